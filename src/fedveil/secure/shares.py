@@ -16,6 +16,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -163,7 +164,7 @@ class SumContext(Parameters):
         if not least <= len(self.roster) <= MOST:
             raise FieldError("roster", len(self.roster), f"must have {least} to {MOST} sites")
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         """32 bytes that differ wherever anything in the question does."""
         values: dict[str, Any] = {**vars(self), "version": VERSION, "grid": self.terms.grid}
