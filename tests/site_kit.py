@@ -1,13 +1,13 @@
-"""Sites as separate Python processes: each has a key file, a policy, a ledger and its head in folders of its own.
+"""Sites as separate processes: each has a key file, a policy, a ledger and its head in folders of its own.
 
-As a script it is one site: it reads requests from its standard input, one pickle each, and writes its answers. What a
-site's process holds is in no other; the server's sees messages alone.
+A site reads requests from its socket, one pickle each, and writes its answers. What its process holds is in no other;
+the server's sees messages alone.
 """
 
 import os
 import pickle
-import subprocess
-import sys
+import socket
+import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -161,56 +161,55 @@ class ProcessGrid(InProcessGrid):
 
     def __init__(self, configs, **values):
         super().__init__(ClientApp(), configs)
-        self.gone, self.seen = {}, []
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, __file__]
-        pipe = subprocess.PIPE
-        self.sites = {
-            c["partition-id"]: subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment) for c in configs
-        }
+        self.gone, self.seen, self.sites, self._pids = {}, [], {}, []
         for config in configs:
-            pickle.dump((config, values), self.sites[config["partition-id"]].stdin)
+            ours, theirs = socket.socketpair()
+            if (pid := os.fork()) == 0:
+                serve(theirs, config, values)
+            theirs.close()
+            self._pids.append(pid)
+            self.sites[config["partition-id"]] = ours.makefile("rwb")
 
     def _ask(self, message):
         partition = self._partitions[message.metadata.dst_node_id]
         if self.gone.get(partition) and "fedveil.hello" not in message.content:
             self.gone[partition] -= 1
             return Message(Error(5, "node unavailable"), reply_to=message)
-        process = self.sites[partition]
-        pickle.dump((message.content, message.metadata.message_type), process.stdin)
-        process.stdin.flush()
-        answer = pickle.load(process.stdout)
+        site = self.sites[partition]
+        pickle.dump((message.content, message.metadata.message_type), site)
+        site.flush()
+        answer = pickle.load(site)
         self.seen.append(answer)
         if isinstance(answer, RecordDict):
             return Message(answer, reply_to=message)
         return Message(Error(*answer), reply_to=message)
 
     def close(self):
-        for process in self.sites.values():
-            process.stdin.close()
-            process.wait(timeout=60)
+        for site in self.sites.values():
+            pickle.dump(None, site)
+            site.close()
+        assert [os.waitpid(pid, 0)[1] for pid in self._pids] == [0] * len(self._pids)
 
 
-def main():
-    torch.set_num_threads(1)
-    source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever is printed is no answer
-    config, values = pickle.load(source)
-    if "private" in config:
-        note_shares(config["private"])
-    with _identity():
-        grid = InProcessGrid(client_app(method=method(**values)), [config])
-        [node] = grid.get_node_ids()
-        while True:
-            try:
-                content, kind = pickle.load(source)
-            except EOFError:
-                return
-            reply = InProcessGrid._ask(grid, Message(content, node, kind))
-            answer = (reply.error.code, reply.error.reason) if reply.has_error() else reply.content
-            pickle.dump(answer, sink)
-            sink.flush()
-
-
-if __name__ == "__main__":
-    main()
+def serve(connection, config, values):
+    """Be a site until there is no more to answer; never returns."""
+    status = 1
+    try:
+        torch.set_num_threads(1)
+        if "private" in config:
+            note_shares(config["private"])
+        stream = connection.makefile("rwb")
+        with _identity():
+            grid = InProcessGrid(client_app(method=method(**values)), [config])
+            [node] = grid.get_node_ids()
+            while (asked := pickle.load(stream)) is not None:
+                content, kind = asked
+                reply = InProcessGrid._ask(grid, Message(content, node, kind))
+                answer = (reply.error.code, reply.error.reason) if reply.has_error() else reply.content
+                pickle.dump(answer, stream)
+                stream.flush()
+        status = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(status)

@@ -39,7 +39,10 @@ def arguments(n=4, unit="record", **values):
     return {"model": network(), "clients": clients, "method": built, "local": LocalTraining(lr=0.5), "seed": 1}
 
 
-@pytest.mark.parametrize(("n", "unit"), [(3, "record"), (3, "person"), (4, "person"), (40, "record"), (40, "person")])
+FORTY = [pytest.param(40, unit, marks=pytest.mark.slow) for unit in ("record", "person")]
+
+
+@pytest.mark.parametrize(("n", "unit"), [(3, "record"), (3, "person"), (11, "person"), *FORTY])
 def test_same_bits_and_ledgers_as_embedded(n, unit):
     embedded = fv.Federation(**arguments(n, unit))
     expected = embedded.run(3)
@@ -165,9 +168,9 @@ def test_four_processes_with_key_files_make_the_plain_integer_sum_to_the_bit(pro
         assert len(spent(folder, i)) == 1
 
 
-@pytest.mark.parametrize("n", [3, 40])
+@pytest.mark.parametrize("n", [3, 11, pytest.param(40, marks=pytest.mark.slow)])
 def test_sites_with_key_files_make_the_plain_integer_sum_of_persons_to_the_bit(tmp_path, n):
-    """Three processes; forty sites are nodes of one process, each with key, policy, ledger and head of its own."""
+    """Three processes; more sites are nodes of one process, each with key, policy, ledger and head of its own."""
     configs = set_up(tmp_path, n)
     apart = n == 3
     grid = ProcessGrid(configs, **PERSON) if apart else InProcessGrid(client_app(method=method(**PERSON)), configs)
