@@ -25,6 +25,7 @@ from fedveil.grid.jobs import block_size, run_together
 from fedveil.methods import build
 from fedveil.runs.prepare import prepare
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 SMALL = ("rounds=1", f"data.counts={[[10] * 10, [10] * 10, [0] * 5 + [20] * 5]}")
 
 

@@ -242,6 +242,7 @@ def test_compare_end_to_end(here):
     assert call("compare", "demo", "--resume").exit_code == 0
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_compare_without_out_takes_the_next_free_folder(here):
     for _ in range(2):
         assert call("compare", "tiny.toml", "--set", "rounds=1").exit_code == 0
@@ -265,6 +266,7 @@ def test_plan_gives_the_budget_of_a_noise():
     assert "vacuous" in result.stdout
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_damaged_configuration_is_named_with_the_way_out(here):
     assert call("run", "tiny.toml", "--out", "r").exit_code == 0
     assert call("compare", "tiny.toml", "--set", "rounds=1", "--out", "c").exit_code == 0
@@ -359,6 +361,7 @@ def test_verify_says_when_so_few_runs_test_nothing(here, monkeypatch):
     assert "--runs" not in call("verify", "--runs", "8").stdout
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_tables_are_lines_of_json_and_quiet_prints_nothing(tmp_path):
     result = CliRunner().invoke(app, ["--json", "presets"])
     assert {row["preset"] for row in json.loads(result.stdout)} == set(presets())
@@ -394,6 +397,7 @@ def test_options_for_all_commands_stand_behind_a_command_too():
     assert call("presets", "--", "--json").exit_code == 2  # an argument, which the command does not take
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_whose_epsilon_excludes_nothing_says_what_would_be_useful(here):
     small = "privacy.noise_multiplier=0.1"
     said = json.loads(call("run", "tiny.toml", "--json", "--set", small).stdout)["to be useful"]
@@ -438,6 +442,7 @@ def test_pipes_break_no_row():
     assert all(title in text for title in ("Group privacy for personalised federated learning: Laplace noise on each",))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_is_finished_is_shown_when_a_comparison_is_interrupted(tmp_path, monkeypatch):
     from fedveil import grid
 

@@ -149,6 +149,7 @@ def test_a_cell_whose_source_another_driver_has_is_left_to_wait(tmp_path):
         assert not mine
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_executor_is_named_on_the_command_line(tmp_path, monkeypatch):
     (tmp_path / "cluster.py").write_text(
         "from concurrent.futures import ThreadPoolExecutor\n\ndef two():\n    return ThreadPoolExecutor(2)\n"

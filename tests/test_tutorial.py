@@ -60,6 +60,7 @@ def empty(tmp_path, monkeypatch):
     sys.modules.pop("mynet", None)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_newcomers_way_in_small(empty, capsys):
     page = PAGE.read_text()
     for written, smaller in SMALLER.items():
