@@ -14,7 +14,7 @@ from fedveil.attacks.statistics import auc
 from fedveil.config import load
 from fedveil.config.variants import EQUAL_SIGMA
 from fedveil.errors import FieldError
-from fedveil.games import ParticipationGame
+from fedveil.games import ParticipationGame, participation
 from fedveil.games.game import play
 from fedveil.grid import Store
 from fedveil_studies.frame import find, names
@@ -442,8 +442,9 @@ def test_claims_on_independent_runs(tmp_path):
     assert "on digits, 20 + 20 runs" in claims_page(tmp_path, METRIC)
 
 
-def test_an_audit_is_committed_as_it_is_written(tmp_path):
-    game = ParticipationGame(load("digits-cia", ["rounds=2"]), attacks=("loss",), replicates=6, compare=True)
+def test_an_audit_is_committed_as_it_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(participation, "REHEARSALS", 4)
+    game = ParticipationGame(load("digits-cia", ["rounds=1"]), attacks=("loss",), replicates=6, compare=True)
     play(game, tmp_path / "run")
     shutil.copyfile(tmp_path / "run" / "audit.json", tmp_path / "audit-mine.json")
     [audit] = read_audits(tmp_path, METRIC)
