@@ -230,7 +230,7 @@ def test_lots_are_drawn_one_example_at_a_time():
     """Poisson sampling: the size of a lot is binomial, and no lot is empty-proof."""
     model = nn.Linear(1, 1, bias=False).double()
     nn.init.zeros_(model.weight)
-    n, rate, runs = 20, 0.15, 400
+    n, rate, runs = 20, 0.15, 200
     client = ClientData(torch.ones(n, 1, dtype=torch.float64), torch.full((n,), 5.0, dtype=torch.float64))
     steps, local = noisy(clip=1.0, rate=rate, denominator=1.0, public_size=False), LocalTraining(lr=1.0, loss="mse")
     sizes = [round(float(trained(client, model, steps, local, seed)[0].model)) for seed in range(runs)]
@@ -814,7 +814,7 @@ def test_a_full_batch_of_a_public_number_has_its_examples_in_order(monkeypatch):
 
 def test_places_in_a_batch_are_uniform(monkeypatch):
     """Each example's place, and two examples' together: then one more example changes nobody's law."""
-    runs = 2000
+    runs = 600
     seen = batches_of(monkeypatch, noisy(public_size=False, most=4), 2, range(runs))
     pairs = [tuple(int((x[:, 0] == who).nonzero()) for who in (1, 2)) for x, _ in seen]
     counts = [pairs.count(pair) for pair in itertools.permutations(range(4), 2)]

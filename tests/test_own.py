@@ -115,7 +115,7 @@ def test_a_setting_may_have_its_own_training_and_all_are_checked_before_the_firs
     assert made == [slow, None, slow, None]
     assert still.values["metrics"]["loss"] > moved.values["metrics"]["loss"]
     made.clear()
-    misfit = fv.RecordDP(epsilon=4, rounds=1, examples=1000, rate=0.5)  # silos of 30
+    misfit = fv.RecordDP(noise_multiplier=2.0, examples=1000, rate=0.5)  # silos of 30
     with pytest.raises(FieldError, match=r"^settings\['second'\]: examples of silo 0"):
         fv.compare(with_local, CLIENTS, {"first": None, "second": misfit}, rounds=1)
     assert len(made) == 2  # each was made once, and none of them runs

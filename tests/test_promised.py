@@ -32,12 +32,13 @@ GLOBAL = ["privacy.method=global", "privacy.noise_multiplier=2.0"]
 RELEASED = ["privacy.method=metric", "privacy.noise_multiplier=2.0", "privacy.distance_on=released"]
 RECORD = ["privacy.method=record", "privacy.examples=200", "privacy.noise_multiplier=3.0", "data.partition=iid"]
 RECORD += ["data.alpha=[]"]
+POISSON = ["privacy.rate=0.25", "privacy.noise_multiplier=300.0"]  # so small a loss has a small grid
 SUM = [*RECORD, "privacy.sum=trusted"]
 PERSON = ["privacy.method=record", "privacy.unit=person", "privacy.people=60", "privacy.records_per_person=4"]
 PERSON += ["privacy.noise_multiplier=3.0", "data.partition=iid", "data.alpha=[]", "data.made_up_people=5"]
 GROUP = ["privacy.method=group", "privacy.radius=0.5"]
 FEDRE = ["privacy.method=fedre", "privacy.epsilon=8", "data.region=[3,3,5,5]", "data.public_examples=16"]
-FEDRE += ["model.name=small_cnn", "model.channels=[2]", "model.dense=4"]
+FEDRE += ["model.name=small_cnn", "model.channels=[2]", "model.dense=4", "scoring.images=2"]
 SOUND = [*FEDRE, "privacy.scores=public"]
 SGA = ["privacy.method=sga-ldp", "privacy.epsilon_min=2", "privacy.epsilon_max=6"]
 STOP = ["data.clients=6", "stopping.clients=0.4", "stopping.patience=99"]
@@ -125,8 +126,8 @@ CASES = {
         *("data.partition=iid", "data.alpha=[]", "privacy.rounds=4"),
     ],
     "record, steps": [*RECORD, "privacy.steps=3", "privacy.clip=0.5"],
-    "record, Poisson": [*RECORD, "privacy.rate=0.25", "privacy.steps=2"],
-    "record, Poisson, replace-one": [*RECORD, "privacy.rate=0.25", "privacy.relation=replace-one"],
+    "record, Poisson": [*RECORD, *POISSON, "privacy.steps=2"],
+    "record, Poisson, replace-one": [*RECORD, *POISSON, "privacy.relation=replace-one"],
     "record, add/remove": [*RECORD, "privacy.relation=add/remove", "privacy.most=500"],
     "record, fewer rounds planned": [*RECORD, "privacy.rounds=2"],
     "record, cohorts": [*RECORD, *HALF],
@@ -135,10 +136,10 @@ CASES = {
     "record, stopping": [*RECORD, *STOP, "stopping.noise_multiplier=2.0", "stopping.releases=2"],
     "record, stopping in the clear": [*RECORD, *STOP, "stopping.losses=public"],
     "record, persons": PERSON,
-    "record, persons in two silos": [*PERSON, "privacy.silos_per_person=2", "privacy.rate=0.25"],
+    "record, persons in two silos": [*PERSON, *POISSON, "privacy.silos_per_person=2"],
     "record-sum": SUM,
     "record-sum, two tolerated": [*SUM, "privacy.tolerated=2", "privacy.silos=4"],
-    "record-sum, Poisson": [*SUM, "privacy.rate=0.25", "privacy.clip=0.5"],
+    "record-sum, Poisson": [*SUM, *POISSON, "privacy.clip=0.5"],
     "record-sum, add/remove": [*SUM, "privacy.relation=add/remove", "privacy.most=500"],
     "record-sum, replace-one": [*SUM, "privacy.relation=replace-one"],
     "record-sum, a step": [*SUM, "privacy.steps=1", "privacy.rounds=3", "aggregator.name=fedavgm"],
@@ -168,7 +169,7 @@ CASES = {
         *("data.partition=iid", "data.alpha=[]", "privacy.rounds=3"),
     ],
     "record-secure, retries, colluders": [
-        *(*RECORD, "privacy.sum=secure", "privacy.retries=2", "privacy.colluding=2", "privacy.rate=0.5"),
+        *(*RECORD, *POISSON, "privacy.sum=secure", "privacy.retries=2", "privacy.colluding=2"),
         *("privacy.relation=add/remove", "privacy.most=500", "privacy.lr=0.1"),
     ],
     "sga-ldp": [*SGA, "privacy.memory=0.5", "aggregator.name=fedavgm"],
@@ -308,13 +309,13 @@ def test_every_option_that_could_cost_stands_in_a_case():
 
 @pytest.mark.parametrize("far", ["0", "1"])
 def test_what_holds_for_every_client_is_at_the_largest_distance_of_any(far):
-    """By hand: costs of 58 and 59 for the choice, and the same per distance."""
+    """By hand: costs of 5.8 and 5.9 for the choice, and the same per distance."""
     method, books = build("group", radius=1.0, hypotheses=2), {}
     for party in ("0", "1"):
         apart = 0.59 if party == far else 0.58
         broadcast = Broadcast(
-            models=torch.tensor([[0.0] * 100, [apart] + [0.0] * 99]),
-            public=PublicFacts(round=1, rounds=1, cohort=2, dimension=100),
+            models=torch.tensor([[0.0] * 10, [apart] + [0.0] * 9]),
+            public=PublicFacts(round=1, rounds=1, cohort=2, dimension=10),
         )
         books[party] = Ledger("a run", party)
         books[party].commit(Entry((1, "protect"), 0, "", method.client.quote(broadcast, method.client.init())))

@@ -88,7 +88,7 @@ def test_what_holds_for_every_client_is_on_the_conditions_of_each():
     assert (both.cost, both.status, both.conditions) == (2.0, "conditional", (LIVENESS,))
     assert both.epsilon_at(1.0, 1e-5) == small.epsilon_at(1.0, 1e-5)
     assert worst_of([whole]) == whole
-    many, other = PLD(((Poisson(0.5, Gaussian(2.0)), 9),)), PLD(((Poisson(0.01, Gaussian(0.3)), 2),))
+    many, other = PLD(((Poisson(0.5, Gaussian(8.0)), 9),)), PLD(((Poisson(0.01, Gaussian(1.2)), 2),))
     joint = worst_of([replace(whole, bound=bound) for bound in (many, other)])
     assert other.cost < many.cost
     assert joint.epsilon(1e-5) >= max(b.epsilon(1e-5, "zero-out") for b in (many, other))

@@ -88,7 +88,7 @@ def test_gamma(shape):
 @pytest.mark.parametrize(("n", "epsilon"), [(1, 2.0), (3, 0.5), (40, 7.0)])
 def test_laplace_radius_and_direction(make, n, epsilon):
     mechanism, source = EuclideanLaplaceNoise(epsilon), make()
-    noise = torch.stack([mechanism.sample(n, source=source) for _ in range(3000)]).numpy()
+    noise = torch.stack([mechanism.sample(n, source=source) for _ in range(1500)]).numpy()
     radius = np.linalg.norm(noise, axis=1)
     law = lambda e: stats.gamma(n, scale=1 / e).cdf  # noqa: E731
     assert stats.kstest(radius, law(epsilon)).pvalue > threshold(make)
@@ -97,18 +97,18 @@ def test_laplace_radius_and_direction(make, n, epsilon):
         assert stats.kstest(radius, law(wrong)).pvalue < IMPOSSIBLE
     # the direction: mean 0, covariance I / n, and in three dimensions (Archimedes) a uniform height
     direction = noise / radius[:, None]
-    assert np.abs(direction.mean(0)).max() < 5 / math.sqrt(3000 * n)
-    assert np.abs(direction.T @ direction / 3000 - np.eye(n) / n).max() < 6 / (n * math.sqrt(3000 / 2))
+    assert np.abs(direction.mean(0)).max() < 5 / math.sqrt(1500 * n)
+    assert np.abs(direction.T @ direction / 1500 - np.eye(n) / n).max() < 6 / (n * math.sqrt(1500 / 2))
     if n == 3:
         for column in direction.T:
             assert stats.kstest(column, stats.uniform(-1, 2).cdf).pvalue > threshold(make)
     # radius and direction are independent
-    assert abs(np.corrcoef(radius, direction[:, 0])[0, 1]) < 5.5 / math.sqrt(3000)
+    assert abs(np.corrcoef(radius, direction[:, 0])[0, 1]) < 5.5 / math.sqrt(1500)
 
 
 def test_laplace_in_one_dimension_is_laplace():
     source = ReproducibleSource(5)
-    noise = [float(EuclideanLaplaceNoise(2.0).sample(1, source=source)[0]) for _ in range(3000)]
+    noise = [float(EuclideanLaplaceNoise(2.0).sample(1, source=source)[0]) for _ in range(1500)]
     assert stats.kstest(noise, stats.laplace(scale=0.5).cdf).pvalue > PLAUSIBLE
     assert stats.kstest(noise, stats.laplace(scale=0.75).cdf).pvalue < IMPOSSIBLE
 

@@ -31,7 +31,7 @@ from fedveil.errors import FieldError, HeuristicError
 from fedveil.gdp import delta_of_mu, meaning_of_curve
 
 DELTA = 1e-5
-SAMPLED = Poisson(0.05, Gaussian(1.0))
+SAMPLED = Poisson(0.05, Gaussian(2.0))
 
 
 def promise(**values):
@@ -96,7 +96,7 @@ def test_meaning_agrees_with_riskcal():
     analysis = pytest.importorskip("riskcal.analysis")
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    composed = pld.from_gaussian_mechanism(1.0, sampling_prob=0.05).self_compose(200)
+    composed = pld.from_gaussian_mechanism(2.0, sampling_prob=0.05).self_compose(200)
     meaning = promise(events=((SAMPLED, 200),)).meaning()
     misses = np.asarray(analysis.get_beta_from_pld(composed, alpha=np.array([0.01, 0.001])))
     assert np.array(meaning.power) == pytest.approx(1 - misses, rel=5e-3)
@@ -139,19 +139,19 @@ def test_k_records_of_one_person():
 
 
 def test_groups_under_sampling_are_mixtures():
-    whole = promise(events=((SAMPLED, 200),))
+    whole = promise(events=((Poisson(0.05, Gaussian(10.0)), 200),))
     ((mixture, count),) = whole.of_group(2).bound.events
     assert (mixture.sensitivities, count) == ((0.0, 1.0, 2.0), 200)
     assert mixture.probabilities == pytest.approx((0.9025, 0.095, 0.0025))
     two = whole.of_group(2).epsilon(DELTA)
-    assert whole.epsilon(DELTA) < two < epsilon([(Poisson(0.05, Gaussian(0.5)), 200)], DELTA)  # never both or neither
+    assert whole.epsilon(DELTA) < two < epsilon([(Poisson(0.05, Gaussian(5.0)), 200)], DELTA)  # never both or neither
     replaced = promise(relation="replace-one", events=((SAMPLED, 2),)).of_group(3)
-    assert replaced.bound.events == ((Gaussian(1 / 3), 2),)
+    assert replaced.bound.events == ((Gaussian(2 / 3), 2),)
     with pytest.raises(FieldError, match="group"):
         promise(events=((FixedSize(1, 10, Gaussian(1.0)), 1),)).of_group(2)
 
 
-@pytest.mark.parametrize(("eps", "steps", "rate"), [(4, 60, 1.0), (1, 1, 1.0), (4, 50, 0.2)])
+@pytest.mark.parametrize(("eps", "steps", "rate"), [(4, 60, 1.0), (1, 1, 1.0), (0.5, 50, 0.2)])
 def test_the_least_noise_meets_its_target_and_no_less_does(eps, steps, rate):
     z = least_noise(eps, DELTA, steps, rate=rate)
     assert epsilon([(step_event(z, rate), steps)], DELTA) <= eps
@@ -178,7 +178,7 @@ def test_a_step_filter_counts_steps_of_its_event_alone():
     assert book.spent == 4
     assert book.admit_spend(Spend(guarantee=promise(events=((SAMPLED, 1),))))
     with pytest.raises(FieldError, match="filter"):
-        book.admit_spend(Spend(guarantee=promise(events=((Poisson(0.06, Gaussian(1.0)), 1),))))
+        book.admit_spend(Spend(guarantee=promise(events=((Poisson(0.06, Gaussian(2.0)), 1),))))
     full = StepFilter(Gaussian(2.0), 4)
     assert full.admit_spend(Spend(guarantee=promise(mu=0.5 * math.sqrt(3))))
     assert full.spent == 3

@@ -225,7 +225,7 @@ def run_discrete(side: GlobalDP, updates: list[torch.Tensor], seed: int):
 
 def test_discrete_noise_lies_on_its_grid_with_the_right_scale() -> None:
     side = GlobalDP(noise_multiplier=2.0, clip=1.0, noise="discrete")
-    outputs = [run_discrete(side, [SHORT] * 3, seed) for seed in range(1500)]
+    outputs = [run_discrete(side, [SHORT] * 3, seed) for seed in range(400)]
     sigma = outputs[0].report["sigma"]
     assert sigma == pytest.approx(2.0 / 4)
     step = sigma / 1024
@@ -233,7 +233,7 @@ def test_discrete_noise_lies_on_its_grid_with_the_right_scale() -> None:
     assert torch.allclose(values / step, (values / step).round(), atol=1e-6)
     expected = 3 * SHORT / 4  # the fourth planned client did not reply
     spread = (values - expected).square().mean().sqrt()
-    assert spread == pytest.approx(sigma, rel=0.04)  # 9,000 draws: 4 standard errors
+    assert spread == pytest.approx(sigma, rel=0.06)  # 2,400 draws: 4 standard errors
     guarantee = outputs[0].spend.guarantee
     assert guarantee.mu is None
     assert guarantee.bound.rho == pytest.approx(1 / (2 * 2.0**2))

@@ -15,6 +15,7 @@ import scipy
 
 _PANELS, _NODES = 24, 16
 _NEGLIGIBLE = 1e-16
+_gauss = lru_cache(np.polynomial.legendre.leggauss)
 
 
 @lru_cache(maxsize=8)
@@ -88,7 +89,7 @@ def _radii(n: int, kink: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     low, high = float(scipy.special.gammaincinv(n, 1e-20)), float(scipy.special.gammainccinv(n, 1e-20))
     start = np.maximum(kink, low)[:, None]
     end = np.maximum(high, start)
-    node, weight = np.polynomial.legendre.leggauss(_NODES)
+    node, weight = _gauss(_NODES)
     edges = np.linspace(0.0, 1.0, _PANELS + 1)
     half = (edges[1:] - edges[:-1])[:, None] / 2
     v, dv = (edges[:-1, None] + half * (node + 1)).ravel(), (half * weight).ravel()

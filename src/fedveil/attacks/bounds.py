@@ -267,11 +267,11 @@ def epsilon_bound_of_guesses(correct: int, guesses: int, canaries: int, delta: f
     _check(correct, guesses, canaries)
 
     def probability(epsilon: float) -> float:
-        law = scipy.stats.binom(guesses, scipy.special.expit(epsilon))
-        tail = float(law.sf(correct - 1))
+        binomial, law = scipy.stats.binom, (guesses, scipy.special.expit(epsilon))
+        tail = float(binomial.sf(correct - 1, *law))
         if delta == 0 or correct == 0:
             return tail
-        below = np.cumsum(law.pmf(np.arange(correct - 1, -1, -1)))
+        below = np.cumsum(binomial.pmf(np.arange(correct - 1, -1, -1), *law))
         return tail + 2 * canaries * delta * float((below / np.arange(1, correct + 1)).max())
 
     return _largest_refuted(lambda e: probability(e) < 1 - confidence)
