@@ -39,52 +39,37 @@ def trained(reply):
     return float(moved(reply).abs().median()) < 21
 
 
-def test_code_reaches_no_process_but_its_own(played):
+def test_code_reaches_no_process_but_its_own_and_nothing_that_a_read_only_file_system_leaves_open(played):
+    """A socket of the machine, one that no network separates (it reaches the host of a virtual machine), a disk."""
     came = []
     before = signal.signal(signal.SIGUSR1, lambda *given: came.append(given))
     try:
-        policy, [reply] = played(f"""
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{folder}/of-the-machine")
+            listener.listen()
+            policy, [reply] = played(f"""
+import socket, stat
 from contextlib import suppress
 for process in ({os.getpid()}, os.getppid()):
     with suppress(OSError):
         os.kill(process, {int(signal.SIGUSR1)})
 assert sorted(int(name) for name in os.listdir("/proc") if name.isdigit()) == [os.getppid(), os.getpid()]
+for reach in (lambda: socket.socket(socket.AF_UNIX).connect({listener.getsockname()!r}), lambda: socket.socket(40)):
+    with suppress(OSError):
+        reach()
+        return raw(message, -4200.0)
+assert not any(stat.S_ISBLK(os.lstat(f"/dev/{{name}}").st_mode) for name in os.listdir("/dev"))
+socket.socketpair()
+own = socket.socket(socket.AF_UNIX)
+own.bind(os.environ["TMPDIR"] + "/own")
+own.listen()
+socket.socket(socket.AF_UNIX).connect(own.getsockname())
 """)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert came == []
     assert trained(reply)
     assert lines(policy) == 2
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "socket.socket(socket.AF_UNIX).connect('PLACE')",
-        "socket.socket(40)  # vsock, which reaches the host of a virtual machine",
-        "assert any(stat.S_ISBLK(os.lstat(f'/dev/{name}').st_mode) for name in os.listdir('/dev'))",
-    ],
-    ids=["a socket of the machine", "a socket that no network separates", "a disk"],
-)
-def test_code_reaches_nothing_that_a_read_only_file_system_leaves_open(played, code):
-    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"{folder}/of-the-machine")
-        listener.listen()
-        tried = f"""
-import socket, stat
-try:
-    {code.replace("PLACE", listener.getsockname())}
-except (OSError, AssertionError):
-    socket.socketpair()
-    own = socket.socket(socket.AF_UNIX)
-    own.bind(os.environ["TMPDIR"] + "/own")
-    own.listen()
-    socket.socket(socket.AF_UNIX).connect(own.getsockname())
-    return raw(message)
-return raw(message, -4200.0)
-"""
-        _, [reply] = played(tried)
-    assert trained(reply)
 
 
 def test_what_an_app_leaves_behind_is_ended_before_its_answer_is_used(played, tmp_path, monkeypatch):
@@ -143,6 +128,7 @@ def words_of(pid):
         return ""
 
 
+LARGE = "context.state['mine'] = ArrayRecord({'x': torch.zeros(1 << 19)})"
 FORGED = "FedVeil: nothing leaves this node: all is well"
 
 
@@ -155,6 +141,7 @@ with suppress(OSError):
     os.ftruncate(2, 0)
 os.write(2, ("x" * 100 + chr(10)).encode() * 100000)
 os.write(2, {(FORGED + chr(10)).encode()!r})
+{LARGE}
 os.write(1, b"printed\\r" + b"\\x1b[2J" + {(FORGED + chr(10)).encode()!r})
 """)
     own = capfd.readouterr().err
@@ -168,8 +155,7 @@ os.write(1, b"printed\\r" + b"\\x1b[2J" + {(FORGED + chr(10)).encode()!r})
     assert f"\n{FORGED}" not in own
 
 
-@pytest.mark.parametrize(("most", "ok"), [(worker.LARGEST_ANSWER, True), (1 << 16, False)])
-def test_an_answer_is_held_up_to_a_size(played, monkeypatch, most, ok):
-    monkeypatch.setattr(worker, "LARGEST_ANSWER", most)
-    _, [reply] = played("context.state['mine'] = ArrayRecord({'x': torch.zeros(1 << 19)})")
-    assert trained(reply) == ok
+def test_an_answer_is_held_up_to_a_size(played, monkeypatch):
+    monkeypatch.setattr(worker, "LARGEST_ANSWER", 1 << 16)
+    _, [reply] = played(LARGE)
+    assert not trained(reply)
