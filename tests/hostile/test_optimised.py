@@ -306,18 +306,19 @@ def searched(sizes, draws, tries, names=NETWORKS, methods=METHODS, first=0):
     return found
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+THREADS = [*((1, name) for name in NETWORKS), *((2, name) for name in ("dense", "pictures", "attention"))]
 
 
-@pytest.mark.parametrize("turn", range(len(NETWORKS)))
-def test_no_weights_that_a_server_finds_move_the_sum_beyond_the_promise(turn, threads):
+@pytest.mark.parametrize(("threads", "name"), THREADS)
+def test_no_weights_that_a_server_finds_move_the_sum_beyond_the_promise(name, threads):
+    """With two threads, networks of each kind of kernel; all of them on any instruction set below."""
+    turn, before = list(NETWORKS).index(name), torch.get_num_threads()
     how = list(METHODS)[(turn + 3 * threads) % len(METHODS)]
-    found = searched([16], 1, 4, [list(NETWORKS)[turn]], [how], turn + threads)
+    torch.set_num_threads(threads)
+    try:
+        found = searched([16], 1, 4, [name], [how], turn + threads)
+    finally:
+        torch.set_num_threads(before)
     assert 0.3 < max(found.values()) <= 1
 
 
@@ -338,13 +339,13 @@ def test_no_weights_do_where_means_are_factored(changed):
 
 
 def test_the_same_search_breaks_a_batch_without_the_law():
-    found = []
-    for name in ("normed", "own code", "attention", "dense"):
+    def broken(name):
         game = Game(name, "lots", 16)
         for node in game.nodes:
             node.code = packed
-        found.append(game.search())
-    assert max(found) > 1.2  # of the promise; above 3 on AVX-512, 1.4 on AMD's AVX2, whose kernels round by place less
+        return game.search() > 1.2  # of the promise; above 3 on AVX-512, 1.4 on AMD's AVX2: it rounds by place less
+
+    assert any(map(broken, ("normed", "own code", "attention", "dense")))
 
 
 @pytest.mark.slow
