@@ -341,7 +341,7 @@ def test_the_attack_measures_the_region_apart_from_the_rest(receipts, monkeypatc
     assert set(figures) == set(probe.figures)
     assert 0 <= figures["legible"] <= 1
     assert 0 < len(tiles) <= probe.images
-    errors = [float((t.found - t.original)[0, 0][t.mask[0]].square().mean()) for t in tiles]
+    errors = [float((t.reconstruction - t.original)[0, 0][t.mask[0]].square().mean()) for t in tiles]
     assert figures["region_mse"] == pytest.approx(sum(errors) / len(errors))
     unmarked = [replace(c, masks=None) for c in setup.clients]
     with pytest.raises(FieldError, match="sensitive"):
@@ -602,7 +602,7 @@ def test_a_gain_that_grows_with_the_clients_is_the_gain_of_ten_less_that_of_two(
     assert found.verdict == (verdict or "cannot tell")
     assert len(found.rows) == 4
     if verdict:
-        assert found.rows[0].found.values == pytest.approx(gained)
+        assert found.rows[0].difference.values == pytest.approx(gained)
     lacking = [row for row in rows if row["setting"] == "mean"]
     (tmp_path / "less").mkdir()
     assert {row.text for row in judge(claim, evidence_of(tmp_path / "less", "clients", lacking)).rows} == {""}

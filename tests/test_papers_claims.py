@@ -213,7 +213,7 @@ def test_a_mean_over_rows_is_over_the_seeds_that_all_have(tmp_path):
 
 def test_draws_of_the_noise_on_one_training_decide_nothing(tmp_path):
     many = {(0, draw): 10 + draw / 100 for draw in range(10)}
-    assert compared("rule", result(many), result({(0, 0): 1.0}), ABOVE).found.over == DRAWS
+    assert compared("rule", result(many), result({(0, 0): 1.0}), ABOVE).difference.over == DRAWS
     name = "Single shot: the test loss is lower"
     write(tmp_path, "12", "test loss", {})
     path = tmp_path / "small" / "table-12.json"

@@ -88,7 +88,7 @@ class Registry(UserDict[str, T]):
         before = list(sys.path)
         sys.path.insert(0, "")
         try:
-            found = getattr(import_module(module), attribute)
+            thing = getattr(import_module(module), attribute)
         except Exception as error:  # the module is the user's
             plain = module.removeprefix("./").removesuffix(".py").replace("/", ".")
             meant = "package.module" if plain == module else plain
@@ -96,9 +96,9 @@ class Registry(UserDict[str, T]):
             raise FieldError(self.field, name, accepted) from error
         finally:
             sys.path[:] = before
-        if not callable(found):
+        if not callable(thing):
             raise FieldError(self.field, name, "must be a class or a function")
-        return found
+        return thing
 
     def package(self, name: str) -> str:
         """The installed package whose entry point has this name; empty for one of FedVeil or of this process."""
@@ -107,8 +107,8 @@ class Registry(UserDict[str, T]):
 
     @cached_property
     def _entries(self) -> dict[str, EntryPoint]:
-        found = entry_points(group=self._group) if self._group else ()
-        return {one.name: one for one in sorted(found) if one.name not in self._own}
+        entries = entry_points(group=self._group) if self._group else ()
+        return {one.name: one for one in sorted(entries) if one.name not in self._own}
 
     @cached_property
     def data(self) -> dict[str, Any]:  # type: ignore[override]

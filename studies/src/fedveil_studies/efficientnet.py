@@ -96,15 +96,15 @@ def efficientnet_b0(
     given = _weights(weights, sha256)
     monai = optional("monai.networks.nets", "EfficientNet-B0 needs MONAI", "monai")
     network: nn.Module = monai.EfficientNetBN("efficientnet-b0", pretrained=False, num_classes=outputs)
-    own, found = network.state_dict(), {}
+    own, loaded = network.state_dict(), {}
     for key, value in own.items():  # MONAI numbers blocks by stage, too
         stored = given.get(key, given.get(re.sub(r"(.+)\.\d+(\.\d+\..+)", r"\1\2", key)))
         if stored is not None and stored.shape == value.shape:
-            found[key] = stored
-    missing = [k for k in own if k not in found and not k.startswith("_fc.") and not k.endswith("num_batches_tracked")]
+            loaded[key] = stored
+    missing = [k for k in own if k not in loaded and not k.startswith("_fc.") and not k.endswith("num_batches_tracked")]
     if missing:
         raise FieldError("model.weights", weights, f"lacks {len(missing)} of EfficientNet-B0's arrays, as {missing[0]}")
-    network.load_state_dict(found, strict=False)
+    network.load_state_dict(loaded, strict=False)
     network.set_swish(memory_efficient=False)  # type: ignore[operator]
     for part in list(network.modules()):
         for name, child in list(part.named_children()):

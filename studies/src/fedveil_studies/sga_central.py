@@ -89,9 +89,9 @@ class SGACentral(AroundRule):
         for u, sigma, p, reply in zip(clipped, sigmas, facts.partitions, replies, strict=True):
             model = Release("model", theta + noised(u, GaussianNoise(sigma), source.child("sga", p)))
             sent.append(tuple(model if r.kind == "model" else r for r in reply))
-        found = Plain(self.aggregator).combine(sent, facts, state.rule, source)
+        combined = Plain(self.aggregator).combine(sent, facts, state.rule, source)
         if self.clusters == 1:
-            directions = found.models - theta
+            directions = combined.models - theta
         else:
             # the first centres are updates spread over the order of partitions
             first = clipped[torch.linspace(0, len(clipped) - 1, self.clusters).long()]
@@ -99,7 +99,7 @@ class SGACentral(AroundRule):
         sigma = math.sqrt(sum(s * s for s in sigmas)) / len(sigmas)  # of their mean
         why = Heuristic("the noise's size depends on the clients' unprotected updates")
         report = {
-            **found.report,
+            **combined.report,
             "clip": self.clip,
             "clipped_fraction": float((lengths > self.clip).double().mean()),
             "update_norm_median": float(lengths.median()),
@@ -107,7 +107,7 @@ class SGACentral(AroundRule):
             "noise_to_clip": sigma * theta.numel() ** 0.5 / self.clip,
         }
         spend = Spend(guarantee=of_round(why, "central"), mechanism="gaussian", scale=(sigma,))
-        return Combined(found.models, spend, References(found.state, directions), report)
+        return Combined(combined.models, spend, References(combined.state, directions), report)
 
     def _calibrator(self) -> AlignmentLDP:
         return AlignmentLDP(self.epsilon_min, self.epsilon_max, self.delta, self.clip)
@@ -116,11 +116,11 @@ class SGACentral(AroundRule):
         """Of every update [n, d], in [0, 1]; 0 without a reference."""
         if state.directions is None:
             return [0.0] * len(clipped)
-        found = [max(cosine(update, direction) for direction in state.directions) for update in clipped]
-        low, high = min(found), max(found)
+        cosines = [max(cosine(update, direction) for direction in state.directions) for update in clipped]
+        low, high = min(cosines), max(cosines)
         if self.thresholds == "fixed" or low == high:
-            return [max(0.0, s) for s in found]
-        return [(s - low) / (high - low) for s in found]
+            return [max(0.0, s) for s in cosines]
+        return [(s - low) / (high - low) for s in cosines]
 
 
 SIDES = Sides(TrustedServer, SGACentral, "SGA-LDP, section B: the server sees updates and adds noise")

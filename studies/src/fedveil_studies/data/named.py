@@ -57,8 +57,8 @@ def load_bloodmnist(*, split: str = "test", scale: str = "unit") -> DataSet:
         "Rebuilt from the source images: class counts are the official ones, but which image is in which part is a "
         "seeded draw."
     )
-    found = _set("bloodmnist", read_npz(file), parts, BLOOD_CLASSES, scale)
-    return replace(found, note="" if official else note, licence=BLOODMNIST.licence)
+    dataset = _set("bloodmnist", read_npz(file), parts, BLOOD_CLASSES, scale)
+    return replace(dataset, note="" if official else note, licence=BLOODMNIST.licence)
 
 
 def load_mnist_by_writer(
@@ -104,16 +104,16 @@ def load_mnist_by_writer(
     arrays = arrays_of("mnist-by-writer", MNIST_BY_WRITER, [*PARTS, "train_writer", "test_writer"])
     for half in ("train", "test") if rotated != 0 else ():
         turned(arrays[f"{half}_images"], arrays[f"{half}_writer"], rotated, rotation_seed)
-    found = _set("mnist-by-writer", arrays, PARTS, tuple(str(c) for c in range(10)), scale)
-    owner, owners = natural_clients("train_writer", arrays["train_writer"], len(found.x))
+    dataset = _set("mnist-by-writer", arrays, PARTS, tuple(str(c) for c in range(10)), scale)
+    owner, owners = natural_clients("train_writer", arrays["train_writer"], len(dataset.x))
     share = f" Images of a writer are turned by 90 degrees with probability {rotated:g}." if rotated else ""
     note = f"Ten digits of 539 writers: FEMNIST has 62 classes and some 3,550 writers.{share}"
     group = owner if person else None
     licence = "CC BY-SA 3.0 (MNIST), BSD-3-Clause (writers)"
-    found = replace(found, owner=owner, owners=owners, group=group, note=note, licence=licence)
+    dataset = replace(dataset, owner=owner, owners=owners, group=group, note=note, licence=licence)
     if require_count("data.features", features, least=0):
-        found = writers.with_components(found, torch.from_numpy(arrays["test_writer"]), features, measured)
-    return writers.first_images(found, most) if require_count("data.most", most, least=0) else found
+        dataset = writers.with_components(dataset, torch.from_numpy(arrays["test_writer"]), features, measured)
+    return writers.first_images(dataset, most) if require_count("data.most", most, least=0) else dataset
 
 
 def load_cifar10_subset(*, scale: str = "unit") -> DataSet:

@@ -21,7 +21,7 @@ def parts_of(writer: Tensor) -> dict[str, Tensor]:
     return {name: torch.isin(writer, part) for name, part in parts.items()}
 
 
-def with_components(found: DataSet, writer: Tensor, count: int, measured: str) -> DataSet:
+def with_components(dataset: DataSet, writer: Tensor, count: int, measured: str) -> DataSet:
     """Principal components of the public writers' digits, half whitened, of length 1; a test half of other writers.
 
     Raises
@@ -29,10 +29,10 @@ def with_components(found: DataSet, writer: Tensor, count: int, measured: str) -
     FieldError
         If there are not so many components.
     """
-    assert found.test_x is not None
-    assert found.test_y is not None
+    assert dataset.test_x is not None
+    assert dataset.test_y is not None
     parts = parts_of(writer)
-    pixels = found.test_x[parts["public"]].flatten(1)
+    pixels = dataset.test_x[parts["public"]].flatten(1)
     mean = pixels.mean(0)
     _, lengths, directions = torch.linalg.svd(pixels - mean, full_matrices=False)
     if count > len(lengths):
@@ -43,13 +43,13 @@ def with_components(found: DataSet, writer: Tensor, count: int, measured: str) -
         return F.normalize((x.flatten(1) - mean) @ scaled, dim=1)
 
     kept = parts[measured]
-    return replace(found, x=features(found.x), test_x=features(found.test_x[kept]), test_y=found.test_y[kept])
+    return replace(dataset, x=features(dataset.x), test_x=features(dataset.test_x[kept]), test_y=dataset.test_y[kept])
 
 
-def first_images(found: DataSet, most: int) -> DataSet:
+def first_images(dataset: DataSet, most: int) -> DataSet:
     """The first so many images of each writer."""
-    assert found.owner is not None
-    order = found.owner.argsort(stable=True)
-    count = torch.bincount(found.owner)
-    place = torch.arange(len(order)) - (count.cumsum(0) - count)[found.owner[order]]
-    return found.take(order[place < most].sort().values)
+    assert dataset.owner is not None
+    order = dataset.owner.argsort(stable=True)
+    count = torch.bincount(dataset.owner)
+    place = torch.arange(len(order)) - (count.cumsum(0) - count)[dataset.owner[order]]
+    return dataset.take(order[place < most].sort().values)

@@ -45,8 +45,8 @@ def drawn_anew(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -
 @study.measure("probed")
 def probed(outcomes: Sequence[Outcome], name: str) -> Value:
     """``probed FIGURE``: mean over the rounds that have it of a probe's figure, or of one that the server reports."""
-    found = [float((row["figures"] if name in row["figures"] else row["server"])[name]) for row in outcomes[0].rows]
-    finite = [value for value in found if math.isfinite(value)]
+    values = [float((row["figures"] if name in row["figures"] else row["server"])[name]) for row in outcomes[0].rows]
+    finite = [value for value in values if math.isfinite(value)]
     return Value(fmean(finite) if finite else math.nan)
 
 
@@ -74,8 +74,8 @@ def grows_with_clients(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
         if many is None or few is None:
             yield untested(budget)
             continue
-        gains = [dict(zip(found.seeds, found.values, strict=True)) for found in (many, few)]
+        gains = [dict(zip(gain.seeds, gain.values, strict=True)) for gain in (many, few)]
         seeds = sorted(gains[0].keys() & gains[1].keys())
-        found = difference([gains[0][seed] - gains[1][seed] for seed in seeds], SEEDS, seeds)
+        growth = difference([gains[0][seed] - gains[1][seed] for seed in seeds], SEEDS, seeds)
         why = nothing_learned((one, two, three, four), study.described.learned.guess)
-        yield Row(budget, CANNOT_TELL if why else decide(found), str(found), found, decide, why=why)
+        yield Row(budget, CANNOT_TELL if why else decide(growth), str(growth), growth, decide, why=why)

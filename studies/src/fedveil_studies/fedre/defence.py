@@ -54,7 +54,7 @@ class RegionInversion:
         chosen, others = self._chosen(seen)
         self.recovered = [self._inverted(seen, p, others, self.attack) for p in chosen]
         mean = others.to(torch.float64).mean(0, keepdim=True)
-        guessed = figures_of([replace(r, found=mean) for r in self.recovered])
+        guessed = figures_of([replace(r, reconstruction=mean) for r in self.recovered])
         return {**figures_of(self.recovered), "guess": guessed["region_mse"]}
 
     def _chosen(self, seen: Seen) -> tuple[list[int], Tensor]:
@@ -82,8 +82,8 @@ class RegionInversion:
             reference=others,
         )
         received = Received(seen.broadcast.public.round, partition, seen.broadcast.models, model)
-        found = invert(received, known, attack, THREAT).images
-        return Recovered(client.x.to(torch.float64), secret(client), found)
+        reconstruction = invert(received, known, attack, THREAT).images
+        return Recovered(client.x.to(torch.float64), secret(client), reconstruction)
 
 
 class NoisedPixels:
@@ -100,7 +100,7 @@ class NoisedPixels:
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Of the tiles that `RegionInversion` looks at."""
-        clients, found = seen.federation.clients, dict[str, float]()
+        clients, figures = seen.federation.clients, dict[str, float]()
         chosen = [clients[p] for p in tiles_of(clients)[: RegionInversion.images]]
         generator = torch.Generator().manual_seed(keyed_seed("noised pixels", self.seed))
         for level in LEVELS:
@@ -109,8 +109,8 @@ class NoisedPixels:
                 original, mask = client.x.to(torch.float64), secret(client)
                 noise = level * torch.randn(original.shape, generator=generator, dtype=torch.float64)
                 tiles.append(Recovered(original, mask, (original + noise * mask[:, None]).clamp(0, 1)))
-            found |= {f"{name} at {level}": value for name, value in figures_of(tiles).items()}
-        return found
+            figures |= {f"{name} at {level}": value for name, value in figures_of(tiles).items()}
+        return figures
 
 
 class CosineInversion(RegionInversion):
@@ -145,14 +145,15 @@ class EveryInversion(RegionInversion):
             return dict.fromkeys(self.figures, math.nan)
         chosen, others = self._chosen(seen)
         known = others.to(torch.float64)
-        found, tiles = dict[str, Mapping[str, float]](), list[Recovered]()
+        by_answer, tiles = dict[str, Mapping[str, float]](), list[Recovered]()
         for kind, attack in self.attacks.items():
             tiles = [self._inverted(seen, p, others, attack) for p in chosen]
-            found[kind] = figures_of(tiles)
-            found[f"{kind}, set"] = figures_of([replace(r, found=in_contrast(r.found, known)) for r in tiles])
-        best = {w: (min if w.endswith("mse") else max)(f[w] for f in found.values()) for w in self.best}
-        guessed = figures_of([replace(r, found=known.mean(0, keepdim=True)) for r in tiles])
-        each = {f"{kind} {w}": f[w] for kind, f in found.items() for w in ("region_ssim", "legible")}
+            by_answer[kind] = figures_of(tiles)
+            contrasted = [replace(r, reconstruction=in_contrast(r.reconstruction, known)) for r in tiles]
+            by_answer[f"{kind}, set"] = figures_of(contrasted)
+        best = {w: (min if w.endswith("mse") else max)(f[w] for f in by_answer.values()) for w in self.best}
+        guessed = figures_of([replace(r, reconstruction=known.mean(0, keepdim=True)) for r in tiles])
+        each = {f"{kind} {w}": f[w] for kind, f in by_answer.items() for w in ("region_ssim", "legible")}
         return {**best, "guess": guessed["region_mse"], **each}
 
 

@@ -39,8 +39,8 @@ def maps(reproduction: Reproduction) -> "Figure":
         raise learned
     x, y = client.x[chosen : chosen + 1], client.y[chosen : chosen + 1]
     loss, vector = learner.local.loss, learned.trained.model
-    found = score_maps(learner.model, learner.layout, loss, vector, x, y, probes=PROBES)
-    return score_figure(x[0], found, list(learner.layout.groups("module")), client.masks[chosen])
+    layer_maps = score_maps(learner.model, learner.layout, loss, vector, x, y, probes=PROBES)
+    return score_figure(x[0], layer_maps, list(learner.layout.groups("module")), client.masks[chosen])
 
 
 def forged(reproduction: Reproduction) -> "Figure":
@@ -77,14 +77,14 @@ def recovered(reproduction: Reproduction) -> "Figure":
     figure = Figure(figsize=(1.7 * (1 + len(columns)), 2.0 * len(first)), layout="constrained")
     axes = figure.subplots(len(first), 1 + len(columns), squeeze=False)
     for row_, tile in enumerate(first):
-        shown = {"original": tile.original, **{name: tiles[row_].found for name, tiles in columns.items()}}
+        shown = {"original": tile.original, **{name: tiles[row_].reconstruction for name, tiles in columns.items()}}
         for axis, (name, image) in zip(axes[row_], shown.items(), strict=True):
             axis.imshow(image[0, 0].numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axis.contour(tile.mask[0].numpy(), levels=[0.5], colors="tab:red", linewidths=0.6)
             axis.set_axis_off()
             errors = (image - tile.original)[0, 0].square()
-            told_ = "" if name == "original" else f"\nMSE {_mean(errors, tile)}"
-            axis.set_title((name if row_ == 0 else "") + told_, fontsize=6)
+            caption = "" if name == "original" else f"\nMSE {_mean(errors, tile)}"
+            axis.set_title((name if row_ == 0 else "") + caption, fontsize=6)
     return figure
 
 

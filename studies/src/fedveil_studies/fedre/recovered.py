@@ -28,7 +28,7 @@ class Recovered:
 
     original: Tensor
     mask: Tensor
-    found: Tensor
+    reconstruction: Tensor
 
 
 def secret(client: ClientData) -> Tensor:
@@ -47,7 +47,7 @@ def tiles_of(clients: Sequence[ClientData]) -> list[int]:
 
 def figures_of(recovered: Sequence[Recovered]) -> dict[str, float]:
     """`MEASURED`, means over the tiles, and `legibility`."""
-    units = [region_and_rest(r.original, r.found, r.mask, data_range=1.0) for r in recovered]
+    units = [region_and_rest(r.original, r.reconstruction, r.mask, data_range=1.0) for r in recovered]
     return {**{name: fmean(float(unit[name]) for unit in units) for name in MEASURED}, **legibility(recovered)}
 
 
@@ -63,13 +63,13 @@ def legibility(recovered: Sequence[Recovered]) -> dict[str, float]:
     for one in recovered:
         kept = _text(one.original, one.mask)
         own.append(_standardised(_windows(one.original)[kept]))
-        seen.append(_standardised(_windows(one.found)[kept]))
-    texts, found = torch.cat(own), torch.cat(seen)
+        seen.append(_standardised(_windows(one.reconstruction)[kept]))
+    texts, reconstructed = torch.cat(own), torch.cat(seen)
     if not len(texts):
         return {"legible": 0.0, "blind": 0.0, "glyphs": 0.0}
     alike = (texts @ texts.T > ALIKE).to(torch.float64)
     alike.fill_diagonal_(1.0)
-    nearest = (found @ texts.T).argmax(1)
+    nearest = (reconstructed @ texts.T).argmax(1)
     legible = float(alike[torch.arange(len(texts)), nearest].mean())
     return {"legible": legible, "blind": float(alike.mean(0).max()), "glyphs": float(len(texts))}
 

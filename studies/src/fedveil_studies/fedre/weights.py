@@ -45,8 +45,8 @@ class ServerWeights:
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """The figures of a round."""
         scorer = seen.federation.server.scorer
-        found = [model_of(seen.received[p]) for p in sorted(seen.received)]
-        models = torch.stack([model for model in found if model is not None])
+        sent = [model_of(seen.received[p]) for p in sorted(seen.received)]
+        models = torch.stack([model for model in sent if model is not None])
         if scorer is None:
             raise FieldError("data.public_examples", 0, "the server scores models on public examples: set some aside")
         began = perf_counter()
@@ -83,8 +83,8 @@ def _noise_power(seen: Seen, weights: Tensor) -> float:
     """Squared noise in the round's sum, over that in the plain mean; 1 where nobody noised."""
     scales, layout = seen.record.client_scales, seen.federation.layout
     sizes = torch.tensor([sum(s.stop - s.start for s in slices) for slices in layout.groups("module").values()])
-    found = [scales.get(p) or [0.0] * len(sizes) for p in sorted(seen.received)]
-    powers = torch.tensor(found, dtype=torch.float64).square() * sizes
+    deviations = [scales.get(p) or [0.0] * len(sizes) for p in sorted(seen.received)]
+    powers = torch.tensor(deviations, dtype=torch.float64).square() * sizes
     plain = powers.sum() / len(weights) ** 2
     return float((weights.square() * powers).sum() / plain) if plain else 1.0
 
@@ -135,9 +135,9 @@ class FewImages:
         one, other = (torch.cat([scored(row[None], DIRECTIONS, 2 * int(row) + k) for row in rows]) for k in (0, 1))
         every, generator = _shares(other), torch.Generator().manual_seed(0)
         draws = [torch.randperm(len(rows), generator=generator) for _ in range(DRAWS)]
-        found = {f"of {n}": fmean(_apart(_shares(one[draw[:n]]), every) for draw in draws) for n in FEW}
+        distances = {f"of {n}": fmean(_apart(_shares(one[draw[:n]]), every) for draw in draws) for n in FEW}
         few = scored(rows[: learner.scoring.images], learner.scoring.probes, 0)
-        return {**found, "floor": _apart(_shares(one), every), "as run": _apart(_shares(few), every)}
+        return {**distances, "floor": _apart(_shares(one), every), "as run": _apart(_shares(few), every)}
 
 
 def _shares(scores: Tensor) -> Tensor:

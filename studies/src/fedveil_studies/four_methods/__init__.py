@@ -84,7 +84,7 @@ class AttackedRun(WholeRun):
         self._side = setup.method.client
         self._inside: list[Tensor] = []
         self._members: list[tuple[int, Tensor]] = []
-        self._found: list[float] = []
+        self._recognised: list[float] = []
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Score every candidate by the broadcast models, and every record and client by what the server received."""
@@ -108,7 +108,7 @@ class AttackedRun(WholeRun):
             means = torch.stack([self._honest[p].x.flatten(1).mean(0) for p in moves])
             guesses = torch.stack([rebuilt(federation, move) for move in moves.values()])
             alike = F.normalize(guesses, dim=1) @ F.normalize(means, dim=1).T
-            self._found.append(float((alike.argmax(1) == torch.arange(len(means))).double().mean()))
+            self._recognised.append(float((alike.argmax(1) == torch.arange(len(means))).double().mean()))
         return {"noise power": self._power(seen)}
 
     def _power(self, seen: Seen) -> float:
@@ -123,13 +123,13 @@ class AttackedRun(WholeRun):
         """AUC of client inference and of membership, and the share of clients that were recognised."""
         scores, inside = torch.stack(self._inside).sum(0), len(self._honest)
         by_client: dict[int, Tensor] = {}
-        for partition, found in self._members:
-            by_client[partition] = by_client.get(partition, torch.zeros(())) + found
+        for partition, record_scores in self._members:
+            by_client[partition] = by_client.get(partition, torch.zeros(())) + record_scores
         areas = [member_area(s, c) for p, s in by_client.items() if (c := self._honest[p]).examples > 1]
         return {
             "participation": auc(scores[:inside], scores[inside:]),
             "membership": fmean(areas) if areas else math.nan,
-            "recognised": fmean(self._found) if self._found else math.nan,
+            "recognised": fmean(self._recognised) if self._recognised else math.nan,
             "clients": inside,
         }
 

@@ -51,8 +51,7 @@ class Audited:
 
     def setting(self, method: str) -> str | None:
         """The first setting with a method, or None."""
-        found = [label for label, name in self.methods.items() if name == method]
-        return found[0] if found else None
+        return next((label for label, name in self.methods.items() if name == method), None)
 
     def auc(self, attack: str, setting: str, tried: int = 1) -> Estimate:
         """The area under the ROC curve, with a 95% bootstrap over runs; `tried` attacks share the 5% between them."""
@@ -75,10 +74,10 @@ class Audited:
         moving = ours.std() > 0 and other.std() > 0
         correlation = float(np.corrcoef(ours, other)[0, 1]) if moving else 0.0
         a, b = (self.auc(attack, setting, tried) for setting in (first, second))
-        found = a.point - b.point
+        gap = a.point - b.point
         below = _together(a.point - a.low, b.high - b.point, correlation)
         above = _together(a.high - a.point, b.point - b.low, correlation)
-        return Difference(found, min(float(low), found - below), max(float(high), found + above), n, f"+ {m} runs")
+        return Difference(gap, min(float(low), gap - below), max(float(high), gap + above), n, f"+ {m} runs")
 
     def more_accurate(self, first: str, second: str) -> Difference:
         """Accuracy in one setting less that in another, over runs with the target, paired by their seeds."""
@@ -99,11 +98,11 @@ def read_audits(folder: Path, study: Study) -> list[Audited]:
     FieldError
         If one cannot be read.
     """
-    found = []
+    audits = []
     for path in sorted(folder.rglob("audit-*.json")):
         with reading("audit", path, "restore it, or copy the audit's audit.json there again"):
-            found.append(_audited(json.loads(path.read_bytes()), study))
-    return found
+            audits.append(_audited(json.loads(path.read_bytes()), study))
+    return audits
 
 
 def _audited(values: Mapping[str, Any], study: Study) -> Audited:

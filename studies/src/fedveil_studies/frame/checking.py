@@ -127,7 +127,7 @@ def find(name: str) -> Study:
     FieldError
         Naming those that exist.
     """
-    found = STUDIES.choose(name)
-    if not isinstance(found, Study):
-        raise FieldError("STUDY", name, f"its entry point must name a Study, not a {type(found).__name__}")
-    return check_study(found)
+    study = STUDIES.choose(name)
+    if not isinstance(study, Study):
+        raise FieldError("STUDY", name, f"its entry point must name a Study, not a {type(study).__name__}")
+    return check_study(study)

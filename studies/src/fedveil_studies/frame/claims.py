@@ -30,17 +30,17 @@ Judge = Callable[[ClaimOf, Any], Iterable[Row]]  # of Evidence, or of an Audited
 def judge(claim: ClaimOf, evidence: Evidence | Audited) -> Claim:
     """Test a claim on a group of runs, or on an audit."""
     study, on_audits = evidence.study, claim.expect in evidence.study.audits
-    found: Judge = {**JUDGES, **study.judges, **study.audits}[claim.expect]
-    rows = tuple(_with_seeds(row, study.described.seeds_of(claim)) for row in found(claim, evidence))
+    rule: Judge = {**JUDGES, **study.judges, **study.audits}[claim.expect]
+    rows = tuple(_with_seeds(row, study.described.seeds_of(claim)) for row in rule(claim, evidence))
     return Claim(claim, evidence.title, rows, claim.pooled and claim.expect != "alike" and not on_audits)
 
 
 def best_of(claim: ClaimOf, every: Sequence[Evidence]) -> tuple[Claim, list[Claim]]:
     """As judged on the group nearest to the paper that has the runs, and on the others that have some."""
     order = {title: i for i, title in enumerate(every[0].study.described.judged_on)}
-    found = [judge(claim, e) for e in sorted(every, key=lambda e: order.get(e.title, len(order)))]
-    with_runs = [f for f in found if any(row.why != UNTESTED for row in f.rows)]
-    most = max(found, key=lambda f: sum(row.why != UNTESTED for row in f.rows))
+    judged = [judge(claim, e) for e in sorted(every, key=lambda e: order.get(e.title, len(order)))]
+    with_runs = [f for f in judged if any(row.why != UNTESTED for row in f.rows)]
+    most = max(judged, key=lambda f: sum(row.why != UNTESTED for row in f.rows))
     first = next((f for f in with_runs if f.enough), most)
     return first, [f for f in with_runs if f is not first]
 
@@ -66,9 +66,9 @@ def lying(claim: ClaimOf, evidence: Evidence, expect: str) -> Iterator[Row]:
     for table, figure in claim.figures:
         if claim.level is not None:
             seen = [(r, s, one) for (t, r, s, f), one in evidence.results.items() if (t, f) == (table, figure)]
-            for row, setting, found in seen:
+            for row, setting, result in seen:
                 if setting in (claim.first or setting,) and row in (claim.rows or (row,)):
-                    yield levelled(f"{row}, {setting}", means(found), claim.level, decide)
+                    yield levelled(f"{row}, {setting}", means(result), claim.level, decide)
             if not seen:
                 yield untested(figure)
         else:
@@ -85,11 +85,11 @@ def rows_of(evidence: Evidence, claim: ClaimOf, table: str, figure: str, sign: i
     shown = {row for t, row, _, f in study.published if (t, f) == (table, figure)}
     place = {label: i for i, label in enumerate(study.labels)}
     own = study.described.tables[table].rows
-    found = sorted(shown, key=lambda row: (place.get(row, len(place)), row))
+    rows = sorted(shown, key=lambda row: (place.get(row, len(place)), row))
     if not shown:
-        found = [study.label(row) for row in own] if own else list(study.labels)
+        rows = [study.label(row) for row in own] if own else list(study.labels)
     read = [study.described.readings[name].row for name in evidence.readings if name in study.described.readings]
-    about = [*claim.rows, *(study.label(row) for row in read if row)] if claim.rows else found
+    about = [*claim.rows, *(study.label(row) for row in read if row)] if claim.rows else rows
     possible = study.places(table)
 
     def may(row: str) -> bool:
@@ -97,7 +97,7 @@ def rows_of(evidence: Evidence, claim: ClaimOf, table: str, figure: str, sign: i
         lines = [(row, setting, figure) in possible for setting in claim.settings if setting]
         return row in about and printed and (all(lines) or evidence.at(table, row, claim.first, figure) is not None)
 
-    return [row for row in found if may(row)]
+    return [row for row in rows if may(row)]
 
 
 def compared(
@@ -109,16 +109,16 @@ def compared(
     guess: float | None = None,
 ) -> Row:
     """A row that sets one figure against another under the same seeds, if by its accuracy either learned anything."""
-    found = None if first is None or second is None else differ(first, second)
-    if first is None or second is None or found is None:
+    difference = None if first is None or second is None else differ(first, second)
+    if first is None or second is None or difference is None:
         return untested(label)
     unlearned = nothing_learned(accuracies, guess)
     sigmas = first.noise.get("sigma"), second.noise.get("sigma")
     return Row(
         label,
-        CANNOT_TELL if unlearned else decide(found),
-        str(found),
-        found,
+        CANNOT_TELL if unlearned else decide(difference),
+        str(difference),
+        difference,
         decide,
         why=unlearned,
         noise=sigmas[0] / sigmas[1] if sigmas[0] and sigmas[1] else None,
@@ -143,8 +143,8 @@ def levelled(label: str, by_seed: Mapping[int, float], level: float, decide: Dec
     """A row that sets a figure by seed against a level; without a seed it is untested."""
     if not by_seed:
         return untested(label)
-    found = against(by_seed, level)
-    return Row(label, decide(found), found.beside(level), found, decide, level=level)
+    difference = against(by_seed, level)
+    return Row(label, decide(difference), difference.beside(level), difference, decide, level=level)
 
 
 def means(result: Result | None) -> dict[int, float]:
@@ -152,23 +152,23 @@ def means(result: Result | None) -> dict[int, float]:
     return {} if result is None else {seed: fmean(values.values()) for seed, values in result.by_seed.items()}
 
 
-def decided(label: str, found: Difference, decide: Decide) -> Row:
+def decided(label: str, difference: Difference, decide: Decide) -> Row:
     """A row of a difference."""
-    return Row(label, decide(found), str(found), found, decide)
+    return Row(label, decide(difference), str(difference), difference, decide)
 
 
-def verdict_of(found: Difference, sign: int, margin: float = 0.0) -> str:
+def verdict_of(difference: Difference, sign: int, margin: float = 0.0) -> str:
     """Of "it is above" (sign 1) or "below" (-1); differences within the margin are none."""
-    if found.low > 0 or found.high < 0:
-        return HOLDS if found.mean * sign > 0 else CONTRADICTED
-    return NO_DIFFERENCE if -margin <= found.low and found.high <= margin else CANNOT_TELL
+    if difference.low > 0 or difference.high < 0:
+        return HOLDS if difference.mean * sign > 0 else CONTRADICTED
+    return NO_DIFFERENCE if -margin <= difference.low and difference.high <= margin else CANNOT_TELL
 
 
-def within(found: Difference, margin: float) -> str:
+def within(difference: Difference, margin: float) -> str:
     """Of "they are alike": contradicted if they certainly differ by more."""
-    if -margin <= found.low and found.high <= margin:
+    if -margin <= difference.low and difference.high <= margin:
         return HOLDS
-    return CONTRADICTED if found.low > margin or found.high < -margin else CANNOT_TELL
+    return CONTRADICTED if difference.low > margin or difference.high < -margin else CANNOT_TELL
 
 
 def strongest(row: Row, of: int) -> Row:
@@ -190,8 +190,8 @@ def _compared(claim: ClaimOf, evidence: Evidence, table: str, figure: str, row: 
     accuracies = [evidence.at(where, row, setting, name) for setting in claim.settings[: 1 if alone else 2]]
     tables, figures = ({places[i] for places in claim.figures} for i in (0, 1))
     label = ", ".join([*([f"table {table}"] if len(tables) > 1 else []), *([figure] if len(figures) > 1 else [])])
-    found = compared(label, ours, other, decide, accuracies, learned.guess)
-    return replace(found, column=row, printed=_printed(evidence, claim, table, figure, row))
+    judged = compared(label, ours, other, decide, accuracies, learned.guess)
+    return replace(judged, column=row, printed=_printed(evidence, claim, table, figure, row))
 
 
 def _printed(evidence: Evidence, claim: ClaimOf, table: str, figure: str, row: str) -> float | None:
@@ -201,7 +201,7 @@ def _printed(evidence: Evidence, claim: ClaimOf, table: str, figure: str, row: s
 
 def _with_seeds(row: Row, seeds: int) -> Row:
     """Fewer seeds than a row needs say nothing, nor do draws of the noise."""
-    if row.found is None or (row.found.count >= seeds and row.found.over != DRAWS):
+    if row.difference is None or (row.difference.count >= seeds and row.difference.over != DRAWS):
         return row
-    few = "draws of one training" if row.found.over == DRAWS else f"{row.found.count} of {seeds} seeds"
+    few = "draws of one training" if row.difference.over == DRAWS else f"{row.difference.count} of {seeds} seeds"
     return replace(row, verdict=CANNOT_TELL, why=few, lacking=True)

@@ -81,8 +81,8 @@ class Evidence:
 
     def at(self, table: str, row: str, setting: str, figure: str) -> Result | None:
         """A figure of which a run is finished, or None."""
-        found = self.results.get((table, row, setting, figure))
-        return found if found is not None and found.values else None
+        result = self.results.get((table, row, setting, figure))
+        return result if result is not None and result.values else None
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def read_evidence(folder: Path, study: Study) -> list[Evidence]:
     FieldError
         If one cannot be read.
     """
-    found: dict[tuple[str, tuple[str, ...]], Evidence] = {}
+    groups: dict[tuple[str, tuple[str, ...]], Evidence] = {}
     for path in sorted(folder.rglob("table-*.json")):
         with reading("table", path):
             values = json.loads(path.read_bytes())
@@ -193,10 +193,10 @@ def read_evidence(folder: Path, study: Study) -> list[Evidence]:
             key = (str(values["scale"]), tuple(values["readings"]))
             table = str(values["table"])
             results = {(table, r.row, r.setting, r.figure): r for r in from_json(values["rows"])}
-        known = found.get(key, Evidence(study, *key))
+        known = groups.get(key, Evidence(study, *key))
         runs = known.runs or _runs(path.parent / "cells.json", study)
-        found[key] = replace(known, results={**known.results, **results}, runs=runs)
-    return list(found.values())
+        groups[key] = replace(known, results={**known.results, **results}, runs=runs)
+    return list(groups.values())
 
 
 def _runs(path: Path, study: Study) -> tuple[RunSeries, ...]:

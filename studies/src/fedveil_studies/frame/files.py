@@ -201,5 +201,5 @@ def _line(outcome: Outcome) -> dict[str, Any]:
         "numerics": values["numerics"],
         "seconds": values["seconds"]["rounds"],
         "guarantee": values["guarantee"],
-        "rounds": {name: [float(f"{v:.6g}") for v in found] for name in names if (found := outcome.series(name))},
+        "rounds": {name: [float(f"{v:.6g}") for v in series] for name in names if (series := outcome.series(name))},
     }

@@ -43,7 +43,7 @@ class Row:
         One of the four.
     text : str
         The figure for people.
-    found : Difference or None
+    difference : Difference or None
         That was judged.
     decide : callable or None
         ``difference -> verdict``; without one the verdict is final.
@@ -66,7 +66,7 @@ class Row:
     label: str
     verdict: str
     text: str
-    found: Difference | None = None
+    difference: Difference | None = None
     decide: Decide | None = None
     column: str = ""
     why: str = ""
@@ -79,9 +79,9 @@ class Row:
 
     def contradicts(self, rows: int) -> bool:
         """Whether it speaks against the claim as one of several tests that share the 5%, too."""
-        if self.verdict != CONTRADICTED or self.found is None or self.decide is None:
+        if self.verdict != CONTRADICTED or self.difference is None or self.decide is None:
             return self.verdict == CONTRADICTED
-        return self.decide(self.found.shared(rows * self.tests)) == CONTRADICTED
+        return self.decide(self.difference.shared(rows * self.tests)) == CONTRADICTED
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,10 @@ class Claim:
     @property
     def interval(self) -> Difference | None:
         """Mean over all tested rows, seed by seed; of a single one, its own."""
-        found = [row.found for row in self.tested if row.found is not None]
-        if not self.pooled or not found or len(found) < len(self.tested):
+        differences = [row.difference for row in self.tested if row.difference is not None]
+        if not self.pooled or not differences or len(differences) < len(self.tested):
             return None
-        return found[0] if len(found) == 1 else mean_of(found)
+        return differences[0] if len(differences) == 1 else mean_of(differences)
 
     @property
     def verdict(self) -> str:
@@ -155,17 +155,17 @@ class Claim:
     @property
     def why(self) -> str:
         """The causes: how much noise the first setting has beside the second, and why rows say nothing."""
-        found = []
+        causes = []
         times = sorted(row.noise for row in self.tested if row.noise is not None)
         if times:
             between = sorted(row.distance for row in self.tested if row.distance is not None)
             alike = times[0] > 1 - ALIKE and times[-1] < 1 + ALIKE
             noise = "the same noise" if alike else f"{_span(times)} times the noise"
-            found.append(noise + (f" (d {_span(between)})" if between else ""))
+            causes.append(noise + (f" (d {_span(between)})" if between else ""))
         for why in dict.fromkeys(row.why for row in self.rows if row.why):
             count = sum(row.why == why for row in self.rows)
-            found.append(f"{why}: {'all' if count == len(self.rows) else count} of {len(self.rows)} rows")
-        return "; ".join(filter(None, [*found, self.of.note]))
+            causes.append(f"{why}: {'all' if count == len(self.rows) else count} of {len(self.rows)} rows")
+        return "; ".join(filter(None, [*causes, self.of.note]))
 
 
 def _span(values: Sequence[float]) -> str:

@@ -58,8 +58,8 @@ def measured(one: PlannedFigure, finished: Mapping[str, Outcome]) -> Result:
     """Measure a figure on the cells that are finished, by key."""
     whole = one.done(finished)
     every = {k: one.measure(outcomes) for k, outcomes in whole.items()}
-    found = {k: figure for k, figure in every.items() if math.isfinite(figure.value)}
-    value, deviation, interval, over = _summed_up(found)
+    finite = {k: figure for k, figure in every.items() if math.isfinite(figure.value)}
+    value, deviation, interval, over = _summed_up(finite)
     outcomes = [outcome for outcomes in whole.values() for outcome in outcomes]
     firsts = [outcomes[0].summary for outcomes in whole.values()]
     noise = {}
@@ -72,16 +72,16 @@ def measured(one: PlannedFigure, finished: Mapping[str, Outcome]) -> Result:
         setting=one.setting,
         figure=one.figure,
         published=one.published,
-        values=tuple(v.value for v in found.values()),
-        seeds=tuple(seed for seed, _ in found),
-        draws=tuple(draw for _, draw in found),
+        values=tuple(v.value for v in finite.values()),
+        seeds=tuple(seed for seed, _ in finite),
+        draws=tuple(draw for _, draw in finite),
         value=value,
         deviation=deviation,
         low=interval[0] if interval else None,
         high=interval[1] if interval else None,
         over=over,
         missing=tuple(dict.fromkeys(cell.label for cell in one.cells if cell.key not in finished)),
-        undefined=len(whole) - len(found),
+        undefined=len(whole) - len(finite),
         noise=noise,
         chance=_chance(firsts),
         guarantee=str(firsts[0].values["guarantee"]) if firsts else "",
@@ -96,20 +96,20 @@ def _chance(summaries: Sequence[Summary]) -> float | None:
 
 
 def _summed_up(
-    found: Mapping[tuple[int, int], Value],
+    repetitions: Mapping[tuple[int, int], Value],
 ) -> tuple[float | None, float | None, tuple[float, float] | None, str]:
     """Mean, deviation, interval and what they are over: seeds, else noise draws, else what one run brings."""
-    if not found:
+    if not repetitions:
         return None, None, None, ""
     seeds: dict[int, list[float]] = {}
-    for (seed, _), value in found.items():
+    for (seed, _), value in repetitions.items():
         seeds.setdefault(seed, []).append(value.value)
     if len(seeds) > 1:
         values, over = [fmean(v) for v in seeds.values()], f"{len(seeds)} seeds"
-    elif len(found) > 1:
-        values, over = [v.value for v in found.values()], f"{len(found)} noise draws on one training"
+    elif len(repetitions) > 1:
+        values, over = [v.value for v in repetitions.values()], f"{len(repetitions)} noise draws on one training"
     else:
-        [only] = found.values()
+        [only] = repetitions.values()
         if only.deviation is not None:
             return only.value, only.deviation, None, f"the last {LAST} rounds of one run"
         return only.value, None, only.interval, only.unit or "one run"

@@ -111,8 +111,8 @@ def validated(outcome: Outcome) -> Validated:
     )
     layout = Layout.from_module(module)
     models = torch.stack(_states(outcome, module))
-    found = choose_each(module, layout, models, clients, config.local.loss)
-    chosen = [index if isinstance(index, int) else 0 for index in found]
+    choices = choose_each(module, layout, models, clients, config.local.loss)
+    chosen = [index if isinstance(index, int) else 0 for index in choices]
     outputs: dict[int, Tensor] = {}
     for j, model in enumerate(models):
         own = [i for i, c in enumerate(chosen) if c == j]
@@ -132,13 +132,13 @@ def _states(outcome: Outcome, module: nn.Module) -> list[Tensor]:
         arrays = load_file(path)
         k = 1 + max((int(n.split(".")[1]) for n in arrays if n.startswith("hypothesis.")), default=-1)
         parts = [f"hypothesis.{j}." for j in range(k)] or [""]
-        found = []
+        states = []
         for part in parts:
             module.load_state_dict({n.removeprefix(part): v for n, v in arrays.items() if n.startswith(part)})
-            found.append(layout.read(module))
+            states.append(layout.read(module))
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
         raise damaged("model", path, error, remedy(outcome.folder)) from error
-    return found
+    return states
 
 
 @lru_cache(maxsize=8)

@@ -71,7 +71,7 @@ def claims_page(folder: Path, study: Study) -> str:
 
 
 def _claim_row(claim: Claim, others: Sequence[Claim]) -> list[str]:
-    seeds = max((row.found.count for row in claim.tested if row.found is not None), default=0)
+    seeds = max((row.difference.count for row in claim.tested if row.difference is not None), default=0)
     with_runs = any(row.why != UNTESTED for row in claim.rows)
     evidence = [claim.title if with_runs else "none", *([f"{seeds} seeds"] if seeds else []), claim.counts]
     elsewhere = [f"{f.title}: {f.verdict}{'' if f.interval is None else f' {f.text}'}" for f in others if f.tested]
@@ -99,8 +99,8 @@ def _printed(claim: Claim) -> str:
 def _audited(claims: Sequence[ClaimOf], audits: Sequence[Audited]) -> list[str]:
     rows = []
     for claim in claims:
-        found = [judge(claim, audit) for audit in audits]
-        said = [f"**{f.verdict}**: {'; '.join(map(_in_short, f.rows))}" for f in found]
+        judged = [judge(claim, audit) for audit in audits]
+        said = [f"**{f.verdict}**: {'; '.join(map(_in_short, f.rows))}" for f in judged]
         rows.append([" ".join(claim.answers), f"{claim.name} ({claim.says})", *said])
     note = (
         "Data, first model, training and noise are new in each run; the bootstrap is over runs, thresholds come from "
@@ -164,10 +164,10 @@ def _noise(every: Sequence[Evidence]) -> list[str]:
             if distance and sigma and len(plain) == 1 and abs(sigma / plain[0] - 1) > MATCHED:
                 by_table.setdefault(table, {})[row] = (distance, sigma / plain[0])
         seen: set[tuple[str, tuple[float, float]]] = set()
-        for table, found in sorted(by_table.items(), key=lambda one: (-len(one[1]), one[0])):
-            if not seen >= set(found.items()):
-                seen |= set(found.items())
-                cells = [f"{min(v):.2f} to {max(v):.2f}" for v in zip(*found.values(), strict=True)]
+        for table, by_row in sorted(by_table.items(), key=lambda one: (-len(one[1]), one[0])):
+            if not seen >= set(by_row.items()):
+                seen |= set(by_row.items())
+                cells = [f"{min(v):.2f} to {max(v):.2f}" for v in zip(*by_row.values(), strict=True)]
                 rows.append([evidence.title, table, *cells])
     header = ("runs", "table", "d, over the rows", "sigma beside global DP's")
     return Table(header, rows, "How much noise").markdown() if rows else []
@@ -187,26 +187,26 @@ def _missing(judged: Sequence[Judged], every: Sequence[Evidence]) -> list[str]:
 
 def _undecided(judged: Sequence[Judged], every: Sequence[Evidence]) -> list[str]:
     """The commands that repeat what was run and cannot be told, and how many seeds that may take."""
-    found: dict[tuple[str, tuple[str, ...]], int] = {}
+    needed: dict[tuple[str, tuple[str, ...]], int] = {}
     for claim, _ in judged:
         open_rows = [row for row in claim.tested if row.verdict == CANNOT_TELL]
-        seeds = [_seeds(claim.of, row) for row in open_rows if row.found is not None and row.found.count > 1]
+        seeds = [_seeds(claim.of, row) for row in open_rows if row.difference is not None and row.difference.count > 1]
         if claim.verdict == CANNOT_TELL and seeds:
             place = claim.title, tuple(dict.fromkeys(table for table, _ in claim.of.figures))
-            found[place] = max(found.get(place, 0), *seeds)
+            needed[place] = max(needed.get(place, 0), *seeds)
     groups = {one.title: one for one in every}
     return [
         f"* tables {', '.join(tables)}: undecided, at this spread more than {MANY} seeds would decide"
         if seeds > MANY
         else f"* `{groups[title].command(tables, seeds)}`: undecided, at this spread about {seeds} seeds decide"
-        for (title, tables), seeds in found.items()
+        for (title, tables), seeds in needed.items()
     ]
 
 
 def _seeds(claim: ClaimOf, row: Row) -> int:
     """About how many decide a row: its interval then leaves out zero, or lies within the margin."""
-    assert row.found is not None
-    far, half = abs(row.found.mean), (row.found.high - row.found.low) / 2
+    assert row.difference is not None
+    far, half = abs(row.difference.mean), (row.difference.high - row.difference.low) / 2
     within = abs(claim.margin - far)
     nearest = within if claim.expect == "alike" else max(far, claim.margin - far)
-    return math.ceil(row.found.count * min(half / max(nearest, 1e-9), MANY) ** 2)
+    return math.ceil(row.difference.count * min(half / max(nearest, 1e-9), MANY) ** 2)

@@ -77,21 +77,21 @@ def draw_plot(plot: Plot) -> "Figure | None":
     labels = list(dict.fromkeys(line.label for line in plot.lines))
     columns, grid = _grid(panels, COLUMNS)
     width = PANEL * columns
-    shown = {line.label for line, found in zip(plot.lines, curves, strict=True) if found}
+    shown = {line.label for line, finished in zip(plot.lines, curves, strict=True) if finished}
     below = 1.7 * SMALL / 72 * len(shown) if plot.diagonal else 0.0
     figure, mosaic = canvas.new_figure(width, (3.9 + below) * len(grid) + 0.9, grid)
     for panel, axes in mosaic.items():
-        own = [(line, found) for line, found in zip(plot.lines, curves, strict=True) if line.panel == panel]
+        own = [(line, finished) for line, finished in zip(plot.lines, curves, strict=True) if line.panel == panel]
         _panel(axes, plot, own, labels)
     for row in grid:
         mosaic[row[0]].set_ylabel(plot.y)
-    ticks = any(found and line.printed is not None for line, found in zip(plot.lines, curves, strict=True))
+    ticks = any(finished and line.printed is not None for line, finished in zip(plot.lines, curves, strict=True))
     if not plot.diagonal:
         _share(list(mosaic.values()), same=len(plot.y) > 0)
         _legends(figure, list(mosaic.values()), labels, ticks)
     notes = (
         plot.title,
-        canvas.over_seeds([len(found) for found in curves if found], plot.x),
+        canvas.over_seeds([len(finished) for finished in curves if finished], plot.x),
         plot.printed if ticks else "",
     )
     figure.suptitle(canvas.wrapped("\n".join(filter(None, notes)), width, 10), fontsize=10)
@@ -107,7 +107,7 @@ def draw_heat(plot: Plot) -> "Figure":
             for x, y in zip(curve.x, curve.y, strict=True):
                 values.setdefault((line.panel, line.label, x), []).append(y)
     places = sorted({x for _, _, x in values})
-    means = {place: fmean(found) for place, found in values.items()}
+    means = {place: fmean(each) for place, each in values.items()}
     columns, grid = _grid(panels, 2 if len(panels) == 4 else COLUMNS)
     width = (1.0 + 0.62 * max(len(places), 4)) * columns
     figure, mosaic = canvas.new_figure(width, (0.9 + 0.42 * len(labels)) * len(grid) + 0.6, grid)

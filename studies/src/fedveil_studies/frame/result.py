@@ -118,10 +118,10 @@ class Result:
     @property
     def by_seed(self) -> dict[int, dict[int, float]]:
         """Values by draw, by seed."""
-        found: dict[int, dict[int, float]] = {}
+        by_seed: dict[int, dict[int, float]] = {}
         for seed, draw, value in zip(self.seeds, self.draws, self.values, strict=True):
-            found.setdefault(seed, {})[draw] = value
-        return found
+            by_seed.setdefault(seed, {})[draw] = value
+        return by_seed
 
     @property
     def mean(self) -> float:
@@ -131,8 +131,8 @@ class Result:
     @property
     def between_draws(self) -> float | None:
         """Standard deviation over noise draws on one training, mean over seeds; None where each has one draw."""
-        found = [stdev(values.values()) for values in self.by_seed.values() if len(values) > 1]
-        return fmean(found) if found else None
+        deviations = [stdev(values.values()) for values in self.by_seed.values() if len(values) > 1]
+        return fmean(deviations) if deviations else None
 
     @property
     def difference(self) -> float | None:
@@ -171,12 +171,12 @@ def from_json(rows: Iterable[Mapping[str, Any]]) -> list[Result]:
     KeyError, TypeError, ValueError
         If a row is damaged.
     """
-    found = []
+    results = []
     for row in rows:
         known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k != "difference"}
         printed = known.pop("published", None)
         one = Result(**known, published=Published(**printed) if printed else None)
         if not len(one.values) == len(one.seeds) == len(one.draws):
             raise ValueError(f"{one.row}, {one.setting}: not as many values as seeds")
-        found.append(one)
-    return found
+        results.append(one)
+    return results

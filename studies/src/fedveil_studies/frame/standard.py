@@ -24,8 +24,8 @@ RATES = np.linspace(0, 1, 201)  # false positive rates of a ROC curve
 
 def last(outcomes: Sequence[Outcome], figure: str) -> Value:
     """Mean and deviation over the last five rounds, on the clients' pooled held-out examples."""
-    found = last_rounds(outcomes[0].summary.rows, LAST)[figure]
-    return Value(float(found["mean"]), float(found["deviation"]))
+    over_rounds = last_rounds(outcomes[0].summary.rows, LAST)[figure]
+    return Value(float(over_rounds["mean"]), float(over_rounds["deviation"]))
 
 
 def final(outcomes: Sequence[Outcome], figure: str) -> Value:
@@ -53,8 +53,8 @@ def change(outcomes: Sequence[Outcome], figure: str) -> Value:
 
 def noised(outcomes: Sequence[Outcome], figure: str) -> Value:
     """Sigma, distance or noise_to_clip, mean over the rounds; undefined where there is none."""
-    found = outcomes[0].summary.noise(figure)
-    return Value(math.nan if found is None else found)
+    mean = outcomes[0].summary.noise(figure)
+    return Value(math.nan if mean is None else mean)
 
 
 def poisoning(outcomes: Sequence[Outcome], figure: str) -> Value:

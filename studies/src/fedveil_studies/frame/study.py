@@ -122,14 +122,14 @@ class Study:
 
     def places(self, table: str) -> set[tuple[str, str, str]]:
         """Row labels, settings and figures of all lines that a table can have."""
-        spec, found = self.described, set[tuple[str, str, str]]()
+        spec, places = self.described, set[tuple[str, str, str]]()
         for part in spec.tables[table].parts:
             settings = part.settings or [name for name, setting in spec.settings.items() if not setting.extra]
             for row, of, scenario, setting in product(part.rows or spec.rows, part.of, part.scenarios, settings):
                 words = {"row": spec.rows[row].label, "setting": spec.settings[setting].label, "of": of}
                 label = part.label.format(scenario=spec.scenarios[scenario].label or scenario, **words)
-                found |= {(label, setting, figure) for figure in part.figures}
-        return found
+                places |= {(label, setting, figure) for figure in part.figures}
+        return places
 
     def adjust(self, function: Adjust) -> Adjust:
         """Register ``(values, scale, flags of the readings) -> None``, applied to every configuration, in place."""
@@ -164,9 +164,9 @@ class Study:
 
 def read_published(file: Traversable) -> dict[Place, Published]:
     """The printed figures, by (table, row, setting, figure)."""
-    found = {}
+    published = {}
     for line in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
         place = (line["table"], line["row"], line["setting"], line["figure"])
         numbers = {k: float(line[k]) for k in ("deviation", "low", "high") if line.get(k)}
-        found[place] = Published(float(line["value"]), **numbers)
-    return found
+        published[place] = Published(float(line["value"]), **numbers)
+    return published

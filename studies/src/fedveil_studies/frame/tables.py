@@ -21,16 +21,16 @@ def result_table(title: str, results: Sequence[Result], study: Study) -> Table:
     numbers += ["paper", "ours - paper"] * printed + ["d", "noise/clip"] * noisy
     table, absent = title.partition(":")[0], {}
     for name, label in study.described.absent.items():
-        found = [study.published.get((f"{table}-{name}", r.row, r.setting, r.figure)) for r in results]
-        if any(found):
-            absent[f"paper, {label}"] = found
+        column = [study.published.get((f"{table}-{name}", r.row, r.setting, r.figure)) for r in results]
+        if any(column):
+            absent[f"paper, {label}"] = column
     rows = []
     for i, r in enumerate(results):
         cells = [r.row, study.settings.get(r.setting, r.setting), *([r.figure] * several), _number(r.value), _spread(r)]
         cells += [_number(r.between_draws)] * drawn
         cells += [_printed(r.published), _number(r.difference, "+")] if printed else []
         cells += [_short(r.noise.get("distance")), _short(r.noise.get("noise_to_clip"))] if noisy else []
-        cells += [_printed(found[i]) for found in absent.values()]
+        cells += [_printed(figures[i]) for figures in absent.values()]
         rows.append(cells)
     numbers += absent
     return Table([*words, *numbers], rows, title, numbers, notes=result_notes(results, study))
@@ -39,26 +39,26 @@ def result_table(title: str, results: Sequence[Result], study: Study) -> Table:
 def result_notes(results: Sequence[Result], study: Study) -> list[str]:
     """What intervals and deviations are over, what they promise, and what is missing."""
     spread = (r.over for r in results if r.low is not None or r.deviation is not None)
-    found = [f"interval or deviation over {over}" for over in dict.fromkeys(spread) if over]
+    notes = [f"interval or deviation over {over}" for over in dict.fromkeys(spread) if over]
     promises: dict[tuple[str, str], list[str]] = {}
     for r in results:
         if r.guarantee and r.setting != "vanilla":
             promises.setdefault((study.settings.get(r.setting, r.setting), r.guarantee), []).append(r.row)
-    found += [f"{setting}, {', '.join(dict.fromkeys(rows))}: {text}" for (setting, text), rows in promises.items()]
+    notes += [f"{setting}, {', '.join(dict.fromkeys(rows))}: {text}" for (setting, text), rows in promises.items()]
     missing = dict.fromkeys(label for r in results for label in r.missing)
     if missing:
         shown = ", ".join(list(missing)[:4]) + (", ..." if len(missing) > 4 else "")
-        found.append(f"not finished: {len(missing)} runs ({shown}); the same command goes on with them")
+        notes.append(f"not finished: {len(missing)} runs ({shown}); the same command goes on with them")
     for r in results:
         if r.undefined:
             place = f"{r.row}, {study.settings.get(r.setting, r.setting)}, {r.figure}"
-            found.append(f"{place}: no finite number in {r.undefined} runs, left out")
+            notes.append(f"{place}: no finite number in {r.undefined} runs, left out")
     versions = sorted({version for r in results if r.values for version in r.numerics or FIRST})
     if len(versions) > 1:
-        found.append(
+        notes.append(
             f"runs of several versions of the arithmetic ({', '.join(versions)}): sums differ in the last digits"
         )
-    return found
+    return notes
 
 
 def studies_table(studies: Mapping[str, Study]) -> Table:

@@ -57,14 +57,14 @@ class SingleDigits:
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Played once, after the first round."""
-        found: dict[str, float] = dict.fromkeys(self.figures, float("nan"))
+        values: dict[str, float] = dict.fromkeys(self.figures, float("nan"))
         for attack, model in CASES.items() if seen.broadcast.public.round == 1 else ():
             config = parse(_playing(self._full, WRITERS, model=model))
             game = InversionGame(config, attacks=(attack,), replicates=WRITERS)
             for verdict in game.judge(Store(None).run(game.cells())).verdicts:
                 for what in ("mse", "identified"):
-                    found[f"{attack} {what} {SETTINGS[verdict.setting]}"] = verdict.details[what]
-        return found
+                    values[f"{attack} {what} {SETTINGS[verdict.setting]}"] = verdict.details[what]
+        return values
 
 
 @study.probe("law")
@@ -86,7 +86,7 @@ class Law:
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Played once, after the first round."""
-        found: dict[str, float] = dict.fromkeys(self.figures, float("nan"))
+        values: dict[str, float] = dict.fromkeys(self.figures, float("nan"))
         for case in DENSE if seen.broadcast.public.round == 1 else ():
             model = {"name": "mlp", "hidden": [int(width) for width in case.split("x")]}
             config = parse(_playing(self._full, self.writers, model=model))
@@ -94,14 +94,14 @@ class Law:
             audit = game.judge(Store(None).run(game.cells()))
             assert audit.inverted is not None
             images, size = audit.inverted.originals.double(), game.setups[0].learner.layout.size
-            found[f"{case} parameters"] = size
+            values[f"{case} parameters"] = size
             for nu in NOISE:
                 [verdict] = [one for one in audit.verdicts if one.setting == f"nu = {nu:g}"]
                 felt = math.sqrt(verdict.details["mse"] / float(images.square().mean()))
                 law = nu * math.sqrt(images[0].numel() / size)
                 for what, value in (("law", law), ("felt", felt), ("identified", verdict.details["identified"])):
-                    found[f"{case} {what} {nu:g}"] = value
-        return found
+                    values[f"{case} {what} {nu:g}"] = value
+        return values
 
 
 @study.measure("inverted")

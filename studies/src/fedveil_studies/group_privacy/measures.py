@@ -91,17 +91,17 @@ def validation(outcomes: Sequence[Outcome], _argument: str) -> Curve:
 @study.measure("accuracy")
 def accuracy(outcomes: Sequence[Outcome], _argument: str) -> Value:
     """``accuracy``: of the last models on the validation clients, mean over them."""
-    found = validated(outcomes[0])
-    each = ((o.argmax(1) == c.y).double().mean() for o, c in zip(found.outputs, found.clients, strict=True))
+    measured = validated(outcomes[0])
+    each = ((o.argmax(1) == c.y).double().mean() for o, c in zip(measured.outputs, measured.clients, strict=True))
     return Value(fmean(map(float, each)))
 
 
 @study.measure("own kind")
 def own_kind(outcomes: Sequence[Outcome], _argument: str) -> Value:
     """``own kind``: share of validation writers who choose as one hypothesis for each kind, turned or not, has it."""
-    found, options = validated(outcomes[0]), outcomes[0].cell.config.data.options
-    kinds = [coin(options["rotation_seed"], int(c.name)) < options["rotated"] for c in found.clients]
-    right = fmean(k == j for k, j in zip(kinds, found.chosen, strict=True))
+    measured, options = validated(outcomes[0]), outcomes[0].cell.config.data.options
+    kinds = [coin(options["rotation_seed"], int(c.name)) < options["rotated"] for c in measured.clients]
+    right = fmean(k == j for k, j in zip(kinds, measured.chosen, strict=True))
     return Value(max(right, 1 - right))
 
 
@@ -111,12 +111,12 @@ def hospital(outcomes: Sequence[Outcome], which: str) -> Value:
 
     Their median and 90% quantile, and the medians of the tenth that treats the fewest cases and of that with the most.
     """
-    found = validated(outcomes[0])
-    pairs = zip(found.outputs, found.clients, strict=True)
+    measured = validated(outcomes[0])
+    pairs = zip(measured.outputs, measured.clients, strict=True)
     errors = np.array([float((o.reshape(-1) - c.y).square().mean().sqrt()) for o, c in pairs])
-    dataset = found.dataset
+    dataset = measured.dataset
     cases = dict(zip(dataset.owners, dataset.attributes["cases"].tolist(), strict=True))
-    order = np.argsort([cases[c.name] for c in found.clients], kind="stable")
+    order = np.argsort([cases[c.name] for c in measured.clients], kind="stable")
     tenth = max(1, len(order) // 10)
     values = {
         "median": np.median(errors),
@@ -143,8 +143,8 @@ def noisy_choice(outcomes: Sequence[Outcome], argument: str) -> Value:
 
 
 def _promised(outcome: Outcome, which: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = outcome.summary.values["guarantees"][f"{which} client"]
-    return found
+    promise: Mapping[str, Any] = outcome.summary.values["guarantees"][f"{which} client"]
+    return promise
 
 
 @study.measure("epsilon")
@@ -187,14 +187,14 @@ class Optima(WholeRun):
         theta = torch.zeros(2, seen.models.shape[1])
         theta[:, :2] = torch.tensor(OPTIMA)
         gaps = torch.cdist(seen.models.double(), theta.double())
-        found = {f"distance {i}": float(gaps[:, i].min()) for i in range(2)}
+        figures = {f"distance {i}": float(gaps[:, i].min()) for i in range(2)}
         sent = {p: r.value for p, releases in seen.received.items() for r in releases if r.kind == "model"}
         nearest = torch.cdist(torch.stack(list(sent.values())).double(), seen.models.double()).argmin(1).tolist()
         right = [int(gaps[:, kinds[p]].argmin()) == j for p, j in zip(sent, nearest, strict=True)]
         clients = enumerate(seen.federation.clients)
         own = [(int(c.name[0]), self._made[p]) for p, c in clients]
-        found |= {f"most {i}": float(max(n for kind, n in own if kind == i)) for i in range(2)}
-        return {**found, "apart": fmean(right) if len(set(gaps.argmin(0).tolist())) > 1 else 0.5}
+        figures |= {f"most {i}": float(max(n for kind, n in own if kind == i)) for i in range(2)}
+        return {**figures, "apart": fmean(right) if len(set(gaps.argmin(0).tolist())) > 1 else 0.5}
 
 
 @study.measure("optimum")
@@ -241,8 +241,8 @@ def _laplace(dimension: int, rounds: int) -> float:
     guess = math.sqrt(rounds * dimension) / mu_of_epsilon(TARGET, DELTA)
     tried: list[tuple[float, float]] = []
     for _ in range(6):
-        found = epsilon([(EuclideanLaplace(dimension, dimension / guess), rounds)], DELTA)
-        tried.append((math.log(guess), math.log(found / TARGET)))
+        reached = epsilon([(EuclideanLaplace(dimension, dimension / guess), rounds)], DELTA)
+        tried.append((math.log(guess), math.log(reached / TARGET)))
         if abs(tried[-1][1]) < 1e-3:
             break
         slope = -1.2 if len(tried) == 1 else (tried[-1][1] - tried[-2][1]) / (tried[-1][0] - tried[-2][0])

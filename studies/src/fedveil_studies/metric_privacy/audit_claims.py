@@ -26,11 +26,11 @@ def works(_claim: ClaimOf, audit: Audited) -> Iterator[Row]:
     if plain is None or not tried:
         yield untested("without noise")
         return
-    found = {attack: audit.auc(attack, plain, len(tried)) for attack in tried}
-    best = max(found, key=lambda attack: found[attack].low)
-    value = found[best]
-    verdict = HOLDS if value.low > 0.5 else CANNOT_TELL
-    yield Row(best, verdict, f"AUC {value.point:.3f} ({value.low:.2f} to {value.high:.2f})")
+    areas = {attack: audit.auc(attack, plain, len(tried)) for attack in tried}
+    best = max(areas, key=lambda attack: areas[attack].low)
+    area = areas[best]
+    verdict = HOLDS if area.low > 0.5 else CANNOT_TELL
+    yield Row(best, verdict, f"AUC {area.point:.3f} ({area.low:.2f} to {area.high:.2f})")
 
 
 @study.audit("protects")
@@ -63,10 +63,10 @@ def silent(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
     if metric is None or equal is None or any((name, s) not in audit.scores for s in (metric, equal)):
         yield untested(name)
         return
-    found = audit.difference(name, metric, equal)
+    difference = audit.difference(name, metric, equal)
     aucs = " against ".join(f"{audit.auc(name, s).point:.3f}" for s in (metric, equal))
-    verdict = HOLDS if found.high <= claim.margin else verdict_of(found, -1)
-    yield Row(name, verdict, f"AUC {aucs}: {found}")
+    verdict = HOLDS if difference.high <= claim.margin else verdict_of(difference, -1)
+    yield Row(name, verdict, f"AUC {aucs}: {difference}")
 
 
 @study.audit("at equal sigma")
@@ -109,8 +109,8 @@ def _equal_sigma(audit: Audited) -> str | None:
 
 
 def _more_accurate(claim: ClaimOf, audit: Audited, first: str, second: str) -> Row:
-    found = audit.more_accurate(first, second)
-    return decided(f"accuracy less that of {second}", found, partial(verdict_of, sign=1, margin=claim.margin))
+    difference = audit.more_accurate(first, second)
+    return decided(f"accuracy less that of {second}", difference, partial(verdict_of, sign=1, margin=claim.margin))
 
 
 def _attack(audit: Audited, attack: str, first: str, second: str, tried: int, decide: Decide) -> Row:
@@ -118,6 +118,6 @@ def _attack(audit: Audited, attack: str, first: str, second: str, tried: int, de
     labels = audit.setting(first), audit.setting(second)
     if labels[0] is None or labels[1] is None or any((attack, s) not in audit.scores for s in labels):
         return untested(attack)
-    found = audit.difference(attack, labels[0], labels[1], tried)
+    difference = audit.difference(attack, labels[0], labels[1], tried)
     aucs = " against ".join(f"{audit.auc(attack, str(s)).point:.3f}" for s in labels)
-    return Row(attack, decide(found), f"AUC {aucs}: {found}")
+    return Row(attack, decide(difference), f"AUC {aucs}: {difference}")

@@ -25,12 +25,12 @@ def ranking(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     for table, figure in claim.figures:
         ranked = rows_of(evidence, claim, table, figure, 0)
         for setting in SETTINGS:
-            found = {rule: evidence.at(table, rule, setting, figure) for rule in ranked}
+            results = {rule: evidence.at(table, rule, setting, figure) for rule in ranked}
             for extreme, sign, word in ((BEST, 1, "above"), (WORST, -1, "below")):
-                others = {rule: f.mean for rule, f in found.items() if f is not None and rule not in (BEST, WORST)}
-                whole = len(others) == len(found) - 2  # who is next cannot be said before all are there
+                others = {rule: f.mean for rule, f in results.items() if f is not None and rule not in (BEST, WORST)}
+                whole = len(others) == len(results) - 2  # who is next cannot be said before all are there
                 rival = max(others, key=lambda rule: sign * others[rule]) if whole else "the others"
-                ours, other = found[extreme], found.get(rival)
+                ours, other = results[extreme], results.get(rival)
                 decide = partial(verdict_of, sign=sign, margin=claim.margin)
                 label = f"{SCENARIOS[table]}, {setting}: {extreme} {word} {rival}"
                 row = compared(label, ours, other, decide, (ours, other))
@@ -50,10 +50,12 @@ def spread(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
                 few = f"{count} of {least} seeds" if count else UNTESTED
                 yield Row(label, CANNOT_TELL, "", why=few, lacking=True)
                 continue
-            found, tail = stdev(seen.values), 0.025 / tests
-            low, high = (found * ((count - 1) / scipy.stats.chi2.ppf(p, count - 1)) ** 0.5 for p in (1 - tail, tail))
+            deviation, tail = stdev(seen.values), 0.025 / tests
+            low, high = (
+                deviation * ((count - 1) / scipy.stats.chi2.ppf(p, count - 1)) ** 0.5 for p in (1 - tail, tail)
+            )
             verdict = HOLDS if high <= SPREAD else CONTRADICTED if low > SPREAD else CANNOT_TELL
-            yield Row(label, verdict, f"{found:.3f} ({low:.3f} to {high:.3f})")
+            yield Row(label, verdict, f"{deviation:.3f} ({low:.3f} to {high:.3f})")
 
 
 @study.judge("no learning")
@@ -105,5 +107,5 @@ def _by_rule(
         for row in study.labels:
             seen = evidence.at(table, row, "metric", name)
             runs = [run for run in evidence.runs if seen is not None and run.folder in seen.cells]
-            found = levelled(f"table {table}", {run.seed: figure(run) for run in runs}, level, decide)
-            yield replace(found, column=row)
+            judged = levelled(f"table {table}", {run.seed: figure(run) for run in runs}, level, decide)
+            yield replace(judged, column=row)

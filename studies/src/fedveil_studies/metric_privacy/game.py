@@ -128,15 +128,15 @@ class PrintedGame(ParticipationGame):
     @cached_property
     def runs(self) -> dict[tuple[str, str], list[Cell]]:
         """The runs of each statistic, by its name and setting."""
-        found = {}
+        runs = {}
         for planned in self.settings:
             for name in self.chosen:
                 cells = cells_of(name, planned.label, planned.config, self.roles)
                 if planned.matches:
                     sources = self.rehearsed(planned.matches, self.of_case)
                     cells = [replace(cell, sigma_of=sources) for cell in cells]
-                found[name, planned.label] = cells
-        return found
+                runs[name, planned.label] = cells
+        return runs
 
     def question(self) -> dict[str, Any]:
         return {**self.roles.roles(), "seed": self.config.seed, "attacks": list(self.chosen)}
@@ -153,11 +153,11 @@ class PrintedGame(ParticipationGame):
         """The statistics; what cannot be computed is refused, with the reason."""
         verdicts, refused = list[Verdict](), list[Refused]()
         for (name, label), cells in self.runs.items():
-            found = _judged(name, label, cells, finished)
-            if isinstance(found, Refused):
-                refused.append(found)
+            verdict = _judged(name, label, cells, finished)
+            if isinstance(verdict, Refused):
+                refused.append(verdict)
             else:
-                verdicts.append(replace(found, notes=(f"{name}: {PLAYED[name]}", *found.notes)))
+                verdicts.append(replace(verdict, notes=(f"{name}: {PLAYED[name]}", *verdict.notes)))
         return Judgement(verdicts, refused, {"name": self.config.name, **self.question()})
 
 

@@ -140,20 +140,20 @@ def difference(outcomes: Sequence[Outcome], _argument: str = "") -> Value:
 def attack_auc(outcomes: Sequence[Outcome], _argument: str = "") -> Value:
     """Of the rounds with the target against those without."""
     inside, outside = ([-loss for loss in o.series("shadow_loss")] for o in outcomes)
-    found = multi_round("", inside, outside).auc
-    return Value(found.point, interval=(found.low, found.high), unit=UNIT)
+    area = multi_round("", inside, outside).auc
+    return Value(area.point, interval=(area.low, area.high), unit=UNIT)
 
 
 @cache
 def registry() -> Mapping[str, tuple[str, Grouping]]:
     """Every distance that metric privacy can be given, by name; a grouping that changes nothing is left out."""
     probe = Layout.from_shapes({"a.weight": (2, 2), "a.bias": (2,), "b.weight": (1, 2), "b.bias": (1,)})
-    found: dict[str, tuple[str, Grouping]] = {}
+    distances: dict[str, tuple[str, Grouping]] = {}
     for metric, groups_of in ((name, of) for name, of in METRICS.items() if name != COSINE):  # which takes no models
-        found[metric] = (metric, "array")
+        distances[metric] = (metric, "array")
         if groups_of(probe, "module") != groups_of(probe, "array"):
-            found[f"{metric}, modules"] = (metric, "module")
-    return found
+            distances[f"{metric}, modules"] = (metric, "module")
+    return distances
 
 
 def disagreement(models: Tensor, layout: Layout, module: nn.Module, x: Tensor) -> float:
@@ -164,10 +164,10 @@ def disagreement(models: Tensor, layout: Layout, module: nn.Module, x: Tensor) -
 
 def divergences(models: Tensor, layout: Layout, module: nn.Module, x: Tensor) -> dict[str, float]:
     """Every distance between the models [n, d], and their disagreement on x."""
-    found = {
+    distances = {
         name: max_pairwise_distance(models, layout, grouping, metric) for name, (metric, grouping) in registry().items()
     }
-    return {**found, DISAGREEMENT: disagreement(models, layout, module, x)}
+    return {**distances, DISAGREEMENT: disagreement(models, layout, module, x)}
 
 
 @dataclass(frozen=True)

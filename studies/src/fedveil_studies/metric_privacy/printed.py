@@ -51,5 +51,5 @@ def single_shot(setting: str, shadow_loss: float, aggregated_loss: float) -> Ver
 def multi_round(setting: str, inside: ArrayLike, outside: ArrayLike) -> Participation:
     """The area under the ROC curve over the rounds of one IN and one OUT run; scores [R] each."""
     auc = auc_interval(inside, outside, widened=False)
-    found = replace(judge(MULTI_ROUND, setting, inside, outside), point=auc.point, low=auc.low, high=auc.high)
-    return replace(found, replication="a round of one run, as printed", true_rates={}, notes=(NOT_INDEPENDENT,))
+    verdict = replace(judge(MULTI_ROUND, setting, inside, outside), point=auc.point, low=auc.low, high=auc.high)
+    return replace(verdict, replication="a round of one run, as printed", true_rates={}, notes=(NOT_INDEPENDENT,))

@@ -31,14 +31,14 @@ def tuned(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> Non
     level = "" if plain else f"{privacy['epsilon']:g}"
     sum_ = "" if plain else {"secure": "trusted"}.get(privacy["sum"], privacy["sum"])  # as much noise, the same line
     line, known = (scenario, str(images or ""), sum_, level), tuned_of(__name__, KEYS)
-    found = known[(*line, str(values["seed"]))] if (*line, str(values["seed"])) in known else known[(*line, "")]
-    values["rounds"] = rounds = int(found["rounds"]) if scale.facts.get("chosen", 1) else values["rounds"]
-    values["local"]["lr"] = float(found["lr"])
+    chosen = known[(*line, str(values["seed"]))] if (*line, str(values["seed"])) in known else known[(*line, "")]
+    values["rounds"] = rounds = int(chosen["rounds"]) if scale.facts.get("chosen", 1) else values["rounds"]
+    values["local"]["lr"] = float(chosen["lr"])
     if plain:
         values["privacy"] = {"method": "vanilla"}
         return
     shared = {key: privacy[key] for key in ("method", "sum", "delta")}
-    method = {**shared, "clip": float(found["clip"]), "rounds": rounds}
+    method = {**shared, "clip": float(chosen["clip"]), "rounds": rounds}
     if scenario == "group":
         noise = CAP * least_noise(privacy["epsilon"], privacy["delta"], rounds)
         values["privacy"] = {**method, "examples": WRITERS * CAP, "noise_multiplier": noise}

@@ -33,14 +33,14 @@ def tuned(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> Non
     plain = privacy["method"] == "vanilla"
     sum_ = "" if plain else {"secure": "trusted"}.get(privacy["sum"], privacy["sum"])  # as much noise, the same line
     line, known = (scenario, sum_, "" if plain else f"{privacy['epsilon']:g}"), tuned_of(__name__, KEYS)
-    found = known.get((*line, str(values["seed"]))) or known[*line, ""]  # where public images choose, each split's own
+    chosen = known.get((*line, str(values["seed"]))) or known[*line, ""]  # where public images choose, each split's own
     if scale.facts.get("chosen", 1):
-        values["rounds"] = int(found["rounds"])
-    values["local"]["lr"] = float(found["lr"])
+        values["rounds"] = int(chosen["rounds"])
+    values["local"]["lr"] = float(chosen["lr"])
     if plain:
         values["privacy"] = {"method": "vanilla"}
     else:
-        values["privacy"] = {**fitting(privacy), "clip": float(found["clip"]), "rounds": values["rounds"]}
+        values["privacy"] = {**fitting(privacy), "clip": float(chosen["clip"]), "rounds": values["rounds"]}
 
 
 @study.measure("public labels")
@@ -69,7 +69,7 @@ def over_epsilon(outcomes: Sequence[Outcome], figure: str) -> Curve:
 
 def over_totals(outcomes: Sequence[Outcome], figure: str, ends: tuple[float, float], totals: Iterable[float]) -> Curve:
     """A figure of the test half over log2 of the runs' total epsilons; without privacy it is level between the ends."""
-    found = [float(o.summary.values["test_metrics"][figure]) for o in outcomes]
+    values = [float(o.summary.values["test_metrics"][figure]) for o in outcomes]
     if outcomes[0].cell.config.privacy.method == "vanilla":
-        return Curve(list(ends), [found[0]] * 2)
-    return Curve([math.log2(total) for total in totals], found)
+        return Curve(list(ends), [values[0]] * 2)
+    return Curve([math.log2(total) for total in totals], values)

@@ -69,12 +69,12 @@ class RuleWatch(WholeRun):
         held, learner, model = self._poisoning, self._setup.learner, self._model
         if model is None or held.measured_on is None:
             return {}
-        found, (every_x, every_y, _) = {}, held.measured_on
+        by_part, (every_x, every_y, _) = {}, held.measured_on
         for name, first in (("validation", 0), ("test", 1)):
             x, y = every_x[first::2], every_y[first::2]
             outcome = measure(learner.model, learner.layout, model, x, y, goal_of(held.behaviour, x, y))
-            found[name] = {"success": outcome.success, "recall": outcome.recall, "accuracy": outcome.accuracy}
-        return found
+            by_part[name] = {"success": outcome.success, "recall": outcome.recall, "accuracy": outcome.accuracy}
+        return by_part
 
 
 def played(malicious: Mapping[str, Any]) -> tuple[str, str, bool]:

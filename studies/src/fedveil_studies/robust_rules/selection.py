@@ -27,8 +27,8 @@ def rare_clients(clients: Sequence[ClientData], among: Collection[int], classes:
     counts = torch.stack([torch.bincount(c.y, minlength=classes).double() for c in clients])
     shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
     away = (shares - counts.sum(0) / counts.sum()).abs().sum(1)
-    found = sorted(among, key=lambda p: (-float(away[p]), p))
-    return sorted(found[: max(1, len(found) // 4)])
+    farthest = sorted(among, key=lambda p: (-float(away[p]), p))
+    return sorted(farthest[: max(1, len(farthest) // 4)])
 
 
 class SelectionProbe:

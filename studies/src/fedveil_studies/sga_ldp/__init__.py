@@ -87,8 +87,8 @@ class SomeMembers(MembershipView):
         """Keep their releases."""
         if self._setup.poisoning is None or not self._setup.poisoning.behaviours:
             super().__call__(seen)
-            found = self._view.received  # FedMIA asks for two records of each client
-            self._view.received = [r for r in found if r.partition < ATTACKED and len(self._clients[r.partition].x) > 1]
+            sent = self._view.received  # FedMIA asks for two records of each client
+            self._view.received = [r for r in sent if r.partition < ATTACKED and len(self._clients[r.partition].x) > 1]
         return {}
 
     @classmethod
@@ -162,15 +162,15 @@ class Trust(WholeRun):
         self._before = start.clone()
         models = {p: model_of(releases) for p, releases in seen.received.items()}
         sent = {p: model - start for p, model in models.items() if model is not None}
-        found = dict[str, float]()
+        figures = dict[str, float]()
         for name, group in self._groups.items():
             members = [p for p in group if p in sent]
             for kind, reference in (("last", last), ("public", own)):
                 worths = [max(0.0, cosine(sent[p], reference)) for p in members]
-                found[f"{kind} {name}"] = fmean(worths) if worths else 0.0
+                figures[f"{kind} {name}"] = fmean(worths) if worths else 0.0
             sigmas = [scales[p][0] for p in members if scales.get(p)]
-            found[f"sigma {name}"] = fmean(sigmas) if sigmas else 0.0
-        return found
+            figures[f"sigma {name}"] = fmean(sigmas) if sigmas else 0.0
+        return figures
 
 
 SETTLED = 5  # rounds that are left out before the cosine is averaged
@@ -198,8 +198,8 @@ def _noise(outcome: Outcome) -> float:
 @study.curve("premise measured")
 def measured_worth(outcomes: Sequence[Outcome], _argument: str) -> Curve:
     """Mean of max(0, cosine), over the length of the reference's noise."""
-    found = [(_noise(o), fmean(o.series("cosine")[SETTLED:])) for o in outcomes]
-    return Curve([x for x, _ in found], [y for _, y in found])
+    points = [(_noise(o), fmean(o.series("cosine")[SETTLED:])) for o in outcomes]
+    return Curve([x for x, _ in points], [y for _, y in points])
 
 
 @study.curve("premise expected")
@@ -222,8 +222,7 @@ def membership(outcomes: Sequence[Outcome], _argument: str) -> Value:
 def attack(outcomes: Sequence[Outcome], name: str, at: str = "") -> Value:
     """AUC of one of `MEMBERSHIPS`; or its true positives at a rate of false ones."""
     views = outcomes[0].summary.values["concluded"].values()
-    found = (view for view in views if name in view["figures"] or name in view["refused"])
-    view: Mapping[str, Any] = next(found, {})
+    view: Mapping[str, Any] = next((v for v in views if name in v["figures"] or name in v["refused"]), {})
     if name in view["refused"]:
         return Value(math.nan)
     return Value(float(view["rates"][name].get(at, math.nan) if at else view["figures"][name]))
@@ -235,16 +234,17 @@ def phase(outcomes: Sequence[Outcome], name: str) -> Value:
     honest, *_ = outcomes
     [view] = honest.summary.values["concluded"].values()
     flips = [float(o.summary.values["malicious"]["success"]) for o in outcomes]
-    found = {
+    figures = {
         "accuracy": tested([honest], "accuracy").value,
         "told": max(rates["0.01"] for rates in view["rates"].values()),
         "nobody": flips[0],
         "kept": max(flips[:-1]),
         "worst": max(flips),
     }
-    useful = found["accuracy"] >= ACCURATE and found["told"] <= TOLD
-    found |= {"all": float(useful and found["kept"] <= FLIPPED), "three": float(useful and found["worst"] <= FLIPPED)}
-    return Value(found[name])
+    useful = figures["accuracy"] >= ACCURATE and figures["told"] <= TOLD
+    figures["all"] = float(useful and figures["kept"] <= FLIPPED)
+    figures["three"] = float(useful and figures["worst"] <= FLIPPED)
+    return Value(figures[name])
 
 
 @study.curve("phase")
