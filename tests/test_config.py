@@ -211,7 +211,7 @@ def test_a_setting_may_have_its_own_training():
         load("digits-compare", ['compare.settings=[{method="vanilla", local={rate=0.5}}]', "compare.equal_sigma=false"])
 
 
-def test_a_comparison_checks_all_settings_before_the_first_run_and_names_the_one(tmp_path):
+def test_a_comparison_checks_all_settings_before_the_first_run_and_names_the_one(coarse, tmp_path):
     misfit = '{label="late", method="record", examples=1000, epsilon=4.0, rate=0.5}'
     config = load("digits-compare", [f'compare.settings=[{{method="vanilla"}}, {misfit}]', "compare.equal_sigma=false"])
     with pytest.raises(FieldError, match=r"^settings\['late'\]: "):
