@@ -14,7 +14,7 @@ JOBS        ?= 2
 
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
 
 # The benchmarks' environment: the library and its peers, which pin other versions of what the tests use.
@@ -24,8 +24,10 @@ PEERS := $(BENCH)/bin/python -m pip --disable-pip-version-check install --quiet
 # The site's environment: what writes pages and reads docstrings, and nothing that computes.
 DOCS := .venv-docs
 
-# Stamps: the library with its core dependencies (demo), and with the studies and everything the checks need on top.
+# Stamps: PyTorch alone; the library (demo); what the tests need, with the studies; linters and Flower's simulation.
+BASE := $(VENV)/.torch-installed
 CORE := $(VENV)/.core-installed
+TEST := $(VENV)/.test-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
@@ -38,7 +40,7 @@ demo: $(CORE)  ## compare privacy settings on handwritten digits, then persons (
 	$(BIN)/fedveil compare --seeds 3 --jobs $(JOBS)
 	$(BIN)/fedveil compare digits-person --jobs $(JOBS)
 
-test: $(DEV)  ## run the tests (without the slow ones)
+test: $(TEST)  ## run the tests (without the slow ones)
 	@$(PYTEST) --timeout 240 $(PYTEST_ARGS)
 
 lint: $(DEV)  ## ruff: rules and formatting
@@ -53,32 +55,32 @@ check: lint types test  ## lint, types and test
 slow: $(DEV)  ## run the long checks
 	@$(PYTEST) -m slow $(PYTEST_ARGS)
 
-mutation: $(DEV)  ## plant bugs in copies of the library: the tests have to notice each of them
+mutation: $(TEST)  ## plant bugs in copies of the library: the tests have to notice each of them
 	@$(PYTEST) -m slow tests/mutation $(PYTEST_ARGS)
 
-crash: $(DEV)  ## kill runs at every step and at random moments, and go on with them; prints the figures
+crash: $(TEST)  ## kill runs at every step and at random moments, and go on with them; prints the figures
 	@$(PYTEST) -n 0 -m slow tests/crash $(PYTEST_ARGS)
 
-hostile: $(DEV)  ## play a hostile server and hostile clients, 27,000 games and cases; prints the figures
+hostile: $(TEST)  ## play a hostile server and hostile clients, 27,000 games and cases; prints the figures
 	@$(PYTEST) -n 0 -s -m slow tests/hostile $(PYTEST_ARGS)
 
-browser: $(DEV)  ## open a report's page in headless Chromium (which has to be there)
+browser: $(TEST)  ## open a report's page in headless Chromium (which has to be there)
 	@$(PYTEST) -n 0 -m browser tests/browser $(PYTEST_ARGS)
 
-notebooks: $(DEV)  ## run examples/notebooks from top to bottom
-	$(PIP) install --quiet -c constraints.txt -e ".[notebooks]"
+notebooks: $(TEST)  ## run examples/notebooks from top to bottom
+	$(PIP) -e ".[notebooks]"
 	@$(PYTEST) -n 0 -m notebooks tests/notebooks $(PYTEST_ARGS)
 
-wheels: $(DEV)  ## build both wheels, install them beside the PyTorch that is there, and run the first command
+wheels: $(TEST)  ## build both wheels, install them beside the PyTorch that is there, and run the first command
 	@$(PYTEST) -n 0 -m wheels tests/wheels $(PYTEST_ARGS)
 
-deploy-test: $(DEV)  ## try to get round `fedveil node` on a real SuperLink and SuperNodes, and what goes wrong at a site (15 minutes)
+deploy-test: $(TEST)  ## try to get round `fedveil node` on a real SuperLink and SuperNodes, and what goes wrong at a site (15 minutes)
 	@$(PYTEST) -n 0 -m deploy tests/deploy/test_chain.py tests/deploy/test_bad_input.py $(PYTEST_ARGS)
 
-deploy-demo: $(DEV)  ## watch a deployment: three sites with TLS, keys and policies, and what gets nowhere
+deploy-demo: $(TEST)  ## watch a deployment: three sites with TLS, keys and policies, and what gets nowhere
 	@$(PYTEST) -n 0 -s -m deploy tests/deploy/test_demo.py $(PYTEST_ARGS)
 
-data-test: $(DEV)  ## run the tests on the real data sets (FEDVEIL_DATA, or ../shared/data)
+data-test: $(TEST)  ## run the tests on the real data sets (FEDVEIL_DATA, or ../shared/data)
 	@$(PYTEST) -m "data and not slow" $(PYTEST_ARGS)
 
 docs: $(DOCS)/.installed  ## the site, below build/site; a link that leads nowhere is an error
@@ -100,12 +102,23 @@ distclean: clean  ## clean, and remove the environment as well
 	rm -rf $(VENV) $(BENCH) $(DOCS)
 
 # PyTorch goes first and alone, so that TORCH_ARGS cannot change where anything else comes from; its
-# dependencies follow with the second command.
-$(CORE): pyproject.toml constraints.txt
+# dependencies follow with the next command.
+$(BASE): constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] < (3, 14) else "FedVeil needs Python 3.11, 3.12 or 3.13, but " + sys.executable + " is " + sys.version.split()[0] + "; say which to use: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet $(TORCH_ARGS) --no-deps -c constraints.txt torch==2.13.0
-	$(PIP) install --quiet -c constraints.txt -e .
+	$(PIP) $(TORCH_ARGS) --no-deps torch==2.13.0
+	@touch $@
+
+$(CORE): $(BASE) pyproject.toml constraints.txt
+	$(PIP) -e .
+	@touch $@
+
+$(TEST): $(BASE) pyproject.toml constraints.txt studies/pyproject.toml
+	$(PIP) -e ".[test]" -e ./studies
+	@touch $(CORE) $@
+
+$(DEV): $(TEST)
+	$(PIP) -e ".[dev]" -e ./studies
 	@touch $@
 
 $(DOCS)/.installed: Makefile
@@ -122,6 +135,3 @@ $(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/requirements.txt
 		[ -z "$$peer" ] || $(PEERS) torch==2.13.0 "$$peer" || echo "left out: $$peer does not install"; done
 	@touch $@
 
-$(DEV): $(CORE) studies/pyproject.toml
-	$(PIP) install --quiet -c constraints.txt -e ".[dev]" -e ./studies
-	@touch $@
