@@ -61,6 +61,11 @@ def judged(name, options, attack):
     return units
 
 
+@pytest.fixture(scope="module")
+def undefended():
+    return judged("vanilla", {}, IDLG())
+
+
 @pytest.mark.parametrize("name", PLAIN)
 def test_central_trust_keeps_nothing_from_the_server(name):
     units = judged(name, PLAIN[name], IDLG())
@@ -68,13 +73,13 @@ def test_central_trust_keeps_nothing_from_the_server(name):
 
 
 @pytest.mark.parametrize("name", STRONG)
-def test_local_noise_stops_the_attack_that_works_without_it(name):
+def test_local_noise_stops_the_attack_that_works_without_it(undefended, name):
     found = judge_inversion(
         IDLG(),
         name,
         judged(name, STRONG[name], IDLG(restarts=0)),
         threat=SERVER,
-        undefended=judged("vanilla", {}, IDLG()),
+        undefended=undefended,
     )
     assert found.valid
     assert found.point > 0.02 > 1e-3 > found.without_defence
