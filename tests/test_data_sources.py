@@ -1,6 +1,4 @@
 import io
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -134,12 +132,6 @@ def test_unknown_names_and_options():
         load("npz")
     assert prepare("digits") is None
     assert SOURCES["digits"].available
-
-
-def test_importing_the_library_does_not_import_scikit_learn():
-    code = "import sys, fedveil.data, fedveil.learning; print('sklearn' in sys.modules, 'PIL' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
 
 
 def test_an_absent_set_says_where_it_is_to_be_had(tmp_path, monkeypatch):
