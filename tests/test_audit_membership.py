@@ -151,6 +151,7 @@ def test_a_person_is_told_by_the_mean_of_her_images(tmp_path):
 
 def test_whose_records_are_whose_has_to_be_known_for_persons(config, tmp_path):
     assert "person-loss" not in game(config).chosen
+    config = load(str(tmp_path / "small.toml"), ["local.epochs=1", "rounds=1"])
     found = play(game(config, attacks=("person-loss",), replicates=1), tmp_path / "audit")
     assert not found.verdicts
     assert all("person" in one.reason for one in found.refused)
@@ -224,6 +225,7 @@ def test_a_shadow_federation_has_all_records_of_a_person_where_she_is_or_none(pe
 def test_a_persons_shadow_score_needs_to_know_whose_records_are_whose(config, tmp_path, monkeypatch):
     monkeypatch.setattr("fedveil.games.shadows.MODELS", 4)
     assert not any(name.startswith(PEOPLE) for name in game(config).chosen)
+    config = load(str(tmp_path / "small.toml"), ["local.epochs=1", "rounds=1"])
     found = play(game(config, attacks=("person-lira-online",), replicates=1), tmp_path / "audit")
     assert not found.verdicts
     assert all("whose" in one.reason for one in found.refused)

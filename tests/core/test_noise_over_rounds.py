@@ -17,7 +17,7 @@ from fedveil.games.guarantees import game, noise
 from fedveil.games.guarantees.noise import LEVEL
 from fedveil.mechanisms import GaussianNoise, ReproducibleSource
 
-D = 1000
+D = 300
 ROWS = sum(len(noise.methods(d)) for d in guarantees.DIMENSIONS)
 FOUND = LEVEL / ROWS  # a row of `fedveil verify` says no below this
 SOME = torch.randperm(D, generator=torch.Generator().manual_seed(3))
@@ -105,7 +105,8 @@ def test_a_planted_bug_is_found(bug, name):
 
 
 @pytest.mark.parametrize("name", [one.name for one in noise.methods(11)])
-def test_every_methods_noise_is_sound_and_is_found_used_again(name):
+def test_every_methods_noise_is_sound_and_is_found_used_again(name, monkeypatch):
+    monkeypatch.setattr(noise, "PARTIES", 10)
     [one] = [one for one in noise.methods(11) if one.name == name]
     sound = one.examine(Planted(2, Bug()))
     assert sound.p > FOUND, sound
@@ -142,7 +143,7 @@ def test_in_the_game_a_round_without_noise_decides_alone():
     def proven(bug):
         source = Planted(1, bug)
         worlds = zip((1, 0), case.worlds, strict=True)
-        scores = [np.array([case.score(world(source.child(w, r))) for r in range(200)]) for w, world in worlds]
+        scores = [np.array([case.score(world(source.child(w, r))) for r in range(100)]) for w, world in worlds]
         return bound(*scores).mu_lower
 
     assert proven(Bug()) <= case.claimed_mu

@@ -61,7 +61,7 @@ def test_a_total_composes_its_own_kind_alone():
     assert refused(policy, MU, [HEURISTIC] * 7)  # participations of every kind
 
 
-SAMPLED = spend("record", events=((Poisson(0.1, Gaussian(1.0)), 10),))
+SAMPLED = spend("record", events=((Poisson(0.1, Gaussian(4.0)), 10),))
 
 
 def test_steps_of_record_level_are_held_to_an_epsilon_together():
@@ -70,7 +70,7 @@ def test_steps_of_record_level_are_held_to_an_epsilon_together():
     assert not refused(both, SAMPLED)
     assert not refused(both, RECORD)
     past = [LEAK, HEURISTIC, SAMPLED]
-    counted = epsilon([(Poisson(0.1, Gaussian(1.0)), 10), (Gaussian(2.0), 1)], 1e-5, "replace-one")
+    counted = epsilon([(Poisson(0.1, Gaussian(4.0)), 10), (Gaussian(2.0), 1)], 1e-5, "replace-one")
     assert both.standing([SAMPLED, RECORD])["record_epsilon"] == (2, pytest.approx(counted), 6.0)
     for room, holds in ((1.001, True), (0.999, False)):
         assert refused(Policy(total=Limits(record_epsilon=counted * room)), RECORD, past) != holds
