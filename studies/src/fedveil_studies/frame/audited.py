@@ -71,8 +71,7 @@ class Audited:
         columns = rng.multinomial(m, np.full(m, 1 / m), size=RESAMPLES) / m
         ours, other = (((rows @ each) * columns).sum(1) for each in won)
         low, high = np.quantile(ours - other, [0.025 / tried, 1 - 0.025 / tried])
-        moving = ours.std() > 0 and other.std() > 0
-        correlation = float(np.corrcoef(ours, other)[0, 1]) if moving else 0.0
+        correlation = float(np.corrcoef(ours, other)[0, 1]) if ours.std() > 0 and other.std() > 0 else 0.0
         a, b = (self.auc(attack, setting, tried) for setting in (first, second))
         gap = a.point - b.point
         below = _together(a.point - a.low, b.high - b.point, correlation)
@@ -107,10 +106,6 @@ def read_audits(folder: Path, study: Study) -> list[Audited]:
 
 def _audited(values: Mapping[str, Any], study: Study) -> Audited:
     results = [r for r in values["results"] if not r["supposed"]]  # those on metrics that clients are not shown
-    scores = {
-        (str(r["attack"]), str(r["setting"])): (np.array(r["scores"]["in"]), np.array(r["scores"]["out"]))
-        for r in results
-    }
     settings, runs = values["settings"], values["replicates"]
     data = str(values["provenance"]["data"]).partition(",")[0]
     accuracies = values.get("accuracies") or {label: about["accuracies"] for label, about in settings.items()}
@@ -121,6 +116,9 @@ def _audited(values: Mapping[str, Any], study: Study) -> Audited:
         methods={label: str(about["method"]) for label, about in settings.items()},
         sigmas={label: float(about["sigma"]) for label, about in settings.items() if about["sigma"] is not None},
         accuracies={label: tuple(float(a) for a in each if a is not None) for label, each in accuracies.items()},
-        scores=scores,
+        scores={
+            (str(r["attack"]), str(r["setting"])): (np.array(r["scores"]["in"]), np.array(r["scores"]["out"]))
+            for r in results
+        },
         valid=frozenset(str(r["attack"]) for r in results if r["valid_without_defence"]),
     )

@@ -152,11 +152,6 @@ def means(result: Result | None) -> dict[int, float]:
     return {} if result is None else {seed: fmean(values.values()) for seed, values in result.by_seed.items()}
 
 
-def decided(label: str, difference: Difference, decide: Decide) -> Row:
-    """A row of a difference."""
-    return Row(label, decide(difference), str(difference), difference, decide)
-
-
 def verdict_of(difference: Difference, sign: int, margin: float = 0.0) -> str:
     """Of "it is above" (sign 1) or "below" (-1); differences within the margin are none."""
     if difference.low > 0 or difference.high < 0:
@@ -169,11 +164,6 @@ def within(difference: Difference, margin: float) -> str:
     if -margin <= difference.low and difference.high <= margin:
         return HOLDS
     return CONTRADICTED if difference.low > margin or difference.high < -margin else CANNOT_TELL
-
-
-def strongest(row: Row, of: int) -> Row:
-    """A row that was chosen from several comparisons because it is the hardest: it shares the 5% with them."""
-    return replace(row, tests=of)
 
 
 JUDGES: Mapping[str, Judge] = {

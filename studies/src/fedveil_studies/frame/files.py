@@ -139,9 +139,8 @@ class Pages:
 
     def _write(self, path: Path, text: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(
-            path, text.encode(), f".{os.getpid()}"
-        )  # who only looks takes no lock, and may write while others do
+        # who only looks takes no lock, and may write while others do
+        write_atomic(path, text.encode(), f".{os.getpid()}")
         return path
 
 

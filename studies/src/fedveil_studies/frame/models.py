@@ -113,14 +113,14 @@ def validated(outcome: Outcome) -> Validated:
     models = torch.stack(_states(outcome, module))
     choices = choose_each(module, layout, models, clients, config.local.loss)
     chosen = [index if isinstance(index, int) else 0 for index in choices]
-    outputs: dict[int, Tensor] = {}
+    predictions: dict[int, Tensor] = {}
     for j, model in enumerate(models):
         own = [i for i, c in enumerate(chosen) if c == j]
         if own:
             together = predict(module, layout, model, torch.cat([clients[i].x for i in own]))
-            outputs |= zip(own, torch.split(together, [clients[i].examples for i in own]), strict=True)
+            predictions |= zip(own, torch.split(together, [clients[i].examples for i in own]), strict=True)
     losses = client_losses(module, layout, models, clients, config.local.loss)
-    return Validated(dataset, clients, models, losses, chosen, [outputs[i] for i in range(len(clients))])
+    return Validated(dataset, clients, models, losses, chosen, [predictions[i] for i in range(len(clients))])
 
 
 def _states(outcome: Outcome, module: nn.Module) -> list[Tensor]:

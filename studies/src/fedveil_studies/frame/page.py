@@ -207,6 +207,5 @@ def _seeds(claim: ClaimOf, row: Row) -> int:
     """About how many decide a row: its interval then leaves out zero, or lies within the margin."""
     assert row.difference is not None
     far, half = abs(row.difference.mean), (row.difference.high - row.difference.low) / 2
-    within = abs(claim.margin - far)
-    nearest = within if claim.expect == "alike" else max(far, claim.margin - far)
+    nearest = abs(claim.margin - far) if claim.expect == "alike" else max(far, claim.margin - far)
     return math.ceil(row.difference.count * min(half / max(nearest, 1e-9), MANY) ** 2)

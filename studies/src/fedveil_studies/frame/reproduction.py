@@ -129,8 +129,7 @@ class Reproduction:
 
     def full(self, scenario: str, seed: int) -> Config:
         """The scenario with all its clients, for who wants to look at the data."""
-        row = next(iter(self.study.described.rows))
-        return parse(self._values(scenario, row, seed))
+        return parse(self._values(scenario, next(iter(self.study.described.rows)), seed))
 
     def _configuration(
         self, scenario: str, row: str, setting: str, seed: int, draw: int, change: str, keys: Mapping[str, Any]
@@ -220,8 +219,7 @@ class Reproduction:
 
     def _planned(self, kind: str, place: Mapping[str, Any], row: str, published: Published | None) -> PlannedFigure:
         measure = self.study.function(kind, place["part"].figures[place["figure"]], place["of"])
-        runs = self._runs(place)
-        return PlannedFigure(row, place["setting"], place["figure"], runs, measure, published)
+        return PlannedFigure(row, place["setting"], place["figure"], self._runs(place), measure, published)
 
     def _places(self, content: TableOf) -> Iterator[dict[str, Any]]:
         """Every line in the order that the content wants, parts in theirs: the part, names by axis, labels of names."""
@@ -235,8 +233,8 @@ class Reproduction:
                 labels = {
                     "row": spec.rows[place["row"]].label,
                     "setting": spec.settings[place["setting"]].label,
+                    "scenario": spec.scenarios[place["scenario"]].label or place["scenario"],
                 }
-                labels["scenario"] = spec.scenarios[place["scenario"]].label or place["scenario"]
                 yield {"part": part, "labels": labels, **place}
 
     def _runs(self, place: Mapping[str, Any]) -> Runs:

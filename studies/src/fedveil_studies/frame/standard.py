@@ -46,7 +46,7 @@ def gain(outcomes: Sequence[Outcome], figure: str) -> Value:
 
 def change(outcomes: Sequence[Outcome], figure: str) -> Value:
     """Mean absolute change from one round to the next, the first quarter of the run left out."""
-    values = series(outcomes[0], "metrics", figure)
+    values = [float(row["metrics"][figure]) for row in outcomes[0].rows]
     settled = values[len(values) // CLIMB :]
     return Value(fmean(abs(b - a) for a, b in pairwise(settled)) if len(settled) > 1 else math.nan)
 
@@ -87,11 +87,6 @@ def at(outcomes: Sequence[Outcome], of: MeasureOf, key: str) -> Curve:
     for name in key.split("."):
         place = place[name]
     return Curve([float(place)], [MEASURES[of.measure](outcomes, of.of).value])
-
-
-def series(outcome: Outcome, group: str, name: str) -> list[float]:
-    """A figure of every round."""
-    return [float(row[group][name]) for row in outcome.rows]
 
 
 def require_known(where: str, one: MeasureOf) -> None:

@@ -191,8 +191,7 @@ class Optima(WholeRun):
         sent = {p: r.value for p, releases in seen.received.items() for r in releases if r.kind == "model"}
         nearest = torch.cdist(torch.stack(list(sent.values())).double(), seen.models.double()).argmin(1).tolist()
         right = [int(gaps[:, kinds[p]].argmin()) == j for p, j in zip(sent, nearest, strict=True)]
-        clients = enumerate(seen.federation.clients)
-        own = [(int(c.name[0]), self._made[p]) for p, c in clients]
+        own = [(int(c.name[0]), self._made[p]) for p, c in enumerate(seen.federation.clients)]
         figures |= {f"most {i}": float(max(n for kind, n in own if kind == i)) for i in range(2)}
         return {**figures, "apart": fmean(right) if len(set(gaps.argmin(0).tolist())) > 1 else 0.5}
 

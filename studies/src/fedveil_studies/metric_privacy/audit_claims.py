@@ -6,7 +6,7 @@ from functools import partial
 from fedveil.attacks import NoiseSize
 from fedveil.config.variants import EQUAL_SIGMA
 from fedveil_studies.frame.audited import Audited
-from fedveil_studies.frame.claims import decided, untested, verdict_of, within
+from fedveil_studies.frame.claims import untested, verdict_of, within
 from fedveil_studies.frame.described import ClaimOf
 from fedveil_studies.frame.finding import CANNOT_TELL, HOLDS, Decide, Row
 from fedveil_studies.metric_privacy.measures import study
@@ -36,10 +36,9 @@ def works(_claim: ClaimOf, audit: Audited) -> Iterator[Row]:
 @study.audit("protects")
 def protects(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
     """Each attack that works without noise does worse under metric privacy."""
+    decide = partial(verdict_of, sign=-1, margin=claim.margin)
     for attack in sorted(audit.valid):
-        yield _attack(
-            audit, attack, METRIC, VANILLA, len(audit.valid), partial(verdict_of, sign=-1, margin=claim.margin)
-        )
+        yield _attack(audit, attack, METRIC, VANILLA, len(audit.valid), decide)
 
 
 @study.audit("comparable")
@@ -109,8 +108,8 @@ def _equal_sigma(audit: Audited) -> str | None:
 
 
 def _more_accurate(claim: ClaimOf, audit: Audited, first: str, second: str) -> Row:
-    difference = audit.more_accurate(first, second)
-    return decided(f"accuracy less that of {second}", difference, partial(verdict_of, sign=1, margin=claim.margin))
+    difference, decide = audit.more_accurate(first, second), partial(verdict_of, sign=1, margin=claim.margin)
+    return Row(f"accuracy less that of {second}", decide(difference), str(difference), difference, decide)
 
 
 def _attack(audit: Audited, attack: str, first: str, second: str, tried: int, decide: Decide) -> Row:

@@ -143,8 +143,7 @@ class PrintedGame(ParticipationGame):
 
     def check(self) -> list[str]:
         """Refuse what cannot be prepared; say what is odd."""
-        every = [prepare(cell.config).warnings for cell in self.cells()]
-        return list(dict.fromkeys(warning for warnings in every for warning in warnings))
+        return list(dict.fromkeys(warning for cell in self.cells() for warning in prepare(cell.config).warnings))
 
     def cells(self) -> list[Cell]:
         return [cell for cells in self.runs.values() for cell in cells]

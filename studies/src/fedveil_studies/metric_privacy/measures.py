@@ -185,8 +185,7 @@ class Divergence:
     @property
     def name(self) -> str:
         """With what decides the examples."""
-        what = ", ".join(self.figures)
-        return f"{what} on the test half {_examples(self.full)}"
+        return f"{', '.join(self.figures)} on the test half {_examples(self.full)}"
 
     @property
     def figures(self) -> tuple[str, ...]:
@@ -210,13 +209,8 @@ study.probe("distances")(Divergence)
 
 def _series(outcomes: Sequence[Outcome], name: str) -> list[float]:
     if name == DECAY:
-        return decay(len(outcomes[0].rows))
+        return [1 / round_ for round_ in range(1, len(outcomes[0].rows) + 1)]
     return outcomes[0].series(name)
-
-
-def decay(rounds: int) -> list[float]:
-    """``1 / round``, to compare with."""
-    return [1 / round_ for round_ in range(1, rounds + 1)]
 
 
 @study.measure("mean d")

@@ -198,8 +198,7 @@ def _noise(outcome: Outcome) -> float:
 @study.curve("premise measured")
 def measured_worth(outcomes: Sequence[Outcome], _argument: str) -> Curve:
     """Mean of max(0, cosine), over the length of the reference's noise."""
-    points = [(_noise(o), fmean(o.series("cosine")[SETTLED:])) for o in outcomes]
-    return Curve([x for x, _ in points], [y for _, y in points])
+    return Curve([_noise(o) for o in outcomes], [fmean(o.series("cosine")[SETTLED:]) for o in outcomes])
 
 
 @study.curve("premise expected")
