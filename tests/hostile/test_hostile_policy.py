@@ -111,7 +111,7 @@ def folder(tmp_path_factory):
     return path
 
 
-@settings(max_examples=300, **OPTIONS)
+@settings(max_examples=150, **OPTIONS)
 @given(policies)
 def test_a_policy_is_what_it_says_or_refused(folder, entries):
     played(folder, entries)
