@@ -44,7 +44,7 @@ def test_same_bits_as_embedded_though_replies_arrive_shuffled(name):
 def test_a_server_app_ends_in_the_same_bits(name):
     embedded, flower = fv.Federation(**arguments(name)), FlowerFederation(shuffle=5, **arguments(name))
     size, app = len(flower.clients), ServerApp()
-    given = {"rounds": ROUNDS, "initial": flower.models, "clients": size, "seed": flower.seed, "evaluate": False}
+    given = {"rounds": 2, "initial": flower.models, "clients": size, "seed": flower.seed, "evaluate": False}
     strategy = FedVeilStrategy(flower.server, **given)
 
     @app.main()
@@ -52,14 +52,14 @@ def test_a_server_app_ends_in_the_same_bits(name):
         strategy.start(grid, to_arrays(flower.layout, flower.models[0]))
 
     run_in_process(app, grid=flower.grid())
-    assert torch.equal(strategy.models, embedded.run(ROUNDS).models)
+    assert torch.equal(strategy.models, embedded.run(2).models)
     assert ledgers(flower) == ledgers(embedded)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_clients_that_raise_diverge_or_decline(name):
-    expected = fv.Federation(**unruly(name)).run(ROUNDS)
-    found = FlowerFederation(shuffle=2, **unruly(name)).run(ROUNDS)
+    expected = fv.Federation(**unruly(name)).run(2)
+    found = FlowerFederation(shuffle=2, **unruly(name)).run(2)
     assert torch.equal(found.models, expected.models)
     assert torch.isfinite(found.models).all()
     for ours, theirs in zip(found.rounds, expected.rounds, strict=True):
