@@ -189,7 +189,7 @@ MACHINES = pytest.mark.parametrize("machine", [HostileServer, HostileEmbedding])
 
 @MACHINES
 def test_a_hostile_server_sees_nothing_but_the_protected_vector(machine):
-    play(machine, 30, 8)
+    play(machine, 60, 8)
     assert machine.one_failed > 3  # otherwise the games would prove nothing
 
 
