@@ -58,8 +58,9 @@ def test_at_once_gives_what_one_after_another_gives(study, tmp_path, monkeypatch
 
 def test_what_fails_in_another_process_is_told_here(tmp_path):
     [cell, *_] = cells_of(tiny_study(tmp_path / "patterns.npz"), "5")  # which nobody wrote
-    with pytest.raises(FedVeilError, match=r"patterns\.npz"):
-        Store(tmp_path / "out").run([cell], jobs=2)
+    work = partial(run_in_process, tmp_path / "out")
+    with pytest.raises(FedVeilError, match=r"patterns\.npz"), Jobs(work, 1, [cell]) as going:
+        going.next()
 
 
 def test_no_more_is_begun_than_there_are_processes(study, tmp_path):
