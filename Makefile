@@ -17,6 +17,9 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
 
+# Bytecode is written where a module is first imported, and not for all that is installed.
+export PYTHONDONTWRITEBYTECODE :=
+
 # The benchmarks' environment: the library and its peers, which pin other versions of what the tests use.
 BENCH := .venv-bench
 PEERS := $(BENCH)/bin/python -m pip --disable-pip-version-check install --quiet

@@ -189,7 +189,7 @@ class Asking:
         least, connected = self._method.least_sites, self._roster.nodes
         nodes = {p: connected[p] for p in partitions if p in connected and p not in self._declined}
         if len(nodes) < least:
-            raise self._few(number, f"{len(nodes)} sites are connected", self._declined)
+            raise self._few(number, len(nodes), "are connected")
         keys = [self._roster.sites[p] for p in nodes] if self._secure else ()
         self.broadcast, self._config = self._serving.open(models, number, size, keys, attempt), config
         return self.messages(self.broadcast, nodes, config, MessageType.TRAIN)
@@ -229,14 +229,16 @@ class Asking:
         if self._secure:
             self._declined |= refused
             refused = self._declined
-            if refused and len(released) < least:
-                raise self._few(public.round, f"{len(released)} sites answered", refused)
+            few = self._few(public.round, len(released), "answered")
+            if len(released) < least and isinstance(few, BudgetError):  # else the server says who failed, and why
+                raise few
         return self.broadcast, released, failed, refused
 
-    def _few(self, number: int, left: str, declined: Mapping[int, str]) -> NoReplyError | BudgetError:
-        """Why there is no sum: where sites declined, the run is over and not broken."""
-        why = f"round {number}: {left}, and a sum is of {self._method.least_sites} at least"
-        if not declined:
+    def _few(self, number: int, left: int, how: str) -> NoReplyError | BudgetError:
+        """Why there is no sum: were those who declined enough to make one, the run is over and not broken."""
+        least, declined = self._method.least_sites, self._declined
+        why = f"round {number}: {left} sites {how}, and a sum is of {least} at least"
+        if left + len(declined) < least or not declined:
             return NoReplyError(why)
         partition, reason = next(iter(declined.items()))
         return BudgetError(f"client {partition} declines ({reason}); the last model stands: {why}")
