@@ -306,7 +306,7 @@ def searched(sizes, draws, tries, names=NETWORKS, methods=METHODS, first=0):
     return found
 
 
-THREADS = [*((1, name) for name in NETWORKS), *((2, name) for name in ("dense", "pictures", "attention"))]
+THREADS = [*((1, name) for name in NETWORKS), *((2, name) for name in ("dense", "attention"))]
 
 
 @pytest.mark.parametrize(("threads", "name"), THREADS)
