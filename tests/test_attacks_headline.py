@@ -130,6 +130,20 @@ def test_a_run_says_which_relation_its_epsilon_is_for(method, relation):
     assert ("eps" in replicate.summary.values["guarantee"]) == bool(relation)
 
 
+@pytest.mark.parametrize("unit", ["record", "person"])
+def test_what_is_promised_for_a_part_of_a_client_is_no_promise_for_the_client(unit):
+    """Who takes part may show under it: it chooses no world, and is set beside nothing measured."""
+    config = load("digits-person" if unit == "person" else "digits-record", ["rounds=1", "compare={}"])
+    game = ParticipationGame(config, attacks=("loss",))
+    case = Case("record", "honest", "run", True, 0)
+    replicate = Replicate.of(
+        case, Store(None).run([game.of_case[case]], together=True).outcomes[game.of_case[case].key]
+    )
+    assert replicate.summary.values["guarantees"]["worst client"]["unit"] == unit
+    assert replicate.relation == ""
+    assert game.roles.stand_in == "replace"
+
+
 def test_a_guarantee_for_another_relation_is_not_to_be_compared():
     def settings(played, **promised):
         about = {k: {"guarantee": f"that of {k}", "guarantee_relation": v} for k, v in promised.items()}

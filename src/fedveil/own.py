@@ -296,7 +296,7 @@ class OwnAudit(Audit):
 def _relation(make: Make, clients: Clients, method: AnyMethod | None) -> str:
     """The relation of what a method promises a client, after a round of it."""
     promise = make_one(make, clients, method, 0).run(1).guarantee
-    return promise.relation if promise.proven and promise.unit not in ("record", "person") else "zero-out"
+    return promise.relation if promise.proven and promise.unit == "client" else "zero-out"
 
 
 def _held_out(clients: Sequence[ClientData]) -> ClientData | None:

@@ -95,7 +95,7 @@ class ParticipationGame(Attacking):
         """Relation of what a setting's models promise a client, or ""; metrics beside them have no world."""
         with suppress(FieldError):
             promise = promised(prepared(planned.config.model_copy(update={"publish": Publishing()}))).guarantee
-            return promise.relation if promise.proven and promise.unit != "record" else ""
+            return promise.relation if promise.proven and promise.unit == "client" else ""
         return ""
 
     @property

@@ -106,10 +106,10 @@ class Replicate:
 
     @property
     def relation(self) -> str:
-        """That the guarantee's epsilon is for; "" where it has none, or one for a record."""
+        """That the guarantee's epsilon is for; "" where it has none for a client."""
         parties = self.summary.values["guarantees"]
         party = parties.get("server") or parties["worst client"]
-        return str(party["relation"]) if "epsilon" in party and party["unit"] != "record" else ""
+        return str(party["relation"]) if "epsilon" in party and party["unit"] == "client" else ""
 
 
 def never_drawn(config: Config, n: int, world: World, cases: Sequence[Case]) -> list[Case]:
