@@ -325,7 +325,7 @@ def test_crafted_people_are_found_under_vacuous_noise_and_not_beyond_what_the_le
     """Through the engine: images of persons who do not exist are trained on, and looked for in the last model."""
     from fedveil import Federation
     from fedveil.attacks.membership import confidence
-    from fedveil.attacks.membership.registry import of_people
+    from fedveil.attacks.membership.records import of_people
     from fedveil.learning import LocalTraining, build_model
     from fedveil.methods import build
 

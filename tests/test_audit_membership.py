@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.attacks.membership.registry import of_people
+from fedveil.attacks.membership.records import of_people
 from fedveil.attacks.membership.scores import PEOPLE
 from fedveil.config import load
 from fedveil.engines import Federation

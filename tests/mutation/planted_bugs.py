@@ -2108,7 +2108,7 @@ BUGS = (
     ),
     _bug(
         "attacks: the target is among the others",
-        "attacks/membership/registry.py",
+        "attacks/membership/records.py",
         "fed_mia",
         "torch.cat([measure[:, :target], measure[:, target + 1:]], dim=1)",
         "measure",
@@ -2197,7 +2197,7 @@ BUGS = (
     ),
     _bug(
         "attacks: a person's score is the sum over her records",
-        "attacks/membership/registry.py",
+        "attacks/membership/records.py",
         "of_people",
         "torch.bincount(owner, scores.double()) / torch.bincount(owner)",
         "torch.bincount(owner, scores.double())",

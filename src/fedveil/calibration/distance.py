@@ -27,7 +27,7 @@ from fedveil.registry import Registry
 Direction = Literal["less", "more"]
 Groups = list[list[slice]]
 
-METRICS: Registry[Callable[[Layout, Grouping], Groups]] = Registry(
+DISTANCES: Registry[Callable[[Layout, Grouping], Groups]] = Registry(
     "privacy.distance",
     {
         "layer_frobenius": lambda layout, grouping: list(layout.groups(grouping).values()),
@@ -63,7 +63,7 @@ def max_pairwise_distance(
     grouping : {"array", "module"}
         ``"array"`` counts weight and bias as two layers, as the authors' code does.
     metric : str
-        A name of `METRICS`. ``"layer_frobenius"``: the mean over layers of the Frobenius norm of the difference;
+        A name of `DISTANCES`. ``"layer_frobenius"``: the mean over layers of the Frobenius norm of the difference;
         ``"euclidean"``: the norm of the whole difference; ``"cosine"``: one less the cosine, of whatever lengths. An
         update of length 0 has no direction: it lies .5 from every other.
 
@@ -88,7 +88,7 @@ def max_pairwise_distance(
     # without a mask as large as the models
     if not all(bool(torch.isfinite(torch.stack(torch.aminmax(row))).all()) for row in models):
         raise FieldError("models", "NaN or infinity", "must be finite: drop damaged replies first")
-    groups = METRICS[require_choice("metric", metric, METRICS)](layout, grouping)
+    groups = DISTANCES[require_choice("metric", metric, DISTANCES)](layout, grouping)
     if metric == COSINE:
         lengths = norms(models)
         models = models / torch.where(lengths > 0, lengths, 1.0)[:, None]

@@ -1,12 +1,12 @@
 """Move the tensors, keep the state, write the ledger."""
 
 from fedveil.engines.client import ClientParty as ClientParty
+from fedveil.engines.federation import Federation as Federation
 from fedveil.engines.history import Asked as Asked
 from fedveil.engines.history import Best as Best
 from fedveil.engines.history import Collected as Collected
 from fedveil.engines.history import History as History
 from fedveil.engines.history import RoundRecord as RoundRecord
-from fedveil.engines.local import Federation as Federation
 from fedveil.engines.lockstep import Lockstep as Lockstep
 from fedveil.engines.options import Budgets as Budgets
 from fedveil.engines.options import Evaluation as Evaluation

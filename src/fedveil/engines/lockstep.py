@@ -6,8 +6,8 @@ Every federation keeps its own parties, ledgers, noise and seeds, and ends in th
 
 from collections.abc import Iterator, Sequence
 
+from fedveil.engines.federation import Federation
 from fedveil.engines.history import RoundRecord
-from fedveil.engines.local import Federation
 from fedveil.errors import BudgetError, FieldError, NoReplyError, require_rounds
 
 

@@ -12,7 +12,7 @@ from fedveil.errors import FedVeilError, FieldError, require_choice, require_hyp
 from fedveil.layout import Layout
 from fedveil.methods import Broadcast, ClientSide, PublicFacts, Releases
 
-COUNT, METRICS = "num-examples", "metrics"
+COUNT, METRICS_KEY = "num-examples", "metrics"
 INDEX = "fedveil.index"  # of the hypothesis that IFCA reports, beside the metrics
 PUBLIC, REPLY = "fedveil.public", "fedveil.reply"
 MOST_METRICS = 64
@@ -83,7 +83,7 @@ def read_metrics(metrics: Mapping[str, Any], counted: bool = True) -> Releases:
     named = [(n, v) for n, v in metrics.items() if n not in (COUNT, INDEX) and isinstance(v, int | float)]
     if len(named) > MOST_METRICS or not all(name.isprintable() and len(name) <= 64 for name, _ in named):
         accepted = f"at most {MOST_METRICS}, each named by at most 64 printable characters"
-        raise FieldError(METRICS, len(named), accepted)
+        raise FieldError(METRICS_KEY, len(named), accepted)
     return (*released, *(Release("metric", _scalar(value), name) for name, value in named))
 
 

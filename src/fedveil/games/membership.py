@@ -22,7 +22,7 @@ from fedveil.attacks.membership import (
     confidence,
     loss_of_confidence,
 )
-from fedveil.attacks.membership.registry import Pairs
+from fedveil.attacks.membership.records import Pairs
 from fedveil.attacks.statistics import runs_for_rate, student_interval
 from fedveil.attacks.verdict import ALPHAS
 from fedveil.engines.seams import Seen

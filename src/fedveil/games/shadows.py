@@ -25,7 +25,7 @@ from fedveil.attacks.membership import (
     signals,
     train_shadows,
 )
-from fedveil.attacks.membership.registry import Pairs, concluded, of_people
+from fedveil.attacks.membership.records import Pairs, concluded, of_people
 from fedveil.attacks.membership.scores import PEOPLE, ShadowScore
 from fedveil.clipping import clip
 from fedveil.engines import Evaluation, Execution
@@ -55,7 +55,7 @@ class RecordsView:
 
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
-        """What `fedveil.attacks.membership.registry.concluded` says of each of its attacks."""
+        """What `fedveil.attacks.membership.records.concluded` says of each of its attacks."""
         attacks = {name: attack for name, attack in MEMBERSHIPS.items() if shadowed(name) is cls.shadowed}
         return [concluded({name: partial(judge._attacked, a) for name, a in attacks.items()}) for judge in judges]
 

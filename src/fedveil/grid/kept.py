@@ -9,7 +9,7 @@ from fedveil.errors import FieldError
 from fedveil.grid.cell import ABSENT, Cell, Finished, Outcome
 from fedveil.runs import Summary
 from fedveil.runs.disk import FolderLock, make_folder
-from fedveil.runs.rows import METRICS
+from fedveil.runs.rows import METRICS_FILE
 
 CLAIMS = ".claims"  # a lock a cell, for drivers that share a folder
 
@@ -49,7 +49,7 @@ class Kept:
         if cell.key in self._kept:
             return len(self._kept[cell.key].rows)
         path = self.path(cell)
-        metrics = None if path is None else path / METRICS
+        metrics = None if path is None else path / METRICS_FILE
         return len(metrics.read_bytes().splitlines()) if metrics is not None and metrics.is_file() else 0
 
     def find(self, cell: Cell) -> Outcome | None:

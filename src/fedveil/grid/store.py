@@ -17,7 +17,7 @@ from fedveil.grid.kept import Kept
 from fedveil.runs import Progress, Summary, run
 from fedveil.runs.disk import make_folder, write_atomic
 from fedveil.runs.prepare import Setup, here, prepare, resolve_device
-from fedveil.runs.rows import METRICS, Row
+from fedveil.runs.rows import METRICS_FILE, Row
 from fedveil.runs.runner import Silent, judged
 
 PATIENCE = 60.0  # seconds between two lines on runs that go on in other processes
@@ -193,7 +193,10 @@ class Store(Kept):
         if path is None:
             return
         make_folder(path)
-        for name, text in ((CONFIG, config.to_toml()), (METRICS, "".join(f"{json.dumps(r)}\n" for r in summary.rows))):
+        for name, text in (
+            (CONFIG, config.to_toml()),
+            (METRICS_FILE, "".join(f"{json.dumps(r)}\n" for r in summary.rows)),
+        ):
             write_atomic(path / name, text.encode())
         write_atomic(path / "summary.json", (json.dumps(summary.values) + "\n").encode())
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedveil.accounting import Spend
 from fedveil.aggregation import Updates
-from fedveil.calibration import METRICS, MetricCalibrator, max_pairwise_distance
+from fedveil.calibration import DISTANCES, MetricCalibrator, max_pairwise_distance
 from fedveil.calibration.distance import COSINE, Direction
 from fedveil.errors import FieldError, require_choice, require_positive
 from fedveil.layout import Grouping
@@ -32,7 +32,7 @@ class MetricPrivacy(CentralNoise):
     Parameters
     ----------
     distance : str
-        A metric of `fedveil.calibration.METRICS`.
+        A metric of `fedveil.calibration.DISTANCES`.
     grouping : {"array", "module"}
         What a layer is for that metric.
     distance_on : {"raw", "clipped", "released"}
@@ -66,7 +66,7 @@ class MetricPrivacy(CentralNoise):
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
         super().__post_init__()
-        require_choice("distance", self.distance, METRICS)
+        require_choice("distance", self.distance, DISTANCES)
         if self.distance == COSINE and self.distance_on == "released":
             raise FieldError("distance", COSINE, "is between two clients' updates: of the released model there is one")
         low, high = (require_positive("released_range", v) for v in self.released_range)

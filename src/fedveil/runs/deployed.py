@@ -20,7 +20,7 @@ from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods import Method
 from fedveil.runs.disk import FolderLock, LedgerFiles, append, make_folder, write_atomic, write_result
-from fedveil.runs.rows import METRICS, METRICS_CSV, Row, row_of, rows_csv
+from fedveil.runs.rows import METRICS_CSV, METRICS_FILE, Row, row_of, rows_csv
 from fedveil.runs.summary import REPRODUCIBLE, core_of
 
 _LOG = getLogger("flwr")
@@ -74,7 +74,7 @@ class ServerFolder:
         record = RoundRecord(log, dict(metrics), [], {}, perf_counter() - self._began)
         self._began = perf_counter()
         self._rows.append(row_of(record, self._method, self._layout, {}))
-        append(self.path / METRICS, json.dumps(self._rows[-1]) + "\n")
+        append(self.path / METRICS_FILE, json.dumps(self._rows[-1]) + "\n")
         write_atomic(self.path / METRICS_CSV, rows_csv(self._rows))
 
     def finish(self, models: Tensor, serving: Serving, stopped: str, clients: int) -> None:

@@ -16,7 +16,7 @@ from fedveil.errors import FieldError, LedgerError, damaged
 from fedveil.reading import json_of
 from fedveil.runs.checkpoint import Checkpoint
 from fedveil.runs.disk import FolderLock, LedgerFiles, Ledgers, append, make_folder, write_atomic, write_result
-from fedveil.runs.rows import METRICS, METRICS_CSV, Row, parse_row, rows_csv
+from fedveil.runs.rows import METRICS_CSV, METRICS_FILE, Row, parse_row, rows_csv
 
 
 def new_run_id(config: Config) -> str:
@@ -104,7 +104,7 @@ class RunFolder:
             make_folder(folder)
             for part in folder.glob(".*.part"):  # of a process that was killed while it replaced a file
                 part.unlink()
-        if (metrics := self.path / METRICS).exists():  # without what lies beyond the checkpoint
+        if (metrics := self.path / METRICS_FILE).exists():  # without what lies beyond the checkpoint
             write_atomic(metrics, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
         if self._longer:
             (self.path / "summary.json").unlink(missing_ok=True)  # by which it was finished
@@ -121,7 +121,7 @@ class RunFolder:
         """Make a round durable: its ledger lines first, then its metrics, then the checkpoint."""
         self.ledgers.flush()
         self.rows.append(row)
-        append(self.path / METRICS, json.dumps(row) + "\n")
+        append(self.path / METRICS_FILE, json.dumps(row) + "\n")
         lines = self.ledgers.counts()
         Checkpoint.of(federation, self.run_id, self._fingerprint, lines).write(self.path / "checkpoint")
 
@@ -169,7 +169,7 @@ class RunFolder:
             again = "and drawn anew; what is recorded of it stays counted" if self._durable else "to the same bits"
             self._message(f"the ledgers hold round {last}, which has no checkpoint: {stands}, it is done {again}")
         released = {e.key[0] for e in books["server"].entries} if "server" in books else set()
-        path = self.path / METRICS
+        path = self.path / METRICS_FILE
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
             try:
                 row = parse_row(line)

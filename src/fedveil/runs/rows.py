@@ -14,7 +14,7 @@ from fedveil.layout import Layout
 from fedveil.methods import ClientSide, Method
 from fedveil.reading import json_of
 
-METRICS = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 METRICS_CSV = "metrics.csv"
 # averaged figures cover at most so many rounds, and of a short run no more than so much of it: 1 / 5
 LAST, SHARE = 5, 5

@@ -25,7 +25,7 @@ from fedveil.runs.folder import UNNOISED
 from fedveil.runs.prepare import Setup
 from fedveil.runs.promised import guarantees_of
 from fedveil.runs.provenance import numerics_of, versions
-from fedveil.runs.rows import METRICS, Row, last_rounds, noise_over_rounds, parse_row
+from fedveil.runs.rows import METRICS_FILE, Row, last_rounds, noise_over_rounds, parse_row
 
 REPRODUCIBLE = "reproducible, not for deployment"
 
@@ -58,13 +58,13 @@ class Summary:
         try:
             values = json_of(file.read_bytes())
             rounds = int(values["rounds"])
-            file = folder / METRICS
+            file = folder / METRICS_FILE
             rows = []
             for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-                file = Path(f"{folder / METRICS}, line {number}")
+                file = Path(f"{folder / METRICS_FILE}, line {number}")
                 rows.append(parse_row(line))
             if len(rows) != rounds:
-                file = folder / METRICS
+                file = folder / METRICS_FILE
                 raise ValueError(f"it has {len(rows)} lines, and there were {rounds} rounds")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise damaged("run", file, error, remedy(folder)) from error

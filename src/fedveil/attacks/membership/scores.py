@@ -24,7 +24,7 @@ import scipy
 import torch
 from torch import Tensor
 
-from fedveil.attacks.membership.registry import MEMBERSHIPS, Pairs
+from fedveil.attacks.membership.records import MEMBERSHIPS, Pairs
 from fedveil.attacks.membership.shadow import Signals, loss_of_confidence
 from fedveil.errors import FieldError, require_choice, require_positive
 from fedveil.registry import Registry

@@ -11,14 +11,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from fedveil.engines.assembly import AnyMethod, require_success
+from fedveil.engines.federation import Federation
 from fedveil.engines.flower import records
 from fedveil.engines.flower.exchange import training_source
 from fedveil.engines.flower.grid import InProcessGrid, _identity
 from fedveil.engines.flower.mod import own_method, partition_of, privacy_mod
 from fedveil.engines.flower.strategy import FedVeilStrategy
 from fedveil.engines.history import Collected, RoundRecord
-from fedveil.engines.local import Federation
-from fedveil.engines.messages import COUNT, METRICS
+from fedveil.engines.messages import COUNT, METRICS_KEY
 from fedveil.engines.seams import Behaviour, crafted
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData, Figures, choose, evaluate
@@ -103,7 +103,7 @@ def learner_client_app(
             )
             figures = {name: measured[name] for name in ("loss", "accuracy") if name in measured}
         metrics = MetricRecord({COUNT: client.held_out, **figures})
-        return Message(RecordDict({METRICS: metrics}), reply_to=message)
+        return Message(RecordDict({METRICS_KEY: metrics}), reply_to=message)
 
     return app
 

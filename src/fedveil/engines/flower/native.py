@@ -18,7 +18,7 @@ from fedveil.accounting.events import Event, Gaussian, Poisson, Relation
 from fedveil.engines.flower.grid import SERVER_NODE, InProcessGrid
 from fedveil.engines.flower.records import ARRAYS
 from fedveil.engines.flower.strategy import FedVeilStrategy
-from fedveil.engines.messages import METRICS
+from fedveil.engines.messages import METRICS_KEY
 from fedveil.errors import FieldError, require_count
 from fedveil.gdp import compose_mu, delta_of_mu
 
@@ -78,7 +78,7 @@ class WrappedStrategy(FedVeilStrategy):
         """Combine and noise, and hand the result to the inner strategy."""
         released, metrics = super().aggregate_train(server_round, replies)
         assert released is not None
-        content = RecordDict({ARRAYS: released, METRICS: MetricRecord({self._inner.weighted_by_key: 1})})
+        content = RecordDict({ARRAYS: released, METRICS_KEY: MetricRecord({self._inner.weighted_by_key: 1})})
         one = Message(content, SERVER_NODE, MessageType.TRAIN)
         arrays, _ = self._inner.aggregate_train(server_round, [one])
         if arrays is None:

@@ -137,7 +137,7 @@ def write_trained(trained: Trained, layout: Layout) -> RecordDict:
     if trained.total is not None:
         return RecordDict({SUM: array_record({SUM: trained.total}), FACTS: facts})
     metrics = MetricRecord({messages.COUNT: trained.examples, "train_loss": trained.loss})
-    return RecordDict({ARRAYS: to_arrays(layout, trained.model), messages.METRICS: metrics, FACTS: facts})
+    return RecordDict({ARRAYS: to_arrays(layout, trained.model), messages.METRICS_KEY: metrics, FACTS: facts})
 
 
 def read_sum(content: RecordDict) -> Releases:
@@ -183,7 +183,7 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
 def read_releases(content: RecordDict, layout: Layout, counted: bool = True) -> Releases:
     """The known releases of a reply, by allow-list: the model, the count (if `counted`), scalar metrics."""
     releases_read: list[Release] = []
-    arrays, metrics = content.get(ARRAYS), content.get(messages.METRICS)
+    arrays, metrics = content.get(ARRAYS), content.get(messages.METRICS_KEY)
     if isinstance(arrays, ArrayRecord):
         releases_read.append(Release("model", from_arrays(layout, arrays)))
     if isinstance(metrics, MetricRecord):
@@ -197,7 +197,7 @@ def write_reply(releases: Releases, layout: Layout, partition: int, client: Clie
     content = RecordDict({} if model is None else {ARRAYS: to_arrays(layout, model)})
     for share in (r.value for r in releases if r.kind == "share"):
         content[SHARE] = array_record({SHARE: share})
-    content[messages.METRICS] = MetricRecord(messages.metric_values(releases))
+    content[messages.METRICS_KEY] = MetricRecord(messages.metric_values(releases))
     content[messages.REPLY] = write_mark(partition, client, count_of(releases) is not None)
     return content
 

@@ -22,7 +22,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from fedveil.calibration import METRICS, max_pairwise_distance
+from fedveil.calibration import DISTANCES, max_pairwise_distance
 from fedveil.calibration.distance import COSINE
 from fedveil.config import Config
 from fedveil.config.sections import Data
@@ -149,7 +149,7 @@ def registry() -> Mapping[str, tuple[str, Grouping]]:
     """Every distance that metric privacy can be given, by name; a grouping that changes nothing is left out."""
     probe = Layout.from_shapes({"a.weight": (2, 2), "a.bias": (2,), "b.weight": (1, 2), "b.bias": (1,)})
     distances: dict[str, tuple[str, Grouping]] = {}
-    for metric, groups_of in ((name, of) for name, of in METRICS.items() if name != COSINE):  # which takes no models
+    for metric, groups_of in ((name, of) for name, of in DISTANCES.items() if name != COSINE):  # which takes no models
         distances[metric] = (metric, "array")
         if groups_of(probe, "module") != groups_of(probe, "array"):
             distances[f"{metric}, modules"] = (metric, "module")

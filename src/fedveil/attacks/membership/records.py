@@ -1,4 +1,4 @@
-"""Attacks on membership by name: what the server measures of records in every round, and scores that are made of it.
+"""What the server measures of records in every round, and the attacks on membership by name that score it.
 
 An attack of yours is a function of `ServerRecords` that returns the scores of members and of others, once for all or
 once a client; it joins with ``@MEMBERSHIPS.register(name)``. Scores of shadow models join with `register_score` in
