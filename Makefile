@@ -64,7 +64,7 @@ mutation: $(TEST)  ## plant bugs in copies of the library: the tests have to not
 crash: $(TEST)  ## kill runs at every step and at random moments, and go on with them; prints the figures
 	@$(PYTEST) -n 0 -m slow tests/crash $(PYTEST_ARGS)
 
-hostile: $(TEST)  ## play a hostile server and hostile clients, 27,000 games and cases; prints the figures
+hostile: $(TEST)  ## play a hostile server and hostile clients, 28,000 games and cases, and 20,000 policies; prints the figures
 	@$(PYTEST) -n 0 -s -m slow tests/hostile $(PYTEST_ARGS)
 
 browser: $(TEST)  ## open a report's page in headless Chromium (which has to be there)
@@ -99,7 +99,7 @@ bench-check: $(BENCH)/.installed  ## measure again and compare ratios with the c
 
 clean:  ## remove caches and build products (runs/ stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
-	find src studies tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src studies tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## clean, and remove the environment as well
 	rm -rf $(VENV) $(BENCH) $(DOCS)

@@ -1,7 +1,7 @@
 """What a run promises across crashes: nothing goes out unrecorded or twice in two versions, and runs can be resumed.
 
-`crash_kit` does the killing, in a process of its own. The ordinary tests try some of the steps of one method;
-``make crash`` tries every step of four methods, and random moments.
+`crash_kit` does the killing, in a process of its own. The ordinary tests try some of the steps of three methods;
+``make crash`` tries every step of four, and random moments.
 """
 
 import json

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,8 +17,9 @@ from fedveil.aggregation import FedAvgM
 from fedveil.engines.flower.grid import _identity
 from fedveil.engines.flower.mod import CLIENT_FAILED, read_settings
 from fedveil.engines.flower.records import read_share, write_broadcast
+from fedveil.engines.flower.roster import Asking
 from fedveil.engines.sites import read_key
-from fedveil.errors import FieldError, NoReplyError
+from fedveil.errors import BudgetError, FieldError, NoReplyError
 from fedveil.flower import FedVeilStrategy, FlowerFederation, InProcessGrid, privacy_mod, run_in_process, to_arrays
 from fedveil.learning import LocalTraining, PrivateTrainer
 from fedveil.methods import build
@@ -81,6 +83,19 @@ def test_a_sum_of_too_few_because_budgets_are_spent_ends_the_run_with_the_last_m
     assert found.stopped
     assert expected.stopped
     assert torch.equal(found.models, expected.models)
+
+
+@pytest.mark.parametrize(
+    ("declined", "asked", "ends"),
+    [((5,), (0, 1, 2), NoReplyError), ((2,), (0, 1, 2), BudgetError), ((2,), (0, 2, 3), NoReplyError)],
+)
+def test_only_sites_that_are_asked_and_would_have_been_enough_end_a_run(declined, asked, ends):
+    """Of those asked 0 and 1 are connected; who declined in another round's cohort is not missed in this one."""
+    server = SimpleNamespace(method=method(), layout=LAYOUT)
+    asking = Asking(SimpleNamespace(server=server), SimpleNamespace(nodes={0: 10, 1: 11}), 3)
+    asking._declined = dict.fromkeys(declined, "its budget is used up")
+    with pytest.raises(ends):
+        asking.to_train(torch.zeros(1, D), asked, 2, len(asked), None)
 
 
 PERSON = {"unit": "person", "examples": None, "people": 3, "records_per_person": 2}  # a release has mu = 1 / z = .5

@@ -65,7 +65,7 @@ def run(
     seed: shared.Seed = None,
     resume: shared.Resume = False,
 ) -> None:
-    """Run one experiment. Exit code 2: refused; 3: the server's budget ended it; 4: no client replied."""
+    """Run one experiment. Exit code 2: refused; 3: a budget or early stopping ended it; 4: no client replied."""
     with shared.refusals() as again:
         with shared.loading():
             from fedveil.config import load

@@ -111,9 +111,9 @@ def fail(text: str, code: int) -> None:
 
 
 def stop_early(reasons: list[str]) -> None:
-    """Exit with the code of a spent budget if a run was ended by one."""
+    """Exit with the code of a run that a budget or early stopping ended, if one was."""
     for reason in filter(None, reasons):
-        fail(f"stopped early: {reason}", STOPPED)
+        fail(f"stopped early: {reason.removeprefix('stopped early: ')}", STOPPED)
 
 
 @dataclass

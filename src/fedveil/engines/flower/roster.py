@@ -1,7 +1,7 @@
 """Who is connected, what the server asks of them, and what they answer: nodes, and the partitions they speak for."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from logging import getLogger
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -184,12 +184,12 @@ class Asking:
         NoReplyError
             If they are fewer than a sum needs.
         BudgetError
-            If that is because others of them declined.
+            If those of them who declined would have made them enough.
         """
-        least, connected = self._method.least_sites, self._roster.nodes
-        nodes = {p: connected[p] for p in partitions if p in connected and p not in self._declined}
+        least, connected, wanted = self._method.least_sites, self._roster.nodes, [*partitions]
+        nodes = {p: connected[p] for p in wanted if p in connected and p not in self._declined}
         if len(nodes) < least:
-            raise self._few(number, len(nodes), "are connected")
+            raise self._few(number, f"{len(nodes)} sites are connected", len(nodes), [*self._declined.keys() & wanted])
         keys = [self._roster.sites[p] for p in nodes] if self._secure else ()
         self.broadcast, self._config = self._serving.open(models, number, size, keys, attempt), config
         return self.messages(self.broadcast, nodes, config, MessageType.TRAIN)
@@ -226,22 +226,22 @@ class Asking:
             released, more, none = self.sorted(grid.send_and_receive(messages, timeout=timeout))
             failed = {p: why for p, why in {**failed, **more}.items() if p not in released}
             refused |= none
-        if self._secure:
-            self._declined |= refused
-            refused = self._declined
-            few = self._few(public.round, len(released), "answered")
-            if len(released) < least and isinstance(few, BudgetError):  # else the server says who failed, and why
-                raise few
-        return self.broadcast, released, failed, refused
+        if not self._secure:
+            return self.broadcast, released, failed, refused
+        self._declined |= refused
+        few = self._few(public.round, f"{len(released)} sites answered", len(released), [*refused])
+        if len(released) < least and isinstance(few, BudgetError):  # else the server says who failed, and why
+            raise few
+        return self.broadcast, released, failed, self._declined
 
-    def _few(self, number: int, left: int, how: str) -> NoReplyError | BudgetError:
-        """Why there is no sum: were those who declined enough to make one, the run is over and not broken."""
-        least, declined = self._method.least_sites, self._declined
-        why = f"round {number}: {left} sites {how}, and a sum is of {least} at least"
-        if left + len(declined) < least or not declined:
+    def _few(self, number: int, who: str, left: int, declined: Sequence[int]) -> NoReplyError | BudgetError:
+        """Why there is no sum: if those who declined would have made one, the run is over and not broken."""
+        least = self._method.least_sites
+        why = f"round {number}: {who}, and a sum is of {least} at least"
+        if not declined or left + len(declined) < least:
             return NoReplyError(why)
-        partition, reason = next(iter(declined.items()))
-        return BudgetError(f"client {partition} declines ({reason}); the last model stands: {why}")
+        first = min(declined)
+        return BudgetError(f"client {first} declines ({self._declined[first]}); the last model stands: {why}")
 
     def sorted(self, replies: Iterable[Message]) -> tuple[dict[int, Releases], dict[int, str], dict[int, str]]:
         """Releases, failures and refusals by partition; a partition that answers twice, or as another one, fails."""
