@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fedveil.accounting.guarantee import PARTS
 from fedveil.attacks.bounds import EpsilonBound
 from fedveil.config import Config, load
 from fedveil.engines import Federation
@@ -296,7 +297,7 @@ class OwnAudit(Audit):
 def _relation(make: Make, clients: Clients, method: AnyMethod | None) -> str:
     """The relation of what a method promises a client, after a round of it."""
     promise = make_one(make, clients, method, 0).run(1).guarantee
-    return promise.relation if promise.proven and promise.unit == "client" else "zero-out"
+    return promise.relation if promise.proven and promise.unit not in PARTS else "zero-out"
 
 
 def _held_out(clients: Sequence[ClientData]) -> ClientData | None:

@@ -16,6 +16,7 @@ Unit = Literal["client", "record", "person", "parameter vector"]
 Trust = Literal["central", "local", "trusted sum", "secure sum"]
 Status = Literal["formal", "conditional", "heuristic", "none"]
 Scope = Literal["round", "total"]
+PARTS: tuple[Unit, ...] = ("record", "person")  # units that are a part of a client's data
 
 _SHARED = ("unit", "relation", "trust", "group", "public_size")  # by all guarantees of one total
 _OPTIONAL: dict[str, Any] = {"group": 1, "public_size": None, "hypotheses_apart": None}  # not written at these values
@@ -93,7 +94,7 @@ class Guarantee(Parameters):
         """Refuse a guarantee that contradicts itself."""
         super().__post_init__()
         object.__setattr__(self, "conditions", tuple(self.conditions))
-        if (self.public_size is not None) != (self.unit in ("record", "person")):
+        if (self.public_size is not None) != (self.unit in PARTS):
             raise FieldError("public_size", self.public_size, "is stated for records and persons, and only for them")
         if self.conditions and not self.proven:
             raise FieldError("conditions", self.conditions, "belong to a proven bound")
@@ -188,7 +189,7 @@ class Guarantee(Parameters):
         FieldError
             If it is no promise for a whole of such parts.
         """
-        if unit not in {"client": ("record", "person"), "person": ("record",)}.get(self.unit, ()):
+        if unit not in {"client": PARTS, "person": PARTS[:1]}.get(self.unit, ()):
             raise FieldError("unit", self.unit, f"has no {unit} as its part")
         sizes = self.relation != "add/remove" if self.unit == "client" else self.public_size
         twice = self.proven and self.relation != "replace-one"
@@ -333,7 +334,7 @@ def conditions_of(unit: Unit, trust: Trust, relation: Relation) -> tuple[str, ..
         conditions += (LIVENESS,)
     elif relation == "add/remove" and unit == "client":
         conditions += (FIXED_COHORT,)
-    return (*conditions, NO_FAILURE) if unit in ("record", "person") else conditions
+    return (*conditions, NO_FAILURE) if unit in PARTS else conditions
 
 
 def promise_of_mu(
@@ -347,5 +348,5 @@ def promise_of_mu(
 ) -> Guarantee:
     """Mu-GDP under what has to hold for every such promise (`conditions_of`), with conditions before and behind."""
     promise = of_round(GDP(mu), trust, relation, *first, *conditions_of(unit, trust, relation), *more)
-    public_size = relation != "add/remove" if unit in ("record", "person") else None
+    public_size = relation != "add/remove" if unit in PARTS else None
     return replace(promise, unit=unit, scope=scope, public_size=public_size)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from fedveil.accounting.guarantee import BEFORE_ORDER, BEFORE_ROUNDING, Guarantee, unprotected
+from fedveil.accounting.guarantee import BEFORE_ORDER, BEFORE_ROUNDING, PARTS, Guarantee, unprotected
 from fedveil.errors import FieldError, LedgerError, require_choice
 from fedveil.reading import json_of
 
@@ -165,7 +165,7 @@ class Entry:
     def doubt(self) -> str:
         """What has to hold, or its true cost may be far above the stated one: see SECURITY.md. Empty where nothing."""
         promised = self.spend.guarantee
-        if self.format >= FORMAT or promised.unit not in ("record", "person") or not promised.proven:
+        if self.format >= FORMAT or promised.unit not in PARTS or not promised.proven:
             return ""
         return BEFORE_ROUNDING if self.format < 2 and promised.unit == "record" else BEFORE_ORDER
 

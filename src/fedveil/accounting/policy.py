@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, get_args
 from fedveil.accounting.admission import Admission, SumPolicy
 from fedveil.accounting.bounds import GDP, PLD, ZCDP, Heuristic, MetricDP, OverDistance
 from fedveil.accounting.events import FACTOR, Relation
-from fedveil.accounting.guarantee import Trust, total
+from fedveil.accounting.guarantee import PARTS, Trust, total
 from fedveil.accounting.ledger import Spend
 from fedveil.checks import Check, Delta, Names, NonNegative, Parameters, Positive, Whole, require_names
 from fedveil.errors import FieldError
@@ -289,7 +289,7 @@ def kinds_of(spend: Spend) -> tuple[str, ...]:
         return ("participations",)
     if isinstance(bound, OverDistance):
         return ("leakage" if isinstance(bound, MetricDP) else "mu over distance",)
-    if promise.unit in ("record", "person") and isinstance(bound, GDP | PLD):
+    if promise.unit in PARTS and isinstance(bound, GDP | PLD):
         kinds = (f"{promise.unit}_mu", f"{promise.unit}_epsilon")
         return kinds if isinstance(bound, GDP) else kinds[1:]
     if isinstance(bound, GDP):

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
+from fedveil.accounting.guarantee import PARTS
 from fedveil.attacks import ATTACKS, Active, Attack, SideChannel, ThreatError, Weighing
 from fedveil.attacks.bounds import epsilon_ceiling
 from fedveil.attacks.verdict import RUN
@@ -95,7 +96,7 @@ class ParticipationGame(Attacking):
         """Relation of what a setting's models promise a client, or ""; metrics beside them have no world."""
         with suppress(FieldError):
             promise = promised(prepared(planned.config.model_copy(update={"publish": Publishing()}))).guarantee
-            return promise.relation if promise.proven and promise.unit == "client" else ""
+            return promise.relation if promise.proven and promise.unit not in PARTS else ""
         return ""
 
     @property

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from fedveil.accounting.guarantee import PARTS
 from fedveil.attacks import ATTACKS, Active, Adaptive, SequentialEvidence, SideChannel, Weighing, decide, judge
 from fedveil.attacks.bounds import EpsilonBound, joint_bound
 from fedveil.attacks.observation import Attack
@@ -109,7 +110,7 @@ class Replicate:
         """That the guarantee's epsilon is for; "" where it has none for a client."""
         parties = self.summary.values["guarantees"]
         party = parties.get("server") or parties["worst client"]
-        return str(party["relation"]) if "epsilon" in party and party["unit"] == "client" else ""
+        return str(party["relation"]) if "epsilon" in party and party["unit"] not in PARTS else ""
 
 
 def never_drawn(config: Config, n: int, world: World, cases: Sequence[Case]) -> list[Case]:
