@@ -311,7 +311,7 @@ THREADS = [*((1, name) for name in NETWORKS), *((2, name) for name in ("dense", 
 
 @pytest.mark.parametrize(("threads", "name"), THREADS)
 def test_no_weights_that_a_server_finds_move_the_sum_beyond_the_promise(name, threads):
-    """With two threads, networks of each kind of kernel; all of them on any instruction set below."""
+    """With two threads, a dense network and one of attention; all of them on any instruction set below."""
     turn, before = list(NETWORKS).index(name), torch.get_num_threads()
     how = list(METHODS)[(turn + 3 * threads) % len(METHODS)]
     torch.set_num_threads(threads)

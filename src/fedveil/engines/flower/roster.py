@@ -210,6 +210,11 @@ class Asking:
 
         A secure sum is of all who are asked: where one does not answer, those who did are asked anew, alone if they are
         enough.
+
+        Raises
+        ------
+        BudgetError
+            If sites declined in this round that would have made those who answered enough.
         """
         assert self.broadcast is not None  # a round was opened
         models, public, least = self.broadcast.models, self.broadcast.public, self._method.least_sites
@@ -229,9 +234,10 @@ class Asking:
         if not self._secure:
             return self.broadcast, released, failed, refused
         self._declined |= refused
-        few = self._few(public.round, f"{len(released)} sites answered", len(released), [*refused])
-        if len(released) < least and isinstance(few, BudgetError):  # else the server says who failed, and why
-            raise few
+        if len(released) < least:
+            few = self._few(public.round, f"{len(released)} sites answered", len(released), [*refused])
+            if isinstance(few, BudgetError):  # else the server says who failed, and why
+                raise few
         return self.broadcast, released, failed, self._declined
 
     def _few(self, number: int, who: str, left: int, declined: Sequence[int]) -> NoReplyError | BudgetError:
