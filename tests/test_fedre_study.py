@@ -579,7 +579,7 @@ def test_a_larger_epsilon_is_set_against_a_smaller_one_of_the_same_setting(tmp_p
     place = {"setting": "fedre", "figure": "iou"}
     rows = [place | {"row": "eps 50", "values": larger}, place | {"row": "eps 10", "values": smaller}]
     rows.append({"setting": "blur-lus-10", "figure": "iou", "row": "eps 10", "values": smaller})  # one row alone
-    [claim] = [c for c in STUDY.described.claims if c.expect == "above the other row"]
+    [claim] = [c for c in STUDY.described.claims if c.expect == "above the other row" and ("1", "iou") in c.figures]
     found = judge(claim, evidence_of(tmp_path, "1", rows))
     assert found.verdict == verdict
     assert len(found.rows) == 1

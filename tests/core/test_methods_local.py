@@ -266,6 +266,28 @@ def test_fedre_noise_layer_by_layer():
         assert_deviation(noise[cut], expected[name])
 
 
+def test_fedre_takes_a_sample_s_part_of_the_clip_where_that_is_the_reading():
+    # the reference's sensitivity is 2 C_l / |D_k|; `everything` counts 17 examples
+    client = protect(FedRE(epsilon=40.0, delta=DELTA, clip=0.5), START, STEP, rounds=7)
+    sample = protect(FedRE(epsilon=40.0, delta=DELTA, clip=0.5, sensitivity="sample"), START, STEP, rounds=7)
+    assert sample.spend.scale == pytest.approx([scale * 2 / 17 for scale in client.spend.scale])
+    assert sample.spend.guarantee.status == "heuristic"
+    noise = noise_of(sample, START, clip(STEP, dict.fromkeys("ab", 0.5), LAYOUT))
+    for deviation, (cut,) in zip(sample.spend.scale, LAYOUT.groups("module").values(), strict=True):
+        assert_deviation(noise[cut], deviation)
+
+
+def test_fedre_refuses_a_sample_s_part_that_nothing_gives():
+    side = FedRE(sensitivity="sample")
+    facts = client_facts(START, layout=LAYOUT, scores=SCORES)
+    for count in ((), (Release("count", torch.tensor(0.0)),)):
+        with pytest.raises(FieldError, match="sensitivity"):
+            side.protect((Release("model", START), *count), facts, side.init(), ReproducibleSource(1))
+    for other in ({"scores": "public"}, {"noise_to_clip": 0.1}):
+        with pytest.raises(FieldError, match="sensitivity"):
+            FedRE(sensitivity="sample", **other)
+
+
 def test_fedre_clips_each_layer():
     layout = Layout.from_shapes({"a.weight": (2,), "a.bias": (1,), "b.weight": (1,)}, torch.float64)
     start, step = torch.full((4,), 10.0).double(), torch.tensor([3.0, 4, 12, -2]).double()

@@ -5,6 +5,9 @@ its gradient depends on the sensitive region of its images, gives sensitive laye
 to C_l and adds N(0, C_l^2 sigma_l^2). The released quantity is the model after local training: the update plays the
 role of -eta * gradient, and one client's update (not one sample) is what is clipped. Heuristic: the split is computed
 from private data. The server weighs clients layer by layer by scores of the received models on public data.
+
+The paper calls C_l the most that a training sample contributes, and takes equation 9 from its reference [33], whose
+code has a sensitivity of 2 C_l / |D_k| for |D_k| samples of a client. `sensitivity = "sample"` is that reading.
 """
 
 import math
@@ -14,7 +17,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedveil.accounting import Release, Spend, model_of, nothing, of_round
+from fedveil.accounting import Release, Spend, count_of, model_of, nothing, of_round
 from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.guarantee import LIVENESS
 from fedveil.aggregation import NoState, perturbation_weights
@@ -56,6 +59,11 @@ class FedRE(ClientDefaults):
         LDP-Fed, in the same two calibrations, that of the paper ("private") and the sound one ("public"). "size" (with
         public scores, which it does not need) is the split whose noise is shortest at the sound guarantee: it makes
         sum n_l sigma_l^2 least where sum (2 C_l / sigma_l)^2 is given, with n_l parameters a layer.
+    sensitivity : {"client", "sample"}
+        What multiplies the printed sigma_l. "client": C_l, the bound of a client's whole update. "sample": the part of
+        one sample, 2 C_l / |D_k|, where |D_k| is the client's number of examples. It bounds one step along a mean of
+        gradients that are clipped one by one, and nothing that trains longer: a heuristic, with private scores only.
+        A client that failed has C_l.
     noise_to_clip : float, optional
         Scales each round's noise so that its expected length is this many times that of all clips together, in place
         of epsilon and delta: for comparisons at equal noise power. Heuristic.
@@ -63,7 +71,7 @@ class FedRE(ClientDefaults):
     Examples
     --------
     >>> fv.build("fedre").client
-    FedRE(epsilon=50.0, delta=1e-05, clip=0.2, scores='private', split='scores', noise_to_clip=None)
+    FedRE(epsilon=50.0, delta=1e-05, clip=0.2, scores='private', split='scores', sensitivity='client', noise_to_clip=None)
     >>> fv.FedRE(scores="public").trust
     'local'
     """
@@ -73,6 +81,7 @@ class FedRE(ClientDefaults):
     clip: float | Mapping[str, float] = 0.2
     scores: Literal["private", "public"] = "private"
     split: Literal["scores", "uniform", "size"] = "scores"
+    sensitivity: Literal["client", "sample"] = "client"
     noise_to_clip: Positive | None = None
 
     composed: ClassVar[bool] = True
@@ -89,6 +98,9 @@ class FedRE(ClientDefaults):
         if self.split == "size" and self.scores != "public":
             accepted = "is the shortest noise at the sound guarantee alone: set scores to 'public'"
             raise FieldError("split", self.split, accepted)
+        if self.sensitivity == "sample" and (self.scores == "public" or self.noise_to_clip is not None):
+            accepted = "is a reading of the printed noise alone: leave noise_to_clip out and set scores to 'private'"
+            raise FieldError("sensitivity", self.sensitivity, accepted)
         if self.clip == {}:
             raise FieldError("clip", self.clip, "must have a bound for each layer, or be one number for all")
         for bound in self.clip.values() if isinstance(self.clip, Mapping) else (self.clip,):
@@ -119,7 +131,8 @@ class FedRE(ClientDefaults):
         scores = self._scores(facts, list(groups), state)
         update = clip(model - facts.start, bounds, facts.layout)
         multipliers = self._multipliers(scores, rounds)
-        deviations = tuple(bounds[name] * m for name, m in zip(groups, multipliers, strict=True))
+        part = self._part(releases, facts)
+        deviations = tuple(bounds[name] * m * part for name, m in zip(groups, multipliers, strict=True))
         _require_usable("privacy.epsilon", self.epsilon, deviations, update.dtype, rises=False)
         if self.noise_to_clip is not None:
             factor = self.noise_to_clip / self.noise([deviations], facts.layout)["noise_to_clip"]
@@ -130,6 +143,16 @@ class FedRE(ClientDefaults):
                 update[s] = noised(update[s], GaussianNoise(deviation), source)
         own = state if facts.layer_scores is None else LastScores(torch.tensor(scores, dtype=torch.float64))
         return Protected((Release("model", facts.start + update),), self._spend(deviations, rounds), own)
+
+    def _part(self, releases: Releases, facts: ClientFacts) -> float:
+        """Return the sensitivity over the clip: 1, or 2 / |D_k|."""
+        if self.sensitivity == "client" or facts.failed:
+            return 1.0
+        examples = count_of(releases)
+        if examples is None or examples < 1:
+            accepted = "needs the client's number of examples beside its model: set it to 'client', or send the count"
+            raise FieldError("sensitivity", self.sensitivity, accepted)
+        return 2 / examples
 
     def _bounds(self, layout: Layout) -> Mapping[str, float]:
         """C_l of every layer."""
@@ -181,6 +204,8 @@ class FedRE(ClientDefaults):
         reason = "the budget's split over layers is computed from private data"
         if self.noise_to_clip is not None:
             reason = "the noise is set by its ratio to the clip, not by a budget"
+        elif self.sensitivity == "sample":
+            reason = "2 C_l over the number of examples bounds one step of gradients that are clipped one by one"
         elif self.split == "uniform":
             reason = "the paper's noise is calibrated for C_l, and a replaced client changes a layer by up to 2 C_l"
         bound = GDP(self._round_mu(rounds)) if formal else Heuristic(reason)
