@@ -12,7 +12,7 @@ from torch import fx, nn
 from fedveil.layout import Layout
 from fedveil.learning import BatchedTrainer, ClientData, LocalTraining, SequentialTrainer, WorkerTrainer
 from fedveil.learning import rearranged as rearranging
-from fedveil.learning.losses import channels_last
+from fedveil.learning.inputs import channels_last
 from fedveil.learning.rearranged import LargeDense, in_order, rearranged
 from fedveil.learning.recognised import recognised
 from fedveil.learning.threads import Threads

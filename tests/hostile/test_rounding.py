@@ -23,7 +23,7 @@ from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
 from fedveil.learning.clients import OnDemand
 from fedveil.learning.gradients import Bases, Products, squared_norms
-from fedveil.learning.losses import as_input
+from fedveil.learning.inputs import Inputs
 from fedveil.learning.per_example import PerExample
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods.record import RecordDP
@@ -802,7 +802,7 @@ def test_an_image_that_is_not_finite_or_missing_leaves_the_others_their_memory_o
     model, generator = twins_of_maps(channels, 1e8), torch.Generator().manual_seed(5)
     x, y = torch.rand(64, channels, 12, 12, generator=generator), torch.randint(0, 2, (64,), generator=generator)
     per_example = PerExample(model, Layout.from_module(model), "cross_entropy")
-    x = as_input(x, next(model.parameters()))
+    x = Inputs.of(model)(x)
     broken, here = x.clone(), torch.ones(64, dtype=torch.bool)
     broken[0, 0, 0, 0], here[0] = float("nan"), False
     whole = per_example.clipped_sum(x, y, CLIP)[0]

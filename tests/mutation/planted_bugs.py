@@ -1771,8 +1771,8 @@ BUGS = (
     ),
     _bug(
         "record: what is blanked leaves images in another memory order",
-        "learning/apart.py",
-        "laid_out",
+        "learning/inputs.py",
+        "Inputs.laid_out",
         "batch, channels, height, width = x.shape",
         "return x\nbatch, channels, height, width = x.shape",
         "tests/hostile/test_rounding.py::test_an_image_that_is_not_finite_or_missing_leaves_the_others_their_memory_order",

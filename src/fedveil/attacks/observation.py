@@ -15,7 +15,8 @@ from fedveil.engines.seams import Seen
 from fedveil.errors import FedVeilError, FieldError, require_choice
 from fedveil.layout import Layout
 from fedveil.learning import ClientData
-from fedveil.learning.losses import LossFunction, as_input, fast_format, loss_of, outputs_of
+from fedveil.learning.inputs import Inputs
+from fedveil.learning.losses import LossFunction, loss_of, outputs_of
 from fedveil.registry import Registry
 
 CAPABILITIES: dict[str, str] = {
@@ -229,19 +230,22 @@ class Knowledge:
         """
         copy = deepcopy(self.model).eval().requires_grad_()
         for parameter in copy.parameters():
-            parameter.data = fast_format(parameter.data)
+            parameter.data = self._inputs.stored(parameter.data)
         return copy
+
+    @cached_property
+    def _inputs(self) -> Inputs:
+        return Inputs.of(self.model)
 
     @_once
     def gradient(self, vector: Tensor, data: ClientData) -> Tensor:
         """Gradient [d] of the mean loss on data, at one model [d], in evaluation mode."""
-        model = self._writable
-        some = next(model.parameters())
+        model, inputs = self._writable, self._inputs
         self.layout.load(model, vector)
-        output = outputs_of(model(fast_format(data.x.to(some.device, some.dtype))))
+        output = outputs_of(model(inputs(data.x)))
         named = dict(model.named_parameters())
         blocks = [named[block.name] for block in self.layout.blocks]
-        loss = loss_of(self.loss)(output, data.y.to(some.device))
+        loss = loss_of(self.loss)(output, data.y.to(inputs.like.device))
         parts = torch.autograd.grad(loss, blocks, allow_unused=True, materialize_grads=True)
         return torch.cat([part.reshape(-1) for part in parts]).to(self.layout.dtype).cpu()
 
@@ -249,7 +253,7 @@ class Knowledge:
     def loss_of(self, models: Tensor, data: ClientData) -> Tensor:
         """Mean loss of each of [R] broadcasts [R, k, d] on data: that of the hypothesis that fits best. Float64 [R]."""
         function, model, rows = loss_of(self.loss), self._writable, []
-        batches = [as_input(part, next(model.parameters())) for part in torch.split(data.x, 1024)]
+        batches = [self._inputs(part) for part in torch.split(data.x, 1024)]
         with torch.no_grad():
             for broadcast in models:
                 losses = []

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 from fedveil.learning.clients import as_client
-from fedveil.learning.losses import LossFunction, as_input, evaluating, loss_of, outputs_of
+from fedveil.learning.inputs import Inputs
+from fedveil.learning.losses import LossFunction, evaluating, loss_of, outputs_of
 
 
 def read_clients(given: Sequence[ClientData | Sequence[Any]]) -> list[ClientData]:
@@ -51,10 +52,10 @@ def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | Lo
     i, client = next(((i, c) for i, c in enumerate(clients) if c.examples), (0, None))
     if client is None:
         return
-    x, y, some = client.x[:2], client.y[:2], next(module.parameters())
+    x, y, inputs = client.x[:2], client.y[:2], Inputs.of(module)
     with evaluating(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
-            answer = module(as_input(x, some))
+            answer = module(inputs(x))
         except Exception as error:  # the model is the user's
             accepted = f"the model cannot take it ({error}){_input_hint(x, module)}"
             if isinstance(error, NotImplementedError) or "not tuple" in str(error):
@@ -74,7 +75,7 @@ def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | Lo
                     raise FieldError(f"clients[{j}].y", f"from {int(held.y.min())} to {int(held.y.max())}", accepted)
         name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
         try:
-            value = loss_of(loss)(output, y.to(some.device))
+            value = loss_of(loss)(output, y.to(inputs.like.device))
         except Exception as error:
             fix = ""
             if "positional argument" in str(error):

@@ -1,4 +1,4 @@
-"""What keeps the rounding of examples apart: one order of memory, and a check of this machine's kernels at start-up."""
+"""What keeps the rounding of examples apart: a check of this machine's kernels at start-up."""
 
 import torch
 from torch import Tensor, nn
@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from fedveil.layout import Layout
 from fedveil.learning.chains import ByChain
 from fedveil.learning.gradients import squared_norms
+from fedveil.learning.inputs import Inputs
 from fedveil.learning.layerwise import ByLayers
-from fedveil.learning.losses import as_input
 from fedveil.learning.recognised import generators_of
 from fedveil.learning.traced import ByOperators, OneByOne
 
@@ -24,19 +24,6 @@ def reads_examples(way: Way) -> bool:
 def without_books(way: Way) -> torch.inference_mode:
     """Keep no books for autograd under a chain, which needs none: they are a tenth of a small head's step."""
     return torch.inference_mode(isinstance(way, ByChain))
-
-
-def laid_out(x: Tensor) -> Tensor:
-    """The same values [B, ...] in the one memory order of their shape.
-
-    Kernels are chosen by strides: where a dummy or a record that is not finite left other strides behind, it turned the
-    rounding of all other rows (a sum by 13 C).
-    """
-    if x.dim() == 4 and x.dtype == torch.float32 and x.device.type == "cpu":
-        batch, channels, height, width = x.shape
-        flat = x.permute(0, 2, 3, 1).contiguous().view(-1)
-        return flat.view(batch, height, width, channels).permute(0, 3, 1, 2)
-    return x.contiguous().view(-1).view(x.shape)
 
 
 def settings() -> tuple[object, ...]:
@@ -91,14 +78,14 @@ def keep_apart(
     shape, floats = (width, *x.shape[1:]), x.is_floating_point()
     dummies = torch.randn(shape, generator=generator) if floats else torch.zeros(shape)
     labels = torch.zeros((width, *y.shape[1:]), dtype=y.dtype, device=y.device)
-    some = next(model.parameters())
+    inputs = Inputs.of(model)
 
     def bits(examples: Tensor) -> list[Tensor]:
         for g, state in states:
             g.set_state(state)
         with torch.random.fork_rng(devices=[]), without_books(way):
             torch.default_generator.manual_seed(0)
-            examples = laid_out(examples)
+            examples = inputs.laid_out(examples)
             known = squared_norms(examples) if reads_examples(way) else None
             gradients, losses, _ = way(examples, labels, torch.ones(width, dtype=torch.bool, device=x.device), known)
         parts = [_bits(part).view(width // each, -1) for part in (*gradients.parts(), losses)]
@@ -113,7 +100,7 @@ def keep_apart(
 
     try:
         layout.load(model, random.to(weights))
-        dummies = as_input(dummies.to(x.dtype), some)
+        dummies = inputs(dummies.to(x.dtype))
         if not isinstance(way, OneByOne):
             way.prepare(dummies, labels)
         before, units = bits(dummies), width // each
@@ -123,7 +110,7 @@ def keep_apart(
             values = torch.tensor(_OTHERS if floats else [1], dtype=x.dtype, device=x.device)
             rows = values[(place // 2 + turn) % len(values)].view(-1, *[1] * (x.dim() - 1))
             changed = others.repeat_interleave(each).view(rows.shape)
-            after = bits(as_input(torch.where(changed, rows, dummies), some))
+            after = bits(inputs(torch.where(changed, rows, dummies)))
             if any(not torch.equal(a[~others], b[~others]) for a, b in zip(before, after, strict=True)):
                 return False
         return True

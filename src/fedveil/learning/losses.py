@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
+from fedveil.learning.inputs import Inputs
 from fedveil.registry import Registry
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -226,36 +227,13 @@ def predict(
     Tensor
         [N, ...], on the CPU.
     """
-    some = next(module.parameters())
-    parameters = {name: fast_format(value.to(some.device)) for name, value in layout.unflatten(vector).items()}
-    parameters |= {name: value.to(some.device) for name, value in (buffers or {}).items()}
+    inputs = Inputs.of(module)
+    device = inputs.like.device
+    parameters = {name: inputs.stored(value.to(device)) for name, value in layout.unflatten(vector).items()}
+    parameters |= {name: value.to(device) for name, value in (buffers or {}).items()}
     outputs = []
     with evaluating(module), torch.no_grad():
         for start in range(0, len(x), batch):
-            inputs = as_input(x[start : start + batch], some)
-            outputs.append(outputs_of(torch.func.functional_call(module, parameters, (inputs,))).cpu())
+            rows = inputs(x[start : start + batch])
+            outputs.append(outputs_of(torch.func.functional_call(module, parameters, (rows,))).cpu())
     return torch.cat(outputs)
-
-
-def as_input(x: Tensor, like: Tensor) -> Tensor:
-    """Examples where and as a model with the parameter `like` wants them; integers stay integers."""
-    return fast_format(x.to(like.device, like.dtype)) if x.is_floating_point() else x.to(like.device)
-
-
-def fast_format(value: Tensor) -> Tensor:
-    """A float32 image batch or convolution kernel in the memory order that CPU convolutions prefer."""
-    return channels_last(value) if value.dtype == torch.float32 and value.device.type == "cpu" else value
-
-
-def channels_last(value: Tensor) -> Tensor:
-    """Four axes stored in the order batch, height, width, channel; others as they are.
-
-    With a single channel torch sees no difference between the orders, keeps the other one, and then computes a first
-    convolution and its pooling 15 times slower (measured at 40x40): so the strides are said outright.
-    """
-    if value.dim() != 4:
-        return value
-    if value.shape[1] > 1:
-        return value.contiguous(memory_format=torch.channels_last)
-    height, width = value.shape[2:]
-    return value.contiguous().as_strided(value.shape, (height * width, 1, width, 1))

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedveil.errors import FieldError
 from fedveil.learning.clients import ClientData, OnDemand
 from fedveil.learning.gradients import Bases, squared_norms
-from fedveil.learning.losses import as_input
+from fedveil.learning.inputs import Inputs
 from fedveil.learning.per_example import PerExample
 from fedveil.learning.streams import drawing
 from fedveil.learning.training import batch_of
@@ -104,8 +104,8 @@ class Lots:
         What a lot is.
     sums : PerExample
         Sums of its clipped gradients.
-    like : Tensor
-        A parameter of the model: where, and of which type, examples have to be.
+    inputs : Inputs
+        How the model takes examples.
     generator : torch.Generator
         What reading an example anew draws comes from its stream.
 
@@ -115,8 +115,8 @@ class Lots:
         A client's full batch, as it was put together; of one client at a time.
     """
 
-    def __init__(self, noisy: NoisySteps, sums: PerExample, like: Tensor, generator: torch.Generator) -> None:
-        self._noisy, self._sums, self._like, self._generator = noisy, sums, like, generator
+    def __init__(self, noisy: NoisySteps, sums: PerExample, inputs: Inputs, generator: torch.Generator) -> None:
+        self._noisy, self._sums, self._inputs, self._generator = noisy, sums, inputs, generator
         self.whole: WeakKeyDictionary[ClientData, dict[str, Any]] = WeakKeyDictionary()
         self._units: WeakKeyDictionary[ClientData, Units] = WeakKeyDictionary()
         self._lengths: WeakKeyDictionary[ClientData, Tensor] = WeakKeyDictionary()
@@ -157,11 +157,11 @@ class Lots:
         units = self.units_of(client)
         rows, present = units.at(chosen, places, count)
         anew = isinstance(client.x, OnDemand)
-        x, y = self._read_anew(client, rows, present) if anew else batch_of(client, rows, self._like)
-        here = present.to(self._like.device)
+        x, y = self._read_anew(client, rows, present) if anew else batch_of(client, rows, self._inputs)
+        here = present.to(self._inputs.like.device)
         batch: dict[str, Any] = {"x": x, "y": y}
         if self._sums.reads_examples and not anew:  # another reading may have another length
-            batch["lengths"] = self._lengths_of(client).index_select(0, rows).to(self._like.device)
+            batch["lengths"] = self._lengths_of(client).index_select(0, rows).to(self._inputs.like.device)
         gone = (~here).nonzero()[:, 0]
         for values in batch.values() if len(gone) else ():
             values.index_fill_(0, gone, 0)
@@ -191,13 +191,13 @@ class Lots:
                 except Exception:
                     present[place] = False
                     _LOG.error("an example cannot be read, and counts as zero", exc_info=True)
-        return as_input(x, self._like), client.y[rows].to(self._like.device)
+        return self._inputs(x), client.y[rows].to(self._inputs.like.device)
 
     def _lengths_of(self, client: ClientData) -> Tensor:
         """The squared norms [N] of a client's examples, from one look at them."""
         if client not in self._lengths:
             parts = torch.split(torch.arange(client.examples), 1 << 12)
-            lengths = [squared_norms(batch_of(client, rows, self._like)[0]).cpu() for rows in parts]
+            lengths = [squared_norms(batch_of(client, rows, self._inputs)[0]).cpu() for rows in parts]
             self._lengths[client] = torch.cat(lengths)
         return self._lengths[client]
 
@@ -214,5 +214,7 @@ class Lots:
             if len(self._bases) * most * units.each * client.x.shape[1:].numel() > KEPT:
                 self._bases.clear()
             rows, present = units.at(torch.arange(len(units)), None, len(units))
-            self._bases[client] = self._sums.bases(batch_of(client, rows, self._like)[0], present.view(-1, units.each))
+            self._bases[client] = self._sums.bases(
+                batch_of(client, rows, self._inputs)[0], present.view(-1, units.each)
+            )
         return self._bases[client]

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from fedveil.clipping import SHRINK
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning.apart import Way, keep_apart, laid_out, reads_examples, settings, without_books
+from fedveil.learning.apart import Way, keep_apart, reads_examples, settings, without_books
 from fedveil.learning.chains import ByChain
 from fedveil.learning.gradients import Bases, all_finite, squared_norms, without
+from fedveil.learning.inputs import Inputs
 from fedveil.learning.layerwise import ByLayers
 from fedveil.learning.losses import losses_of
 from fedveil.learning.rules import NotApart
@@ -53,6 +54,7 @@ class PerExample:
     def __init__(self, model: nn.Module, layout: Layout, loss: str, generator: torch.Generator | None = None) -> None:
         losses_of(loss)
         self._model, self._layout, self._generator = model, layout, generator
+        self._inputs = Inputs.of(model)
         self._alone = OneByOne(model, layout, loss, generator)
         self._others: list[Way] = [ByOperators(model, layout, loss, generator)]
         for way in (ByLayers, ByChain):
@@ -161,13 +163,13 @@ class PerExample:
         self, way: Way, x: Tensor, y: Tensor, here: Tensor, before: Known, within: float, each: int, grid: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Clipped sum [d], losses [B], and which examples [B] have one."""
-        x, images = laid_out(x), here.view(-1, each).sum(1, keepdim=True).clamp_(min=1) if each > 1 else 1
+        x, images = self._inputs.laid_out(x), here.view(-1, each).sum(1, keepdim=True).clamp_(min=1) if each > 1 else 1
         known, bases = before
         if known is None and way is self._way and self.reads_examples:
             known = squared_norms(x)
         if not all_finite(x if known is None else known):
             here = here & x.isfinite().reshape(len(x), -1).all(1)
-            x, known = laid_out(without(x, ~here)), None if known is None else known.where(here, 0.0)
+            x, known = self._inputs.laid_out(without(x, ~here)), None if known is None else known.where(here, 0.0)
         gradients, losses, good = way(x, y, here, known)
         if each == 1 and not grid:
             scale, finite = _scales(gradients.squares.sqrt_(), within)

@@ -13,7 +13,7 @@ from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData, OnDemand
 from fedveil.learning.local import LocalTraining, Trained
-from fedveil.learning.losses import as_input, losses_of
+from fedveil.learning.losses import losses_of
 from fedveil.learning.lots import Lots
 from fedveil.learning.per_example import PerExample
 from fedveil.learning.streams import Key, stream
@@ -66,7 +66,7 @@ class PrivateTrainer(SequentialTrainer):
         super().__init__(model, layout, local, device)
         self.noisy = replace(noisy, lr=local.rate()) if noisy.summed else noisy
         sums = PerExample(self._model, layout, str(local.loss), self._generator)
-        self._lots = Lots(self.noisy, sums, self._parameters[0], self._generator)
+        self._lots = Lots(self.noisy, sums, self._inputs, self._generator)
         self._unchecked, self._alone = True, Lock()
         self._spare = deepcopy(model)  # for `idle`: training that took too long may still be busy with the other
 
@@ -89,7 +89,7 @@ class PrivateTrainer(SequentialTrainer):
         try:
             some = next((c for c in clients if c.examples), None)
             if some is not None and self._unchecked:
-                shape = as_input(torch.zeros((1, *some.x.shape[1:]), dtype=some.x.dtype), self._parameters[0])
+                shape = self._inputs(torch.zeros((1, *some.x.shape[1:]), dtype=some.x.dtype))
                 require_unmixed(self._model, shape, self.layout)
                 self._unchecked = False
             results: list[Trained | Exception] = []

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from fedveil.learning.losses import channels_last
+from fedveil.learning.inputs import channels_last
 from fedveil.learning.recognised import recognised
 from fedveil.learning.rules import NotApart
 

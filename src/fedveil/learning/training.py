@@ -16,8 +16,9 @@ from torch.optim.sgd import sgd
 from fedveil.errors import FieldError, require_choice
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
+from fedveil.learning.inputs import Inputs
 from fedveil.learning.local import LocalTraining, Trained
-from fedveil.learning.losses import as_input, loss_of, outputs_of
+from fedveil.learning.losses import loss_of, outputs_of
 from fedveil.learning.rearranged import LargeDense, rearranged
 from fedveil.learning.streams import Key, epoch_orders, stream, with_keyed_dropout
 from fedveil.mechanisms.source import keyed_seed
@@ -81,6 +82,7 @@ class SequentialTrainer:
         if missing:
             raise FieldError("layout", missing[0], "is no parameter of the model: take Layout.from_module(model)")
         self._parameters = [every[name] for name in layout.names]
+        self._inputs = Inputs.of(self._model)
         self._values: Tensor | None = None  # all parameters [d], where they are of one type
         self.lends = False  # whether a result is read before the next client is trained, whose memory it then is
         self._room: Tensor | None = None  # that memory
@@ -146,7 +148,7 @@ class SequentialTrainer:
                     rate = local.rate(key[1], step, steps)
                     for layer in self._stepping:
                         layer.rate = rate
-                    loss = self._gradients(*batch_of(client, rows, self._parameters[0]))
+                    loss = self._gradients(*batch_of(client, rows, self._inputs))
                     if not local.slack or (self._moved(start) > local.slack):
                         for p, anchor in zip(self._parameters, anchors, strict=False):
                             p.grad = _gradient(p).add_(p.detach() - anchor, alpha=local.prox)
@@ -195,9 +197,9 @@ class SequentialTrainer:
         self._model.train()
 
 
-def batch_of(client: ClientData, rows: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Some rows of a client's examples and labels, where a model with the parameter `like` wants them."""
-    return as_input(client.x.index_select(0, rows), like), client.y[rows].to(like.device)
+def batch_of(client: ClientData, rows: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Some rows of a client's examples and labels, as a model takes them."""
+    return inputs(client.x.index_select(0, rows)), client.y[rows].to(inputs.like.device)
 
 
 class Stepper:

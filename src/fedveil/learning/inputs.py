@@ -1,0 +1,92 @@
+"""How a model is given its examples: where, of which type, and in which order of memory."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.learning.rules import NotApart, is_known, refuse_hooks
+
+_OURS = ("fedveil", "fedveil_studies")
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What examples become before a model sees them.
+
+    Attributes
+    ----------
+    like : Tensor
+        A parameter of the model: where examples have to be, and of which type if they are floating point.
+    last : bool
+        Whether float32 images on a CPU are stored channels last, see `takes_channels_last`. Everything else is stored
+        row by row, as a ``DataLoader`` gives it.
+    """
+
+    like: Tensor
+    last: bool
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Inputs":
+        """What this model takes."""
+        real = [p for p in model.parameters() if p.is_floating_point()]
+        trained = [p for p in real if p.requires_grad]
+        return cls((trained or real)[0], takes_channels_last(model))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Examples [B, ...] as the model takes them; integers stay integers."""
+        return self.stored(x.to(self.like.device, self.like.dtype if x.is_floating_point() else x.dtype))
+
+    def stored(self, value: Tensor) -> Tensor:
+        """The same images or kernels, in the order of memory that this model takes."""
+        fast = self.last and value.dtype == torch.float32 and value.device.type == "cpu"
+        return channels_last(value) if fast else value.contiguous()
+
+    def laid_out(self, x: Tensor) -> Tensor:
+        """The same values [B, ...] in the one memory order of their shape.
+
+        Kernels are chosen by strides: where a dummy or a record that is not finite left other strides behind, it turned
+        the rounding of all other rows (a sum by 13 C).
+        """
+        if self.last and x.dim() == 4 and x.dtype == torch.float32 and x.device.type == "cpu":
+            batch, channels, height, width = x.shape
+            flat = x.permute(0, 2, 3, 1).contiguous().view(-1)
+            return flat.view(batch, height, width, channels).permute(0, 3, 1, 2)
+        return x.contiguous().view(-1).view(x.shape)
+
+
+def takes_channels_last(model: nn.Module) -> bool:
+    """Whether images may be stored channels last: for FedVeil's own networks, and for chains of known layers.
+
+    A forward method of somebody's own may depend on strides (``.view``), and so may hooks. PyTorch's GroupNorm ends the
+    process where such a batch comes to it without a gradient: then a trained layer has to come before it.
+    """
+    modules = list(model.modules())
+    ours = [type(m).__module__.partition(".")[0] in _OURS for m in modules]
+    try:
+        refuse_hooks(model)
+    except NotApart:
+        return False
+    trained = False
+    for module, own in zip(modules, ours, strict=True):
+        part = ours[0] and type(module).__module__.startswith("torch.nn.")
+        if not (own or part or is_known(module)):
+            return False
+        if isinstance(module, nn.GroupNorm) and not trained:
+            return False
+        trained = trained or any(p.requires_grad for p in module.parameters(recurse=False))
+    return True
+
+
+def channels_last(value: Tensor) -> Tensor:
+    """Four axes stored in the order batch, height, width, channel; others as they are.
+
+    With a single channel torch sees no difference between the orders, keeps the other one, and then computes a first
+    convolution and its pooling 15 times slower (measured at 40x40): so the strides are said outright.
+    """
+    if value.dim() != 4:
+        return value
+    if value.shape[1] > 1:
+        return value.contiguous(memory_format=torch.channels_last)
+    height, width = value.shape[2:]
+    return value.contiguous().as_strided(value.shape, (height * width, 1, width, 1))
