@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from fedveil.accounting import Release, advise, epsilon_of_mu, least_noise, reading, total
+from fedveil.accounting.guarantee import promise_of_mu
 from fedveil.errors import FieldError
+from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import Broadcast, PublicFacts, ServerFacts, build
@@ -97,11 +99,11 @@ def test_unit_and_trust_narrow_the_choice():
 
 def test_a_person_is_protected_as_such_by_all_her_records_together_or_with_her_client():
     found = advise(**DIGITS, unit="person", records_per_person=4)
-    assert {(c.unit, c.guarantee.group) for c in found if c.guarantee} == {("person", 1), ("record", 4), ("client", 1)}
+    assert {(c.unit, c.guarantee.group) for c in found if c.guarantee} == {("person", 1), ("record", 4)}
     for choice in found:
         if choice.guarantee is not None:
             assert choice.guarantee.epsilon(DIGITS.get("delta", 1e-5)) == pytest.approx(DIGITS["epsilon"], rel=1e-6)
-    single = next(c for c in found if c.unit == "person" and c.trust == "local")
+    single = next(c for c in found if c.unit == "person" and c.trust == "local" and c.method == "record")
     values = tomllib.loads("\n".join(single.lines))
     method = build(values.pop("method"), **values)
     assert method.client._spend().guarantee.unit == "person"
@@ -112,6 +114,35 @@ def test_a_person_is_protected_as_such_by_all_her_records_together_or_with_her_c
     assert {(c.unit, c.guarantee.group) for c in advise(**DIGITS) if c.guarantee} == {("record", 1), ("client", 1)}
     with pytest.raises(FieldError, match="records_per_person"):
         advise(**DIGITS, unit="person")
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
+@pytest.mark.parametrize("silos", [1, 2])
+def test_noise_for_clients_is_advised_for_persons_as_it_promises_them(relation, silos):
+    """A promise of 8 for the client stood there as one of 8 for a person; it promised her 19.13."""
+    asked = {**DIGITS, "epsilon": 8.0, "relation": relation, "records_per_person": 4}
+    found = advise(**asked, unit="person", silos_per_person=silos)
+    for choice in (c for c in found if c.method in ("global", "fedre") and c.guarantee):
+        values = tomllib.loads("\n".join(choice.lines))
+        built = build(values.pop("method"), **values)
+        if choice.method == "global":
+            mu = (2 if relation == "replace-one" else 1) * math.sqrt(60) / built.server.noise_multiplier
+        else:
+            mu = mu_of_epsilon(built.client.epsilon, 1e-5)
+        under = relation if choice.method == "global" else "replace-one"
+        client = promise_of_mu("client", choice.trust, under, "total", mu)
+        hers = client.of_part("person").of_silos(silos).epsilon(1e-5)
+        assert 7.99 < hers <= 8.0 + 1e-9
+        assert (choice.guarantee.unit, choice.guarantee.silos_per_person) == ("person", silos)
+        assert choice.guarantee.epsilon(1e-5) == pytest.approx(8.0)
+    for choice in (c for c in found if c.method == "record" and c.unit == "person"):
+        values = tomllib.loads("\n".join(choice.lines))
+        built = build(values.pop("method"), **values).client
+        spent = total([built._spend().guarantee] * 60)
+        assert spent.epsilon(1e-5) <= 8.0 + 1e-9
+        assert spent.silos_per_person == silos
+        added = choice.noise_multiplier / (1 if choice.trust == "local" else 3)
+        assert built.noisy_steps.deviation == pytest.approx(added, rel=1e-6) or choice.trust == "secure sum"
 
 
 @pytest.mark.parametrize("trust", ["local", "trusted sum", "secure sum", "central"])

@@ -6,6 +6,7 @@ from fedveil.accounting.advice import Choice as Choice
 from fedveil.accounting.advice import advise as advise
 from fedveil.accounting.bounds import Bound as Bound
 from fedveil.accounting.composition import epsilon as epsilon
+from fedveil.accounting.events import Changed as Changed
 from fedveil.accounting.events import DiscreteGaussian as DiscreteGaussian
 from fedveil.accounting.events import EuclideanLaplace as EuclideanLaplace
 from fedveil.accounting.events import Event as Event

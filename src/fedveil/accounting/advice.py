@@ -6,7 +6,7 @@ which is the longest the mean can be. The federation trains at all below about `
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from fedveil.accounting.events import FACTOR, Relation
@@ -22,7 +22,7 @@ from fedveil.accounting.guarantee import (
 )
 from fedveil.accounting.planning import ENOUGH, least_noise
 from fedveil.errors import FieldError, require_choice, require_count
-from fedveil.gdp import rounded_up
+from fedveil.gdp import epsilon_of_mu, rounded_up
 
 Verdict = Literal["possible", "hard", "hopeless", "no promise"]
 
@@ -93,6 +93,7 @@ def advise(
     tolerated: int = 1,
     records_per_person: int | None = None,
     people: int | None = None,
+    silos_per_person: int = 1,
 ) -> tuple[Choice, ...]:
     """Rank what reaches a target, and say what is hopeless.
 
@@ -109,7 +110,7 @@ def advise(
     unit : {"client", "record", "person"}, optional
         What has to be protected; by default clients and records are looked at, and persons where it is said how many
         records one has. A person is protected as such, by a promise for all her records together, and by one for
-        clients.
+        clients, which is listed with what it promises her (`Guarantee.of_part`).
     trust : {"central", "local", "trusted sum", "secure sum"}, optional
         The only trust model there is; by default all are looked at.
     relation : {"zero-out", "add/remove", "replace-one"}
@@ -120,6 +121,8 @@ def advise(
         The most records of one person, as declared; a count of the data would be a release.
     people : int, optional
         People of one client, as planned; by default as few as `examples` can be of.
+    silos_per_person : int
+        The most clients at which one person may be.
 
     Returns
     -------
@@ -138,6 +141,7 @@ def advise(
         raise FieldError("records_per_person", None, "is needed for persons: declare the most records that one has")
     k = require_count("records_per_person", records_per_person or 1)
     people = max(1, each // k) if people is None else require_count("people", people)
+    spread = require_count("silos_per_person", silos_per_person)
     require_choice("trust", "local" if trust is None else trust, get_args(Trust))
     twice = least_noise(epsilon, delta, rounds, relation="replace-one")
     silos = _Silos(
@@ -148,16 +152,25 @@ def advise(
         noise=least_noise(epsilon, delta, rounds, relation=relation),
         length=length,
         target=(f"epsilon = {float(epsilon)}", f"delta = {float(delta)}"),
+        silos_per_person=spread,
     )
     promise, z = silos.promise("client", "central", silos.noise), silos.noise
     twofold = promise_of_mu("client", "local", "replace-one", "total", 2 * math.sqrt(rounds) / twice)
+    asked = silos.target
+    if unit == "person":  # noise for a client is raised until it promises her as much
+        promise, z = _for_person(promise, z, spread)
+        twofold, twice = _for_person(twofold, twice, spread)
+        if spread > 1:
+            least = epsilon_of_mu(2 * math.sqrt(rounds) / twice, delta) * (1 - 1e-9)
+            asked = (f"epsilon = {least}", f"delta = {float(delta)}")
     options = [
         _choice("global", promise, z, z * length / n, (f"noise_multiplier = {rounded_up(z, 6)}", *silos.under)),
-        _choice("fedre", twofold, twice, twice * length / math.sqrt(n), ('scores = "public"', *silos.target)),
+        _choice("fedre", twofold, twice, twice * length / math.sqrt(n), ('scores = "public"', *asked)),
     ]
     planned = (f"examples = {each}",)
     if records_per_person is not None:
-        named = ('unit = "person"', f"people = {people}", f"records_per_person = {k}")
+        several = (f"silos_per_person = {spread}",) if spread > 1 else ()
+        named = ('unit = "person"', f"people = {people}", f"records_per_person = {k}", *several)
         options += silos.choices("person", people, named)
         options += silos.choices("record", each, planned, group=k) if k > 1 else []
     options += silos.choices("record", each, planned)
@@ -169,6 +182,13 @@ def advise(
         if trust in (None, where) and unit in (None, "client")
     ]
     return (*fit, *heuristics)
+
+
+def _for_person(promise: Guarantee, z: float, silos: int) -> tuple[Guarantee, float]:
+    """What noise for clients promises a person at so many, and z: raised until she pays what one client paid."""
+    part = promise.of_part("person").of_silos(silos)
+    own, hers = promise.mu or 0.0, part.mu or 0.0
+    return replace(part, bound=promise.bound), z * hers / own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +206,7 @@ class _Silos:
     noise: float
     length: float
     target: tuple[str, ...]
+    silos_per_person: int = 1
 
     @property
     def under(self) -> tuple[str, ...]:
@@ -216,11 +237,15 @@ class _Silos:
         if n - tolerated >= 2:  # shares are as loud, where nobody drops out
             shares = ('sum = "secure"', *own, f"least_sites = {n}", f"colluding = {tolerated}")
             ways.append(("secure sum", n / (n - tolerated), shares, (few_colluding(tolerated, n), *sizes)))
-        first, choices = (few_silos(1),) if unit == "person" else (), []
+        person, choices = unit == "person", []
         for trust, spread, lines, more in ways:
-            guarantee = self.promise(unit, trust, z, first, more).of_group(group)
-            ratio = z * self.length * math.sqrt(spread) / (n * count)
-            choices.append(_choice("record", guarantee, z, ratio, lines))
+            guarantee, loud = self.promise(unit, trust, z, (few_silos(1),) if person else (), more).of_group(group), z
+            if person and self.silos_per_person > 1:  # all that she is in together promises what one alone did
+                held = guarantee.of_silos(self.silos_per_person)
+                loud *= (held.mu or 0.0) / (guarantee.mu or 1.0)
+                guarantee = replace(held, bound=guarantee.bound)
+            ratio = loud * self.length * math.sqrt(spread) / (n * count)
+            choices.append(_choice("record", guarantee, loud, ratio, lines))
         return choices
 
 
@@ -228,7 +253,7 @@ def _covers(choice: Choice, unit: Unit | None) -> bool:
     """Whether a choice protects what has to be protected."""
     alone = choice.guarantee is None or choice.guarantee.group == 1
     if unit == "person":
-        return choice.unit != "record" or not alone
+        return choice.unit == "person" or not alone
     return alone and unit in (None, choice.unit)
 
 

@@ -15,6 +15,7 @@ from fedveil.accounting.events import (
     Event,
     Gaussian,
     Relation,
+    changed,
     covering,
     events_from_list,
     events_to_list,
@@ -79,6 +80,16 @@ class Bound(Parameters):
             If this kind has none.
         """
         raise FieldError("group", times, "a d-private promise is about vectors, not about units")
+
+    def of_change(self) -> "Bound":
+        """The bound for a unit that is in both inputs, and changes, where this one is for its coming or counting zero.
+
+        Raises
+        ------
+        FieldError
+            If this kind has none.
+        """
+        return self.scaled(2)
 
     def of_group(self, size: int, relation: Relation) -> "Bound":
         """The bound for several units together.
@@ -241,6 +252,10 @@ class PLD(Bound):
 
     def scaled(self, times: float) -> "PLD":
         return PLD(tuple((louder(event, times), count) for event, count in self.events))
+
+    def of_change(self) -> "PLD":
+        """Sampled steps draw the unit as often as before, so that most of them do not see the change: `Changed`."""
+        return PLD(tuple((changed(event), count) for event, count in self.events))
 
     def of_group(self, size: int, relation: Relation) -> "PLD":
         """Under Poisson sampling the number of sampled records is binomial, a mixture of shifts (arXiv 2401.10294).

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedveil.accounting.euclidean_laplace import discretised, greatest_loss
 from fedveil.accounting.events import (
+    Changed,
     DiscreteGaussian,
     EuclideanLaplace,
     Event,
@@ -179,7 +180,7 @@ def _without_the_vast(others: dict[Event, int], mu: float, factor: float) -> tup
 
 def _inner(event: Event) -> Event:
     """What is sampled, or the event itself."""
-    return event.event if isinstance(event, Poisson) else event
+    return event.event if isinstance(event, Poisson | Changed) else event
 
 
 def _pure(event: Event, factor: float) -> float:
@@ -200,6 +201,7 @@ def _sampled_mu(event: Event, factor: float) -> float:
     inner = _inner(event)
     if isinstance(inner, Mixture):
         return max(inner.sensitivities) / inner.noise_multiplier
+    factor = 2.0 if isinstance(event, Changed) else factor
     return factor / inner.noise_multiplier if isinstance(inner, Gaussian) else 0.0
 
 
@@ -212,7 +214,7 @@ def _largest_loss(event: Event, factor: float) -> float:
 
 def _mean_loss(event: Event, factor: float) -> float:
     """About the mean loss of one release."""
-    rate = event.rate if isinstance(event, Poisson) else 1.0
+    rate = event.rate if isinstance(event, Poisson | Changed) else 1.0
     if isinstance(_inner(event), Laplace | EuclideanLaplace):
         shift, inner = _pure(event, factor), _inner(event)
         return rate * shift * min(1.0, shift / (inner.dimension if isinstance(inner, EuclideanLaplace) else 1))
@@ -228,14 +230,15 @@ def _distribution(event: Event, factor: float, relation: Relation, interval: flo
         return discretised(event.dimension, event.shift, interval)
     if isinstance(event, Laplace):
         return pld.from_laplace_mechanism(event.scale / factor, **grid)
-    if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
+    inner = _inner(event)
+    if isinstance(event, Poisson | Changed) and isinstance(inner, Gaussian):
         # the library doubles the sensitivity itself under replace-one, so z goes in as it is
         neighbours = {
             "add/remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
             "zero-out": NeighboringRelation.REPLACE_SPECIAL,
             "replace-one": NeighboringRelation.REPLACE_ONE,
-        }[relation]
-        z = event.event.noise_multiplier
+        }["replace-one" if isinstance(event, Changed) else relation]
+        z = inner.noise_multiplier
         return pld.from_gaussian_mechanism(z, sampling_prob=event.rate, neighboring_relation=neighbours, **grid)
     if isinstance(event, Poisson) and isinstance(event.event, Laplace):
         return pld.from_laplace_mechanism(event.event.scale, sampling_prob=event.rate, **grid)

@@ -124,6 +124,27 @@ class Poisson(Parameters):
 
 
 @dataclass(frozen=True)
+class Changed(Parameters):
+    """Poisson sampling of a unit that is in both inputs, and contributes something else in each.
+
+    So one record sees the steps that sample its person, or its client: the unit stays, and is drawn as often. Its two
+    contributions a and b are of length C at most, so a step is one of (1 - q) N(0) + q N(a) and (1 - q) N(0) + q N(b).
+    That is a step of one unit against another, whose dominating pair has a = -b (Lebeda, Regehr, Kamath and Steinke
+    2024, arXiv 2405.20769): it is accounted under replace-one, whatever the relation of the promise.
+
+    Parameters
+    ----------
+    rate : float
+        q, in (0, 1].
+    event : Gaussian
+        The noise on the sample.
+    """
+
+    rate: Share
+    event: Gaussian
+
+
+@dataclass(frozen=True)
 class FixedSize(Parameters):
     """Sampling of exactly m of n units without replacement: not Poisson sampling, and dearer.
 
@@ -145,8 +166,8 @@ class FixedSize(Parameters):
             raise FieldError("sample", self.sample, f"must be at most the population of {self.population}")
 
 
-Event = Gaussian | Laplace | EuclideanLaplace | DiscreteGaussian | Mixture | Poisson | FixedSize
-_KNOWN = (Gaussian, Laplace, EuclideanLaplace, DiscreteGaussian, Mixture, Poisson, FixedSize)
+Event = Gaussian | Laplace | EuclideanLaplace | DiscreteGaussian | Mixture | Poisson | Changed | FixedSize
+_KNOWN = (Gaussian, Laplace, EuclideanLaplace, DiscreteGaussian, Mixture, Poisson, Changed, FixedSize)
 
 
 Counted = tuple[tuple[Any, int], ...]  # events, each with how often it came
@@ -175,7 +196,7 @@ def grouped(events: Iterable[tuple[Event, int]]) -> dict[Event, int]:
 
 def spilled(counts: Mapping[Event, int], relation: Relation) -> float:
     """Delta of the sampled steps whose lots may be too large for their places."""
-    sampled = sum(c for e, c in counts.items() if isinstance(e, Poisson | Mixture))
+    sampled = sum(c for e, c in counts.items() if isinstance(e, Poisson | Changed | Mixture))
     return sampled * SPILLED if relation == "add/remove" else 0.0
 
 
@@ -183,6 +204,8 @@ def size_of(event: Event) -> float:
     """How much an event costs among its own kind, to rank plans by; no privacy parameter."""
     if isinstance(event, Poisson):
         return event.rate * size_of(event.event)
+    if isinstance(event, Changed):
+        return 2 * event.rate * size_of(event.event)
     if isinstance(event, FixedSize):
         return event.sample / event.population * size_of(event.event)
     if isinstance(event, EuclideanLaplace):
@@ -212,6 +235,21 @@ def grown(event: Event, size: int, sampled: bool) -> Event:
     raise FieldError("group", size, f"{type(event).__name__} events have no bound for groups here")
 
 
+def changed(event: Event) -> Event:
+    """The event as a part of a unit sees it, where the whole comes, goes or counts zero: the unit stays, and changes.
+
+    Raises
+    ------
+    FieldError
+        For a kind without such a bound here.
+    """
+    if isinstance(event, Changed):
+        return event
+    if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
+        return Changed(event.rate, event.event)
+    return louder(event, 2)
+
+
 def louder(event: Event, times: float) -> Event:
     """The event for a unit that contributes so many times as much, and is sampled as often.
 
@@ -224,6 +262,8 @@ def louder(event: Event, times: float) -> Event:
         return Gaussian(event.noise_multiplier / times)
     if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
         return Poisson(event.rate, Gaussian(event.event.noise_multiplier / times))
+    if isinstance(event, Changed):
+        return Changed(event.rate, Gaussian(event.event.noise_multiplier / times))
     raise FieldError("event", type(event).__name__, "has no bound for a larger contribution here")
 
 

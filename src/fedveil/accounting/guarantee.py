@@ -1,6 +1,7 @@
 """What a release promises: unit, relation, trust, scope, the bound that is proven, and the conditions it rests on."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -19,7 +20,8 @@ Scope = Literal["round", "total"]
 PARTS: tuple[Unit, ...] = ("record", "person")  # units that are a part of a client's data
 
 _SHARED = ("unit", "relation", "trust", "group", "public_size")  # by all guarantees of one total
-_OPTIONAL: dict[str, Any] = {"group": 1, "public_size": None, "hypotheses_apart": None}  # not written at these values
+# Not written at these values; what was written before there was such a field is read at them.
+_OPTIONAL: dict[str, Any] = {"group": 1, "silos_per_person": 1, "public_size": None, "hypotheses_apart": None}
 
 VACUOUS = 20.0  # an epsilon above this is printed, and flagged: it excludes nothing in practice
 
@@ -61,6 +63,8 @@ class Guarantee(Parameters):
         What holds (see `fedveil.accounting.bounds`): GDP, ZCDP, PLD, MetricGDP, MetricDP, Heuristic or Unprotected.
     group : int
         Units protected together: 10 records of one person instead of one. See `of_group`.
+    silos_per_person : int
+        Of a person's promise: the most silos at which she may be for it to hold. See `of_silos`.
     public_size : bool, optional
         Of a record's promise: whether the number of records of its silo is taken as public.
     hypotheses_apart : float, optional
@@ -86,6 +90,7 @@ class Guarantee(Parameters):
     scope: Scope
     bound: Bound
     group: Count = 1
+    silos_per_person: Count = 1
     public_size: bool | None = None
     hypotheses_apart: NonNegative | None = None
     conditions: tuple[str, ...] = ()
@@ -96,6 +101,8 @@ class Guarantee(Parameters):
         object.__setattr__(self, "conditions", tuple(self.conditions))
         if (self.public_size is not None) != (self.unit in PARTS):
             raise FieldError("public_size", self.public_size, "is stated for records and persons, and only for them")
+        if self.silos_per_person > 1 and self.unit != "person":
+            raise FieldError("silos_per_person", self.silos_per_person, "is stated for persons, and only for them")
         if self.conditions and not self.proven:
             raise FieldError("conditions", self.conditions, "belong to a proven bound")
 
@@ -178,11 +185,40 @@ class Guarantee(Parameters):
             raise FieldError("group", self.group, "start from the promise for one unit")
         return replace(self, bound=self.bound.of_group(size, self.relation), group=size)
 
+    def of_silos(self, count: int) -> "Guarantee":
+        """The promise for a person who may be at so many silos.
+
+        One sum is moved by all her silos together, as by a group; releases of single silos compose. So mu grows by
+        `count` in a sum or under a trusted server, and by its root without trust. A promise that holds for more silos
+        than `count` is left as dear as it is.
+
+        Raises
+        ------
+        FieldError
+            If it is no promise for persons, or of a kind that has no such bound here.
+        """
+        count = require_count("silos_per_person", count)
+        if self.unit != "person":
+            raise FieldError("unit", self.unit, "is at one silo: only a person can be at several")
+        held, bound = self.silos_per_person, self.bound
+        if count > held and self.proven:
+            if self.trust == "local":
+                bound = composed([bound] * math.ceil(count / held), self.relation)
+            else:
+                bound = bound.of_group(count, self.relation) if held == 1 else bound.scaled(count / held)
+        conditions = self.conditions
+        if self.proven:
+            others = (condition for condition in conditions if condition != few_silos(held))
+            conditions = tuple(dict.fromkeys((few_silos(count), *others)))
+        return replace(self, bound=bound, silos_per_person=count, conditions=conditions)
+
     def of_part(self, unit: Unit) -> "Guarantee":
         """The promise for one record or person among a client's data, or for one record of a protected person.
 
         Where neighbours differ in a whole that comes, goes or counts zero, one that changes in part still moves the
-        clipped mean by up to twice the bound: mu doubles. Under replace-one it is the promise for the whole.
+        clipped mean by up to twice the bound: mu doubles. A sampled whole is drawn as often as before, and only steps
+        with it see the change (`fedveil.accounting.events.Changed`). Under replace-one it is the promise for the whole.
+        A person is promised this where she is at no other client; see `of_silos`.
 
         Raises
         ------
@@ -192,14 +228,20 @@ class Guarantee(Parameters):
         if unit not in {"client": PARTS, "person": PARTS[:1]}.get(self.unit, ()):
             raise FieldError("unit", self.unit, f"has no {unit} as its part")
         sizes = self.relation != "add/remove" if self.unit == "client" else self.public_size
-        twice = self.proven and self.relation != "replace-one"
-        return replace(self, unit=unit, public_size=sizes, bound=self.bound.scaled(2) if twice else self.bound)
+        changes = self.proven and self.relation != "replace-one"
+        bound = self.bound.of_change() if changes else self.bound
+        conditions = self.conditions
+        if unit == "person" and self.proven:
+            conditions = tuple(dict.fromkeys((few_silos(1), *conditions)))
+        whole = replace(self, silos_per_person=1)
+        return replace(whole, unit=unit, public_size=sizes, bound=bound, conditions=conditions)
 
     def describe(self, delta: float | None = None) -> str:
         """One line for a table, with unit, relation, trust and scope; an epsilon only where one is proven."""
         if isinstance(self.bound, Unprotected):
             return "none"
         unit = self.unit if self.group == 1 else f"{self.group} {self.unit}s"
+        unit += f" at {self.silos_per_person} silos" if self.silos_per_person > 1 else ""
         sizes = {None: "", True: ", silo sizes public", False: ", silo sizes private"}[self.public_size]
         where = f"{unit}, {self.trust}, {self.scope}{sizes}"
         if isinstance(self.bound, Heuristic):
@@ -293,7 +335,9 @@ def total(guarantees: Iterable[Guarantee]) -> Guarantee:
         if any(getattr(part, name) != getattr(parts[0], name) for name in _SHARED):
             raise FieldError("guarantees", part.describe(), f"must share {', '.join(_SHARED)} with the others")
     apart = max((p.hypotheses_apart for p in parts if p.hypotheses_apart is not None), default=None)
+    held = min(part.silos_per_person for part in parts)
     whole = replace(parts[0], scope="total", bound=Unprotected(), conditions=(), hypotheses_apart=apart)
+    whole = replace(whole, silos_per_person=held)
     bound = composed((p.bound for p in parts), whole.relation)
     conditions = () if isinstance(bound, Heuristic | Unprotected) else (c for p in parts for c in p.conditions)
     return replace(whole, bound=bound, conditions=tuple(dict.fromkeys(conditions)))

@@ -13,7 +13,7 @@ from fedveil.accounting.guarantee import PARTS, Trust, total
 from fedveil.accounting.ledger import Spend
 from fedveil.checks import Check, Delta, Names, NonNegative, Parameters, Positive, Whole, require_names
 from fedveil.errors import FieldError
-from fedveil.gdp import compose_mu
+from fedveil.gdp import compose_mu, mu_of_epsilon
 
 TrustNames = Annotated[Sequence[str], Check(partial(require_names, known=get_args(Trust)))]
 RelationNames = Annotated[Sequence[str], Check(partial(require_names, known=FACTOR))]
@@ -29,7 +29,8 @@ class Limits(Parameters):
     mu : float, optional
         Gaussian DP of the whole client.
     record_mu : float, optional
-        Gaussian DP of one record; sampled steps have none, and need `record_epsilon`.
+        Gaussian DP of one record. Sampled steps have none, and need `record_epsilon`; where this is named, too, they
+        count with the mu that has their epsilon at the policy's `delta`.
     record_epsilon : float, optional
         Epsilon of one record at the policy's `delta`, of sampled and unsampled steps together. Releases for persons
         and for whole clients count here, too, as one of their records is promised.
@@ -80,6 +81,9 @@ class Policy(Parameters):
     records_per_person : int, optional
         The most records that one person has at this node, as its owner declares it (never a count of the data, which
         is private): releases for single records then count as releases for persons, too.
+    silos_per_person : int
+        The most silos at which one person may have records; that of `sum` counts, too, where it is larger. A method for
+        persons that allows for fewer is refused. What other releases cost a person is counted for so many.
     relations : sequence of {"zero-out", "add/remove", "replace-one"}, optional
         Allowed relations: a cost under zero-out is half of that under replace-one. Default: all.
     hypotheses_apart : float
@@ -113,6 +117,7 @@ class Policy(Parameters):
     distance: Positive | None = None
     delta: Delta = 1e-5
     records_per_person: Whole | None = None
+    silos_per_person: Whole = 1
     relations: RelationNames | None = None
     hypotheses_apart: NonNegative = 0.0
     secure_source: bool = True
@@ -176,6 +181,10 @@ class Policy(Parameters):
         relation = quoted.guarantee.relation
         if self.relations is not None and relation not in self.relations:
             return f"the node's policy allows promises under {list(self.relations)}, not under {relation}"
+        held = quoted.guarantee.silos_per_person
+        if quoted.guarantee.unit == "person" and held < self._silos:
+            own = f"silos_per_person = {held}: the node's policy says that one person may be at {self._silos} silos"
+            return f"{own}; raise the method's to {self._silos}"
         apart = quoted.guarantee.hypotheses_apart or 0.0
         if apart > self.hypotheses_apart:
             limit = self.hypotheses_apart
@@ -210,6 +219,11 @@ class Policy(Parameters):
             standing[kind] = len(own), cost, getattr(self.total, kind, None)
         return standing
 
+    @property
+    def _silos(self) -> int:
+        """The most silos at which one person may be, wherever the policy says it."""
+        return max(self.silos_per_person, 1 if self.sum is None else self.sum.silos_per_person)
+
     def _dear(self, quoted: Spend, past: Sequence[Spend]) -> str | None:
         kinds, own = self._kinds(quoted), self._own_kinds(quoted)
         if not any(getattr(self.total, kind, None) is not None for kind in own):
@@ -243,6 +257,9 @@ class Policy(Parameters):
         whole = total(s.guarantee for s in spends)
         if kind.endswith("epsilon"):
             return whole.epsilon(self.delta)
+        if isinstance(whole.bound, PLD):
+            epsilon = whole.epsilon(self.delta)
+            return mu_of_epsilon(epsilon, self.delta) if epsilon else 0.0
         return compose_mu((s.guarantee.mu or 0.0) if s.charge is None else s.charge for s in spends)
 
     def _kinds(self, spend: Spend) -> tuple[str, ...]:
@@ -252,7 +269,14 @@ class Policy(Parameters):
             return (*kinds, "record_mu", "record_epsilon", "person_mu", "person_epsilon")
         if unit == "person":
             kinds += tuple(kind.replace("person", "record") for kind in kinds if kind.startswith("person"))
+        if isinstance(spend.guarantee.bound, PLD):  # a limit of mu that is named holds for sampled steps, too
+            mus = (kind.replace("epsilon", "mu") for kind in kinds if kind.endswith("epsilon"))
+            kinds += tuple(kind for kind in mus if self._names(kind))
         return kinds
+
+    def _names(self, kind: str) -> bool:
+        """Whether a release or the total has a limit of a kind."""
+        return any(getattr(limits, kind, None) is not None for limits in (self.release, self.total))
 
     def _own_kinds(self, spend: Spend) -> tuple[str, ...]:
         """Those of which a total has to be named: of records those of persons too, if it is said how many they have."""
@@ -267,15 +291,17 @@ class Policy(Parameters):
         Whatever changes in a client's data is bounded alike, so that a promise for a client has no relation of its own.
         """
         promise = spend.guarantee
-        if promise.unit == unit:
+        if promise.unit == unit and promise.silos_per_person == (self._silos if unit == "person" else 1):
             return spend
-        if promise.unit == "record":  # as for a group of all that she may have
-            promise = replace(promise.of_group(self.records_per_person or 1), unit="person", group=1)
-        elif promise.unit == "person":
-            promise = promise.of_part("record")
-        else:
+        if promise.unit == "client":
             promise = promise.of_part("record" if unit == "record" else "person")
             promise = replace(promise, relation=relation, public_size=relation != "add/remove")
+        elif promise.unit == "person" and unit == "record":
+            promise = promise.of_part("record")
+        elif promise.unit == "record":  # as for a group of all that she may have
+            promise = replace(promise.of_group(self.records_per_person or 1), unit="person", group=1)
+        if unit == "person":
+            promise = promise.of_silos(self._silos)
         return replace(spend, guarantee=promise, charge=None)
 
 

@@ -237,7 +237,8 @@ def worst_of(guarantees: Iterable[Guarantee]) -> Guarantee | None:
     elif worst and worst.proven:
         conditions = dict.fromkeys(condition for g in (worst, *every) for condition in g.conditions)
         bound = worst.bound.covering(list(dict.fromkeys(g.bound for g in every)))
-        worst = replace(worst, bound=bound, conditions=tuple(conditions))
+        held = min(g.silos_per_person for g in every)
+        worst = replace(worst, bound=bound, silos_per_person=held, conditions=tuple(conditions))
     apart = max((g.hypotheses_apart for g in every if g.hypotheses_apart is not None), default=None)
     return worst if worst is None or apart is None else replace(worst, hypotheses_apart=apart)
 

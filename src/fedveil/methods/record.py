@@ -170,5 +170,6 @@ class RecordDP(RecordTerms, ClientDefaults):
             sizes = (few_silos(self.silos_per_person), *sizes)
         promise = of_round(bound, self.trust, self.relation, *self._sum.conditions, *sizes, LIVENESS, NO_FAILURE)
         promise = replace(promise, unit=self.unit, public_size=self.relation != "add/remove")
+        promise = replace(promise, silos_per_person=self.silos_per_person)
         moved = FACTOR[self.relation] * self.clip
         return Spend(guarantee=promise, mechanism="gaussian", scale=(added,), sensitivity=moved)

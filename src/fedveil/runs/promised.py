@@ -116,6 +116,7 @@ def choices(
         people=None if people is None else max(1, round(people)),
         unit="person" if promised.unit == "person" else None,
         records_per_person=None if setup.method.noisy is None else setup.method.noisy.noisy_steps.images or None,
+        silos_per_person=own.get("silos_per_person", 1),
     )
 
 
