@@ -101,7 +101,7 @@ DECLARED = {"target": "outcome", "classes": ["ill", "well"], "columns": COLUMNS}
     [
         ("60,m", ",m", r"a\.csv, row 2 \(line 3\), column age = 'missing': must not be empty"),
         ("60,m", "old,m", r"a\.csv, row 2 \(line 3\), column age = 'old': must be a finite number"),
-        ("60,m", "nan,m", r"a\.csv, row 2 \(line 3\), column age = 'nan': must be a finite number"),
+        ("60,m", "nan,m", r"a\.csv, row 2 \(line 3\), column age = 'nan': must not be empty"),
         ("60,m", "1e999,m", r"a\.csv, row 2 \(line 3\), column age"),
         ("60,m", "60,w", r"a\.csv, row 2 \(line 3\), column sex = 'w'.*accepted: f, m"),
         ("300,ill", "300,sick", r"a\.csv, row 2 \(line 3\), column outcome = 'sick'"),

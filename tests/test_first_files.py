@@ -124,7 +124,7 @@ def test_an_epsilon_that_nobody_gave_is_told(home):
         ("Krankenhaus", ["a", "b", "c"] * 20, "site"),
         ("site_id", [1, 2, 3] * 20, "site"),
         ("nr", [4, 9, 11] * 20, "id"),
-        ("line", range(1, 61), "id"),
+        ("line", range(1, 61), "counter"),
         ("zip", [f"0{i}" for i in range(60)], "id"),
         ("born", [f"19{i}-01-02" for i in range(30, 90)], "date"),
         ("note", [f"text {i}" for i in range(60)], "texts"),

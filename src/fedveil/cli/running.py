@@ -19,6 +19,9 @@ def init(
     target: Annotated[str, typer.Option(help="A table's column to predict; default: the last.")] = "",
     person: Annotated[str, typer.Option(help="Whose an example is: a column, an array, or folder.")] = "",
     site: Annotated[str, typer.Option(help="A table's column that says which client holds a row.")] = "",
+    missing: Annotated[str, typer.Option(help="Of a table's inputs: indicator adds one for gaps.")] = "",
+    decimal: Annotated[str, typer.Option(help="A CSV file's decimal sign; default: as it looks.")] = "",
+    thousands: Annotated[str, typer.Option(help="What groups a CSV file's digits; default: as it looks.")] = "",
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write.")] = Path("my.toml"),
 ) -> None:
     """Write a first configuration for your data; what is not given is asked for."""
@@ -36,6 +39,7 @@ def init(
         person = _asked("--person", "What says whose an example is: a column, an array, or folder")
     name = re.sub(r"[^\w.-]", "-", file.stem)
     how: dict[str, Any] = {"epsilon": epsilon, "target": target, "person": person, "site": site}
+    how |= {"missing": missing, "decimal": decimal, "thousands": thousands}
     text, said = first_config(name, data, clients, protect, **how)
     file.write_text(text, encoding="utf-8")
     for line in said:

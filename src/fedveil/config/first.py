@@ -1,8 +1,8 @@
 """What `fedveil init` writes: a first configuration for somebody's data, whose columns it looks at."""
 
-import math
 import re
 import tomllib
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -10,24 +10,18 @@ from typing import Any
 
 import torch
 
+from fedveil.config.columns import read_columns as read_columns
+from fedveil.config.columns import read_off
 from fedveil.config.loading import parse
 from fedveil.config.tables import dumps
 from fedveil.data import NATURAL, SOURCES, DataSet, load
-from fedveil.data.frames import pandas_module
-from fedveil.data.table import read_table
 from fedveil.errors import FieldError, nearest, require_choice, require_count
 
-FEW = 20  # texts, or whole numbers, that are classes or categories; more are values or ids
-LARGEST = (2_000_000, 2**30)  # rows and bytes, as `TableFile` has them
-SITES = "site hospital clinic klinik klinikum krankenhaus ward station centre center zentrum standort silo institution"
-SITES += " institute provider practice praxis department abteilung client facility trust branch"
-PEOPLE = "patient patients patienten pat person subject participant proband mrn case fall pid member insured"
-IDS = "id ids nr no nummer name key uuid guid index code number"
 PROTECTS = ("client", "person", "record", "nothing")
 EDGE = 32  # pixels of a side, to which images are made equal
 NOISY_ROUNDS = 60  # of a noisy step each; rates by loss, beside momentum: docs/data.md has what was measured
 RATE = {"cross_entropy": 0.25, "mse": 0.025}
-LIMITS = ("columns", "classes", "target_range")
+LIMITS = ("columns", "missing", "classes", "target_range")
 MOST = ("records_per_person", "silos_per_person")
 READ_OFF = """
 # Read off your data: the promise holds if they would be the same without the one who is protected. Agree on values
@@ -40,7 +34,13 @@ each (fedveil init --site {0})""",
 [privacy] protects them all (fedveil init --protect person --person {0})""",
     "id": """looks like an id: if it is a person's, person = "{0}" in [data] keeps her rows together \
 (fedveil init --protect person --person {0})""",
-    "date": "holds dates: store a time as a number, such as years, to make it an input",
+    "counter": """counts rows or persons: if it is a person's number, person = "{0}" in [data] keeps her rows together \
+(fedveil init --protect person --person {0})""",
+    "index": "is pandas' number of a row (df.to_csv(index=False) leaves it out)",
+    "codes": "holds numbers and texts: list all of them in [data.columns] to make it an input, or write numbers alone",
+    "objects": "holds lists, bytes or other objects: store numbers or texts to make it an input",
+    "empty": "has no value",
+    "date": "holds dates or times: store a time as a number, such as years, to make it an input",
     "texts": """holds more than 20 texts: list them in [data.columns] to make it an input; if they are people's ids, \
 person = "{0}" in [data] keeps their rows together (fedveil init --protect person --person {0})""",
 }
@@ -56,6 +56,9 @@ def first_config(
     target: str = "",
     person: str = "",
     site: str = "",
+    missing: str = "",
+    decimal: str = "",
+    thousands: str = "",
 ) -> tuple[str, list[str]]:
     """The text of a TOML file that runs, and what was chosen for its reader, a line each.
 
@@ -77,6 +80,10 @@ def first_config(
         Whose an example is: a table's column, an array of an NPZ file, or ``"folder"``; needed to protect persons.
     site : str
         A table's column that says which client holds a row.
+    missing : {"", "indicator"}
+        Of a table's inputs: refuse missing values, or add an input that says where one is missing.
+    decimal, thousands : str
+        How a CSV file writes numbers; by default as it looks.
 
     Raises
     ------
@@ -84,7 +91,8 @@ def first_config(
         If the data cannot be loaded, or do not suffice for so many clients.
     """
     require_choice("protect", protect, PROTECTS)
-    about, left_out = _about(data, target, person, site)
+    written = {"missing": missing, "decimal": decimal, "thousands": thousands}
+    about, left_out, noticed = _about(data, target, person, site, written)
     dataset = load(**about)
     if protect == "person" and dataset.group is None:
         accepted = 'is needed: the column or array that says whose an example is, "folder" for <class>/<person>/<image>'
@@ -125,27 +133,31 @@ def first_config(
     )
     text = re.sub(r"\[\n((?: +.*,\n)+)\]", lambda m: f"[{' '.join(m[1].split())[:-1]}]", text)  # a list a line
     parse(tomllib.loads(text))
-    return text, said + _chosen(about, total if promised and epsilon is None else None, read if promised else [])
+    return text, said + noticed + _chosen(
+        about, total if promised and epsilon is None else None, read if promised else []
+    )
 
 
-def _about(data: str, target: str, person: str, site: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """What ``[data]`` says of the source, and what is no input, by column."""
+def _about(
+    data: str, target: str, person: str, site: str, written: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """What ``[data]`` says of the source; what is no input, by column; and what was noticed of values."""
     path, whose = Path(data), {"person": person} if person else {}
     if path.suffix in (".npy", ".xlsx", ".xls", ".json"):
         raise FieldError("data", data, "must be a folder of images, a .csv, .parquet or .npz file, or a name")
     if path.is_file() and path.suffix != ".npz":
-        about, left_out = read_columns(path, target, person, site)
-        return about | whose, left_out
+        found = read_off(path, target, person, site, **written)
+        return found.about | whose, found.left_out, found.said
     if site:
         raise FieldError("site", site, "is a column of a table; docs/data.md says how others have natural clients")
     if path.exists():
         about = (
             {"name": "folder", "path": data, "size": [EDGE, EDGE]} if path.is_dir() else {"name": "npz", "path": data}
         )
-        return about | whose, {}
+        return about | whose, {}, []
     if data not in SOURCES:
         raise FieldError("data", data, f"is neither a file nor a folder; {nearest(data, SOURCES)}")
-    return {"name": data} | whose, {}
+    return {"name": data} | whose, {}, []
 
 
 def _most(dataset: DataSet) -> dict[str, int]:
@@ -165,104 +177,6 @@ def _chosen(about: dict[str, Any], epsilon: float | None, read: list[str]) -> li
     if "target" in about:
         kind = f"one of {about['classes']}" if "classes" in about else f"a number within {about['target_range']}"
         said.append(f'[data] target = "{about["target"]}": {kind}')
-    style = [f'{key} = "{about[key]}"' for key in ("separator", "decimal") if key in about]
+    style = [f'{key} = "{about[key]}"' for key in ("separator", "decimal", "thousands") if key in about]
     said += [f"[data] {', '.join(style)}: as the file looks"] * bool(style)
     return said + [f"read_off = {read}: agree on these without looking at the data"] * bool(read)
-
-
-def read_columns(path: Path, target: str, person: str, site: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """`[data]` of a table; and by column "site", "person", "id", "date" or "texts" for what is no input.
-
-    Raises
-    ------
-    FieldError
-        For a file that is no table, or a column that is not there.
-    """
-    frame, style = _read(path)
-    names = list(map(str, frame.columns))
-    target = require_choice("target", target or names[-1], names)
-    for option, name in (("person", person), ("site", site)):
-        if name:
-            require_choice(option, name, names)
-    inputs, left_out = dict[str, list[Any]](), dict[str, str]()
-    for name in names:
-        values = frame[name].dropna()
-        if name in (target, person, site):
-            continue
-        if kind := _kind(name, values, style.get("decimal", ".")):
-            left_out[name] = kind
-        else:
-            inputs[name] = _limits_of(values, style.get("decimal", "."))
-    if not inputs:
-        named = ", ".join(left_out) or "the rest"
-        accepted = f"has no column left for inputs: {named} are ids, sites, dates or texts; add measurements"
-        raise FieldError("data", str(path), accepted)
-    about = {"name": "table", "path": str(path), **style, "target": target, "columns": inputs}
-    about |= _classes_of(frame[target].dropna(), style.get("decimal", "."))
-    if site:
-        about |= {"client_column": site}
-    return about, left_out
-
-
-def _read(path: Path) -> tuple[Any, dict[str, str]]:
-    """The rows, texts in a CSV, and how it is written."""
-    for separator in (",", ";", "\t", "|"):
-        try:
-            frame = read_table("data", path, (separator, "."), LARGEST).frame
-        except FieldError as error:
-            if error.field != "data.separator":
-                raise
-            continue
-        style = {} if separator == "," else {"separator": separator}
-        comma = [n for n in frame.columns if _numbers(frame[n], ".") is None and _numbers(frame[n], ",") is not None]
-        return frame, style | ({"decimal": ","} if comma else {})
-    raise FieldError("data", str(path), "has one column: a target and an input are needed")
-
-
-def _numbers(values: Any, decimal: str) -> Any:
-    """The values that there are as numbers; None where one is no number, or there is none."""
-    present = values.dropna()
-    plain = present.str.replace(decimal, ".", regex=False) if present.dtype.kind not in "iufb" else present
-    numbers = pandas_module().to_numeric(plain, errors="coerce")
-    return numbers if len(numbers) and not numbers.isna().any() else None
-
-
-def _kind(name: str, values: Any, decimal: str) -> str:
-    """What a column is, if it is no input; "" of an input."""
-    words = [re.sub(r"(?<=.)(id|nr|nummer|name)$", "", word) for word in _words(name)]
-    for kind, known in (("site", SITES), ("person", PEOPLE), ("id", IDS)):
-        if set(words) & set(known.split()) and set(words) <= set(known.split()) | set(IDS.split()):
-            return kind
-    numbers, texts = _numbers(values, decimal), values.astype(str)
-    if numbers is not None:
-        counted = len(values) > FEW and numbers.nunique() == len(values) == numbers.max() - numbers.min() + 1
-        return "id" if counted or texts.str.fullmatch(r"0\d+").any() else ""
-    texts = texts.str.strip()
-    if texts.nunique() <= FEW:
-        return ""
-    return "date" if texts.str.fullmatch(r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T].*)?").all() else "texts"
-
-
-def _words(name: str) -> list[str]:
-    """``PatientID`` and ``patient_id`` as patient, id."""
-    return [word.lower() for word in re.findall(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])", name)]
-
-
-def _classes_of(values: Any, decimal: str) -> dict[str, Any]:
-    """Classes, or the range of a number."""
-    numbers = _numbers(values, decimal)
-    few = values.nunique() <= FEW
-    if numbers is not None and few and sorted(numbers.unique()) == [*range(numbers.nunique())]:
-        return {"classes": int(numbers.nunique())}
-    if numbers is None or (few and (numbers == numbers.round()).all()):
-        return {"classes": sorted(map(str.strip, values.astype(str).unique()))}
-    return {"target_range": _limits_of(values, decimal)}
-
-
-def _limits_of(values: Any, decimal: str) -> list[Any]:
-    """Lowest and highest number, rounded outwards, or the texts there are."""
-    numbers = _numbers(values, decimal)
-    if numbers is None:
-        return sorted(set(map(str.strip, values.astype(str))))
-    low = math.floor(numbers.min())
-    return [low, max(math.ceil(numbers.max()), low + 1)]

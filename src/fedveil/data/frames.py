@@ -10,10 +10,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedveil.data.gaps import Gap, gap_of
 from fedveil.data.labels import count_classes, data_set
 from fedveil.data.sets import DataSet
+from fedveil.data.values import (
+    PLAIN,
+    Style,
+    marked,
+    missing_of,
+    nearly_number,
+    numbers_of,
+    sort_of,
+    spelt_twice,
+    texts_of,
+)
 from fedveil.errors import FieldError, nearest, require_choice
-from fedveil.registry import optional
 
 if TYPE_CHECKING:
     import pandas
@@ -54,6 +65,10 @@ class TableSpec:
         ``"none"``: numbers are taken as they are.
     outside : {"refuse", "clip"}
         What to do with values outside a declared range.
+    missing : mapping
+        What stands in for missing values, by input column; without it they are refused. ``bp = 120``: a number (or one
+        of the column's texts). ``bp = "indicator"``: the lowest declared number (of texts: none), and one more column
+        that says so. ``bp = {value = 120, indicator = true, marks = [-999]}``: both, and further signs of a gap.
     """
 
     target: str
@@ -65,6 +80,7 @@ class TableSpec:
     person: str = ""
     scale: str = "declared"
     outside: str = "refuse"
+    missing: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
@@ -89,11 +105,21 @@ class TableSpec:
             if not isinstance(declared, list | tuple):
                 accepted = "must be [low, high] for numbers, as in age = [0, 120], or a list of all texts there are"
                 raise FieldError(f"data.columns.{name}", declared, accepted)
+            _once(f"data.columns.{name}", declared)
+        if not isinstance(self.classes, int):
+            _once("data.classes", self.classes)
+        for name in self.missing or ():
+            self.gap(name)
+
+    def gap(self, column: str) -> Gap | None:
+        """What stands in for the missing values of a column; None where they are refused."""
+        declared = self.columns.get(column, ()) if isinstance(self.columns, Mapping) else ()
+        return gap_of(column, self.missing[column], declared) if self.missing and column in self.missing else None
 
     def inputs(self, rows: "Rows") -> list[str]:
         """The input columns, all of which the rows have."""
         others = (self.target, self.client_column, self.person)
-        named = list(self.columns) or [column for column in rows.frame.columns if column not in others]
+        named = list(self.columns) or [c for c in rows.frame.columns if c not in (*others, *rows.index)]
         for name in named:
             rows.require(f"data.columns.{name}", name)
             if name in (self.target, self.person):
@@ -101,20 +127,39 @@ class TableSpec:
                 raise FieldError(f"data.columns.{name}", name, f"is the {what}: it cannot be an input as well")
         if not named:
             raise FieldError("data.columns", [], f"{rows.file} has no column left to be an input")
+        for name in self.missing or ():
+            if name not in named:
+                raise FieldError(f"data.missing.{name}", name, f"is no input; {nearest(name, named)}")
         return named
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A part of a table (training or test) under the name of its file, and the decimal sign of its texts."""
+    """A part of a table (training or test).
+
+    Attributes
+    ----------
+    file : str
+        Its name.
+    frame : DataFrame
+        Its values.
+    style : Style
+        How numbers are written in its texts.
+    index : tuple of str
+        Columns that pandas wrote to number the rows: no inputs unless they are named as such.
+    lines : bool
+        Whether row i stands in line i + 1.
+    """
 
     file: str
     frame: "pandas.DataFrame"
-    decimal: str = "."
+    style: Style = PLAIN
+    index: tuple[str, ...] = ()
+    lines: bool = False
 
     def where(self, column: str, row: int) -> str:
         """What a refusal calls a value."""
-        line = f" (line {row + 2})" if self.file.lower().endswith((".csv", ".csv.gz")) else ""
+        line = f" (line {row + 2})" if self.lines else ""
         return f"{self.file}, row {row + 1}{line}, column {column}"
 
     def require(self, field: str, column: str) -> None:
@@ -127,46 +172,73 @@ class Rows:
         for row in np.flatnonzero(bad)[:1].tolist():
             raise FieldError(self.where(column, row), shown(row), accepted)
 
-    def present(self, column: str) -> "pandas.Series[Any]":
+    def present(self, column: str, missing: NDArray[np.bool_] | None = None) -> "pandas.Series[Any]":
         """The values of a column without a gap."""
         values = self.frame[column]
-        missing = int(values.isna().sum())
-        count = f" ({missing} rows in all)" if missing > 1 else ""
-        said = f"must not be empty{count}: fill it in or remove the row"
-        self.refuse(column, values.isna(), lambda row: "missing", said)
+        missing = missing_of(values) if missing is None else missing
+        count = f" ({int(missing.sum())} rows in all)" if missing.sum() > 1 else ""
+        said = f"must not be empty{count}: fill it in, remove the row, or of an input set data.missing"
+        self.refuse(column, missing, lambda row: self._gap(values.iloc[row]), said)
         return values
 
-    def numbers(self, column: str) -> NDArray[np.float64]:
-        """The finite numbers of a column."""
-        pd, present = pandas_module(), self.present(column)
-        if pd.api.types.is_datetime64_any_dtype(present) or pd.api.types.is_timedelta64_dtype(present):
-            raise FieldError(f"{self.file}:{column}", str(present.dtype), "must hold numbers: store a time in years")
-        plain = present.str.replace(self.decimal, ".", regex=False) if self.decimal != "." else present
-        try:
-            values: NDArray[np.float64] = pd.to_numeric(plain, errors="coerce").to_numpy(dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise FieldError(f"{self.file}:{column}", str(present.dtype), f"must hold numbers ({error})") from error
+    def sites(self, column: str) -> NDArray[np.str_]:
+        """Which site each row is from [N]."""
+        values = self.frame[column]
+        missing = missing_of(values, vague=True)
+        self.refuse(
+            column,
+            missing,
+            lambda row: self._gap(values.iloc[row]),
+            "must name a site: it decides which client holds the row. Fill it in or remove the row",
+        )
+        names: NDArray[np.str_] = values.astype(str).to_numpy(dtype=np.str_)
+        return names
+
+    @staticmethod
+    def _gap(value: Any) -> str:
+        return value if isinstance(value, str) and value.strip() else "missing"
+
+    def numbers(self, column: str, gap: Gap | None = None) -> NDArray[np.float64]:
+        """The finite numbers of a column; NaN where a value is missing, if `gap` says what stands in for it."""
+        values, sort = self.frame[column], sort_of(self.frame[column])
+        if sort in ("times", "other"):
+            held = "times: store them as numbers, such as years" if sort == "times" else "lists, bytes or other objects"
+            accepted = f"must hold numbers, and holds {held}"
+            raise FieldError(f"{self.file}:{column}", str(values.dtype), accepted)
+        missing = missing_of(values, vague=True, marks=gap.marks if gap else ())
+        if gap is None:
+            self.present(column, missing)
+        numbers = numbers_of(values, self.style)
+        numbers[missing] = np.nan
+        unfit = ~missing & ~(np.abs(numbers) <= np.finfo(np.float32).max)
         accepted = "must be a finite number; texts are declared as a list of all of them, e.g. sex = ['f', 'm']"
-        unfit = ~(np.abs(values) <= np.finfo(np.float32).max)
-        self.refuse(column, unfit, lambda row: str(present.iloc[row]), accepted)
-        return values
+        for row in np.flatnonzero(unfit)[:1].tolist():
+            nearly = nearly_number(str(values.iloc[row]), self.style)
+            raise FieldError(self.where(column, row), str(values.iloc[row]), nearly or accepted)
+        return numbers
 
-    def bounded(self, column: str, low: float, high: float, outside: str) -> NDArray[np.float64]:
+    def bounded(
+        self, column: str, low: float, high: float, outside: str, gap: Gap | None = None
+    ) -> NDArray[np.float64]:
         """The numbers of a column from low to high; those outside are refused or clipped."""
-        values = self.numbers(column)
+        values = self.numbers(column, gap)
         if outside == "clip":
             return np.clip(values, low, high)
         accepted = f"is outside the declared [{low:g}, {high:g}]: widen it, or set data.outside = 'clip'"
         self.refuse(column, (values < low) | (values > high), values.item, accepted)
         return values
 
-    def codes(self, column: str, accepted: Sequence[str]) -> NDArray[np.int64]:
-        """The place of each text of a column among the accepted ones, [N]."""
-        texts = self.present(column).astype(str).str.strip()
-        codes = texts.map({text: i for i, text in enumerate(accepted)})
-        for row in np.flatnonzero(codes.isna())[:1].tolist():
+    def codes(self, column: str, accepted: Sequence[str], gap: Gap | None = None) -> NDArray[np.int64]:
+        """The place of each text of a column among the accepted ones, [N]; -1 where `gap` says what stands in."""
+        values, texts = self.frame[column], texts_of(self.frame[column])
+        codes = np.array(texts.map({text: i for i, text in enumerate(accepted)}).fillna(-1), dtype=np.int64)
+        codes[values.isna().to_numpy(dtype=bool) | marked(values, gap.marks if gap else ())] = -1
+        missing = (codes < 0) & missing_of(values, marks=gap.marks if gap else ())
+        if gap is None:
+            self.present(column, missing)
+        for row in np.flatnonzero((codes < 0) & ~missing)[:1].tolist():
             raise FieldError(self.where(column, row), texts.iloc[row], nearest(str(texts.iloc[row]), accepted))
-        return np.array(codes.to_numpy(), dtype=np.int64)
+        return codes
 
 
 def from_rows(name: str, train: Rows, test: Rows | None, spec: TableSpec, note: str = "") -> DataSet:
@@ -201,7 +273,7 @@ def from_rows(name: str, train: Rows, test: Rows | None, spec: TableSpec, note: 
         spec,
         name=name,
         local_columns=made[0][1] if spec.scale == "client" else (),
-        note=" ".join(part for part in (note, _note(spec)) if part),
+        note=" ".join(part for part in (note, _note(spec, train)) if part),
         licence="that of the file",
     )
 
@@ -219,8 +291,11 @@ def labelled(rows: Sequence[Rows], x: Sequence[Tensor], spec: TableSpec, **known
     clients, people = None, None
     if spec.client_column:
         train.require("data.client_column", spec.client_column)
-        ids = train.present(spec.client_column).astype(str).to_numpy(dtype=np.str_)
-        clients = f"{train.file}:{spec.client_column}", ids
+        clients = (
+            f"{train.file}:{spec.client_column}",
+            train.sites(spec.client_column),
+            partial(train.where, spec.client_column),
+        )
     if spec.person:
         if spec.person == spec.target:
             raise FieldError("data.person", spec.person, "is the target: name the column that says whose a row is")
@@ -230,8 +305,13 @@ def labelled(rows: Sequence[Rows], x: Sequence[Tensor], spec: TableSpec, **known
     return data_set(list(zip(x, targets, strict=True)), clients, people, **known)
 
 
-def _note(spec: TableSpec) -> str:
+def _note(spec: TableSpec, rows: Rows) -> str:
     said = []
+    if index := [name for name in rows.index if name not in (*spec.columns, spec.target, spec.client_column)]:
+        said.append(f"No inputs: {', '.join(index)}, in which pandas numbers the rows (data.columns may name them).")
+    filled = [f"{name}: {gap}" for name in spec.missing or () if (gap := spec.gap(name))]
+    if filled:
+        said.append(f"What stands in for missing values: {'; '.join(filled)}.")
     if spec.target_range:
         low, high = spec.target_range
         said.append(f"Target {spec.target} in units of {high - low:g} above {low:g} (declared).")
@@ -248,19 +328,42 @@ def _inputs(part: Rows, inputs: Sequence[str], spec: TableSpec) -> tuple[Tensor,
     numeric: list[int] = []
     declared = spec.columns if isinstance(spec.columns, Mapping) else {}
     for column in inputs:
-        given = list(declared.get(column, ()))
+        given, gap = list(declared.get(column, ())), spec.gap(column)
         if given and all(isinstance(v, str) for v in given):
-            blocks.append(np.eye(len(given))[part.codes(column, given)])
-            continue
-        numeric.append(sum(block.shape[1] for block in blocks))
-        if given or spec.scale == "declared":
-            low, high = _range(f"data.columns.{column}", given)
-            values = part.bounded(column, low, high, spec.outside)
-            values = (values - low) / (high - low) if spec.scale == "declared" else values
+            block, missing = _one_hot(part, column, given, gap)
         else:
-            values = part.numbers(column)
-        blocks.append(values[:, None])
+            numeric.append(sum(block.shape[1] for block in blocks))
+            block, missing = _scaled(part, column, given, gap, spec)
+        blocks.append(block)
+        if gap is not None and gap.indicator:
+            blocks.append(missing[:, None])
     return torch.from_numpy(np.concatenate(blocks, axis=1).astype(np.float32)), tuple(numeric)
+
+
+def _one_hot(part: Rows, column: str, given: list[str], gap: Gap | None) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """One column a text [N, T], and where a value is missing."""
+    codes = part.codes(column, given, gap)
+    missing = codes < 0
+    if gap is not None and gap.value is not None:
+        codes[missing] = given.index(str(gap.value))
+    return np.concatenate([np.eye(len(given)), np.zeros((1, len(given)))])[codes], missing
+
+
+def _scaled(
+    part: Rows, column: str, given: list[Any], gap: Gap | None, spec: TableSpec
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """The numbers of a column [N, 1], and where one is missing."""
+    if not given and spec.scale != "declared":
+        values = part.numbers(column, gap)
+    else:
+        low, high = _range(f"data.columns.{column}", given)
+        values = part.bounded(column, low, high, spec.outside, gap)
+    missing = np.isnan(values)
+    if gap is not None:
+        values = np.where(missing, given[0] if gap.value is None else gap.value, values)
+    if spec.scale == "declared":
+        values = (values - low) / (high - low)
+    return values[:, None], missing
 
 
 def _targets(part: Rows, spec: TableSpec) -> Tensor:
@@ -284,12 +387,7 @@ def _range(field: str, given: Sequence[Any]) -> tuple[float, float]:
     return float(numbers[0]), float(numbers[1])
 
 
-def pandas_module() -> Any:
-    """Pandas itself.
-
-    Raises
-    ------
-    FedVeilError
-        If it is not installed.
-    """
-    return optional("pandas", "reading tables needs pandas", '"fedveil[data]"')
+def _once(field: str, texts: Sequence[Any]) -> None:
+    """Refuse texts that are the same but for spaces around them."""
+    if pair := spelt_twice((text for text in texts if isinstance(text, str)), str.strip):
+        raise FieldError(field, list(pair), "are one text but for spaces, which are not read: write it once")

@@ -1,5 +1,6 @@
 """Data sets that were saved by Hugging Face's `datasets` with ``save_to_disk``."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,6 +12,7 @@ from fedveil.data.arrays import images
 from fedveil.data.frames import Rows, TableSpec, from_rows, labelled
 from fedveil.data.pictures import MAX_PIXELS, MODES, size_of, stack
 from fedveil.data.sets import DataSet, MissingDataError
+from fedveil.data.table import INDEX
 from fedveil.errors import FieldError, nearest, require_choice, require_count, require_positive
 from fedveil.registry import optional
 
@@ -133,7 +135,7 @@ def _frame(name: str, split: Any, spec: TableSpec, pictures: Sequence[str]) -> R
     names = getattr(table.features.get(spec.target), "names", None)
     if names and not isinstance(spec.classes, int):
         frame[spec.target] = [names[v] if v == v and 0 <= v < len(names) else None for v in frame[spec.target]]
-    return Rows(name, frame)
+    return Rows(name, frame, index=tuple(column for column in frame.columns if re.fullmatch(INDEX, str(column))))
 
 
 def _stacked(name: str, split: Any, column: str, how: Mapping[str, Any]) -> Tensor:

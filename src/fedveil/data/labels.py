@@ -1,10 +1,7 @@
 """Checks of what examples are labelled with: classes from 0 on, without gaps, and the clients they belong to."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from decimal import Decimal, InvalidOperation
 from typing import Any
-from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -12,11 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedveil.data.sets import DataSet
+from fedveil.data.values import is_gap, plain_form, spelt_twice
 from fedveil.errors import FieldError, require_count
 
 Array = NDArray[Any]
 Ids = Sequence[Any] | Array
-_MISSING = ("", "nan", "none", "null", "na", "n/a", "<na>", "nat")  # texts that readers make of an empty cell
 
 
 def count_classes(labels: Mapping[str, Array], declared: int = 0, absent: Sequence[int] = ()) -> int:
@@ -84,7 +81,7 @@ def classes_in(field: str, declared: int, absent: Sequence[int], parts: Mapping[
 
 def data_set(
     halves: Sequence[tuple[Tensor, Tensor]],
-    clients: tuple[str, Ids] | None = None,
+    clients: tuple[str, Ids] | tuple[str, Ids, Callable[[int], str]] | None = None,
     people: tuple[str, Ids] | tuple[str, Ids, Callable[[int], str]] | None = None,
     **known: Any,
 ) -> DataSet:
@@ -96,17 +93,19 @@ def data_set(
         x and y to deal out, and of the test half.
     clients, people : tuple of str and sequence, optional
         The natural client, and the person, of each example to deal out; before it what a refusal calls them, and
-        behind it, of people, what it calls an example.
+        behind it what it calls an example.
     **known
         Further fields of the set.
     """
     (x, y), (test_x, test_y) = halves if len(halves) > 1 else (halves[0], (None, None))
-    owner, owners = natural_clients(*clients, len(x)) if clients else (None, ())
+    owner, owners = natural_clients(clients[0], clients[1], len(x), *clients[2:]) if clients else (None, ())
     group = people_of(people[0], people[1], len(x), *people[2:]) if people else None
     return DataSet(x=x, y=y, test_x=test_x, test_y=test_y, owner=owner, owners=owners, group=group, **known)
 
 
-def natural_clients(name: str, values: Ids, examples: int) -> tuple[Tensor, tuple[str, ...]]:
+def natural_clients(
+    name: str, values: Ids, examples: int, place: Callable[[int], str] | None = None
+) -> tuple[Tensor, tuple[str, ...]]:
     """Natural clients from one value an example.
 
     Parameters
@@ -117,6 +116,8 @@ def natural_clients(name: str, values: Ids, examples: int) -> tuple[Tensor, tupl
         [N] numbers or texts; equal ones are one client.
     examples : int
         N.
+    place : callable, optional
+        What a refusal calls example i, from 0 on; ``name[i]`` by default.
 
     Returns
     -------
@@ -124,7 +125,15 @@ def natural_clients(name: str, values: Ids, examples: int) -> tuple[Tensor, tupl
         [N] int64.
     owners : tuple of str
         The clients' names, in the order of the values.
+
+    Raises
+    ------
+    FieldError
+        For another length or kind of values, one that is missing, or two texts that differ by chance (``Ward 1`` and
+        ``ward 1``): all data of a client are what a promise for clients is about.
     """
+    if np.ma.is_masked(values):
+        raise FieldError(name, "masked", "must name a client for each example: fill the masked ones in")
     given = np.asarray(values)
     if given.ndim == 2 and given.shape[1] == 1:
         given = given[:, 0]
@@ -132,6 +141,17 @@ def natural_clients(name: str, values: Ids, examples: int) -> tuple[Tensor, tupl
         accepted = f"must be one whole number or text for each of the {examples} examples"
         raise FieldError(name, (str(given.dtype), given.shape), accepted)
     names, inverse = np.unique(given, return_inverse=True)
+    texts = names.tolist() if names.dtype.kind == "U" else []
+    at = place or (lambda row: f"{name}[{row}]")
+    for text in texts:
+        if is_gap(text, vague=True):
+            row = int(np.flatnonzero(given == text)[0])
+            raise FieldError(at(row), text or "missing", "must name a client: fill it in, or remove the example")
+    if pair := spelt_twice(texts):
+        first, second = sorted(pair, key=lambda text: int(np.flatnonzero(given == text)[0]))
+        row, like = (int(np.flatnonzero(given == text)[0]) for text in (second, first))
+        accepted = f"is like {first!r} of {at(like)}: one client, or two? Write each client's name in one way"
+        raise FieldError(at(row), second, accepted)
     return torch.from_numpy(inverse.astype(np.int64)), tuple(str(v) for v in names)
 
 
@@ -167,8 +187,8 @@ def people_of(name: str, values: Ids, examples: int, place: Callable[[int], str]
         accepted = f"must be one id for each of the {examples} examples"
         raise FieldError(name, f"{len(given)} ids", accepted)
     for row, value in enumerate(given):
-        text = value.strip().casefold() if isinstance(value, str) else value
-        if text is None or text != text or text in _MISSING or isinstance(value, list):
+        gap = is_gap(value, vague=True) if isinstance(value, str) else _is_nothing(value)
+        if gap or isinstance(value, list):
             accepted = "must not be empty: whose example it is decides what protects it. Fill it in or remove the row"
             raise FieldError(at(row), "missing", accepted)
     kinds = {type(value).__name__ for value in given}
@@ -178,7 +198,7 @@ def people_of(name: str, values: Ids, examples: int, place: Callable[[int], str]
     numbers: dict[Any, int] = {}
     spelt: dict[Any, int] = {}
     for row, value in enumerate(given):
-        first = spelt.setdefault(_plain(value), row)
+        first = spelt.setdefault(plain_form(value), row)
         if given[first] != value:
             like = f"is like that of {at(first)} but for case, spaces, accents' form or how a number is written"
             raise FieldError(at(row), "an id", f"{like}: one person, or two? Write each person's id in one way")
@@ -186,15 +206,9 @@ def people_of(name: str, values: Ids, examples: int, place: Callable[[int], str]
     return torch.tensor([numbers[value] for value in given], dtype=torch.int64)
 
 
-def _plain(value: Any) -> Any:
-    """An id without what may differ by chance: two that agree in it may be one person."""
-    if not isinstance(value, str):
-        return value
-    text = " ".join(normalize("NFKC", value).casefold().split())
-    with suppress(InvalidOperation):
-        number = Decimal(text)
-        return number if number.is_finite() else text
-    return text
+def _is_nothing(value: Any) -> bool:
+    """Whether a value is what Python, NumPy or pandas puts in place of one."""
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(value != value)
 
 
 def _refuse(name: str, values: Array, bad: Array, accepted: str) -> None:

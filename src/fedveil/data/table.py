@@ -1,19 +1,27 @@
 """Tables: CSV and parquet files, a row an example."""
 
 import gzip
+import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedveil.data.frames import Rows, TableSpec, from_rows, pandas_module
+from fedveil.data.frames import Rows, TableSpec, from_rows
 from fedveil.data.sets import DataSet, MissingDataError
+from fedveil.data.values import PLAIN, STYLES, Style, is_time, pandas_module
 from fedveil.errors import FieldError, require_count, require_positive
 from fedveil.registry import optional
 
 if TYPE_CHECKING:
     import pandas
+
+
+INDEX = r"Unnamed: \d+|__index_level_\d+__"  # what pandas calls a row index that it wrote or read
+_UTF8 = "save it as UTF-8 (iconv -f ... -t utf-8, or CSV UTF-8 in a spreadsheet)"
+_HEADERLESS = "is named by a number or a date, as its values are: put a header line first"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +36,9 @@ class TableFile(TableSpec):
         Another file, the server's test half.
     separator, decimal : str
         Of CSV files, e.g. ``";"`` and ``","``.
+    thousands : str
+        What stands between groups of digits in a CSV file: ``","``, ``"."``, ``"'"`` or a space. By default a number
+        with one of them is refused.
     max_rows : int
         Most rows of a file.
     max_gib : float
@@ -38,6 +49,7 @@ class TableFile(TableSpec):
     test_path: str = ""
     separator: str = ","
     decimal: str = "."
+    thousands: str = ""
     max_rows: int = 2_000_000
     max_gib: float = 1.0
 
@@ -51,13 +63,13 @@ class TableFile(TableSpec):
         """
         require_count("data.max_rows", self.max_rows)
         bounds = (self.max_rows, int(require_positive("data.max_gib", self.max_gib) * 2**30))
-        style = (self.separator, self.decimal)
-        train = read_table("data.path", self.path, style, bounds)
-        test = read_table("data.test_path", self.test_path, style, bounds) if self.test_path else None
+        how = (self.separator, Style(self.decimal, self.thousands), bounds)
+        train = read_table("data.path", self.path, *how)
+        test = read_table("data.test_path", self.test_path, *how) if self.test_path else None
         return from_rows("table", train, test, self, f"From the file {train.file}.")
 
 
-def read_table(field: str, path: str | Path, style: tuple[str, str], bounds: tuple[int, int]) -> Rows:
+def read_table(field: str, path: str | Path, separator: str, style: Style, bounds: tuple[int, int]) -> Rows:
     """Read a file whole.
 
     Parameters
@@ -66,8 +78,10 @@ def read_table(field: str, path: str | Path, style: tuple[str, str], bounds: tup
         The option that names the file, for a refusal.
     path : str or Path
         The file.
-    style : tuple of str
-        Separator and decimal sign of CSV.
+    separator : str
+        Between the values of CSV.
+    style : Style
+        How numbers are written in it.
     bounds : tuple of int
         Most rows, and most bytes that it may unpack to.
     """
@@ -76,23 +90,27 @@ def read_table(field: str, path: str | Path, style: tuple[str, str], bounds: tup
         raise MissingDataError(field, str(file), "is no file: give the path of a .csv, .csv.gz or .parquet file")
     name, (max_rows, max_bytes) = file.name.lower(), bounds
     if name.endswith(".parquet"):
-        frame = _parquet(field, file, max_rows, max_bytes)
+        frame, index, lines, style = *_parquet(field, file, max_rows, max_bytes), False, PLAIN
     elif name.endswith((".csv", ".csv.gz")):
-        frame = _csv(field, file, style[0], max_rows, max_bytes)
+        frame, lines = _csv(field, file, separator, max_rows, max_bytes)
+        index = tuple(column for column in frame.columns if re.fullmatch(INDEX, column))
     else:
         raise FieldError(field, str(file), "must end in .csv, .csv.gz or .parquet")
     if not len(frame):
         raise FieldError(field, str(file), "holds no row below its header")
     if len(frame) > max_rows:
         raise FieldError(field, str(file), f"holds more than {max_rows} rows; raise data.max_rows if it is meant")
-    return Rows(file.name, frame, "." if name.endswith(".parquet") else style[1])
+    return Rows(file.name, frame, style, index, lines)
 
 
-def _csv(field: str, file: Path, separator: str, max_rows: int, max_bytes: int) -> "pandas.DataFrame":
+def _csv(field: str, file: Path, separator: str, max_rows: int, max_bytes: int) -> tuple["pandas.DataFrame", bool]:
+    """The rows, every value as text; and whether row i stands in line i + 1."""
     pd = pandas_module()
     content = _unpacked(field, file, max_bytes)
     if not content.strip():
         raise FieldError(field, str(file), "is empty: a header line and rows are needed")
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in content[:1000]:
+        raise FieldError(field, str(file), f"is UTF-16, or no text: {_UTF8}")
     # every value as text: identifiers keep their zeros, and what is no number can be named with its row
     as_text = {"header": None, "dtype": str, "sep": separator, "keep_default_na": False, "na_values": [""]}
     try:
@@ -103,12 +121,49 @@ def _csv(field: str, file: Path, separator: str, max_rows: int, max_bytes: int) 
         whole = pd.read_csv(BytesIO(content), nrows=max_rows + 2, **as_text)
     except FieldError:
         raise
-    except ValueError as error:  # rows that are longer than the header, too
-        accepted = f"cannot be read as CSV in UTF-8, as many values a row as names in the header: {str(error).strip()}"
+    except UnicodeDecodeError as error:
+        accepted = f"is not UTF-8 (byte {error.start}: perhaps Windows-1252 or Latin-1): {_UTF8}"
         raise FieldError(field, str(file), accepted) from error
-    if "" in header or len(set(header)) < len(header):
-        raise FieldError(f"{file.name}, header", header, "must name each column once")
-    return whole.iloc[1:].reset_index(drop=True).set_axis(header, axis=1)
+    except ValueError as error:  # rows that are longer than the header, too
+        comment = " (the first line is a comment: take it out)" if content.lstrip(b"\xef\xbb\xbf")[:1] == b"#" else ""
+        accepted = "cannot be read as CSV in UTF-8, as many values a row as names in the header"
+        raise FieldError(field, str(file), f"{accepted}: {str(error).strip()}{comment}") from error
+    rows = whole.iloc[1:].reset_index(drop=True)
+    _check_header(file.name, header, rows)
+    ends = content.rstrip(b"\r\n").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return rows.set_axis(header, axis=1), ends.count(b"\n") == len(rows)
+
+
+def _check_header(name: str, header: Sequence[str], rows: "pandas.DataFrame") -> None:
+    """Refuse a header that does not name each column once, or looks like a row."""
+    for at, column in enumerate(header):
+        if not column:
+            cause = (
+                "an index that pandas wrote: df.to_csv(index=False)" if at == 0 else "a separator at each line's end?"
+            )
+            accepted = f"column {at + 1} has no name ({cause}): name it, or take it out"
+            raise FieldError(f"{name}, header", list(header), accepted)
+    twice = sorted({column for column in header if header.count(column) > 1})
+    if twice:
+        raise FieldError(f"{name}, header", twice, "must name each column once")
+    if header[0].startswith("#") and len(header) > 1 and not header[0].strip("# "):
+        raise FieldError(f"{name}, header", header[0], "is a comment: take it out")
+    numbers = [column for column in header if _is_number(column)]
+    counted = sorted(map(float, numbers)) if all(re.fullmatch(r"\d+", n, re.ASCII) for n in numbers) else []
+    if counted and counted[-1] - counted[0] == len(counted) - 1 and len(counted) > 1:
+        return  # pandas and numpy number columns
+    for at, column in enumerate(header):
+        if (_is_number(column) or is_time(column)) and _alike(rows[at]):
+            raise FieldError(f"{name}, header", f"column {at + 1}", _HEADERLESS)
+
+
+def _is_number(text: str) -> bool:
+    return any(style.number(text) == style.number(text) for style in STYLES)
+
+
+def _alike(values: "pandas.Series[str]") -> bool:
+    """Whether a column begins with numbers or times, as its name seems to be one."""
+    return any(_is_number(text) or is_time(text) for text in values.dropna().head(20))
 
 
 def _unpacked(field: str, file: Path, max_bytes: int) -> bytes:
@@ -122,7 +177,8 @@ def _unpacked(field: str, file: Path, max_bytes: int) -> bytes:
     return content
 
 
-def _parquet(field: str, file: Path, max_rows: int, max_bytes: int) -> "pandas.DataFrame":
+def _parquet(field: str, file: Path, max_rows: int, max_bytes: int) -> tuple["pandas.DataFrame", tuple[str, ...]]:
+    """The rows, and the columns that are pandas' index of them."""
     need = "reading parquet files needs pyarrow"
     parquet = optional("pyarrow.parquet", need, "pyarrow")
     failures = (optional("pyarrow", need, "pyarrow").ArrowException, OSError, ValueError)
@@ -139,7 +195,10 @@ def _parquet(field: str, file: Path, max_rows: int, max_bytes: int) -> "pandas.D
             names = stored.schema_arrow.names
             if len(set(names)) != len(names):
                 raise FieldError(f"{file.name}, header", names, "must name each column once")
-            return stored.read().to_pandas(ignore_metadata=True)
+            written = (stored.schema_arrow.pandas_metadata or {}).get("index_columns", ())
+            index = {name for name in written if isinstance(name, str)}
+            frame = stored.read().to_pandas(ignore_metadata=True)
+            return frame, tuple(name for name in names if name in index or re.fullmatch(INDEX, name))
     except failures as error:
         if isinstance(error, FieldError):
             raise

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedveil.data.frames import pandas_module
+from fedveil.data.values import pandas_module
 from fedveil.data.labels import natural_clients
 from fedveil.data.sets import DataSet, locate
 from fedveil.data.sources import SourceInfo

@@ -1,0 +1,246 @@
+"""Read a value of a table: a number, a text, a time, or missing. `fedveil init` and the loaders both read here."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal, InvalidOperation
+from functools import cached_property
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal
+from unicodedata import digit, normalize
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.errors import FieldError, require_choice
+from fedveil.registry import optional
+
+if TYPE_CHECKING:
+    import pandas
+
+Sort = Literal["numbers", "texts", "times", "mixed", "other", "empty"]
+
+# What pandas.read_csv reads as NaN, and signs that stand for a gap. A text that somebody declared is no gap.
+MISSING = frozenset(
+    """#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan|null
+    |NaT||?|??|-|--|---|.|..|...|–|—|#NULL!|#N/V|#DIV/0!|#VALUE!|#REF!""".replace("\n    ", "").split("|")
+)
+# Words, in any case, that stand for a gap among numbers and among ids, and may be a category among texts.
+_WORDS = "none|unknown|missing|na|n.a.|n.a|nan|null|nil|nat|unk|undefined|not available|not known|unbekannt|k.a."
+VAGUE = frozenset(_WORDS.split("|"))
+SPACES = " \u00a0\u2009\u202f"
+THOUSANDS = ("", ",", ".", "'", " ")
+_GROUPS = {"": "", ",": ",", ".": r"\.", "'": "['\u2019]", " ": f"[{SPACES}]"}
+_DATES = re.compile(
+    r"\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T].*)?|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?( ?[AaPp][Mm])?"
+    r"|\d{1,2}[. -]+[A-Za-z]{3,9}\.?[ -]+\d{2,4}([ T].*)?|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}|P\d+[YMDT]\w*"
+    r"|-?\d+ days?\b.*"
+)
+_PLAIN = r"[+-]?[\d.,]*\d[\d.,]*(?:[eE][+-]?\d+)?"
+_CURRENCY = "$\u20ac\u00a3\u00a5\u20b9"
+_COIN = rf"(?:[{_CURRENCY}]|CHF|EUR|USD|GBP|Fr\.|Rs\.?)"
+# Texts that a reader takes for numbers and no program should guess at, by what is said of them.
+_NEARLY = {
+    "has a currency sign": rf"-?\s*{_COIN}\s*{_PLAIN}|{_PLAIN}\s*{_COIN}",
+    "has a percent sign": rf"{_PLAIN}\s*[%\u2030]",
+    "is negative by parentheses or a sign behind it": rf"\(\s*{_COIN}?\s*{_PLAIN}\s*[%{_CURRENCY}]?\s*\)|[\d.,]*\d-",
+    "is a hexadecimal number": r"[+-]?0[xX][0-9a-fA-F]+",
+    "is infinite": r"[+-]?(?:inf|infinity|∞)",
+    "is below or above a limit": rf"(?:<|>|<=|>=|≤|≥|~|≈|ca\.?)\s*{_PLAIN}",
+    "has a power that no reader knows": rf"{_PLAIN}\s*(?:[x×*]\s*10\s*\^?\s*[-+]?\d+|[dD][-+]?\d+)",
+    "has an underscore": r"[+-]?\d+(?:_\d+)+",
+    "has a fraction": r"[+-]?\d*\s*[¼½¾⅓⅔]|\d+\s*/\s*\d+",
+    "has a unit": rf"{_PLAIN}\s*(?:[a-zµμ°Ω][A-Za-zµμ°Ω]{{0,5}}|[A-Z][a-z]?)(?:/[A-Za-zµ0-9]{{1,6}})?",
+}
+LOOSE = ("is below or above a limit", "has a unit", "has a fraction")  # categories, where all are
+
+
+@dataclass(frozen=True)
+class Style:
+    """How numbers are written in the texts of a file.
+
+    Parameters
+    ----------
+    decimal : {".", ","}
+        The decimal sign.
+    thousands : {"", ",", ".", "'", " "}
+        What stands between groups of digits; by default nothing may. A space is also a narrow or unbreakable one.
+        Groups are of three digits, or of two before the last three (12,34,567).
+    """
+
+    decimal: str = "."
+    thousands: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse signs that cannot be told apart."""
+        require_choice("data.decimal", self.decimal, (".", ","))
+        if self.thousands not in THOUSANDS:
+            raise FieldError("data.thousands", self.thousands, "must be ',', '.', \"'\", a space, or left out")
+        if self.thousands == self.decimal:
+            raise FieldError("data.thousands", self.thousands, "is the decimal sign as well: set data.decimal")
+
+    @cached_property
+    def _number(self) -> re.Pattern[str]:
+        group, point = _GROUPS[self.thousands], re.escape(self.decimal)
+        grouped = rf"\d{{1,3}}(?:{group}\d{{3}})+|\d{{1,2}}(?:{group}\d{{2}})*{group}\d{{3}}|" if group else ""
+        return re.compile(rf"[+-]?(?:(?:{grouped}\d+)(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+
+    def number(self, text: str) -> float:
+        """The number that a text is; NaN if it is none."""
+        stripped = text.strip()
+        if not self._number.fullmatch(stripped):
+            return float("nan")
+        digits = re.sub(_GROUPS[self.thousands], "", stripped) if self.thousands else stripped
+        return float(digits.replace(self.decimal, "."))
+
+
+PLAIN = Style()
+STYLES = tuple(Style(decimal, sign) for sign in THOUSANDS for decimal in ".," if sign != decimal)
+
+
+def pandas_module() -> Any:
+    """Pandas itself.
+
+    Raises
+    ------
+    FedVeilError
+        If it is not installed.
+    """
+    return optional("pandas", "reading tables needs pandas", '"fedveil[data]"')
+
+
+def sort_of(values: "pandas.Series[Any]") -> Sort:
+    """What a column holds, by the type of its values; texts may still be numbers (`numbers_of`)."""
+    types = pandas_module().api.types
+    if not values.notna().any():
+        return "empty"
+    dtype = values.cat.categories.dtype if isinstance(values.dtype, pandas_module().CategoricalDtype) else values.dtype
+    if types.is_bool_dtype(dtype) or (types.is_numeric_dtype(dtype) and not types.is_complex_dtype(dtype)):
+        return "numbers"
+    if types.is_datetime64_any_dtype(dtype) or types.is_timedelta64_dtype(dtype) or str(dtype).startswith("period"):
+        return "times"
+    found = {type(value) for value in values[values.notna()]}
+    held: set[Sort] = {_sort_of_type(one) for one in found}
+    if held == {"numbers", "texts"}:
+        return "mixed"
+    return held.pop() if len(held) == 1 else "other"
+
+
+def _sort_of_type(kind: type) -> Sort:
+    if issubclass(kind, str):
+        return "texts"
+    if issubclass(kind, Real | Decimal | np.bool_):
+        return "numbers"
+    return "times" if issubclass(kind, date | time | timedelta | np.datetime64 | np.timedelta64) else "other"
+
+
+def texts_of(values: "pandas.Series[Any]") -> "pandas.Series[Any]":
+    """The values as texts without spaces around them."""
+    return values.astype(str).str.strip()
+
+
+def numbers_of(values: "pandas.Series[Any]", style: Style) -> NDArray[np.float64]:
+    """The numbers of a column [N]; NaN where there is none."""
+    pd = pandas_module()
+    if pd.api.types.is_numeric_dtype(values.dtype) or pd.api.types.is_bool_dtype(values.dtype):
+        numbers: NDArray[np.float64] = values.to_numpy(dtype=np.float64, na_value=np.nan)
+        return numbers
+    codes, kinds = pd.factorize(values.astype(object))
+    read: NDArray[np.float64] = np.array([*(_number_of(kind, style) for kind in kinds), np.nan], dtype=np.float64)
+    return np.asarray(read[codes])
+
+
+def _number_of(value: Any, style: Style) -> float:
+    if isinstance(value, str):
+        return style.number(value)
+    return float(value) if isinstance(value, Real | Decimal | np.bool_) else float("nan")
+
+
+def missing_of(values: "pandas.Series[Any]", *, vague: bool = False, marks: Sequence[Any] = ()) -> NDArray[np.bool_]:
+    """Which values of a column [N] are missing.
+
+    Parameters
+    ----------
+    values : Series
+        The column.
+    vague : bool
+        Whether words as "unknown" stand for a gap, as they do among numbers.
+    marks : sequence
+        Numbers and texts that somebody said stand for a gap in this column.
+    """
+    absent: NDArray[np.bool_] = values.isna().to_numpy(dtype=bool) | marked(values, marks)
+    if sort_of(values) in ("texts", "mixed"):
+        codes, kinds = pandas_module().factorize(values.astype(object))
+        gaps = np.array([*(isinstance(kind, str) and is_gap(kind, vague=vague) for kind in kinds), True], dtype=bool)
+        absent |= gaps[codes]
+    return absent
+
+
+def marked(values: "pandas.Series[Any]", marks: Sequence[Any]) -> NDArray[np.bool_]:
+    """Which values of a column [N] are one of the marks, as a text or as a number."""
+    found = np.zeros(len(values), dtype=bool)
+    if not len(marks) or sort_of(values) not in ("numbers", "texts", "mixed"):
+        return found
+    texts, numbers = texts_of(values), numbers_of(values, PLAIN)
+    for mark in marks:
+        found |= (texts == str(mark).strip()).to_numpy(dtype=bool) | (numbers == _number_of(mark, PLAIN))
+    return found
+
+
+def is_gap(text: str, *, vague: bool = False) -> bool:
+    """Whether a text stands for a missing value."""
+    stripped = text.strip()
+    return stripped in MISSING or (vague and stripped.casefold() in VAGUE)
+
+
+def is_time(text: str) -> bool:
+    """Whether a text is a date, a time of day, or a duration."""
+    return _DATES.fullmatch(text.strip()) is not None
+
+
+def nearly_number(text: str, style: Style) -> str:
+    """Say why a text that looks like a number is not read as one; "" if it does not look like one."""
+    stripped = text.strip()
+    if is_time(stripped):
+        return ""
+    others = [other for other in STYLES if other.number(stripped) == other.number(stripped)]
+    if others:
+        ways = {f"{other.number(stripped):.15g}": _written(other) for other in reversed(others)}
+        read = ", or ".join(f"{number} with {way}" for number, way in ways.items())
+        return f"is no number where {_written(style)}; it is {read}"
+    plain = "".join(str(digit(sign)) if sign.isdigit() else sign for sign in normalize("NFKC", stripped))
+    plain = plain.replace("\u2212", "-").replace("\u2013", "-")
+    if plain != stripped and any(other.number(plain) == other.number(plain) for other in STYLES):
+        return "has a minus sign or digits that are not those of a keyboard: write -0123456789"
+    for why, pattern in _NEARLY.items():
+        if re.fullmatch(pattern, stripped, re.IGNORECASE if why == "is infinite" else 0):
+            return f"{why}: write the number alone"
+    return ""
+
+
+def _written(style: Style) -> str:
+    thousands = f", data.thousands = {style.thousands!r}" if style.thousands else ""
+    return f"data.decimal = {style.decimal!r}{thousands}"
+
+
+def plain_form(value: Any) -> Any:
+    """A value without what may differ by chance (case, spaces, accents' form, how a number is written)."""
+    if not isinstance(value, str):
+        return value
+    text = " ".join(normalize("NFKC", value).casefold().split())
+    with suppress(InvalidOperation):
+        number = Decimal(text)
+        return number if number.is_finite() else text
+    return text
+
+
+def spelt_twice(values: Iterable[Any], form: Callable[[Any], Any] = plain_form) -> tuple[Any, Any] | None:
+    """The first two different values that agree in their form; None where there are none."""
+    seen: dict[Any, Any] = {}
+    for value in values:
+        first = seen.setdefault(form(value), value)
+        if first != value:
+            return first, value
+    return None
