@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from fedveil.buffers import buffers_refused, persistent, statistics
 from fedveil.errors import FieldError, nearest, require_choice
+from fedveil.wrapped import require_unwrapped
 
 Grouping = Literal["array", "module"]
 Buffers = Literal["refuse", "keep"]
@@ -55,7 +57,9 @@ class Layout:
         The parameter arrays in order; they tile [0, d) without gaps.
     kept : tuple of str
         Entries of the module's state that are *not* shared and stay with their holder: frozen parameters, and
-        buffers when the policy is ``"keep"``.
+        statistics when the policy is ``"keep"``.
+    constants : tuple of str
+        Buffers that nothing writes (tables of positions, masks): everybody has them with the model.
 
     Examples
     --------
@@ -69,6 +73,7 @@ class Layout:
 
     blocks: tuple[Block, ...]
     kept: tuple[str, ...] = field(default=())
+    constants: tuple[str, ...] = field(default=())
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype = torch.float32) -> "Layout":
@@ -98,13 +103,14 @@ class Layout:
             Its trainable parameters are shared, in the order of ``named_parameters`` (tied ones once). Frozen
             parameters never change, so they stay with their holder.
         buffers : {"refuse", "keep"}
-            What to do with buffers of the state (running means, counters): refuse the model, or keep each party's
-            own. They are never noised and never sent.
+            What to do with buffers of the state that training may write (running means, counters): refuse the model,
+            or keep each party's own. They are never noised and never sent. Constants are taken either way.
 
         Raises
         ------
         FieldError
-            If a buffer is found under ``"refuse"``, or a parameter has a type that cannot be noised.
+            If such a buffer is found under ``"refuse"``, a parameter has a type that cannot be noised, or the module
+            stands for another one (``DataParallel``, ``torch.jit.script``, ``torch.compile``).
         """
         require_choice("buffers", buffers, ("refuse", "keep"))
         parameters = dict(module.named_parameters())
@@ -112,22 +118,22 @@ class Layout:
         if lazy:
             accepted = f"has layers without a size: {', '.join(lazy)}. Name their inputs, or call it once: model(x[:1])"
             raise FieldError("module", type(module).__name__, accepted)
-        every_name = dict(module.named_parameters(remove_duplicate=False))
-        own = [name for name in module.state_dict() if name not in every_name]
+        require_unwrapped(module)
+        own = statistics(module) if buffers == "refuse" else persistent(module)
         if own and buffers == "refuse":
-            raise FieldError(
-                "module",
-                type(module).__name__,
-                f"has buffers that are neither shared nor noised: {', '.join(own)}. fedveil.learning.mend(model) "
-                "puts GroupNorm in the place of BatchNorm (for a configuration, where your module makes the model); "
-                'in Python, Federation(..., buffers="keep") lets each party keep its own',
-            )
+            raise FieldError("module", type(module).__name__, buffers_refused(module, own))
         frozen = [name for name, p in parameters.items() if not p.requires_grad]
         entries = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items() if p.requires_grad]
-        return cls._build(entries, tuple(frozen + own))
+        constants = tuple(name for name in persistent(module) if name not in own)
+        return cls._build(entries, tuple(frozen + own), constants)
 
     @classmethod
-    def _build(cls, entries: list[tuple[str, tuple[int, ...], torch.dtype]], kept: tuple[str, ...]) -> "Layout":
+    def _build(
+        cls,
+        entries: list[tuple[str, tuple[int, ...], torch.dtype]],
+        kept: tuple[str, ...],
+        constants: tuple[str, ...] = (),
+    ) -> "Layout":
         blocks, start = [], 0
         for name, shape, dtype in entries:
             if dtype not in _SHARED:
@@ -139,7 +145,7 @@ class Layout:
             start = block.stop
         if not blocks:
             raise FieldError("layout", [], "has nothing to share: at least one trainable parameter is needed")
-        return cls(tuple(blocks), kept)
+        return cls(tuple(blocks), kept, constants)
 
     @property
     def size(self) -> int:
@@ -162,10 +168,12 @@ class Layout:
         return torch.float64 if any(b.dtype == torch.float64 for b in self.blocks) else torch.float32
 
     def state_dict(self, module: nn.Module, vector: Tensor) -> dict[str, Tensor]:
-        """A vector [d] as named parameters of a module, frozen and tied ones too; buffers are the parties'."""
+        """A vector [d] as named parameters of a module, frozen and tied ones too, and its constants."""
         first, own = {id(p): name for name, p in module.named_parameters()}, self.unflatten(vector)
         every = module.named_parameters(remove_duplicate=False)
-        return {name: own.get(first[id(p)], p.detach()) for name, p in every}
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        constants = {name: buffers[name].detach() for name in self.constants if name in buffers}
+        return {name: own.get(first[id(p)], p.detach()) for name, p in every} | constants
 
     def groups(self, grouping: Grouping = "array") -> dict[str, list[slice]]:
         """Layers as slices of the flat vector.
@@ -216,7 +224,8 @@ class Layout:
         Parameters
         ----------
         arrays : mapping of str to Tensor
-            Holds every block of the layout; other entries are allowed only if they are declared in ``kept``.
+            Holds every block of the layout; other entries are allowed only if they are declared in ``kept`` or
+            ``constants``.
 
         Returns
         -------
@@ -228,7 +237,8 @@ class Layout:
         FieldError
             For a missing, unknown or wrongly shaped array.
         """
-        unknown = [n for n in arrays if n not in self.shapes and n not in self.kept]
+        known = {*self.shapes, *self.kept, *self.constants}
+        unknown = [n for n in arrays if n not in known]
         memory = {arrays[n].data_ptr() for n in self.shapes if n in arrays}
         for name in unknown:  # a second name of a tied parameter shares its memory and is no extra array
             if arrays[name].data_ptr() not in memory:

@@ -149,8 +149,8 @@ def learner_of(
     """
     local, noisy = with_proximal_term(local or LocalTraining(), method), method.noisy
     require_fit(module, clients, local.loss)
-    steps = noisy.noisy_steps if noisy else None
-    made = make_trainer(module, layout, local, trainer, workers=workers, noisy=steps)
+    steps, like = noisy.noisy_steps if noisy else None, next(c for c in clients if c.examples)
+    made = make_trainer(module, layout, local, trainer, workers=workers, noisy=steps, example=(like.x, like.y))
     return Learner(module, layout, local, region=region, trainer=made)
 
 

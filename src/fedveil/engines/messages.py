@@ -31,7 +31,7 @@ def require_shared(layout: Layout, shapes: Mapping[str, Iterable[int]]) -> None:
         Naming the first one.
     """
     for name, shape in shapes.items():
-        if name not in layout.shapes and name not in layout.kept:
+        if name not in layout.shapes and name not in layout.kept and name not in layout.constants:
             raise FieldError(
                 name,
                 tuple(shape),

@@ -15,6 +15,7 @@ from fedveil.learning.clients import ClientData, OnDemand
 from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.losses import losses_of
 from fedveil.learning.lots import Lots
+from fedveil.learning.made_up import Example, labels, not_trainable, probes
 from fedveil.learning.per_example import PerExample
 from fedveil.learning.streams import Key, stream
 from fedveil.learning.training import SequentialTrainer, Stepper, check_request
@@ -42,15 +43,26 @@ class PrivateTrainer(SequentialTrainer):
         `noisy` says what a step is.
     noisy : NoisySteps
         Steps, sampling, clipping and noise.
+    example : tuple of Tensor, optional
+        x and y [N, ...] of the declared shape and type, whose values are not used. With them the model is tried on
+        made-up examples at once; without, when the first client trains.
 
     Raises
     ------
     FieldError
-        For a model that cannot give the gradients of single examples; `fedveil.learning.mend` repairs most.
+        For a model that cannot give the gradients of single examples; `fedveil.learning.mend` repairs most. For one
+        that fails on made-up examples.
     """
 
     def __init__(
-        self, model: nn.Module, layout: Layout, local: LocalTraining, noisy: NoisySteps, device: str = "cpu"
+        self,
+        model: nn.Module,
+        layout: Layout,
+        local: LocalTraining,
+        noisy: NoisySteps,
+        device: str = "cpu",
+        *,
+        example: Example | None = None,
     ) -> None:
         require_apart(model)
         if local.epochs != 1:
@@ -69,6 +81,10 @@ class PrivateTrainer(SequentialTrainer):
         self._lots = Lots(self.noisy, sums, self._inputs, self._generator)
         self._unchecked, self._alone = True, Lock()
         self._spare = deepcopy(model)  # for `idle`: training that took too long may still be busy with the other
+        if example is not None:
+            require_unmixed(self._model, example[0], layout)
+            self._unchecked = False
+            self._rehearse(sums, *example)
 
     def train_noisily(
         self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key], sources: Sequence[Source]
@@ -89,8 +105,7 @@ class PrivateTrainer(SequentialTrainer):
         try:
             some = next((c for c in clients if c.examples), None)
             if some is not None and self._unchecked:
-                shape = self._inputs(torch.zeros((1, *some.x.shape[1:]), dtype=some.x.dtype))
-                require_unmixed(self._model, shape, self.layout)
+                require_unmixed(self._model, some.x, self.layout)
                 self._unchecked = False
             results: list[Trained | Exception] = []
             for start, client, key, source in zip(starts, clients, keys, sources, strict=True):
@@ -101,6 +116,17 @@ class PrivateTrainer(SequentialTrainer):
             return results
         finally:
             self._alone.release()
+
+    def _rehearse(self, sums: PerExample, x: Tensor, y: Tensor) -> None:
+        """Refuse a model and a loss that have no gradient of a made-up example."""
+        failure: Exception | None = None
+        for probe, _ in probes(x, 1):
+            try:
+                sums.clipped_sum(self._inputs(probe), labels(y, 1).to(self._device), 1.0, alone=True)
+                return
+            except Exception as error:  # the model and its loss are the user's
+                failure = failure or error
+        raise not_trainable(self._model, x, y, failure) from failure
 
     def idle(self, start: Tensor, source: Source) -> Trained:
         """What a silo without examples would answer to a start [d]: the noise of all steps, and nothing else."""

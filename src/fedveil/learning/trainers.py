@@ -12,13 +12,14 @@ from fedveil.layout import Layout
 from fedveil.learning.batched import BatchedTrainer
 from fedveil.learning.clients import ClientData
 from fedveil.learning.local import LocalTraining, Trained
+from fedveil.learning.made_up import Example
 from fedveil.learning.private import PrivateTrainer
 from fedveil.learning.recognised import recognised
 from fedveil.learning.rules import NotApart
 from fedveil.learning.stacked import NotStackable
 from fedveil.learning.streams import Key
 from fedveil.learning.threads import Threads
-from fedveil.learning.training import SequentialTrainer, check_request
+from fedveil.learning.training import SequentialTrainer, check_request, rehearse
 from fedveil.methods.facts import NoisySteps
 
 Then = Callable[[Key, Trained | Exception], Trained | Exception]
@@ -99,6 +100,7 @@ def make_trainer(
     workers: int = 1,
     precision: str = "full",
     noisy: NoisySteps | None = None,
+    example: Example | None = None,
 ) -> BatchedTrainer | WorkerTrainer | PrivateTrainer:
     """A trainer by name.
 
@@ -117,9 +119,13 @@ def make_trainer(
         See `SequentialTrainer`, which trains what is not ``"full"``.
     noisy : NoisySteps, optional
         Noise inside training: the answer is then a `PrivateTrainer`, whatever the kind.
+    example : tuple of Tensor, optional
+        x and y [N, ...] of the declared shape and type: a model with code of its own is tried on made-up ones first.
 
     Raises
     ------
+    FieldError
+        If it fails on them.
     NotStackable
         If ``"batched"`` is asked of a model that cannot be batched.
     """
@@ -127,7 +133,7 @@ def make_trainer(
     if noisy is not None or kind == "batched":
         require_choice("precision", precision, ("full",))
     if noisy is not None:
-        return PrivateTrainer(model, layout, local, noisy, device)
+        return PrivateTrainer(model, layout, local, noisy, device, example=example)
     if kind != "sequential" and precision == "full":
         try:
             return BatchedTrainer(model, layout, local, device, workers=workers)
@@ -135,6 +141,8 @@ def make_trainer(
             if kind == "batched":
                 raise
             _LOG.info("clients are trained one after another: %s", error.reason)
+    if example is not None:
+        rehearse(model, layout, local, device, *example)
     return WorkerTrainer(model, layout, local, device, workers, precision=precision, rearrange=kind == "auto")
 
 

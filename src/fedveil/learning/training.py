@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -19,9 +20,29 @@ from fedveil.learning.clients import ClientData
 from fedveil.learning.inputs import Inputs
 from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.losses import loss_of, outputs_of
+from fedveil.learning.made_up import labels, not_trainable, probes
 from fedveil.learning.rearranged import LargeDense, rearranged
 from fedveil.learning.streams import Key, epoch_orders, stream, with_keyed_dropout
 from fedveil.mechanisms.source import keyed_seed
+
+
+def rehearse(model: nn.Module, layout: Layout, local: LocalTraining, device: str, x: Tensor, y: Tensor) -> None:
+    """Train a copy on two made-up examples like x and y [N, ...], whose values are not used.
+
+    Raises
+    ------
+    FieldError
+        If that fails.
+    """
+    trainer = SequentialTrainer(model, layout, replace(local, epochs=1), device)
+    failure: Exception | None = None
+    for classes, (probe, _) in zip((1, 2, 1), probes(x, 2), strict=True):
+        made_up = ClientData(probe, labels(y, 2, classes))
+        [outcome] = trainer.train(layout.read(model)[None], [made_up], [(0, 1, 0)])
+        if not isinstance(outcome, Exception):
+            return
+        failure = failure or outcome
+    raise not_trainable(model, x, y, failure) from failure
 
 
 class SequentialTrainer:
@@ -156,12 +177,23 @@ class SequentialTrainer:
                     losses.append(loss.detach() * len(rows))
                     step += 1
                 total = float(torch.stack(losses).sum())
+        self._require_constants()
         trained = self._read()
         if local.keep < 1:
             trained = start + _longest(trained - start, local.keep)
         state = model.state_dict() if self._kept else {}
         own = {name: state[name].detach().cpu().clone() for name in self._kept} or None
         return Trained(trained, client.examples, total / client.examples, buffers=own)
+
+    def _require_constants(self) -> None:
+        """Refuse a model whose own code wrote a buffer that was taken for a constant."""
+        now = dict(self._model.named_buffers()) if self.layout.constants else {}
+        for name in self.layout.constants:
+            if name not in now or not torch.equal(now[name], self._buffers[name]):
+                accepted = (
+                    "is a buffer that training writes, which nobody shares or noises: leave it out of the model, or "
+                )
+                raise FieldError("module", name, f'{accepted}in Python Federation(..., shared=Shared(buffers="keep"))')
 
     def _moved(self, start: Tensor) -> float:
         return float((self._read() - start).norm())
@@ -172,6 +204,9 @@ class SequentialTrainer:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
             loss = self._loss(outputs_of(self._forward(x)), y)
         torch.autograd.backward(loss)
+        for p in self._parameters:
+            if p.grad is not None and p.grad.is_sparse:  # of an embedding with sparse=True
+                p.grad = p.grad.to_dense()
         return loss.detach()
 
     def _read(self) -> Tensor:

@@ -1,6 +1,5 @@
 """What a model must not have to be trained on clipped gradients of single examples, and how to mend it."""
 
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import cast
@@ -12,7 +11,11 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
+from fedveil.learning.inputs import Inputs
 from fedveil.learning.losses import outputs_of
+from fedveil.learning.made_up import probes
+
+_ROWS = 3  # of a batch that is looked at
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ def mend(model: nn.Module) -> nn.Module:
     """A copy without the offences that can be mended.
 
     Batch normalisation becomes group normalisation (new scales and shifts), in-place activations become ordinary ones,
-    running statistics of instance normalisation are dropped, tied weights are untied and start equal.
+    running statistics of instance normalisation are dropped, tied weights are untied and start equal. Embeddings lose
+    ``sparse``, ``scale_grad_by_freq`` and ``max_norm``.
 
     Raises
     ------
@@ -79,6 +83,8 @@ def mend(model: nn.Module) -> nn.Module:
             setattr(mended.get_submodule(parent), leaf, _normalisation(module))
         if getattr(module, "inplace", False):
             module.inplace = False
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.sparse, module.scale_grad_by_freq, module.max_norm = False, False, None
     seen: set[int] = set()
     for name, parameter in list(mended.named_parameters(remove_duplicate=False)):
         if id(parameter) in seen and parameter.requires_grad:
@@ -123,40 +129,67 @@ def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
     Raises
     ------
     FieldError
-        If it mixes them.
+        If it mixes them, or fails on made-up ones.
     """
-    copy = deepcopy(model).train()
+    copy, inputs = deepcopy(model).train(), Inputs.of(model)
     for part in copy.modules():
         if "dropout" in type(part).__name__.lower() and not any(True for _ in part.children()):
             part.eval()
     generator = torch.Generator().manual_seed(0)
-    shape = (3, *x.shape[1:])
-    probe = torch.zeros(shape, dtype=x.dtype)
-    if x.is_floating_point():
-        probe = torch.rand(shape, generator=generator, dtype=x.dtype)
-    probe = probe.to(x.device)
-    other = probe.clone()
-    other[1:] = 0.5 if x.is_floating_point() else 1
     for drawn in (False, True):  # layers that begin at zero hide what comes before them; a server's models do not
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             for name, parameter in copy.named_parameters():
                 if drawn and name in layout.names:  # what is frozen no server sends, and it may be a variance
                     parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-            mixing = []
-            for batch in (probe, other):
-                torch.default_generator.manual_seed(0)  # for dropout that is no module
-                with suppress(Exception):
-                    mixing.append(outputs_of(copy(batch))[0])
-        if len(mixing) < 2:  # a model that fails on the probe (integers that number nothing) fails, or not, in training
-            return
-        together, changed = mixing
-        if together.isnan().all():
-            accepted = "its output is no number on small random weights: whether it mixes examples cannot be seen"
-            raise FieldError("model", type(model).__name__, accepted)
+            failure: Exception | None = None
+            for probe, other in probes(x, _ROWS):
+                try:
+                    _require_apart_in(copy, inputs(probe), inputs(other))
+                    break
+                except FieldError:
+                    raise
+                except Exception as error:  # the model is the user's
+                    failure = failure or error
+            else:
+                if not drawn:
+                    accepted = f"fails on made-up examples {list(x.shape[1:])} of the declared shape: {failure}"
+                    raise FieldError("model", type(model).__name__, accepted) from failure
+
+
+def _require_apart_in(model: nn.Module, probe: Tensor, other: Tensor) -> None:
+    """Compare each row of the output, in a batch, with the same row among others, and alone."""
+
+    def answer(batch: Tensor, seed: int = 0) -> Tensor:
+        torch.default_generator.manual_seed(seed)  # for dropout that is no module
+        return outputs_of(model(batch))
+
+    def refuse(accepted: str) -> FieldError:
+        return FieldError("model", type(model).__name__, accepted)
+
+    together = answer(probe)
+    if not together.dim() or len(together) != len(probe):
+        shape = list(together.shape)
+        raise refuse(f"gives {shape} for {len(probe)} examples, and not one row an example: is batch_first=True there?")
+    if together.isnan().all():
+        raise refuse("its output is no number on small random weights: whether it mixes examples cannot be seen")
+    for place in range(len(probe)):
+        changed = other.clone()
+        changed[place] = probe[place]
         # both are computed alike, so that they agree to the last digits; what a model remembers may be a faint mean
-        if not torch.allclose(together, changed, rtol=1e-6, atol=1e-9, equal_nan=True):
-            accepted = "its output for one example depends on the other examples it sees: no clipping bounds that"
-            raise FieldError("model", type(model).__name__, accepted)
+        if not torch.allclose(together[place], answer(changed)[place], rtol=1e-6, atol=1e-9, equal_nan=True):
+            raise refuse(
+                "its output for one example depends on the other examples it sees: no clipping bounds that. "
+                "nn.GRU, nn.LSTM and attention need batch_first=True where the first axis numbers the examples"
+            )
+    if not torch.allclose(together, answer(probe, seed=1), rtol=1e-3, equal_nan=True):
+        return  # it draws, and draws otherwise for one example
+    for place in range(len(probe)):
+        alone = answer(probe[place : place + 1])
+        least = 1e-3 * float(together.nan_to_num().abs().max())
+        if alone.numel() != together[place].numel() or not torch.allclose(
+            alone.reshape(together[place].shape), together[place], rtol=1e-3, atol=least, equal_nan=True
+        ):
+            raise refuse("its output for one example alone is another one than in a batch: no clipping bounds that")
 
 
 def _problem(module: nn.Module) -> str:
@@ -166,7 +199,17 @@ def _problem(module: nn.Module) -> str:
         return "keeps running statistics, which no noise covers"
     if getattr(module, "inplace", False):
         return "overwrites its input, from which gradients are computed"
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return _embedding_problem(module)
     return ""
+
+
+def _embedding_problem(table: nn.Embedding | nn.EmbeddingBag) -> str:
+    if table.sparse:
+        return "gives sparse gradients (sparse=True), whose places would show: write sparse=False"
+    if table.scale_grad_by_freq:
+        return "scales gradients by the words of a batch (scale_grad_by_freq=True): write False"
+    return "" if table.max_norm is None else "writes its table in each pass (max_norm): leave it out"
 
 
 def _normalisation(module: nn.Module) -> nn.Module:

@@ -52,6 +52,7 @@ def learner_of(config: Config, dealt: Dealt, method: Method, memo: Path | None) 
         local = with_proximal_term(config.local, method)
     how: dict[str, Any] = {"device": config.device, "workers": config.workers, "precision": config.precision}
     how["noisy"] = method.noisy.noisy_steps if method.noisy else None
+    how["example"] = next(((c.x, c.y) for c in dealt.clients if c.examples), None)
     trainer: Trainer = learning.make_trainer(module, layout, local, config.trainer, **how)
     if isinstance(trainer, learning.PrivateTrainer):
         if dealt.dataset.local_columns:

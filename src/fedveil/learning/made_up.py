@@ -1,0 +1,53 @@
+"""Made-up examples of a declared shape: what fails on them is refused before the first message."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.errors import FieldError
+
+Example = tuple[Tensor, Tensor]  # x and y [N, ...] of which the shapes and types are used, and not the values
+
+
+def probes(x: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of so many made-up examples like x [N, ...], each with another batch of the same shape.
+
+    Parameters
+    ----------
+    x : Tensor
+        Whose shape and type are used.
+    rows : int
+        Examples of a batch.
+
+    Yields
+    ------
+    tuple of Tensor
+        Numbers in [0, 1], then zeros, then ones, against others; whole numbers that most embeddings have.
+    """
+    shape = (rows, *x.shape[1:])
+    zeros = torch.zeros(shape, dtype=x.dtype)
+    if x.is_floating_point():
+        generator = torch.Generator().manual_seed(0)
+        yield torch.rand(shape, generator=generator, dtype=torch.float32).to(x.dtype), zeros + 0.5
+        yield zeros, zeros + 1
+        yield zeros + 1, zeros
+    else:
+        yield zeros, zeros + 1
+        yield zeros + 1, zeros
+        yield zeros + 1, zeros + 2
+
+
+def labels(y: Tensor, rows: int, classes: int = 1) -> Tensor:
+    """As many made-up labels like y [N, ...]: the first classes in turn, or targets in [0, 1]."""
+    shape = (rows, *y.shape[1:])
+    if not y.is_floating_point():
+        return (torch.arange(rows) % classes).view(-1, *[1] * (y.dim() - 1)).expand(shape).contiguous()
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float32).to(y.dtype)
+
+
+def not_trainable(model: nn.Module, x: Tensor, y: Tensor, failure: Exception | None) -> FieldError:
+    """Why a model is not trained: what it raised on made-up examples like x and y [N, ...]."""
+    shapes = f"x {list(x.shape[1:])} and y {list(y.shape[1:])}"
+    accepted = f"cannot be trained on made-up examples of the declared shape ({shapes}): {failure}"
+    return FieldError("model", type(model).__name__, accepted)

@@ -1,0 +1,57 @@
+"""Modules that stand for another one, and parameters that are no plain tensors: refused with the way out."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, jit, nn
+
+from fedveil.errors import FieldError
+
+_SEVERAL = "is on several devices, which FedVeil does without"
+_WAYS_OUT = {
+    "DataParallel": f"{_SEVERAL}: give the model in it, model.module",
+    "DistributedDataParallel": f"{_SEVERAL}: give the model in it, model.module",
+    "FullyShardedDataParallel": f"{_SEVERAL}: give the model as it was before it was wrapped",
+    "OptimizedModule": "is what torch.compile returned: give the model itself, model._orig_mod",
+}
+
+
+def require_unwrapped(module: nn.Module) -> None:
+    """Refuse what cannot be copied, written and called under other parameters as a plain module can.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Is left as it is.
+
+    Raises
+    ------
+    FieldError
+        Naming the part and what to give instead.
+    """
+    for name, part in module.named_modules():
+        kinds = {kind.__name__: kind.__module__ for kind in type(part).__mro__}
+        where = f"module {name}" if name else "module"
+        for kind, accepted in _WAYS_OUT.items():
+            if kinds.get(kind, "").startswith("torch."):
+                raise FieldError(where, type(part).__name__, accepted)
+        if isinstance(part, jit.ScriptModule):
+            accepted = "is scripted or traced (torch.jit): give the nn.Module that it was made from"
+            raise FieldError(where, type(part).__name__, accepted)
+        if "FSDPModule" in kinds:
+            raise FieldError(where, type(part).__name__, f"{_SEVERAL}: give the model as it was before fully_shard")
+    for name, parameter in module.named_parameters():
+        _require_plain(name, parameter)
+
+
+def _require_plain(name: str, parameter: Any) -> None:
+    if parameter.is_meta:
+        raise FieldError(name, "meta", 'has no values: build the model without torch.device("meta")')
+    if parameter.is_complex():
+        accepted = "is complex, and noise is real: hold real and imaginary part, torch.view_as_complex(self.weight)"
+        raise FieldError(name, str(parameter.dtype), accepted)
+    if parameter.layout != torch.strided:
+        raise FieldError(name, str(parameter.layout), "is sparse: write parameter.to_dense()")
+    if type(parameter.data) is not Tensor:
+        accepted = "is no plain tensor: give the model as it was before it was distributed or quantised"
+        raise FieldError(name, type(parameter.data).__name__, accepted)
