@@ -13,6 +13,7 @@ from fedveil.learning.losses import IGNORED, of_classes, usable
 from fedveil.learning.rules import NotApart, refuse_hooks
 from fedveil.learning.stacked import NotStackable, compile_stack
 from fedveil.learning.stacked.stages import Dense, Flatten, Pointwise
+from fedveil.learning.torch_losses import Labelwise
 
 
 class ByChain:
@@ -24,8 +25,8 @@ class ByChain:
         Read only.
     layout : Layout
         Of the model.
-    loss : {"cross_entropy", "mse"}
-        Of an example.
+    loss : {"cross_entropy", "mse"} or Labelwise
+        Of an example; one of PyTorch's has no gradient written here.
 
     Raises
     ------
@@ -35,8 +36,10 @@ class ByChain:
 
     held = 1
 
-    def __init__(self, model: nn.Module, layout: Layout, loss: str) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, loss: str | Labelwise) -> None:
         refuse_hooks(model)
+        if not isinstance(loss, str):
+            raise NotApart("its loss has no gradient written here")
         try:
             stages = compile_stack(model, layout).stages
         except NotStackable as error:

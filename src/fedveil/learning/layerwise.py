@@ -20,6 +20,7 @@ from fedveil.learning.gradients import Formed, Gradients, GradientsAndLosses, Pi
 from fedveil.learning.losses import losses_of, usable
 from fedveil.learning.recognised import check, recognised
 from fedveil.learning.rules import LayerRule, NotApart, is_known, refuse_hooks, rule_of
+from fedveil.learning.torch_losses import Labelwise
 
 Layers = dict[nn.Module, tuple[LayerRule, dict[str, str]]]
 Seen = tuple[Tensor, Tensor, int]  # of one layer in a forward pass: inputs, outputs, and the outputs' version
@@ -57,7 +58,7 @@ class ByLayers:
         Read only.
     layout : Layout
         Of the model.
-    loss : str
+    loss : str or Labelwise
         Of an example.
 
     Raises
@@ -66,7 +67,7 @@ class ByLayers:
         If the model has a module that is not known.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, loss: str) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, loss: str | Labelwise) -> None:
         self._model, self._layout, self._loss = model, layout, loss
         refuse_hooks(model)
         if not all(is_known(m) for m in model.modules()):

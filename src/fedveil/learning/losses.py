@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.inputs import Inputs
+from fedveil.learning.torch_losses import NAMES, Labelwise, labelwise
 from fedveil.registry import Registry
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -98,21 +99,34 @@ def loss_of(loss: str | LossFunction) -> LossFunction:
 
 
 def losses_of(loss: str | LossFunction) -> LossFunction:
-    """The loss of every single label [B, ...], of which the named one is the mean.
+    """The loss of every single label [B, ...], of which the loss asked for is the mean.
 
     Raises
     ------
     FieldError
-        For a loss that is no mean over examples: whatever looks at single examples cannot be used with it.
+        For a loss that is not known to be a mean over examples: what looks at single examples cannot be used with it.
     """
     loss_of(loss)
-    if not isinstance(loss, str) or loss not in LABELWISE:
-        accepted = f"is no mean over examples, so gradients of single examples do not exist: use {', '.join(LABELWISE)}"
-        raise FieldError("loss", loss, accepted)
-    return LABELWISE[loss]
+    known = single(loss)
+    return LABELWISE[known] if isinstance(known, str) else known
 
 
-def usable(y: Tensor, outputs: Sequence[int], loss: str) -> tuple[Tensor, Tensor]:
+def single(loss: str | LossFunction) -> str | Labelwise:
+    """A loss that is the mean over examples: a name of `LABELWISE`, or one of PyTorch's as one loss a label.
+
+    Raises
+    ------
+    FieldError
+        For any other.
+    """
+    known = loss if isinstance(loss, str | Labelwise) else labelwise(loss)
+    if known is None or (isinstance(known, str) and known not in LABELWISE):
+        accepted = f"has no known form for single examples, which record level clips: use {', '.join(LABELWISE)}, or "
+        raise FieldError("loss", loss, f'{accepted}one of PyTorch\'s with reduction="mean": {", ".join(NAMES)}')
+    return known
+
+
+def usable(y: Tensor, outputs: Sequence[int], loss: str | Labelwise) -> tuple[Tensor, Tensor]:
     """Targets without what is no class of a model, and which examples had none such.
 
     What raises for one label would raise for the whole batch.
@@ -123,7 +137,7 @@ def usable(y: Tensor, outputs: Sequence[int], loss: str) -> tuple[Tensor, Tensor
         [B, ...].
     outputs : sequence of int
         Shape of the model's outputs [B, ...].
-    loss : {"cross_entropy", "mse"}
+    loss : {"cross_entropy", "mse"} or Labelwise
         What they are for.
 
     Returns
@@ -136,24 +150,30 @@ def usable(y: Tensor, outputs: Sequence[int], loss: str) -> tuple[Tensor, Tensor
     good = torch.ones(len(y), dtype=torch.bool, device=y.device)
     if loss == "mse" and not of_classes(outputs, y, 1):
         return y, good
+    if isinstance(loss, Labelwise) and not loss.of_classes:
+        return y, good
     if y.is_floating_point() or len(outputs) < 2 or not y.numel():
         return y, good
     low, high = (int(value) for value in y.aminmax())
     if low >= 0 and high < outputs[1]:
         return y, good
     fits = (y >= 0) & (y < outputs[1])
-    if loss == "cross_entropy":
-        fits |= y == IGNORED
+    if loss != "mse":
+        fits |= y == (loss.ignored if isinstance(loss, Labelwise) else IGNORED)
     return y.masked_fill(~fits, 0), fits.reshape(len(y), -1).all(1)
 
 
-def masked(y: Tensor, outputs: Sequence[int], loss: str) -> tuple[Tensor, LossFunction]:
+def masked(y: Tensor, outputs: Sequence[int], loss: str | Labelwise) -> tuple[Tensor, LossFunction]:
     """Targets as numbers, and the mean loss of a batch of them: no index, which raises, is taken from a label."""
+    if isinstance(loss, Labelwise) and (y.is_floating_point() or not loss.has_mask):
+        return y, lambda output, target: loss(output, target).mean()
     if y.is_floating_point():
         return y, mse if loss == "mse" else F.cross_entropy
     if loss == "mse":
         return (F.one_hot(y, outputs[-1]) if of_classes(outputs, y, 1) else y), mse
     each = torch.arange(outputs[1], device=y.device).view(-1, *[1] * (y.dim() - 1))
+    if isinstance(loss, Labelwise):
+        return (y[:, None] == each) & (y != loss.ignored)[:, None], loss.of_mask
     return y[:, None] == each, lambda output, mask: -torch.where(mask, output.log_softmax(1), 0.0).sum(1).mean()
 
 

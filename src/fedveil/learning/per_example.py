@@ -22,7 +22,7 @@ from fedveil.learning.chains import ByChain
 from fedveil.learning.gradients import Bases, all_finite, squared_norms, without
 from fedveil.learning.inputs import Inputs
 from fedveil.learning.layerwise import ByLayers
-from fedveil.learning.losses import losses_of
+from fedveil.learning.losses import LossFunction, single
 from fedveil.learning.rules import NotApart
 from fedveil.learning.traced import ByOperators, ByValue, OneByOne
 from fedveil.secure import on_grid
@@ -45,14 +45,20 @@ class PerExample:
         In training mode; its parameters are read, and no gradient is left in them.
     layout : Layout
         Of the model.
-    loss : {"cross_entropy", "mse"}
-        Of an example.
+    loss : {"cross_entropy", "mse"} or callable
+        Of an example; a loss of PyTorch's that is a mean over examples.
     generator : torch.Generator, optional
         What the module draws from the global random state comes from this one's stream.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, loss: str, generator: torch.Generator | None = None) -> None:
-        losses_of(loss)
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        loss: str | LossFunction,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        loss = single(loss)
         self._model, self._layout, self._generator = model, layout, generator
         self._inputs = Inputs.of(model)
         self._alone = OneByOne(model, layout, loss, generator)

@@ -77,7 +77,7 @@ class PrivateTrainer(SequentialTrainer):
             raise FieldError(local.unusual, getattr(local, local.unusual), accepted)
         super().__init__(model, layout, local, device)
         self.noisy = replace(noisy, lr=local.rate()) if noisy.summed else noisy
-        sums = PerExample(self._model, layout, str(local.loss), self._generator)
+        sums = PerExample(self._model, layout, local.loss, self._generator)
         self._lots = Lots(self.noisy, sums, self._inputs, self._generator)
         self._unchecked, self._alone = True, Lock()
         self._spare = deepcopy(model)  # for `idle`: training that took too long may still be busy with the other

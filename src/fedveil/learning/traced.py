@@ -18,6 +18,7 @@ from fedveil.learning.gradients import Formed, Gradients, GradientsAndLosses
 from fedveil.learning.losses import LOSSES, masked, outputs_of, usable
 from fedveil.learning.recognised import fresh, generators_of
 from fedveil.learning.streams import draw_from, drawing
+from fedveil.learning.torch_losses import Labelwise
 from fedveil.mechanisms.source import keyed_seed
 
 
@@ -34,13 +35,15 @@ class ByOperators:
         Read only.
     layout : Layout
         Of the model.
-    loss : str
+    loss : str or Labelwise
         Of an example.
     generator : torch.Generator, optional
         What a module draws from the global random state comes from this one's stream.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, loss: str, generator: torch.Generator | None) -> None:
+    def __init__(
+        self, model: nn.Module, layout: Layout, loss: str | Labelwise, generator: torch.Generator | None
+    ) -> None:
         self._model, self._layout, self._loss, self._generator = model, layout, loss, generator
         self._graphs: dict[object, tuple[GraphModule, tuple[int, ...]]] = {}
         self.held = layout.size
@@ -90,8 +93,11 @@ class ByOperators:
 class OneByOne:
     """Every example in a call of its own, on a copy of the module of its own; parameters as for `ByOperators`."""
 
-    def __init__(self, model: nn.Module, layout: Layout, loss: str, generator: torch.Generator | None) -> None:
-        self._model, self._layout, self._loss, self._generator = model, layout, LOSSES[loss], generator
+    def __init__(
+        self, model: nn.Module, layout: Layout, loss: str | Labelwise, generator: torch.Generator | None
+    ) -> None:
+        self._model, self._layout, self._generator = model, layout, generator
+        self._loss = LOSSES[loss] if isinstance(loss, str) else lambda output, y: loss(output, y).mean()
         self.held = layout.size
         self.failure: Exception | None = None
 

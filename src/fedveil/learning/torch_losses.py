@@ -1,0 +1,88 @@
+"""PyTorch's own losses as means of losses of single labels, which record level needs."""
+
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedveil.errors import FieldError
+
+_OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+_OF_NUMBERS = (nn.BCEWithLogitsLoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+_FUNCTIONS: tuple[tuple[Any, Any], ...] = (
+    (F.cross_entropy, nn.CrossEntropyLoss),
+    (F.nll_loss, nn.NLLLoss),
+    (F.binary_cross_entropy_with_logits, nn.BCEWithLogitsLoss),
+    (F.mse_loss, nn.MSELoss),
+    (F.l1_loss, nn.L1Loss),
+    (F.smooth_l1_loss, nn.SmoothL1Loss),
+    (F.huber_loss, nn.HuberLoss),
+)
+NAMES = tuple(kind.__name__ for kind in (*_OF_CLASSES, *_OF_NUMBERS))
+
+
+class Labelwise:
+    """One loss a label, of which a loss of PyTorch is the mean.
+
+    Weights of classes multiply an example's loss: they are public, and not divided out within a batch.
+
+    Parameters
+    ----------
+    loss : torch.nn.Module
+        One of `NAMES`, exactly, with ``reduction="mean"``.
+
+    Attributes
+    ----------
+    ignored : int
+        The class that counts as nothing.
+    of_classes : bool
+        Whether it takes numbers of classes.
+    """
+
+    def __init__(self, loss: nn.Module) -> None:
+        own: Any = deepcopy(loss)
+        own.reduction = "none"
+        self._loss = own
+        self.of_classes = isinstance(loss, _OF_CLASSES)
+        self.ignored = int(getattr(loss, "ignore_index", -100))
+
+    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
+        """Losses [B, ...]; outputs and targets that are numbers must have one shape."""
+        if not self.of_classes and output.shape != y.shape:
+            raise FieldError("y", tuple(y.shape), f"must be like the outputs, {tuple(output.shape)}")
+        target = y.to(output.dtype) if y.is_floating_point() else y
+        losses: Tensor = self._loss.to(output.device, output.dtype)(output, target)
+        return losses
+
+    def of_mask(self, output: Tensor, mask: Tensor) -> Tensor:
+        """The mean loss of a batch, of classes as a mask [B, classes, ...]: no index, which raises, is taken."""
+        logs = output if isinstance(self._loss, nn.NLLLoss) else output.log_softmax(1)
+        if self._loss.weight is not None:
+            logs = logs * self._loss.weight.to(logs).view(-1, *[1] * (logs.dim() - 2))
+        return -torch.where(mask, logs, 0.0).sum(1).mean()
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether `of_mask` is this loss."""
+        return self.of_classes and not getattr(self._loss, "label_smoothing", 0.0)
+
+
+def labelwise(loss: Any) -> Labelwise | str | None:
+    """A loss of PyTorch as one loss a label, the name under which FedVeil has it, or None for any other loss."""
+    keywords = loss.keywords if isinstance(loss, partial) and not loss.args else {}
+    function = loss.func if keywords else loss
+    kind = next((kind for known, kind in _FUNCTIONS if known is function), None)
+    if kind is not None:
+        try:
+            loss = kind(**keywords)
+        except TypeError:  # a keyword that only the function has
+            return None
+    if type(loss) not in (*_OF_CLASSES, *_OF_NUMBERS) or loss.reduction != "mean":
+        return None
+    if type(loss) is nn.CrossEntropyLoss:
+        usual = loss.weight is None and not loss.label_smoothing and loss.ignore_index == -100
+        return "cross_entropy" if usual else Labelwise(loss)
+    return Labelwise(loss)
