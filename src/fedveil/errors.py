@@ -44,7 +44,7 @@ class FieldError(FedVeilError, ValueError):
     """
 
     def __init__(self, field: str, value: Any, accepted: str) -> None:
-        super().__init__(f"{field} = {value!r}: {accepted}")
+        super().__init__(f"{cleaned(field)} = {cleaned(repr(value), 500)}: {accepted}")
         self.field = field
         self.value = value
         self.accepted = accepted
@@ -70,10 +70,25 @@ class LedgerError(FedVeilError, ValueError):
     """A ledger that was edited, shortened, or belongs to another run."""
 
 
-def cleaned(text: object, most: int = 200) -> str:
-    """A text of another party's as it may be shown: without control characters, and of bounded length."""
+def cleaned(text: object, most: int = 200, keep: str = "") -> str:
+    """Words of another party as a log, a terminal or a ledger may hold them: one line, escaped and cut.
+
+    Escaped are line breaks, control characters, and characters that are invisible or turn the direction of a line.
+
+    Parameters
+    ----------
+    text : object
+        Their words.
+    most : int
+        Characters that are kept.
+    keep : str
+        Characters that stay as they are.
+    """
     short = str(text)[: most + 1]
-    shown = "".join(c if c.isprintable() else "?" for c in short[:most])
+    shown = "".join(
+        sign if sign.isprintable() or sign in keep else sign.encode("unicode_escape").decode("ascii")
+        for sign in short[:most]
+    )
     return shown + ("..." if len(short) > most else "")
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fedveil.cli import shared
+from fedveil.errors import cleaned
 
 
 def init(
@@ -215,11 +216,12 @@ def presets(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this one, to begin with.")] = None,
 ) -> None:
     """List the packaged configurations, for `run` and `compare`, or print one."""
-    from fedveil import config
+    from fedveil.config.loading import presets, text_of
     from fedveil.report.table import Table
 
     if name is not None:
-        typer.echo(config.loading.text_of(name)[0], nl=False)
+        text, _ = text_of(name)
+        typer.echo(cleaned(text, len(text), keep="\n\t"), nl=False)  # of a file, it is anybody's
         return
-    known = list(config.presets().items())
+    known = list(presets().items())
     shared.show([Table(("preset", "what it is"), known, wraps=("what it is",))])

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from fedveil.errors import cleaned
+from fedveil.logs import LONGEST
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -105,8 +108,8 @@ def loading() -> Iterator[None]:
 
 def fail(text: str, code: int) -> None:
     """Print each line on stderr and exit."""
-    for line in text.splitlines():
-        sys.stderr.write(f"fedveil: {line}\n")
+    for line in text.split("\n"):
+        sys.stderr.write(f"fedveil: {cleaned(line, LONGEST)}\n")
     raise typer.Exit(code)
 
 
@@ -151,6 +154,7 @@ def say(*lines: str, whole: bool = False) -> None:
     """Print lines as they stand; a whole one is not broken, so that a path in it can be copied."""
     console = console_for()
     for line in lines:
+        line = cleaned(line, len(line), keep="\n")
         console.print(line, markup=False, highlight=False, soft_wrap=whole)
 
 

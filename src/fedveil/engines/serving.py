@@ -17,6 +17,7 @@ from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.warning import Warnings
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
+from fedveil.logs import escaping
 from fedveil.mechanisms import Source
 from fedveil.methods import Broadcast, Method, Releases
 from fedveil.secure import PublicKey
@@ -113,7 +114,7 @@ class Serving:
         self, server: ServerParty, rounds: int, delta: float, folder: RunKeeper | None, least: int, log: Logger
     ) -> None:
         self.server, self.rounds, self._folder = server, rounds, folder
-        self._least, self._log = least, log
+        self._least, self._log = least, escaping(log)
         terms = server.budget.terms if server.budget is not None else None
         self.delta = delta if terms is None else terms["delta"]
         self._central = server.method.client.trust == "central"

@@ -15,7 +15,9 @@ from torch import Tensor
 from fedveil.accounting import count_of
 from fedveil.accounting.planning import ENOUGH
 from fedveil.clipping import Rows
+from fedveil.errors import cleaned
 from fedveil.layout import Layout
+from fedveil.logs import LONGEST
 from fedveil.methods import ClientFacts, Method, Releases, Stacked, Summed, models_of
 
 LOST = 25.0  # nats: worse than guessing among ten thousand million classes
@@ -49,8 +51,8 @@ class Warnings:
     def say(self, kind: str, text: str) -> None:
         """Tell a line, unless one of its kind was told."""
         if kind not in self.said:
-            self.said[kind] = text
-            self._tell(text)
+            self.said[kind] = cleaned(text, LONGEST)
+            self._tell(self.said[kind])
 
     def planned(self, rounds: int, cohort: int) -> None:
         """Look at what is known before anything is trained."""
@@ -61,15 +63,41 @@ class Warnings:
         if self._method.noisy is not None:
             self.protected([()] * cohort, cohort)
 
-    def noise(self, ratio: float, clip: float, longest: float) -> None:
-        """Compare the noise on a round's mean, in multiples of the clip, with the clip and with the median update."""
+    def noise(self, ratio: float, clip: float, longest: float, layers: bool = False) -> None:
+        """Compare the noise on what a round (or a noisy step) averages with the clip and with the median update.
+
+        Parameters
+        ----------
+        ratio : float
+            Its length, in multiples of the clip.
+        clip, longest : float
+            The clip, and the median update's length; 0 where that is not known.
+        layers : bool
+            Whether the clip is that of all layers together, each of which has its own.
+        """
         if ratio > 1 / ENOUGH:
-            long = f"the noise on a round's mean is {ratio:.3g} times as long as the clipped mean can be"
-            ways = "more clients, fewer parameters, a larger epsilon or record level; fedveil advise ranks them"
+            mean = "a round's mean" if self._method.noisy is None else "a step's mean gradient"
+            long = f"the noise on {mean} is {ratio:.3g} times as long as that can be"
+            ways = f"{', '.join(self._ways())}; fedveil advise ranks them"
             self.say("noise", f"{long}: hopeless beyond {1 / ENOUGH:.1f}. What helps: {ways}")
         if 0 < longest * FAR <= clip and ratio * clip > ENOUGH * longest:
-            long = f"clip = {clip:g} is {clip / longest:.2g} times the median update's length, and the noise follows it"
-            self.say("clip", f"{long}: lower it to about {longest:.1g} (in a deployment, as measured on public data)")
+            times = clip / longest
+            if layers:
+                far = f"the clips of all layers together, {clip:.3g}, are {times:.2g} times the median update's length"
+                mend = f"and the noise follows them: divide each by about {times:.1g}"
+            else:
+                far = f"clip = {clip:g} is {times:.2g} times the median update's length"
+                mend = f"and the noise follows it: lower it to about {longest:.1g}"
+            self.say("clip", f"{far}, {mend} (in a deployment, as measured on public data)")
+
+    def _ways(self) -> list[str]:
+        """What makes the noise of this run's method shorter beside what it protects, and is not turned on already."""
+        noisy = self._method.noisy.noisy_steps if self._method.noisy else None
+        ways = ["more clients", "fewer parameters", "less noise (a larger epsilon)"]
+        if noisy is None:
+            return [*ways, "record level, if single records are what to protect"]
+        ways.append("more persons a client" if noisy.images else "more examples a client")
+        return ways if noisy.summed or noisy.grid else [*ways, "a trusted or a secure sum"]
 
     def protected(self, scales: Sequence[tuple[float, ...]], replies: int, longest: float = 0.0) -> None:
         """Look at the noise of clients that protect themselves, where their own scales may be seen.
@@ -80,7 +108,8 @@ class Warnings:
         figures = client.noise(used, self._layout) if used and client.trust != "central" else {}
         if ratio := figures.get("noise_to_clip", 0.0):
             clip = figures["sigma"] * math.sqrt(self._layout.size) / ratio
-            self.noise(ratio / (1.0 if self._method.noisy else math.sqrt(replies)), clip, longest)
+            layers = any(len(scale) > 1 for scale in used)
+            self.noise(ratio / (1.0 if self._method.noisy else math.sqrt(replies)), clip, longest, layers)
 
     def trained(
         self,

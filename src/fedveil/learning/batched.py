@@ -1,6 +1,5 @@
 """Local training of many clients at once, on stacked parameters."""
 
-import logging
 from collections.abc import Sequence
 from functools import partial
 
@@ -18,8 +17,9 @@ from fedveil.learning.stacked.stack import Parameters
 from fedveil.learning.streams import Key
 from fedveil.learning.threads import Threads
 from fedveil.learning.training import SequentialTrainer, check_request, device_of
+from fedveil.logs import logger
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 CACHE = 1 << 20  # bytes of a core's second-level cache, as on most machines; a block of clients should fit
 

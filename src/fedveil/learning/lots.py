@@ -1,6 +1,5 @@
 """The lots of private steps: whose contributions are clipped, and where their rows stand in a batch."""
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,11 +14,12 @@ from fedveil.learning.inputs import Inputs
 from fedveil.learning.per_example import PerExample
 from fedveil.learning.streams import drawing
 from fedveil.learning.training import batch_of
+from fedveil.logs import logger
 from fedveil.mechanisms import Source
 from fedveil.mechanisms.source import keyed_seed
 from fedveil.methods.facts import NoisySteps
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 KEPT = 1 << 26  # numbers of factors that are kept from round to round
 
 

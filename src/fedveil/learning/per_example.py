@@ -8,7 +8,6 @@ comes after, in float64, is only bounded: by rounding, two sums of n clipped gra
 differ by less than 2 n^2 2^-53 C more than they should, which C is lowered by.
 """
 
-import logging
 from math import ceil
 
 import torch
@@ -25,9 +24,10 @@ from fedveil.learning.layerwise import ByLayers
 from fedveil.learning.losses import LossFunction, single
 from fedveil.learning.rules import NotApart
 from fedveil.learning.traced import ByOperators, ByValue, OneByOne
+from fedveil.logs import logger
 from fedveil.secure import on_grid
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 _ELEMENTS = 1 << 24  # numbers of single examples' gradients that are held at once
 
 Known = tuple[Tensor | None, Bases | None]  # lengths and bases, from before

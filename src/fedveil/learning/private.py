@@ -1,6 +1,5 @@
 """Local training whose vector is private when it leaves the trainer: DP-SGD (Abadi et al. 2016, arXiv 1607.00133)."""
 
-import logging
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -20,10 +19,11 @@ from fedveil.learning.per_example import PerExample
 from fedveil.learning.streams import Key, stream
 from fedveil.learning.training import SequentialTrainer, Stepper, check_request
 from fedveil.learning.validation import require_apart, require_unmixed
+from fedveil.logs import logger
 from fedveil.mechanisms import GaussianNoise, SecureSource, Source, noised
 from fedveil.methods.facts import NoisySteps
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 
 
 class PrivateTrainer(SequentialTrainer):

@@ -1,6 +1,5 @@
 """Clients trained side by side by worker threads, and the choice of a trainer by name."""
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -20,11 +19,12 @@ from fedveil.learning.stacked import NotStackable
 from fedveil.learning.streams import Key
 from fedveil.learning.threads import Threads
 from fedveil.learning.training import SequentialTrainer, check_request, rehearse
+from fedveil.logs import logger
 from fedveil.methods.facts import NoisySteps
 
 Then = Callable[[Key, Trained | Exception], Trained | Exception]
 
-_LOG = logging.getLogger(__name__)
+_LOG = logger(__name__)
 TRAINERS = ("auto", "batched", "sequential")
 # Modules of torch.nn that draw from the global generator, which threads would share (dropout is keyed).
 _STOCHASTIC = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)

@@ -2,9 +2,9 @@
 
 import os
 import stat
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,11 @@ from fedveil.engines.lifetime import read_policy
 from fedveil.engines.node import RUN
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Layout
+from fedveil.logs import logger
 from fedveil.node.bundle import APPROVAL, Bundle, approved
 from fedveil.node.worker import Worker, load_app
 
-_LOG = getLogger("flwr")
+_LOG = logger("flwr")
 WORDS = {REFUSED: "the node takes no part", FAILED: "the node failed"}  # all that a server may read of either
 SLACK = 300.0  # seconds by which a file may seem to be newer than now
 
@@ -173,7 +174,31 @@ def _foreign(bundle: Bundle, node: NodePolicy, context: Context) -> tuple[Client
     if method.noisy is not None:
         accepted = "its noise is drawn by the training code: that must be the operator's own (policy.node.client)"
         raise FieldError("privacy.method", method.name, accepted)
-    return Worker(bundle, node.admission.foreign == "isolated", node.costs.deadline), {}
+    isolated = node.admission.foreign == "isolated"
+    hidden = private_folders(node, context.node_config)
+    if isolated:
+        _require_seen(context.node_config, hidden)
+    return Worker(bundle, isolated, node.costs.deadline, hidden), {}
+
+
+def private_folders(node: NodePolicy, config: Mapping[str, Any]) -> list[Path]:
+    """Folders of all ledgers, heads, keys and policies that a node's policy and configuration name."""
+    own = {key.removeprefix(PREFIX): Path(str(value)) for key, value in config.items() if key.startswith(PREFIX)}
+    named = [Path(place) for place in (node.admission.ledger, node.admission.head) if place is not None]
+    folders = [own[name] for name in ("ledger", "head") if name in own]
+    files = [own[name].resolve() for name in ("key", "policy") if name in own]
+    return [node.path.parent, *named, *folders, *(file.parent for file in files)]
+
+
+def _require_seen(config: Mapping[str, Any], hidden: Sequence[Path]) -> None:
+    """Refuse data of a bundle's code in a folder that it sees empty: each of its answers would be a zero update."""
+    for key, value in config.items():
+        if key.startswith(PREFIX) or not isinstance(value, str) or os.sep not in value:
+            continue
+        for folder in hidden:
+            if Path(value).resolve().is_relative_to(folder.resolve()):
+                accepted = f"lies in {folder}, which a bundle's code sees empty: keep data elsewhere"
+                raise FieldError(key, value, accepted)
 
 
 def _layout_of(content: RecordDict) -> Layout:

@@ -1,46 +1,63 @@
 """Take network, disk and other processes from a bundle's own code (Linux, user namespaces, no privileges).
 
-It gets a network without interfaces and no socket of a kind that networks do not separate, sees every file system
-read-only but for folders in memory, no disk itself, no socket that was bound to a file before, as far as the node's
-network lists them, and no process but its own, which all end with the first. What is left to it: time and processor,
-reading what the node's user reads, pipes that lie in a file system, and sockets there of another network namespace.
+It gets a network without interfaces, sees every file system read-only but for folders in memory, the folders of the
+node's ledgers, heads, keys and policy empty, no disk itself, no socket that was bound to a file before, as far as the
+node's network lists them, and no process but its own, which all end with the first. System calls that reach others are
+refused (`calls`). What is left to it: time, memory and processor, reading what else the node's user reads, and what
+docs/foreign-code.md lists with its bandwidth.
 """
 
 import ctypes
-import errno
 import os
 import select
 import stat
-import struct
 import subprocess
 import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from fedveil.errors import FedVeilError
+from fedveil.errors import FedVeilError, FieldError
+from fedveil.node.calls import call_filter
 
 _NEW_MOUNTS, _NEW_IPC, _NEW_USER = 0x00020000, 0x08000000, 0x10000000  # of sched.h
 _NEW_PIDS, _NEW_NET = 0x20000000, 0x40000000
 _BIND, _PRIVATE, _RECURSIVE, _LOCKED, _NO_SUID, _NO_DEVICES, _NO_PROGRAMS = 1 << 12, 1 << 18, 1 << 14, 1, 2, 4, 8
 _MOUNT_SETATTR, _HERE, _WHOLE_TREE, _READ_ONLY = 442, -100, 0x8000, 1
 _KILL_WITH_PARENT, _FILTERED, _NO_NEW_PRIVILEGES = 1, 22, 38  # of prctl.h
-_MACHINES = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}  # of audit.h; the number of its call `socket`
-_SEPARATED = (1, 2, 10, 16)  # unix, both internets, netlink: families that a network namespace separates
-_RING = 425  # io_uring_setup: its sockets pass no filter
 _INSIDE = 1000  # any user but 0, so that the next program has no capabilities
+_SYSTEM = ("/bin", "/dev", "/etc", "/lib", "/proc", "/sys", "/usr")
+_OF_OTHERS = ("locks", "keys", "key-users")  # in /proc: who holds which lock and key
+_NOTHING = 1 | _NO_SUID | _NO_DEVICES | _NO_PROGRAMS  # a mount that is read-only
+MOST_TASKS = 4096  # of one message: processes and threads; the machine has 32,768 and more
+# Of a core dump, Linux hands the whole memory to a pattern that is a pipe, under a limit of 0 too; 1 is its own mark of
+# a process that is not to be dumped, and less than the smallest file (core(5); do_coredump in fs/coredump.c).
+# Memory that is held, queues and waiting signals are counted for each user: what one process takes, others lack.
+_LIMITS = {
+    "RLIMIT_CORE": 1,
+    "RLIMIT_NPROC": MOST_TASKS,
+    "RLIMIT_MEMLOCK": 0,
+    "RLIMIT_MSGQUEUE": 0,
+    "RLIMIT_SIGPENDING": 1024,
+}
 
 
 class _MountAttributes(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns")]
 
 
-class _Filter(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("steps", ctypes.c_char_p)]
-
-
-def isolate(folder: Path) -> None:
+def isolate(folder: Path, hidden: Sequence[Path] = ()) -> None:
     """Go on in a process that is isolated, and so whatever program it becomes; `folder` stays writable.
 
     The caller, which must have one thread, waits for it and ends with its code: what it leaves behind is ended before.
+
+    Parameters
+    ----------
+    folder : Path
+        Its own, in memory.
+    hidden : sequence of Path
+        Folders that it sees empty.
 
     Raises
     ------
@@ -65,14 +82,20 @@ def isolate(folder: Path) -> None:
     attributes = _MountAttributes(_READ_ONLY, 0, 0, 0)
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
     do(libc.syscall(_MOUNT_SETATTR, _HERE, b"/", _WHOLE_TREE, ctypes.byref(attributes), size), "mount, read-only")
+    for place in hidden:
+        do(libc.mount(b"tmpfs", bytes(place), b"tmpfs", _NOTHING, b"mode=500,size=4k"), f"hide {place}")
     for place in (folder, Path("/dev/shm"), Path("/dev/pts")):  # the last holds the user's terminals
         if place.is_dir():
             do(libc.mount(b"tmpfs", bytes(place), b"tmpfs", _NO_SUID | _NO_DEVICES, b"mode=700"), f"mount {place}")
     _wait_for_child()  # the first process of the new namespace, with which all others end
     how = _LOCKED | _NO_SUID | _NO_DEVICES | _NO_PROGRAMS
     do(libc.mount(b"proc", b"/proc", b"proc", how, None), "mount /proc")
+    for name in _OF_OTHERS:
+        if os.path.exists(f"/proc/{name}"):
+            do(libc.mount(b"/dev/null", f"/proc/{name}".encode(), None, _BIND, None), f"hide {name}")
+    _set_limits()
     do(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "prctl")
-    do(libc.prctl(_FILTERED, 2, ctypes.byref(_filter()), 0, 0), "prctl, filter")
+    do(libc.prctl(_FILTERED, 2, ctypes.byref(call_filter()), 0, 0), "prctl, filter")
     _wait_for_child()  # it has capabilities still, so that what comes next cannot trace it
     os.setsid()
 
@@ -86,25 +109,15 @@ def _opens_more(place: str) -> bool:
     return stat.S_ISSOCK(mode) or stat.S_ISBLK(mode)
 
 
-def _filter() -> _Filter:
-    """Refuses sockets of other families (vsock reaches a virtual machine's host) and other systems' calls."""
-    if (name := os.uname().machine) not in _MACHINES:
-        raise OSError(errno.ENOSYS, f"calls of {name} are not known (filter)")
-    machine, socket = _MACHINES[name]
-    load, equal, least, end = 0x20, 0x15, 0x35, 0x06  # of bpf_common.h: code, steps to skip if so and if not, value
-    steps = [
-        (load, 0, 0, 4),  # the machine of the call
-        (equal, 0, 5 + len(_SEPARATED), machine),
-        (load, 0, 0, 0),  # its number
-        (least, 3 + len(_SEPARATED), 0, 1 << 30),  # x32
-        (equal, 2 + len(_SEPARATED), 0, _RING),
-        (equal, 0, 2 + len(_SEPARATED), socket),
-        (load, 0, 0, 16),  # its first argument
-        *((equal, len(_SEPARATED) - i, 0, family) for i, family in enumerate(_SEPARATED)),
-        (end, 0, 0, 0x00050000 | errno.ENOSYS),
-        (end, 0, 0, 0x7FFF0000),
-    ]
-    return _Filter(len(steps), b"".join(struct.pack("=HBBI", *step) for step in steps))
+def _set_limits() -> None:
+    """Lower what one message may take of what all of a user's processes share; nothing raises it again."""
+    import resource  # there is none on Windows
+
+    for name, most in _LIMITS.items():
+        kind = getattr(resource, name)
+        _, hard = resource.getrlimit(kind)
+        least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (least, least))
 
 
 def _wait_for_child() -> None:
@@ -130,15 +143,41 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_KILL_WITH_PARENT, 9, 0, 0, 0)
 
 
-def require_isolation(folder: Path) -> None:
+def require_hidden(folders: Sequence[Path]) -> tuple[Path, ...]:
+    """The folders that a bundle's code will see empty, as they really lie, the outer ones alone.
+
+    Raises
+    ------
+    FieldError
+        If one of them holds what Python itself is read from.
+    """
+    real = sorted({folder.resolve() for folder in folders if folder.is_dir()})
+    needed = {Path(place).resolve() for place in (*sys.path, *sysconfig.get_paths().values(), sys.executable) if place}
+    system = {Path(place).resolve() for place in (*_SYSTEM, tempfile.gettempdir())}
+    for folder in real:
+        held = next((place for place in sorted(needed | system) if place.is_relative_to(folder)), None)
+        if held is not None:
+            accepted = (
+                f"holds {held}, which a bundle's code needs: give ledgers, heads, keys and policy their own folders"
+            )
+            raise FieldError("folder", str(folder), accepted)
+    return tuple(one for one in real if not any(one != other and one.is_relative_to(other) for other in real))
+
+
+def require_isolation(folder: Path, hidden: Sequence[Path] = ()) -> None:
     """Refuse where a process cannot be isolated, before there is anything to isolate.
+
+    Parameters
+    ----------
+    folder, hidden
+        As for `isolate`.
 
     Raises
     ------
     FedVeilError
         With the reason.
     """
-    command = [sys.executable, "-P", "-m", "fedveil.node.isolation", str(folder)]
+    command = [sys.executable, "-P", "-m", "fedveil.node.isolation", str(folder), *map(str, hidden)]
     tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if tried.returncode != 0:
         why = (tried.stderr.strip().splitlines() or ["it gave no reason"])[-1]
@@ -147,4 +186,4 @@ def require_isolation(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    isolate(Path(sys.argv[1]))
+    isolate(Path(sys.argv[1]), [Path(place) for place in sys.argv[2:]])

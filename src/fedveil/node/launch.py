@@ -7,9 +7,10 @@ the reply, and hands that back. It installs nothing, sends no log, and what fail
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from logging import getLogger
 
-_LOG = getLogger("flwr")
+from fedveil.logs import logger
+
+_LOG = logger("flwr")
 CLIENT = "flwr-clientapp"
 OTHERS = ("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation")
 REPLIES = (CLIENT, "flwr-agentapp")  # kinds of task that a message of the SuperLink waits for

@@ -14,12 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from fedveil.accounting import Admission, Policy
+from fedveil.accounting import Policy
 from fedveil.engines.files import replace_file, wait_for
 from fedveil.engines.lifetime import begin_ledger, read_head
 from fedveil.errors import FedVeilError, FieldError
-from fedveil.node.guard import NodePolicy, require_private
-from fedveil.node.isolation import require_isolation
+from fedveil.node.guard import NodePolicy, private_folders, require_private
+from fedveil.node.isolation import require_hidden, require_isolation
 from fedveil.node.launch import CLIENT, OTHERS
 
 POLICY, BIN = "policy.toml", "bin"
@@ -128,7 +128,7 @@ def check_site(folder: str | Path) -> list[Binding]:
         Binding("clock", "no" if late else "yes", late or "no file of the node is newer than now"),
         *_of_commands(site),
         *_of_costs(node.costs),
-        *_of_code(node.admission, node.costs),
+        *_of_code(node),
     ]
 
 
@@ -184,7 +184,8 @@ def _of_costs(costs: Policy) -> Iterator[Binding]:
         yield Binding("secure sum", "not seen", "the SuperNode's privacy.key names this site's key", needed=False)
 
 
-def _of_code(rules: Admission, costs: Policy) -> Iterator[Binding]:
+def _of_code(node: NodePolicy) -> Iterator[Binding]:
+    rules, costs = node.admission, node.costs
     inside = set(costs.trust) <= {"trusted sum", "secure sum"} or set(costs.methods or ("",)) <= {"record"}
     empty = [name for name in ("projects", "federations", "accounts", "runs") if getattr(rules, name) == ()]
     package = None if rules.client is None else rules.client.partition(":")[0].partition(".")[0]
@@ -203,8 +204,10 @@ def _of_code(rules: Admission, costs: Policy) -> Iterator[Binding]:
         yield Binding("code", "no", why, needed=False)
     else:
         try:
-            require_isolation(Path(os.devnull))
-            yield Binding("code", "yes", "a bundle's code has no network, no disk and no process but its own")
+            hidden = require_hidden(private_folders(node, {}))
+            require_isolation(Path(os.devnull), hidden)
+            kept = "no network, no disk, no process but its own, and sees no file in"
+            yield Binding("code", "yes", f"a bundle's code has {kept} {', '.join(map(str, hidden))}")
         except FedVeilError as error:
             yield Binding("code", "no", str(error))
     open_lists = [name for name in ("projects", "federations", "accounts", "runs") if getattr(rules, name) is None]

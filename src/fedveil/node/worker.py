@@ -9,23 +9,24 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from io import BufferedReader
-from logging import getLogger
 from pathlib import Path
 from threading import Thread
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from fedveil.errors import FedVeilError, FieldError
-from fedveil.node.isolation import end_with_parent, isolate, require_isolation
+from fedveil.logs import logger
+from fedveil.node.isolation import end_with_parent, isolate, require_hidden, require_isolation
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
 
     from fedveil.node.bundle import Bundle
 
-_LOG = getLogger("flwr")
+_LOG = logger("flwr")
 _MODULE = "fedveil.node.worker"
 LARGEST_ANSWER = 1 << 28  # bytes, beyond twice the question
 LONGEST_WORDS, MOST_LINES = 1 << 14, 100  # of what the app printed, at its end
@@ -62,13 +63,16 @@ class Worker:
         Whether to take network and disk from it.
     seconds : float, optional
         After which it is ended.
+    hidden : sequence of Path
+        Folders that it sees empty, where it is isolated.
     """
 
-    def __init__(self, bundle: "Bundle", isolated: bool, seconds: float | None) -> None:
+    def __init__(self, bundle: "Bundle", isolated: bool, seconds: float | None, hidden: Sequence[Path] = ()) -> None:
         self._bundle, self._isolated, self._seconds = bundle, isolated, seconds
+        self._hidden = require_hidden(hidden) if isolated else ()
         if isolated:
             with tempfile.TemporaryDirectory(prefix="fedveil-") as folder:
-                require_isolation(Path(folder))
+                require_isolation(Path(folder), self._hidden)
 
     def __call__(self, message: "Message", context: "Context") -> "Message":
         """Answer a message as the app does; the app's own state goes into the context."""
@@ -87,8 +91,11 @@ class Worker:
                 context.state[name] = record
         return Message(recorddict_from_proto(Proto.FromString(content)), reply_to=message)
 
+    def _options(self) -> list[str]:
+        return ["--isolate", *map(str, self._hidden)] if self._isolated else []
+
     def _ask(self, question: bytes, folder: str) -> tuple[bytes, bytes]:
-        command = [sys.executable, "-P", "-m", _MODULE, folder, *(["--isolate"] if self._isolated else [])]
+        command = [sys.executable, "-P", "-m", _MODULE, folder, *self._options()]
         pipe = subprocess.PIPE
         child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         answer, words = bytearray(), bytearray()
@@ -123,7 +130,7 @@ def _keep_end(stream: BufferedReader, held: bytearray, most: int) -> None:
 def _log_words(words: bytes) -> None:
     """Write what an app printed into the node's log: each line marked, and nothing that moves a terminal."""
     for line in words.decode(errors="replace").splitlines()[-MOST_LINES:]:
-        _LOG.warning("%s: %s", WORDS, "".join(sign if sign.isprintable() else "?" for sign in line))
+        _LOG.warning("%s: %s", WORDS, line)
 
 
 def _packed(bundle: "Bundle", message: "Message", context: "Context") -> bytes:
@@ -157,8 +164,8 @@ def _unpacked(data: bytes, count: int) -> list[bytes]:
 def main(folder: str, *options: str) -> None:
     """Isolate, become a program without capabilities, and answer what stands on standard input."""
     end_with_parent()
-    if "--isolate" in options:
-        isolate(Path(folder))
+    if options[:1] == ("--isolate",):
+        isolate(Path(folder), [Path(place) for place in options[1:]])
         os.execv(sys.executable, [sys.executable, "-P", "-m", _MODULE, folder])
     answers = os.dup(1)
     os.dup2(2, 1)  # what the app prints is for the node's log

@@ -11,6 +11,8 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from fedveil.errors import cleaned
+
 NOTHING = "-"
 T = TypeVar("T")
 
@@ -86,9 +88,9 @@ class Table:
         table.show_header = not listed
         for i, name in enumerate(self.header):
             keeps = i == 0 if listed else name not in self.wraps
-            table.add_column(Text(name), no_wrap=keeps, justify="right" if name in self.numbers else "left")
+            table.add_column(_of_terminal(name), no_wrap=keeps, justify="right" if name in self.numbers else "left")
         for row in self.rows:
-            table.add_row(*(Text(str(text)) for text in row))
+            table.add_row(*(_of_terminal(text) for text in row))
         return table
 
     def markdown(self) -> list[str]:
@@ -112,6 +114,11 @@ class Table:
         header = [self.header] if any(self.header) else []
         csv.writer(text, lineterminator="\n").writerows([*header, *self.rows])
         return text.getvalue()
+
+
+def _of_terminal(text: object) -> Text:
+    """A cell, which can hold another party's words: nothing in it moves a terminal."""
+    return Text(cleaned(text, len(str(text)), keep="\n"))
 
 
 def write(folder: Path, name: str, tables: Sequence[Table], notes: Sequence[str] = (), first: str = "") -> list[str]:

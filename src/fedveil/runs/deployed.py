@@ -3,7 +3,6 @@
 import json
 import uuid
 from collections.abc import Mapping
-from logging import getLogger
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,13 +16,14 @@ from fedveil.engines.party import SERVER, LineStore
 from fedveil.engines.server import Round
 from fedveil.engines.serving import Serving
 from fedveil.layout import Layout
+from fedveil.logs import logger
 from fedveil.mechanisms import Source
 from fedveil.methods import Method
 from fedveil.runs.disk import FolderLock, LedgerFiles, append, make_folder, write_atomic, write_result
 from fedveil.runs.rows import METRICS_CSV, METRICS_FILE, Row, row_of, rows_csv
 from fedveil.runs.summary import REPRODUCIBLE, core_of
 
-_LOG = getLogger("flwr")
+_LOG = logger("flwr")
 
 
 class ServerFolder:

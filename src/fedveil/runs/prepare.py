@@ -208,8 +208,13 @@ def _large_delta(setup: Setup) -> tuple[str, ...]:
         return ()
     everybody = setup.shares.clients if setup.shares else setup.dealt.clients
     deltas = (setup.config.privacy.budget.delta, setup.config.privacy.options.get("delta") or 0.0)
-    records, clients = (sum(c.examples for c in everybody) or 1, "record"), (len(setup.dealt.clients), "client")
-    return delta_warning(max(deltas), *(records if setup.method.noisy else clients))
+    noisy = setup.method.noisy.noisy_steps if setup.method.noisy else None
+    if noisy is None:
+        return delta_warning(max(deltas), len(setup.dealt.clients), "client")
+    if noisy.images:
+        persons = (c.examples if c.person is None else len(set(c.person.tolist())) for c in everybody)
+        return delta_warning(max(deltas), sum(persons) or 1, "person")
+    return delta_warning(max(deltas), sum(c.examples for c in everybody) or 1, "record")
 
 
 # What is said of a run before it begins, where it is so.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from logging import WARNING, getLogger
+from logging import WARNING
 from time import perf_counter
 from typing import Any
 
@@ -23,8 +23,9 @@ from fedveil.engines.seams import Behaviour, crafted
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData, Figures, choose, evaluate
 from fedveil.learning.learner import Learner
+from fedveil.logs import logger
 
-_LOG = getLogger("flwr")
+_LOG = logger("flwr")
 BUFFERS = "fedveil.buffers"  # in the node's context: nothing of it is sent
 
 

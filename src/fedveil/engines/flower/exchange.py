@@ -9,7 +9,6 @@ model leaves as a release, or nothing does.
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from logging import getLogger
 from math import inf, isfinite
 from threading import Thread
 from typing import Any
@@ -30,11 +29,12 @@ from fedveil.engines.warning import Warnings
 from fedveil.errors import BudgetError, FedVeilError, FieldError
 from fedveil.layout import Layout
 from fedveil.learning import PrivateTrainer
+from fedveil.logs import logger
 from fedveil.mechanisms import Source
 from fedveil.methods import Broadcast, ClientFacts, Refusal, Releases
 from fedveil.methods.publishing import Validation
 
-_LOG = getLogger("flwr")
+_LOG = logger("flwr")
 NOTHING = "FedVeil: nothing leaves this node"
 LOSS = "loss"  # of the app's evaluate function
 _SOURCE: ContextVar[Source | None] = ContextVar("fedveil_training_source", default=None)

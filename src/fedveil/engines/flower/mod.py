@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,13 @@ from fedveil.engines.warning import Warnings
 from fedveil.errors import FieldError, require_count
 from fedveil.layout import Layout
 from fedveil.learning import PrivateTrainer
+from fedveil.logs import logger
 from fedveil.mechanisms import Source, source_of
 from fedveil.methods import METHODS, Method, build, parameters
 from fedveil.methods.publishing import Validation
 from fedveil.secure import Site
 
-_LOG = getLogger("flwr")
+_LOG = logger("flwr")
 CLIENT_FAILED = "the client failed; its own log says why"  # all that a server reads of an error
 _CALLS: list[list[dict[str, Any]]] = []  # of whoever protects in the place of the mods that are built meanwhile
 PREFIX = "privacy."

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from logging import getLogger
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -20,10 +19,11 @@ from fedveil.errors import (
     require_count,
     require_positive,
 )
+from fedveil.logs import logger
 from fedveil.methods import Broadcast, ClientSide, Releases, SecureSum
 from fedveil.secure import PublicKey, public_key
 
-_LOG = getLogger("flwr")
+_LOG = logger("flwr")
 NODE_UNAVAILABLE = 5  # Flower's code
 LOST = (3, 4, NODE_UNAVAILABLE, 8)  # Flower's codes of a message, a reply, a node or a process that is gone
 PAUSE = 1.0  # seconds between two looks at who is connected

@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Callable, Iterable
-from logging import getLogger
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -30,10 +29,11 @@ from fedveil.errors import (
     require_rounds,
 )
 from fedveil.layout import Layout
+from fedveil.logs import logger
 from fedveil.mechanisms import source_of
 from fedveil.methods import Broadcast, Releases, SecureSum
 
-_LOG = getLogger("flwr")
+_LOG = logger("flwr")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 

@@ -1,7 +1,6 @@
 """Evaluation at the server: whom it asks to measure the new models, and what follows from the answers."""
 
 from collections.abc import Iterable
-from logging import getLogger
 
 import torch
 from torch import Tensor
@@ -13,10 +12,11 @@ from fedveil.engines.server import ServerParty
 from fedveil.engines.serving import mean_metrics
 from fedveil.engines.stopping import EarlyStopping, drawn
 from fedveil.errors import FieldError, ReplyError, cleaned
+from fedveil.logs import logger
 from fedveil.methods import Releases, check_figures
 from fedveil.methods.publishing import Validation
 
-_LOG = getLogger("flwr")
+_LOG = logger("flwr")
 
 
 class Evaluating:

@@ -24,6 +24,7 @@ from fedveil.engines.nvflare.quiet import require_quiet
 from fedveil.engines.nvflare.shareables import method_of, model_of_name, read_broadcast
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Buffers, Layout
+from fedveil.logs import escaping
 from fedveil.mechanisms import source_of
 from fedveil.methods import Refusal
 
@@ -133,7 +134,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
             party = stack.enter_context(opened(memory, settings, self._layout, run))
             verdict = disagreement(broadcast.public, settings.rounds) or party.admit(broadcast)
             if isinstance(verdict, Refusal):
-                self.logger.warning("FedVeil: the site takes no part: %s", verdict.reason)
+                escaping(self.logger).warning("FedVeil: the site takes no part: %s", verdict.reason)
                 raise FedVeilError(verdict.reason)
             self._open = stack.pop_all()
         public, cookies = deepcopy((fl_ctx.get_all_public_props(), dict(shareable.get_cookie_jar() or {})))
@@ -190,7 +191,9 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
             with pending.open:
                 result = pending.answer(shareable)
                 if pending.party.failure is not None:
-                    self.logger.warning("FedVeil: the site answered with a zero update: %r", pending.party.failure)
+                    escaping(self.logger).warning(
+                        "FedVeil: the site answered with a zero update: %s", repr(pending.party.failure)
+                    )
         finally:
             pending.restore(fl_ctx)
         return result
@@ -227,7 +230,7 @@ def _shield(executor: Any) -> None:
         except UnsafeJobError:
             raise
         except Exception:  # no error in the log's sense: logs of errors may be sent away
-            executor.logger.warning("FedVeil: the executor raised", exc_info=True)
+            escaping(executor.logger).warning("FedVeil: the executor raised", exc_info=True)
             result = None
         finally:
             if isinstance(pending, Pending):

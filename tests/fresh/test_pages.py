@@ -1,0 +1,222 @@
+"""Every command and code block of the pages, in a process of its own: nothing that another import brought helps it.
+
+What cannot run here is listed with its reason, and the list is held to what needs it.
+"""
+
+import sys
+
+import pytest
+from blocks_kit import PAGES, ROOT, blocks_of, fresh, words_of
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+COMMANDS = [(block.page, command) for block in BLOCKS for command in block.commands()]
+
+# ---- what does not run here, and why
+
+PROGRAMS = {
+    "pip": "installs from an index",
+    "make": "builds an environment of its own; CI calls what it calls",
+    "flwr": "needs a SuperLink",
+    "flower-supernode": "needs a SuperLink",
+    "jupyter": "stays open; tests/notebooks runs what it opens",
+    "export": "is a shell's",
+}
+BECOMES = {"fedveil node start": "becomes a SuperNode, which needs a SuperLink (tests/deploy)"}
+STARTS = {  # beginnings of commands, each of which is refused here, in a line
+    "fedveil apply": "needs a run of a model of pages (tests/test_data_documents.py)",
+    "fedveil audit metric-privacy-cia": "needs the papers' images",
+    "fedveil compare metric-privacy-homogeneous": "needs the papers' images",
+    "fedveil reproduce metric-privacy --table 5 --row fedavg --scale": "needs the papers' images",
+    "fedveil reproduce metric-privacy --table 5 --table": "needs the papers' images",
+    "fedveil reproduce metric-privacy --table 5 --seeds": "needs the papers' images",
+    "fedveil reproduce metric-privacy --table 10": "needs the papers' images",
+    "fedveil reproduce metric-privacy --seeds 3 --executor": "needs the papers' images, and a cluster of the reader's",
+    "fedveil reproduce my-paper": "is a study of the reader's",
+    "fedveil compare digits-record --seeds 3 --executor": "needs a cluster of the reader's (tests/test_executors.py)",
+    "fedveil audit digits-cia --executor": "needs a cluster of the reader's (tests/test_executors.py)",
+    "fedveil node sign": "approves the reader's bundle",
+    "fedveil run mine.toml": "is of the reader's file on docs/data.md; docs/tutorial.md writes one",
+    "fedveil report": "is of the reader's runs on docs/report.md; docs/tutorial.md makes some",
+    "fedveil ledger head": "makes a head for a ledger that has none, which only older versions left",
+}
+EXACTLY = {"fedveil init": "asks questions at a terminal"}
+PARTS = {  # blocks of code, by their first lines
+    "promise = {": "a part of examples/nvflare-job/job.py, which its tests run",
+    "trainer = PrivateTrainer(": "a part of a reader's app (tests/flower)",
+    "with LifetimeLedger(": "a part of a program, with `...` in it",
+}
+SHOWN = {  # blocks that are neither, by their first lines
+    "config ──> Cell": "a drawing",
+    "quote(broadcast, state)": "a drawing",
+    "broadcast -> quote": "a drawing",
+    "against  strongest": "what a command printed",
+    "global: guarantee": "what a command printed",
+    "@GAMES.register": "an outline of a class",
+    "import mine": "a file that needs the reader's module",
+    "from concurrent.futures import Executor": "a file that needs Ray (tests/test_executors.py plays another)",
+    "class RayExecutor": "a part of it",
+    "def ray_workers": "a part of it",
+    '{"scopes"': "a part of a file of FLARE's",
+    "my_paper/__init__.py": "a list of files",
+    "from fedveil_studies.frame": "a part of a reader's package (tests/test_own.py)",
+}
+
+# ---- what runs elsewhere, or in small
+
+INSTEAD = {
+    "/srv/ward-7": "ward-7",
+    "/second-disk/heads": "heads",
+    "/secure/": "",
+    " examples/nvflare-job": f" {ROOT}/examples/nvflare-job",
+    "../fedveil-job": "fedveil-job",
+    "hospitals-breast": "digits-compare",  # images of MedMNIST
+}
+SMALLER = {  # beginnings of commands: what is added; of an option that stands twice, the later one counts
+    "fedveil audit digits-cia": ["--replicates", "4", "--set", "rounds=2"],
+    "fedveil audit digits-sga-ldp": ["--replicates", "4", "--set", "rounds=2"],
+    "fedveil audit digits-group": ["--replicates", "4"],
+    "fedveil audit digits-record": ["--replicates", "4"],
+    "fedveil compare digits-cia": ["--audit", "4", "--set", "rounds=2"],
+    "fedveil compare --seeds": ["--seeds", "1"],
+}
+BEFORE = {  # what a page's reader has, or did on another page
+    "docs/commands.md": "from PIL import Image\nimport os\nos.mkdir('scans')\n"
+    "[Image.new('L', (200, 160), 9 * i).save(f'scans/{i}.png') for i in range(9)]",
+    "docs/threat-model.md": "open('policy.toml', 'w').write('[total]\\nrecord_epsilon = 4.0\\nparticipations = 9\\n')",
+}
+BEFORE["docs/data.md"] = BEFORE["docs/commands.md"]
+SAVED = {"docs/data.md": ('name = "ward"', "ward.toml")}  # a block, by its first line, and the file that it is
+ALLOWED = {"fedveil node check": (0, 2)}  # 2: something of the machine's is not in order, and it says so
+
+
+def reason(command: str) -> str:
+    """Why a command does not run here, or ""."""
+    listed = {**STARTS, **BECOMES}
+    starts = (why for start, why in listed.items() if command.startswith(start))
+    return PROGRAMS.get(command.split()[0]) or EXACTLY.get(command) or next(starts, "")
+
+
+def typed(command: str) -> list[str]:
+    """A command of a page as it is run here."""
+    added = next((more for start, more in SMALLER.items() if command.startswith(start)), [])
+    for written, own in INSTEAD.items():
+        command = command.replace(written, own)
+    return [*words_of(command), *added]
+
+
+def ran(words, folder, fine=(0,)):
+    done = fresh(words, folder)
+    assert "Traceback" not in done.stderr, f"{words}\n{done.stderr}"
+    assert done.returncode in fine, f"{words}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def code_of(page):
+    """The Python of a page, in order, as one program."""
+    whole = [block for block in BLOCKS if block.page == page and block.kind == "python" and not block.file]
+    return "\n".join(block.text for block in whole if not block.text.startswith(tuple(PARTS)))
+
+
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+PLAYED = [
+    name for name in NAMES if code_of(name) or any(page == name and not reason(command) for page, command in COMMANDS)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("page", PLAYED)
+def test_a_page_runs_as_it_stands(page, tmp_path):
+    """Its Python as one program, then its commands, one process each, in a folder of the page's own."""
+    if page == "docs/flower.md":
+        pytest.importorskip("flwr")
+    if page == "docs/nvflare.md":
+        pytest.importorskip("nvflare")
+    for block in BLOCKS:
+        first, name = SAVED.get(page, (None, ""))
+        if block.page == page and (block.file or block.first == first):
+            (tmp_path / (block.file or name)).write_text(block.text)
+    for name, code in (("before.py", BEFORE.get(page, "")), ("page.py", code_of(page))):
+        (tmp_path / name).write_text(code)
+        if code:
+            ran([sys.executable, name], tmp_path)
+    for _, command in [one for one in COMMANDS if one[0] == page]:
+        if not reason(command) or (page == "docs/tutorial.md" and command.split()[0] == "fedveil"):
+            known = (codes for start, codes in ALLOWED.items() if command.startswith(start))
+            ran(typed(command), tmp_path, next(known, (0,)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [*STARTS, *EXACTLY])
+def test_what_is_listed_as_not_running_does_not_run_and_says_why_in_a_line(start, tmp_path, monkeypatch):
+    """If it runs, it is to be taken off the list."""
+    monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
+    command = next(one for page, one in COMMANDS if one.startswith(start) and page != "docs/tutorial.md")
+    done = fresh(typed(command), tmp_path)
+    assert done.returncode != 0, done.stdout
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.count("\n") < 5
+
+
+def test_each_reason_is_of_a_command_or_block_that_is_there():
+    assert set(PROGRAMS) <= {command.split()[0] for _, command in COMMANDS}
+    assert set(EXACTLY) <= {command for _, command in COMMANDS}
+    for start in (*STARTS, *BECOMES, *SMALLER, *ALLOWED):
+        assert any(command.startswith(start) for _, command in COMMANDS), start
+    for start in (*PARTS, *SHOWN):
+        assert any(block.text.startswith(start) for block in BLOCKS), start
+    for written in INSTEAD:
+        assert any(written in command for _, command in COMMANDS), written
+    assert set(BEFORE) | set(SAVED) <= set(NAMES)
+
+
+def test_each_block_is_run_or_listed():
+    for block in BLOCKS:
+        if block.kind == "py":
+            assert block.text.startswith(tuple(PARTS)), block
+        elif block.kind == "":
+            assert block.text.startswith(tuple(SHOWN)), block
+        else:
+            assert block.kind in {"python", "toml", "commands"}, block
+
+
+# ---- TOML
+
+
+SAVED_FIRST = {first for first, _ in SAVED.values()}
+TABLES = [block for block in BLOCKS if block.kind == "toml" and not block.file and block.first not in SAVED_FIRST]
+DIGITS = 'r"(<64 hexadecimal digits>|b3a1\\.\\.\\.|9c0f\\.\\.\\.|\\.\\.\\.)"'
+READ = """
+import re, sys, tomllib
+text = open("block.toml").read()
+values = tomllib.loads(text)
+if "tool" in values:
+    from flwr.app import Context, RecordDict
+    from fedveil.engines.flower.mod import method_from
+    def flat(table, before):
+        for key, value in table.items():
+            yield from flat(value, before + (key,)) if isinstance(value, dict) else [(".".join(before + (key,)), value)]
+    run = dict(flat(values["tool"]["flwr"]["app"]["config"], ()))
+    print(method_from(Context(1, 1, {"partition-id": 0}, RecordDict(), run)))
+elif values.keys() & {"trust", "node", "total"}:
+    from fedveil.engines.lifetime import read_policy
+    numbers = iter(range(1, 99))
+    text = re.sub(PLACE, lambda found: f"{next(numbers):064x}", text)
+    open("policy.toml", "w").write(text)
+    print(read_policy("policy.toml"))
+else:
+    from fedveil.config.loading import parse, text_of
+    base = tomllib.loads(text_of("digits-compare")[0])
+    base = {key: value for key, value in base.items() if key not in ("compare", *values)}
+    print(parse(base | values))
+""".replace("PLACE", DIGITS)
+
+
+@pytest.mark.slow
+@pytest.mark.flower
+@pytest.mark.parametrize("block", TABLES, ids=[f"{block.page}-{n}" for n, block in enumerate(TABLES)])
+def test_a_table_is_read(block, tmp_path):
+    pytest.importorskip("flwr")
+    (tmp_path / "block.toml").write_text(block.text)
+    (tmp_path / "read.py").write_text(READ)
+    assert ran([sys.executable, "read.py"], tmp_path).stdout
