@@ -208,8 +208,7 @@ class Rows:
         missing = missing_of(values, vague=True, marks=gap.marks if gap else ())
         if gap is None:
             self.present(column, missing)
-        numbers = numbers_of(values, self.style)
-        numbers[missing] = np.nan
+        numbers = np.where(missing, np.nan, numbers_of(values, self.style))
         unfit = ~missing & ~(np.abs(numbers) <= np.finfo(np.float32).max)
         accepted = "must be a finite number; texts are declared as a list of all of them, e.g. sex = ['f', 'm']"
         for row in np.flatnonzero(unfit)[:1].tolist():

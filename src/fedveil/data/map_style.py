@@ -11,6 +11,7 @@ from fedveil.data.arrays import images
 from fedveil.data.labels import Array, classes_in, data_set
 from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError, require_count, require_positive
+from fedveil.learning.arrays import array_of, pair_of
 
 
 def from_torch(
@@ -109,12 +110,11 @@ def _collect(name: str, dataset: Any, channels: str, max_examples: int, limit: i
 
 
 def _pair(where: str, example: Any) -> tuple[Array, Array]:
-    if not isinstance(example, tuple | list) or len(example) != 2:
-        raise FieldError(where, type(example).__name__, "must be a pair (x, y)")
-    x, y = (np.asarray(v.detach().cpu()) if isinstance(v, Tensor) else np.asarray(v) for v in example)
+    parts = zip(pair_of(example, where), ("x", "y"), strict=True)
+    x, y = (
+        np.asarray(v.detach().cpu()) if isinstance(v, Tensor) else array_of(v, f"{where}, {part}") for v, part in parts
+    )
     for part, values in (("x", x), ("y", y)):
-        if values.dtype.kind not in "buif":
-            raise FieldError(f"{where}, {part}", str(values.dtype), "must be numbers: convert it in the data set")
         if values.dtype.kind == "f" and not (np.abs(values) <= np.finfo(np.float32).max).all():
             raise FieldError(f"{where}, {part}", "NaN or infinity", "must be finite")
     if y.dtype.kind == "f":

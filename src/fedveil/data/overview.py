@@ -61,7 +61,21 @@ def warnings_of(holdings: Sequence[Holding], dataset: DataSet) -> list[str]:
         holdings, lambda h: bool(h.examples) and 1 < h.present < dataset.classes, "no example of some class"
     )
     natural = f"the set's {len(owners)} natural clients are mixed: partition = 'natural' keeps them" if mixed else ""
-    return [line for line in (natural, *_odd(holdings), lacking) if line]
+    return [line for line in (natural, "" if mixed else _left_out(holdings, dataset), *_odd(holdings), lacking) if line]
+
+
+def _left_out(holdings: Sequence[Holding], dataset: DataSet) -> str:
+    """Which natural clients take no part, and with how many examples."""
+    taking_part = {holding.name for holding in holdings}
+    gone = [i for i, name in enumerate(dataset.owners) if name not in taking_part]
+    if not gone or dataset.owner is None:
+        return ""
+    examples = int(torch.isin(dataset.owner, torch.tensor(gone)).sum())
+    names = ", ".join(dataset.owners[i] for i in gone[:_NAMED]) + ", ..." * (len(gone) > _NAMED)
+    why = "by min_size, or because fewer clients are drawn"
+    return (
+        f"{len(gone)} of {len(dataset.owners)} natural clients, with {examples} examples, are left out {why} ({names})"
+    )
 
 
 def oddities(clients: Sequence[ClientData]) -> list[str]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
+from fedveil.learning.arrays import columns_of
 from fedveil.learning.clients import as_client
 from fedveil.learning.inputs import Inputs
 from fedveil.learning.losses import LossFunction, evaluating, loss_of, outputs_of
@@ -23,6 +24,11 @@ def read_clients(given: Sequence[ClientData | Sequence[Any]]) -> list[ClientData
         If nobody has an example; naming the first client that differs from the first one with examples.
     """
     clients = [as_client(c, f"clients[{i}]") for i, c in enumerate(given)]
+    frames = [(i, columns) for i, c in enumerate(given) if isinstance(c, Sequence) and (columns := columns_of(c[0]))]
+    for i, columns in frames:
+        if columns != frames[0][1]:
+            accepted = f"must be those of clients[{frames[0][0]}], in the same order: {frames[0][1]}"
+            raise FieldError(f"clients[{i}].x, columns", columns, accepted)
     if not clients:
         raise FieldError("clients", [], "a federation needs at least one client")
     first, like = next(((i, c) for i, c in enumerate(clients) if c.examples), (0, clients[0]))

@@ -9,12 +9,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
+from warnings import warn
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from fedveil.errors import FieldError
+from fedveil.learning.arrays import array_of, columns_of, pair_of, refuse_misaligned, tensor_of
 
 MOST = 1 << 30  # bytes of one client's examples that are held in memory
 CHUNK = 256  # examples read at once
@@ -171,7 +183,7 @@ def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
     """Accept ClientData, a tuple of tensors or arrays, a data set or loader of PyTorch, or two of them."""
     if isinstance(value, ClientData):
         return value
-    if isinstance(value, Dataset | DataLoader):
+    if isinstance(value, Dataset | DataLoader) or _is_map_style(value):
         return _read(value, name)
     if isinstance(value, Sequence) and len(value) == 2 and isinstance(value[0], Dataset | DataLoader):
         train, test = (as_client(v, f"{name}[{i}]") for i, v in enumerate(value))
@@ -181,40 +193,63 @@ def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
         accepted = f"must be (x, y), (x, y, test_x, test_y) or ClientData, in a list of clients; or {others}"
         raise FieldError(name, type(value).__name__, accepted)
     names = ("x", "y", "test_x", "test_y")
-    tensors = [_tensor(v, f"{name}.{part}") for v, part in zip(value, names, strict=False)]
+    for at in range(0, len(value), 2):
+        refuse_misaligned(value[at], value[at + 1], f"{name}.{names[at + 1]}")
+    if columns_of(value[0]) != columns_of(value[-2]):
+        accepted = "must have the columns of x, in the same order"
+        raise FieldError(f"{name}.test_x", columns_of(value[-2]), accepted)
+    given = zip(value, names, strict=False)
+    tensors = [tensor_of(v, f"{name}.{part}", labels=part.endswith("y")) for v, part in given]
     try:
         return ClientData(*tensors)  # type: ignore[arg-type]
     except FieldError as error:
         raise FieldError(f"{name}.{error.field}", error.value, error.accepted) from error
 
 
-def _tensor(value: Any, name: str) -> Tensor:
-    """A tensor of numbers, from what holds them: classes in int64, examples in float32 if they were in float64."""
-    labels = name.endswith("y")
-    array = value.to_numpy(copy=True) if hasattr(value, "to_numpy") else value  # of a data frame
-    try:
-        tensor = torch.as_tensor(array)
-    except (TypeError, ValueError, RuntimeError) as error:
-        accepted = "must be numbers, one row an example"
-        if labels:
-            accepted += "; number the classes from 0 on, in the same order for every client"
-        raise FieldError(name, str(getattr(array, "dtype", type(array).__name__)), accepted) from error
-    if labels:
-        return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
-    return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
+def _is_map_style(value: Any) -> bool:
+    """Whether this has ``len`` and ``[i]``, as Hugging Face's sets do, and is no array, frame or list."""
+    if isinstance(value, Sequence | Mapping | Tensor) or hasattr(value, "to_numpy") or hasattr(value, "__array__"):
+        return False
+    return hasattr(value, "__getitem__") and hasattr(value, "__len__")
+
+
+def _plain(sample: Any, name: str) -> tuple[Any, Any]:
+    """The two parts of a sample, its arrays as PyTorch takes them."""
+    parts = zip(pair_of(sample, name), ("x", "y"), strict=True)
+    x, y = (array_of(v, f"{name}, {part}") if isinstance(v, np.ndarray) else v for v, part in parts)
+    return x, y
+
+
+def _check_sampling(loader: "DataLoader[Any]", name: str) -> None:
+    """Refuse a loader that leaves examples out, and say that one repeats or drops them: neither is carried over."""
+    sampler, batches = loader.sampler, loader.batch_sampler
+    chosen = f"uses all examples of its data set: give Subset(dataset, indices) for some of them, not {{}} (in {name})"
+    if batches is not None and type(batches) is not BatchSampler:
+        raise FieldError(f"{name}.batch_sampler", type(batches).__name__, chosen.format("a batch sampler"))
+    if not isinstance(sampler, SequentialSampler | RandomSampler | WeightedRandomSampler):
+        raise FieldError(f"{name}.sampler", type(sampler).__name__, chosen.format("a sampler"))
+    repeats = isinstance(sampler, WeightedRandomSampler) or (
+        isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != len(loader.dataset))  # type: ignore[arg-type]
+    )
+    if repeats:
+        said = f"{name}: its {type(sampler).__name__} is not used, every example counts once an epoch; "
+        warn(f"{said}for classes of unequal size give the loss weights: CrossEntropyLoss(weight=...)", stacklevel=5)
+    if loader.drop_last:
+        warn(f"{name}: drop_last is not used, the last batch of an epoch may be smaller", stacklevel=5)
 
 
 def _read(value: Any, name: str) -> ClientData:
     """Read a map-style data set once, to check every example and to learn the labels.
 
     Of a loader its data set and its ``collate_fn`` are used; how large batches are and in which order they come is
-    `LocalTraining`'s. Where the examples take more than a GiB (`MOST`), they stay where they are and each batch is
-    read when it is trained on; random transforms are then drawn anew each time.
+    `LocalTraining`'s. A sampler that chooses among the examples is refused, and one that repeats them is said. Where
+    the examples take more than a GiB (`MOST`), they stay where they are and each batch is read when it is trained on;
+    random transforms are then drawn anew each time.
 
     Parameters
     ----------
     value : Dataset or DataLoader
-        ``len`` and ``[i] -> (x, y)``, of tensors, arrays or numbers.
+        ``len`` and ``[i] -> (x, y)``, of tensors, arrays or numbers. Anything else that has both is read alike.
     name : str
         For refusals.
 
@@ -225,14 +260,21 @@ def _read(value: Any, name: str) -> ClientData:
     """
     data: Any
     data, collate = (value.dataset, value.collate_fn) if isinstance(value, DataLoader) else (value, default_collate)
+    if isinstance(value, DataLoader):
+        _check_sampling(value, name)
     if isinstance(data, IterableDataset) or not len(data):
         accepted = "must have a length of at least 1 and [i]: give a map-style Dataset, or its examples as a list"
         raise FieldError(name, type(data).__name__, accepted)
 
     def read(rows: Sequence[int]) -> ClientData:
         try:
-            x, y = collate([data[i] for i in rows])
-            return as_client((x, y), name)
+            samples = [data[i] for i in rows]
+            if collate is default_collate:
+                samples = [_plain(sample, f"{name}[{i}]") for i, sample in zip(rows, samples, strict=True)]
+            read = as_client(pair_of(collate(samples), f"{name}, a batch"), name)
+            if len(read.x) != len(rows):
+                raise FieldError(f"{name}, a batch", len(read.x), f"must hold all {len(rows)} samples: see collate_fn")
+            return read
         except FieldError:
             raise
         except Exception as error:  # the data set is the user's

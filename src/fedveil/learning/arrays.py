@@ -1,0 +1,178 @@
+"""Numbers from what holds them: tensors, NumPy's arrays, data frames, lists, and the samples of data sets."""
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedveil.errors import FieldError
+
+Array = NDArray[Any]
+
+_NUMBERS = "must be numbers, one row an example"
+_CLASSES = "number the classes from 0 on, in the same order for every client"
+_LABELS = ("y", "label", "labels", "target", "targets", "class", "classes")
+_PAIRS = "DataLoader(dataset, collate_fn=...), whose function returns (x, y) of a list of samples"
+
+
+def tensor_of(value: Any, name: str, *, labels: bool = False) -> Tensor:
+    """A tensor of the numbers that are given, with the same values; float64 becomes float32 where it is no label.
+
+    Parameters
+    ----------
+    value : Tensor, array, data frame, series or list
+        One row an example.
+    name : str
+        For refusals.
+    labels : bool
+        Whether they are classes (which become int64) or targets.
+
+    Raises
+    ------
+    FieldError
+        For texts, times, missing or masked values, and sparse or structured arrays.
+    """
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided:
+            raise FieldError(name, str(value.layout), "must be dense: x.to_dense()")
+        tensor = value
+    elif isinstance(value, list | tuple) and len(value) and all(isinstance(v, Tensor) for v in value):
+        if len({v.shape for v in value}) > 1:
+            raise FieldError(name, "tensors of several shapes", "must be of one shape, one row an example")
+        tensor = torch.stack(tuple(value))
+    else:
+        array = array_of(value, name, labels=labels)
+        try:
+            tensor = torch.from_numpy(array)
+        except TypeError as error:
+            raise FieldError(name, str(array.dtype), f"{_NUMBERS} ({error})") from error
+    if labels:
+        return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
+    return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
+
+
+def array_of(value: Any, name: str, *, labels: bool = False) -> Array:
+    """An array of numbers in this machine's byte order, row by row in memory, from anything but a tensor.
+
+    Parameters
+    ----------
+    value : array, data frame, series or list
+        The numbers.
+    name : str
+        For refusals.
+    labels : bool
+        Whether a refusal of texts should say how classes are numbered.
+    """
+    if hasattr(value, "toarray"):
+        raise FieldError(name, type(value).__name__, "must be dense: x.toarray()")
+    _refuse_masked(value, name)
+    held = _from_frame(value, name) if hasattr(value, "to_numpy") else value
+    try:
+        array = np.asarray(held)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise FieldError(name, type(value).__name__, f"{_NUMBERS}: {error}") from error
+    if array.dtype.kind == "O":
+        array = _from_objects(array, name, labels)
+    if array.dtype.names:
+        fields = ", ".join(array.dtype.names)
+        accepted = f"has fields ({fields}): numpy.lib.recfunctions.structured_to_unstructured makes columns of them"
+        raise FieldError(name, "a structured array", accepted)
+    if array.dtype.kind not in "buif":
+        held_instead = {"M": "times", "m": "times", "U": "texts", "S": "texts", "c": "complex numbers"}
+        accepted = f"{_NUMBERS}, and holds {held_instead.get(array.dtype.kind, 'something else')}"
+        raise FieldError(name, str(array.dtype), f"{accepted}; {_CLASSES}" if labels else accepted)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    usual = array.dtype.newbyteorder("=")
+    if array.dtype != usual or not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        return np.array(array, dtype=usual, order="C")
+    return array
+
+
+def _refuse_masked(value: Any, name: str) -> None:
+    """Refuse masked values, which are missing ones; those of a list, too."""
+    if isinstance(value, list | tuple):
+        for row, one in enumerate(value):
+            if isinstance(one, np.ma.MaskedArray):
+                _refuse_masked(one, f"{name}[{row}]")
+    elif np.ma.is_masked(value):
+        mask = np.ma.getmaskarray(value)
+        at = f"[{int(np.argwhere(mask)[0][0])}]" if mask.ndim else ""
+        accepted = f"must not be missing ({int(mask.sum())} in all): fill it in, as by x.filled(0), or remove the row"
+        raise FieldError(f"{name}{at}", "masked", accepted)
+
+
+def _from_frame(value: Any, name: str) -> Any:
+    """What a data frame or a series of pandas or Polars holds, refused by its row where a value is missing."""
+    if hasattr(value, "isna"):
+        missing = np.asarray(value.isna())
+        if missing.any():
+            row, *column = np.argwhere(missing)[0].tolist()
+            of = f", column {value.columns[column[0]]!r}" if column else ""
+            raise FieldError(f"{name}[{row}]{of}", "missing", "must not be missing: fill it in or remove the row")
+    if hasattr(value, "columns") and hasattr(value, "dtypes"):
+        for column, dtype in zip(value.columns, value.dtypes, strict=True):
+            if str(dtype).lower().startswith(("date", "time", "period", "duration", "str", "categ", "enum", "list")):
+                fix = "give each text a column of its own (pandas.get_dummies), and times as numbers"
+                raise FieldError(f"{name}, column {column!r}", str(dtype), f"must hold numbers: {fix}")
+    return np.array(value.to_numpy())
+
+
+def _from_objects(array: Array, name: str, labels: bool) -> Array:
+    """Python's numbers in an array of objects; anything else is refused by its row."""
+    for at, one in np.ndenumerate(array):
+        if not isinstance(one, Real | Decimal | np.bool_):
+            text, missing = isinstance(one, str), one is None or type(one).__name__ in ("NAType", "NaTType")
+            shown = "missing" if missing else type(one).__name__
+            accepted = f"{_NUMBERS}; {_CLASSES}" if labels and text else f"{_NUMBERS}: x.astype(float) where they are"
+            raise FieldError(f"{name}[{at[0]}]" if at else name, shown, accepted)
+    classes = labels and all(isinstance(one, int | np.integer | np.bool_) for one in array.flat)
+    return array.astype(np.int64 if classes else np.float64)
+
+
+def columns_of(value: Any) -> tuple[str, ...] | None:
+    """Names of the columns of a data frame; None of anything else."""
+    if hasattr(value, "columns") and hasattr(value, "to_numpy"):
+        return tuple(map(str, value.columns))
+    return None
+
+
+def refuse_misaligned(x: Any, y: Any, name: str) -> None:
+    """Refuse a frame and labels of pandas whose rows are numbered differently, and labels that are an input, too."""
+    index: Any = getattr(x, "index", None)
+    other: Any = getattr(y, "index", None)
+    if hasattr(index, "equals") and hasattr(other, "equals") and len(x) == len(y) and not index.equals(other):
+        accepted = "has another index than x: rows would be paired by place. Sort one by the other, or reset both"
+        raise FieldError(name, "labels", accepted)
+    label = getattr(y, "name", None)
+    if isinstance(label, str) and label in (columns_of(x) or ()):
+        raise FieldError(name, label, "is a column of x as well: the label would be an input. Drop it from x")
+
+
+def pair_of(sample: Any, name: str) -> tuple[Any, Any]:
+    """The two parts (x, y) of a sample or of a batch.
+
+    Raises
+    ------
+    FieldError
+        For a mapping, for more or fewer than two parts, and for a named tuple that begins with its label.
+    """
+    if isinstance(sample, Mapping):
+        keys = ", ".join(map(str, sample))
+        accepted = f"must be a pair (x, y), and is a mapping (dict) with the keys {keys}: pair two of them by {_PAIRS}"
+        raise FieldError(name, type(sample).__name__, accepted)
+    if not isinstance(sample, Sequence) or isinstance(sample, str):
+        raise FieldError(name, type(sample).__name__, f"must be a pair (x, y): {_PAIRS}")
+    if len(sample) != 2:
+        raise FieldError(name, f"{len(sample)} parts", f"must be a pair (x, y): leave the others out by {_PAIRS}")
+    first, second = (str(field).lower() for field in getattr(sample, "_fields", ("x", "y")))
+    if first in _LABELS and second not in _LABELS:
+        raise FieldError(
+            name, f"({first}, {second})", f"must be (x, y), and begins with its label: turn it by {_PAIRS}"
+        )
+    return sample[0], sample[1]
