@@ -43,17 +43,17 @@ RAW = np.array([[0, 1024], [2048, 4095]], np.uint16)
     [
         (RAW, {}, RAW / 4095),  # what 12 bits can hold
         (RAW, {"dark": True}, 1 - RAW / 4095),  # MONOCHROME1: 0 is white
-        # Hounsfield units v - 1024, shown from 40 - 200 to 40 + 200: (v - 1024 + 160) / 400, cut to [0, 1]
+        # Hounsfield units v - 1024, shown by C.11.2.1.2: (v - 1024 - 39.5) / 399 + 1/2, cut to [0, 1]
         (
             np.array([[0, 964], [1064, 4095]], np.uint16),
             {"slope": (1, -1024), "window": (40, 400)},
-            [[0, 0.25], [0.5, 1]],
+            [[0, 0.5 - 99.5 / 399], [0.5 + 0.5 / 399, 1]],
         ),
         (np.array([[-2048, 0], [1, 2047]], np.int16), {}, np.array([[0, 2048], [2049, 4095]]) / 4095),
         (
             np.array([[0, 0], [10, 20]], np.uint16),
             {"window": ([10, 99], [20, 99])},
-            [[0, 0], [0.5, 1]],
+            [[0, 0], [0.5 + 0.5 / 19, 1]],
         ),  # the first one
     ],
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedveil.data.dicom import grey_slice
 from fedveil.errors import FieldError, require_count
 from fedveil.registry import optional
 
@@ -64,7 +65,7 @@ def decode(
     try:
         if dicom is not None:
             opened = dicom.dcmread(BytesIO(source) if isinstance(source, bytes) else source)
-            return _pixels(name, image_module.fromarray(_slice(name, opened, max_pixels)), mode, size)
+            return _pixels(name, image_module.fromarray(grey_slice(name, opened, max_pixels)), mode, size)
         with warnings.catch_warnings():
             warnings.simplefilter("error", image_module.DecompressionBombWarning)
             with image_module.open(BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS) as image:
@@ -74,7 +75,8 @@ def decode(
                     raise FieldError(name, f"{width} x {height}", accepted)
                 if getattr(image, "n_frames", 1) != 1:
                     raise FieldError(name, f"{image.n_frames} frames", "must hold a single one: split it")
-                return _pixels(name, image, mode, size)
+                _refuse_unread(name, image, mode)
+                return _pixels(name, _upright(image), mode, size)
     except FieldError:
         raise
     except Exception as error:  # damaged files make decoders raise nearly anything
@@ -153,27 +155,22 @@ def _shape(values: Array) -> str:
     return f"{values.shape[0]} x {values.shape[1]} {colour}{' 16-bit' if values.dtype == np.float32 else ''}"
 
 
-def _slice(name: str, opened: Any, max_pixels: int) -> Array:
-    """A DICOM file's single grey image, uint16 from black to white: its own window, or what its bits can hold.
+def _upright(image: "Image") -> "Image":
+    """An image turned as its EXIF orientation says, which cameras and scanners write and viewers follow."""
+    image.load()  # Pillow turns TIFF files while it loads them, and takes the tag out
+    turned: Image = optional("PIL.ImageOps", "decoding images needs Pillow", '"fedveil[data]"').exif_transpose(image)
+    return turned
 
-    Nothing of the header is used but what says how pixels are stored and shown.
-    """
-    from pydicom.pixels.processing import apply_modality_lut
 
-    shape = (opened.Rows, opened.Columns, int(opened.get("NumberOfFrames") or 1), opened.SamplesPerPixel)
-    if shape[0] * shape[1] > max_pixels or shape[2:] != (1, 1):
-        accepted = f"must be one grey image of at most {max_pixels} pixels; data.max_pixels, or convert it"
-        raise FieldError(name, " x ".join(map(str, shape)), accepted)
-    bits, signed = opened.BitsStored, opened.PixelRepresentation
-    ends = np.array([-(1 << bits - 1), (1 << bits - 1) - 1] if signed else [0, (1 << bits) - 1], np.int32)
-    low, high = np.sort(apply_modality_lut(ends, opened))
-    if "WindowCenter" in opened:
-        centre, width = (np.ravel(opened[key].value)[0] for key in ("WindowCenter", "WindowWidth"))
-        low, high = float(centre) - float(width) / 2, float(centre) + float(width) / 2
-    shown = ((apply_modality_lut(opened.pixel_array, opened) - low) / (high - low)).clip(0, 1)
-    dark = opened.PhotometricInterpretation == "MONOCHROME1"
-    deep: Array = np.round(65535 * (1 - shown if dark else shown)).astype(np.uint16)
-    return deep
+def _refuse_unread(name: str, image: "Image", mode: str) -> None:
+    """Refuse what Pillow passes over in silence: transparent colours, and grey of fewer bits or from white to black."""
+    if mode == "auto" and image.has_transparency_data and image.mode in ("1", "L", "P", "RGB"):
+        accepted = "must be grey or RGB; data.mode = 'grey' or 'rgb' converts it and drops what does not fit"
+        raise FieldError(name, f"{image.mode} with a transparent colour", accepted)
+    tags = getattr(image, "tag_v2", {})
+    if image.mode.startswith("I;16") and (tags.get(258, (16,)) != (16,) or tags.get(262, 1) != 1):
+        shown = f"BitsPerSample {tags.get(258)}, PhotometricInterpretation {tags.get(262)}"
+        raise FieldError(name, shown, "must be grey of 16 bits from black to white: convert it")
 
 
 def _pixels(name: str, image: "Image", mode: str, size: tuple[int, int] | None) -> Array:
