@@ -132,6 +132,7 @@ def digits() -> Workload:
         ys=np.split(y[:train], cuts),
         cohort=20,
         lr=0.1,
+        clip=0.5,  # updates are about .13 long: a longer clip adds noise alone
         test=(x[train:], y[train:]),
     )
 
@@ -149,6 +150,8 @@ def characters() -> Workload:
         ys=ys,
         cohort=10,
         lr=0.05,
+        clip=0.5,  # updates are about .23 long
+        noise_multiplier=0.02,  # on so many parameters more would drown them
     )
 
 

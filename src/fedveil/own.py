@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings, simplefilter, warn
 
 import torch
 
@@ -13,6 +14,7 @@ from fedveil.attacks.bounds import EpsilonBound
 from fedveil.config import Config, load
 from fedveil.engines import Federation
 from fedveil.engines.assembly import AnyMethod
+from fedveil.engines.warning import RunWarning
 from fedveil.errors import FieldError, NoReplyError, require_count, require_delta, require_rounds
 from fedveil.games.game import Judgement, game_of, play
 from fedveil.games.own import Clients, Make, OwnGame, make_one
@@ -91,12 +93,17 @@ def compare(
     ]
     for cell in cells[::seeds]:
         assert cell.make is not None
-        with named(cell.label):
+        with named(cell.label), catch_warnings():
+            simplefilter("ignore", RunWarning)  # the run says it
             cell.make()
     finished = Store(None).run(cells, progress or shown())
     for why in finished.failed.values():
         raise NoReplyError(why)
-    return Compared(tuple(finished.outcomes[cell.key].summary for cell in cells))
+    summaries = [finished.outcomes[cell.key].summary for cell in cells]
+    for cell, summary in zip(cells[::seeds], summaries[::seeds], strict=True):
+        for line in summary.values["data"]["warnings"]:
+            warn(f"{cell.label}: {line}", RunWarning, stacklevel=2)
+    return Compared(tuple(summaries))
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from fedveil.engines.replying import Replying
 from fedveil.engines.seams import Behaviour, Seen, probed
 from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.validators import Validators
-from fedveil.engines.warning import Warnings
+from fedveil.engines.warning import RunWarning, Warnings
 from fedveil.errors import BudgetError, FieldError, NoReplyError, require_rounds
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, Figures, LocalTraining
@@ -120,7 +120,8 @@ class Federation:
         self.learner = execution.learner or assembly.learner_of(module, self.layout, local, *how)
         if self.learner.private_trainer is not None:
             self.learner.private_trainer.check_sizes(self.clients, least=1 if execution.single_examples else 2)
-        self.warnings = Warnings(self.method, self.layout, execution.tell or partial(warn, stacklevel=4))
+        tell = execution.tell or partial(warn, category=RunWarning, stacklevel=4)
+        self.warnings = Warnings(self.method, self.layout, tell)
         for line in oddities(self.clients) if execution.learner is None else ():
             self.warnings.say(line, line)
         self.cohort_size = assembly.cohort_size(clients_per_round, len(self.clients), self.method)

@@ -26,6 +26,10 @@ JUMP = 100.0  # times the length of the model (or 1), which no useful update has
 ASKED = 20  # clients whose updates are measured
 
 
+class RunWarning(UserWarning):
+    """What `Warnings` tells where nobody takes its lines."""
+
+
 class Warnings:
     """Tells each kind of trouble once.
 

@@ -9,6 +9,7 @@ from inspect import getattr_static
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, cast
+from warnings import catch_warnings, simplefilter
 
 from fedveil.config import Config, parse
 from fedveil.config.sections import Budget, Privacy
@@ -16,6 +17,7 @@ from fedveil.config.variants import slug
 from fedveil.data import MissingDataError
 from fedveil.engines import Federation, RoundRecord
 from fedveil.engines.seams import Probe
+from fedveil.engines.warning import RunWarning
 from fedveil.errors import FieldError
 from fedveil.learning.metrics import task_of
 from fedveil.methods import METHODS, GlobalDP, Publishing
@@ -211,6 +213,12 @@ def play_made(cell: Cell, advance: Callable[[Row], None] = lambda row: None) -> 
     NoReplyError
         If a round has no usable reply.
     """
+    with catch_warnings():
+        simplefilter("ignore", RunWarning)  # its lines are in the summary; a game leaves clients empty by itself
+        return _play_made(cell, advance)
+
+
+def _play_made(cell: Cell, advance: Callable[[Row], None]) -> Summary:
     assert cell.make is not None
     rows: list[Row] = []
     delta, federation = cell.config.privacy.budget.delta, cell.make()
