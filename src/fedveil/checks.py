@@ -25,6 +25,7 @@ from fedveil.errors import (
     require_rounds,
     require_workers,
 )
+from fedveil.units import accepted_units, meaning_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 Require = Callable[[str, Any], object]
@@ -65,6 +66,23 @@ def require_text(field: str, value: Any) -> None:
     """Refuse all but a text that says something."""
     if not isinstance(value, str) or not value.strip():
         raise FieldError(field, value, "must be a text in quotes")
+
+
+def require_unit(field: str, value: Any, units: Iterable[str]) -> str:
+    """Return the unit that a word of people's means: "person" for a patient, "client" for a hospital.
+
+    Raises
+    ------
+    FieldError
+        For a word that means none of `units`; none is guessed.
+    """
+    known = list(units)
+    if value in known:
+        return str(value)
+    meant = meaning_of(value) if isinstance(value, str) else ""
+    if meant not in known:
+        raise FieldError(field, value, f"must be one of: {accepted_units(known)}")
+    return meant
 
 
 def require_whole(field: str, value: Any, least: int = 1) -> int:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
 
+from fedveil.units import WORDS, meaning_of
+
 _MOST_WORKERS, _MOST_ROUNDS, _MOST_HYPOTHESES = 1024, 1_000_000, 10_000
 _LARGEST = 2**63 - 1  # that other libraries take
 
@@ -126,8 +128,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
         A phrase for an error message.
     """
     names = sorted(known, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
-    longer = [name for name in names if len(word) > 2 and name.startswith(word)]
-    close = longer or get_close_matches(word, names, n=1, cutoff=0.6)
+    meant = meaning_of(word)
+    if meant and not set(names).isdisjoint(WORDS):  # letters alone would name another unit, perhaps a weaker one
+        close = [meant] if meant in names else []
+    else:
+        longer = [name for name in names if len(word) > 2 and name.startswith(word)]
+        close = longer or get_close_matches(word, names, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}accepted: {', '.join(names)}"
 

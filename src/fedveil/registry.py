@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from importlib import import_module, metadata
 from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar, cast
 
 from fedveil.errors import FedVeilError, FieldError, require_choice
@@ -22,6 +24,23 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
 @cache
 def _installed(path: tuple[str, ...]) -> Any:
     return metadata.entry_points()  # looks through all packages there
+
+
+def placed(name: str) -> tuple[str, str, str]:
+    """Folder, module and attribute of ``"folder/package.module:name"``; the last is empty in a name of a registry."""
+    place, colon, attribute = name.rpartition(":")
+    if not colon:
+        return "", name, ""
+    folder, _, module = place.replace("\\", "/").rpartition("/")
+    return folder.removesuffix("/.") if folder != "." else "", module.removesuffix(".py"), attribute
+
+
+def _require_from(field: str, name: str, module: ModuleType, folder: Path) -> None:
+    """Refuse another module that bears the name and was there first."""
+    files = [module.__file__] if module.__file__ else list(module.__path__)
+    if not any(Path(file).resolve().is_relative_to(folder.resolve()) for file in files):
+        other = f"another module of that name is loaded, {files[0]}: rename the one in {folder}"
+        raise FieldError(field, name, other)
 
 
 class Registry(UserDict[str, T]):
@@ -77,25 +96,33 @@ class Registry(UserDict[str, T]):
     def find(self, name: str) -> Any:
         """What has this name, or what ``"package.module:name"`` names, from the Python path or the working directory.
 
+        ``"folder/package.module:name"`` names a module of that folder.
+
         Raises
         ------
         FieldError
             If there is no such thing, or it cannot be called.
         """
-        module, colon, attribute = name.partition(":")
-        if not colon:
+        folder, module, attribute = placed(name)
+        if not attribute:
             return self.choose(name)
         before = list(sys.path)
-        sys.path.insert(0, "")
+        sys.path.insert(0, folder)
         try:
-            thing = getattr(import_module(module), attribute)
+            found = import_module(module)
+            if folder:
+                _require_from(self.field, name, found, Path(folder))
+            thing = getattr(found, attribute)
+        except FieldError:
+            raise
         except Exception as error:  # the module is the user's
-            plain = module.removeprefix("./").removesuffix(".py").replace("/", ".")
-            meant = "package.module" if plain == module else plain
-            accepted = f'cannot be imported ({error}); write "{meant}:{attribute if meant == plain else "name"}"'
+            plain = f"{module}:{attribute}"
+            accepted = f'cannot be imported ({error}); write "{"package.module:name" if plain == name else plain}"'
             raise FieldError(self.field, name, accepted) from error
         finally:
             sys.path[:] = before
+        if folder and folder not in sys.path:  # for what it imports later
+            sys.path.append(folder)
         if not callable(thing):
             raise FieldError(self.field, name, "must be a class or a function")
         return thing

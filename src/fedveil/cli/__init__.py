@@ -1,6 +1,8 @@
 """The command line. Everything that needs PyTorch is imported by the command that uses it: ``--help`` is fast."""
 
+import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import click
@@ -98,4 +100,6 @@ app.add_typer(site.node, name="node")
 
 def main() -> None:
     """Entry point of the command ``fedveil``."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a letter that the terminal's encoding lacks is a "?"
     app()

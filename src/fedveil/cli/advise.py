@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedveil.checks import require_unit
 from fedveil.cli.shared import console_for, say, show
 from fedveil.errors import FieldError, nearest
 from fedveil.reading import toml_of
@@ -46,6 +47,10 @@ def advise(
     from fedveil.accounting import reading
     from fedveil.report.planning import reading_table
 
+    if unit is not None:
+        said, unit = unit, require_unit("--unit", unit, ("client", "record", "person"))
+        if unit != said:
+            say(f"--unit {said}: taken as {unit}")
     base = {
         "rounds": rounds,
         "epsilon": epsilon,

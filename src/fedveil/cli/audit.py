@@ -1,6 +1,6 @@
 """Attacks: `fedveil audit` on a federation, `fedveil verify` on what every method guarantees."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +11,7 @@ from fedveil.cli.shared import console_for, fail, refusals, say, show
 
 if TYPE_CHECKING:
     from fedveil.attacks.verdict import Verdict
+    from fedveil.games import Game, Judgement
     from fedveil.games.guarantees.game import PartyGame
     from fedveil.report.table import Table
 
@@ -85,7 +86,7 @@ def audit(
         options |= {"double": double or None, "compare": compare or None}
         asked: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         built = game_of(spec, game, attack or (), **asked)
-        folder = out or _folder(where, spec.name)
+        folder = out or _folder(where, built)
         again.folder, again.command = folder, "the same command"
         judgement = play(built, folder, Display(console_for()), executor=shared.executor_of(executor))
         shown = audits.show(judgement, folder)
@@ -97,14 +98,20 @@ def audit(
         say(line, whole=True)
 
 
-def _folder(where: str, name: str) -> Path:
-    """Inside the run folder that was named, or runs/<name>-audit."""
+def _folder(where: str, game: "Game[Judgement]") -> Path:
+    """Inside the run folder that was named, or runs/<name>-audit; with a number where that holds another audit."""
     from fedveil.config.folders import AUDIT, CONFIG, kind_of
+    from fedveil.games.folder import differing
+    from fedveil.games.game import spec_of
 
     path = Path(where)
     if kind_of(path) == AUDIT:
         return path
-    return path / "audit" if (path / CONFIG).is_file() else Path("runs") / f"{name}-audit"
+    usual = path / "audit" if (path / CONFIG).is_file() else Path("runs") / f"{game.config.name}-audit"
+    return next(one for one in shared.numbered(usual) if not differing(one, spec_of(game), game.config))
+
+
+PARTS = ("game", "noise", "canaries")
 
 
 def verify(
@@ -124,11 +131,14 @@ def verify(
     from fedveil.games import guarantees
     from fedveil.report.table import Table
 
-    folder = out or Path("runs/guarantees")
+    folder = out or shared.fresh(Path("runs/guarantees"))
     if canaries:
-        _canaries(guarantees.canary_game(canaries), folder)
+        crafted = guarantees.canary_game(canaries)
+        _refuse_another(folder, {"canaries": crafted})
+        _canaries(crafted, folder)
         return
     game, noise = guarantees.guarantees_game(runs), guarantees.noise_game()
+    _refuse_another(folder, {"game": game, "noise": noise})
     played = _played(game, _claim)
     head = ("method", "d", "claim", "mu, lower bound", "claim held")
     _keep(folder, "game", game, played, Table(head, list(map(_claim, played))), "none: worst-case vectors")
@@ -143,6 +153,27 @@ def verify(
     if faults := _broken(drawn):
         first = f"{faults[0].setting}: {faults[0].notes[0]}"
         fail(f"the noise of {len(faults)} methods is not what their ledgers declare; first {first}", 1)
+
+
+def _refuse_another(folder: Path, games: "Mapping[str, PartyGame]") -> None:
+    """Refuse a folder that holds anything else, or what `verify` found when it was asked for something else."""
+    from fedveil.config.folders import refuse_strangers
+    from fedveil.errors import FieldError, damaged
+    from fedveil.reading import json_of
+
+    refuse_strangers(folder, [f"{name}{kind}" for name in PARTS for kind in (".json", ".md")])
+    for name, game in games.items():
+        file = folder / f"{name}.json"
+        if not file.is_file():
+            continue
+        try:
+            stored = dict(json_of(file.read_bytes()))
+        except (ValueError, TypeError) as error:
+            raise damaged("--out", file, error, "give another --out") from error
+        different = [key for key, value in game.question().items() if stored.get(key) != value]
+        if different:
+            accepted = f"holds {file.name} with another {', '.join(different)}; give another --out"
+            raise FieldError("--out", str(folder), accepted)
 
 
 def _played(game: "PartyGame", line: Callable[..., list[str]]) -> "Sequence[Verdict]":

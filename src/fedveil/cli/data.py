@@ -52,16 +52,18 @@ def data_show(
     seed: Seed = None,
 ) -> None:
     """Show who holds what: a table, and partition.png and partition.csv in --out (default: runs/<name>-data)."""
-    from fedveil.report.partition import VIEW, headline, tables, write
+    from fedveil.config.folders import refuse_strangers
+    from fedveil.report.partition import FILES, VIEW, headline, tables, write
     from fedveil.runs.deal import deal_out
 
     spec = _configuration(what, assign or [], seed)
+    where = out or Path("runs") / f"{spec.name}-data"
+    refuse_strangers(where, FILES)
     dealt = deal_out(spec.data, spec.seed)
     held = dealt.holdings()
     say(headline(held, dealt.dataset), whole=True)
     show(tables(held, dealt.dataset))
     say(*filter(None, (*dealt.warnings(), dealt.dataset.note, VIEW)), whole=True)
-    where = out or Path("runs") / f"{spec.name}-data"
     names = ", ".join(file.name for file in write(held, dealt.dataset, where))
     say(f"written to {where}: {names}", whole=True)
 

@@ -40,10 +40,11 @@ def report(
         raise FieldError("RUN", "missing", "name the folder of a run, comparison or audit")
     else:
         from fedveil.report.statement.gather import gather
-        from fedveil.report.statement.page import write_report
+        from fedveil.report.statement.page import refuse_another, write_report
 
-        where = out or runs[0] / "report"
-        written = write_report(gather(runs, ledgers or [], policy, people, pictures=pictures), where, setting)
+        where, gathered = out or runs[0] / "report", gather(runs, ledgers or [], policy, people, pictures=pictures)
+        refuse_another(where, gathered)
+        written = write_report(gathered, where, setting)
         names = ", ".join(path.name for path in written)
         say(f"written to {where}: {names}", whole=True)
 

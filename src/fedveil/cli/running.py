@@ -15,7 +15,9 @@ from fedveil.errors import cleaned
 def init(
     data: Annotated[str | None, typer.Option(help="A folder of images, a CSV or NPZ file, or a name.")] = None,
     clients: Annotated[int | None, typer.Option(help="How many: hospitals, or other parties.")] = None,
-    protect: Annotated[str | None, typer.Option(help="client, person, record (a row or image) or nothing.")] = None,
+    protect: Annotated[
+        str | None, typer.Option(help="client (hospital), person (patient), record (row, image) or nothing.")
+    ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Of the promise, in total; default: 8.")] = None,
     target: Annotated[str, typer.Option(help="A table's column to predict; default: the last.")] = "",
     person: Annotated[str, typer.Option(help="Whose an example is: a column, an array, or folder.")] = "",
@@ -26,16 +28,21 @@ def init(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write.")] = Path("my.toml"),
 ) -> None:
     """Write a first configuration for your data; what is not given is asked for."""
-    from fedveil.config.first import first_config
+    from fedveil.checks import require_unit
+    from fedveil.config.first import PROTECTS, first_config, require_there
     from fedveil.errors import FieldError
 
     if file.exists():
         raise FieldError("FILE", str(file), "is there already: give another name, as in fedveil init other.toml")
     data = data or _asked("--data", "Your data: a folder of images, a CSV or NPZ file, or a name", "digits")
+    require_there(data)
     if clients is None and not site:
         clients = _asked("--clients", "How many clients (hospitals, or other parties)", 10)
     kinds = "What to protect: client (all it has), person, record (one row or image), nothing"
-    protect = protect or _asked("--protect", kinds, "client")
+    said = protect or _asked("--protect", kinds, "client")
+    protect = require_unit("--protect", said, PROTECTS)
+    if protect != said:
+        typer.echo(f"--protect {said}: taken as {protect}, {PROTECTS[protect]}")
     if protect == "person" and not person:
         person = _asked("--person", "What says whose an example is: a column, an array, or folder")
     name = re.sub(r"[^\w.-]", "-", file.stem)

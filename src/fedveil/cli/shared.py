@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -73,6 +73,7 @@ def refusals() -> Iterator[Resumption]:
     from fedveil.errors import FedVeilError, NoReplyError
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it says where it keeps its fonts if not in HOME
     again = Resumption()
     try:
         yield again
@@ -176,7 +177,13 @@ def folder_of(config: str, name: str) -> Path:
     return path if (path / CONFIG).is_file() else Path("runs") / name
 
 
+def numbered(path: Path) -> Iterator[Path]:
+    """Yield path, path-2, path-3, and so on."""
+    yield path
+    for number in count(2):
+        yield path.with_name(f"{path.name}-{number}")
+
+
 def fresh(path: Path) -> Path:
     """The first of path, path-2, path-3, ... that holds nothing."""
-    candidates = chain([path], (path.with_name(f"{path.name}-{number}") for number in count(2)))
-    return next(one for one in candidates if not one.exists() or (one.is_dir() and not any(one.iterdir())))
+    return next(one for one in numbered(path) if not one.exists() or (one.is_dir() and not any(one.iterdir())))

@@ -10,14 +10,20 @@ from typing import Any
 
 import torch
 
+from fedveil.checks import require_unit
 from fedveil.config.columns import read_columns as read_columns
 from fedveil.config.columns import read_off
 from fedveil.config.loading import parse
 from fedveil.config.tables import dumps
 from fedveil.data import NATURAL, SOURCES, DataSet, load
-from fedveil.errors import FieldError, nearest, require_choice, require_count
+from fedveil.errors import FieldError, nearest, require_count
 
-PROTECTS = ("client", "person", "record", "nothing")
+PROTECTS = {
+    "client": "all data of one client",
+    "person": "all records of one person",
+    "record": "one row or image",
+    "nothing": "so that nobody is promised anything",
+}
 EDGE = 32  # pixels of a side, to which images are made equal
 NOISY_ROUNDS = 60  # of a noisy step each; rates by loss, beside momentum: docs/data.md has what was measured
 RATE = {"cross_entropy": 0.25, "mse": 0.025}
@@ -70,8 +76,9 @@ def first_config(
         A folder with one folder of images a class, a CSV, parquet or NPZ file, or a name of `fedveil.data.SOURCES`.
     clients : int, optional
         Parties that the examples are dealt out to; needed without `site`.
-    protect : {"client", "person", "record", "nothing"}
-        All data of a client, all of one person (patient), one example, or nothing.
+    protect : str
+        "client", "person", "record" or "nothing": all data of a client, all of one person, one example, or nothing; or
+        another word for one of them, such as "hospital", "patient" or "image" (`fedveil.units`).
     epsilon : float, optional
         Of the promise, over all rounds; default: 8.
     target : str
@@ -90,7 +97,7 @@ def first_config(
     FieldError
         If the data cannot be loaded, or do not suffice for so many clients.
     """
-    require_choice("protect", protect, PROTECTS)
+    protect = require_unit("protect", protect, PROTECTS)
     written = {"missing": missing, "decimal": decimal, "thousands": thousands}
     about, left_out, noticed = _about(data, target, person, site, written)
     dataset = load(**about)
@@ -142,9 +149,8 @@ def _about(
     data: str, target: str, person: str, site: str, written: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """What ``[data]`` says of the source; what is no input, by column; and what was noticed of values."""
+    require_there(data)
     path, whose = Path(data), {"person": person} if person else {}
-    if path.suffix in (".npy", ".xlsx", ".xls", ".json"):
-        raise FieldError("data", data, "must be a folder of images, a .csv, .parquet or .npz file, or a name")
     if path.is_file() and path.suffix != ".npz":
         found = read_off(path, target, person, site, **written)
         return found.about | whose, found.left_out, found.said
@@ -155,9 +161,15 @@ def _about(
             {"name": "folder", "path": data, "size": [EDGE, EDGE]} if path.is_dir() else {"name": "npz", "path": data}
         )
         return about | whose, {}, []
-    if data not in SOURCES:
-        raise FieldError("data", data, f"is neither a file nor a folder; {nearest(data, SOURCES)}")
     return {"name": data} | whose, {}, []
+
+
+def require_there(data: str) -> None:
+    """Refuse data that are neither there nor known by name, before anything else is asked about them."""
+    if Path(data).suffix in (".npy", ".xlsx", ".xls", ".json"):
+        raise FieldError("data", data, "must be a folder of images, a .csv, .parquet or .npz file, or a name")
+    if not Path(data).exists() and data not in SOURCES:
+        raise FieldError("data", data, f"is neither a file nor a folder; {nearest(data, SOURCES)}")
 
 
 def _most(dataset: DataSet) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """What a folder holds: a run, a comparison, an audit, a study, or somebody else's files."""
 
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 
 from fedveil.errors import FieldError
@@ -67,6 +68,29 @@ def refuse_others(path: Path, wanted: str) -> None:
         raise FieldError(
             "--out", str(path), f"holds {kind_of(path) or 'other files'}, not {wanted}; give another --out"
         )
+
+
+def refuse_strangers(path: Path, own: Collection[str]) -> None:
+    """Refuse to write beside files of another kind.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+    own : collection of str
+        Names of the files that are written there; earlier ones of these names may be there.
+
+    Raises
+    ------
+    FieldError
+        If the path is a file, or a folder that holds anything else.
+    """
+    _refuse_file(path)
+    found = sorted(file.name for file in path.iterdir()) if path.is_dir() else []
+    strangers = [name for name in found if name not in own and not name.startswith(".")]
+    if strangers:
+        kind = kind_of(path) or f"other files, such as {strangers[0]}"
+        raise FieldError("--out", str(path), f"holds {kind}; give another --out")
 
 
 def require_begun(path: Path, wanted: str) -> None:

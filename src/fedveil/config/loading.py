@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from fedveil.config.folders import CONFIG, remedy
+from fedveil.config.places import with_places
 from fedveil.errors import FedVeilError, FieldError, damaged, nearest
 from fedveil.reading import toml_of
 from fedveil.registry import entry_points
@@ -73,6 +74,8 @@ def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -
         from fedveil.methods import fitting
 
         values["privacy"] = fitting(values["privacy"])
+    if Path(origin).is_file():
+        values = with_places(values, Path(origin).parent)
     return parse({**values, **{key: value for key, value in overrides.items() if value is not None}})
 
 
@@ -112,13 +115,14 @@ def parse(values: Mapping[str, Any]) -> "Config":
     from pydantic import ValidationError
 
     from fedveil.config.experiment import Config
+    from fedveil.config.keys import with_place
     from fedveil.config.tables import ConfigError, problems_of
     from fedveil.config.variants import check_settings
 
     try:
         config = Config.model_validate(dict(values))
     except ValidationError as error:
-        raise ConfigError(problems_of(error, known=_known)) from error
+        raise ConfigError([with_place(one) for one in problems_of(error, known=_known)]) from error
     try:
         check_settings(config)
     except FieldError as error:

@@ -14,6 +14,7 @@ from fedveil.errors import FieldError, require_choice
 from fedveil.learning.learner import Unmarked
 from fedveil.learning.models import MODELS
 from fedveil.methods import METHODS, ClientSide, Method, build, formerly, parameters
+from fedveil.registry import placed
 
 
 def _clients(value: Any) -> Any:
@@ -167,6 +168,12 @@ class Model(OpenSection):
         if ":" not in str(values["module"]):
             raise FieldError("model.module", values["module"], 'must look like "package.module:Net"')
         return {("name" if k == "module" else k): v for k, v in values.items()}
+
+    def differing(self) -> dict[str, Any]:
+        """Plain values that are not at their defaults; where a module lies makes no other run."""
+        _, module, attribute = placed(self.name)
+        name = f"{module}:{attribute}" if attribute else self.name
+        return {**super().differing(), "name": name}
 
 
 LARGEST_DELTA = 0.1  # with a larger one even no noise has a small epsilon

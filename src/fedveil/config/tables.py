@@ -44,6 +44,10 @@ _MEANT = dict.fromkeys(("training", "train", "trainer", "optimizer", "client"), 
 }
 
 
+class UnknownKeyError(FieldError):
+    """A key that its table does not have."""
+
+
 class ConfigError(FedVeilError, ValueError):
     """A configuration that cannot be used.
 
@@ -121,7 +125,7 @@ def check_options(
     for key, value in given.items():
         if key not in accepted:
             hint = nearest(key, [*accepted, *beside]) if accepted or beside else "it has no options"
-            problems.append(FieldError(f"{section}.{key}", value, f"is no key of {owner}; {hint}"))
+            problems.append(UnknownKeyError(f"{section}.{key}", value, f"is no key of {owner}; {hint}"))
             continue
         table = accepted[key].table
         if table is not None and isinstance(value, Mapping):
@@ -183,7 +187,9 @@ def problems_of(
             meant = _MEANT.get(field)
             hint = f"write [{meant}]" if meant else nearest(field.rpartition(".")[2], names)
             accepted = f"is no key here; {hint}" if names else "is no key here"
-        elif kind == "literal_error":
+            problems.append(UnknownKeyError(field, value, accepted))
+            continue
+        if kind == "literal_error":
             choices = re.findall(r"'([^']*)'", item["ctx"]["expected"])
             accepted = nearest(str(value), choices)
         else:

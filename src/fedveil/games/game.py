@@ -24,6 +24,7 @@ from fedveil.config.course import Comparison, Randomness, Setting
 from fedveil.config.folders import AUDIT, CELLS, CONFIG, SPEC
 from fedveil.config.variants import configure, variants_of
 from fedveil.errors import FieldError, nearest, require_choice, require_count
+from fedveil.games.folder import refuse_another
 from fedveil.grid import Cell, Finished, Store
 from fedveil.grid.cell import stated
 from fedveil.grid.jobs import Factory
@@ -229,6 +230,11 @@ def _games_of(attack: str | None = None) -> list[str]:
     return chosen
 
 
+def spec_of(game: Game[Judgement]) -> dict[str, Any]:
+    """The game's name and what is asked, as spec.json has them."""
+    return {"game": game.name, **game.question()}
+
+
 def play(
     game: Game[Found],
     out: str | Path | None = None,
@@ -243,8 +249,8 @@ def play(
     game : Game
         Built.
     out : path, optional
-        Keeps the runs; the same call goes on there, and another game or more replicates find what they share. Its
-        audit.json is that of the last call.
+        Keeps the runs; the same call goes on there, and more attacks or replicates find what is there. Another
+        configuration, game or question is refused.
     progress : Progress, optional
         Is told how it goes.
     jobs : int
@@ -263,11 +269,12 @@ def play(
     store.refuse_others(AUDIT)
     with one_thread():
         notes = game.check()
+        spec = spec_of(game)
+        if path is not None:
+            refuse_another(path, spec, game.config)
         with store.opened(AUDIT):
             if path is not None:
-                write_atomic(
-                    path / SPEC, (json.dumps({"game": game.name, **game.question()}, indent=1) + "\n").encode()
-                )
+                write_atomic(path / SPEC, (json.dumps(spec, indent=1) + "\n").encode())
                 write_atomic(path / CONFIG, game.config.to_toml().encode())
                 mark_private(path, UNNOISED)
             for note in notes:

@@ -19,7 +19,7 @@ from fedveil.attacks import ATTACKS, Active, Attack, SideChannel, ThreatError, W
 from fedveil.attacks.bounds import epsilon_ceiling
 from fedveil.attacks.verdict import RUN
 from fedveil.config import Config
-from fedveil.config.adversaries import WORLDS, World, world_of
+from fedveil.config.adversaries import IN_ITS_PLACE, WORLDS, World, world_of
 from fedveil.errors import FieldError, damaged, require_count
 from fedveil.games.game import GAMES, RESULT, Attacking, Planned, play
 from fedveil.games.scoring import HONEST, MALICIOUS, Audit, Case, Replicate, cases_of, judge_all, never_drawn
@@ -64,7 +64,7 @@ class ParticipationGame(Attacking):
         What the adversary holds of the target's data.
     world : {"replace", "twin", "remove", "empty", "itself"}, optional
         What stands in the target's place; by default what the first guarantee's relation stands for, and "replace"
-        where nothing is promised for a client.
+        where nothing is promised for a client; where that cannot be played, as with natural clients, "remove".
     """
 
     target: int | None = None
@@ -88,9 +88,36 @@ class ParticipationGame(Attacking):
     @cached_property
     def roles(self) -> World:
         """Who attacks whom."""
+        if self.world is not None:
+            return self._roles(self.world)
+        playable = (roles for roles in map(self._roles, self._worlds) if not self._lacking(roles))
+        return next(playable, self._roles(self._worlds[0]))
+
+    @cached_property
+    def _worlds(self) -> list[str]:
+        """What may stand for the world without the target, the usual first: of what is promised, or another client."""
+        promised = next(map(world_of, filter(None, map(self._relation, self.settings))), "replace")
+        return list(dict.fromkeys((promised, "replace", "remove", "empty")))
+
+    def _roles(self, stand_in: str) -> World:
         n, seed = len(self.dealt.clients), self.config.seed
-        stand_in = self.world or next(map(world_of, filter(None, map(self._relation, self.settings))), "replace")
         return World.of(n, self.target, self.attacker, stand_in, self.shadow, self.colluders, seed)
+
+    def _lacking(self, roles: World) -> FieldError | None:
+        """Why a world cannot be played: nobody is left to stand in, or a client without examples takes no part."""
+        noisy = [planned.label for planned in self.settings if planned.config.privacy.method == "record"]
+        if roles.stand_in == "empty" and noisy:
+            accepted = f"has a client that takes no noisy step in {noisy[0]!r}: use --out-world remove or replace"
+            return FieldError("--out-world", roles.stand_in, accepted)
+        last = self.settings[-1].config
+        own = [case for case in self.cases if case.setting == self.settings[-1].label]
+        every = last.data.partition in DRAWN or roles.stand_in == "twin"  # else one deal tells for all
+        try:
+            for seed in {case.seed(self.config.seed) for case in (own if every else own[:1])}:
+                share_out(last.data, self.dealt, roles.model_copy(update={"inside": False}), seed)
+        except FieldError as error:
+            return error
+        return None
 
     def _relation(self, planned: Planned) -> str:
         """Relation of what a setting's models promise a client, or ""; metrics beside them have no world."""
@@ -149,11 +176,14 @@ class ParticipationGame(Attacking):
         world = self.roles.model_copy(update={"anew": False, "stand_in": "empty", "shadow": "clean"})
         setups = [prepare(planned.config.model_copy(update={"world": world})) for planned in self.settings]
         self._check_threats(setups[1:] or setups)
-        own = [case for case in self.cases if case.setting == self.settings[-1].label]
-        every = last.data.partition in DRAWN or self.roles.stand_in == "twin"  # else one deal tells for all
-        for seed in {case.seed(self.config.seed) for case in (own if every else own[:1])}:
-            share_out(last.data, self.dealt, self.roles.model_copy(update={"inside": False}), seed)
-        notes, inside = list(setups[-1].warnings), [case for case in own if case.inside]
+        if lacking := self._lacking(self.roles):
+            raise lacking
+        notes = list(setups[-1].warnings)
+        played, usual = self.roles.stand_in, self._worlds[0]
+        if self.world is None and played != usual and (lacking := self._lacking(self._roles(usual))):
+            why = lacking.accepted.partition(":")[0]
+            notes.append(f"--out-world {played} ({IN_ITS_PLACE[played]}) is played, because {usual!r} {why}")
+        inside = [c for c in self.cases if c.setting == self.settings[-1].label and c.inside]
         lost = never_drawn(last, len(self.dealt.clients), self.roles, inside)
         if inside and len(lost) == len(inside):
             accepted = "is in no round's cohort in any run: it never trains; raise rounds or clients_per_round"

@@ -5,9 +5,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fedveil.attacks import ATTACKS, Weighing
 from fedveil.attacks.participation.weighing import boundaries
@@ -16,6 +13,7 @@ from fedveil.games import Audit
 from fedveil.games.scoring import Scored, attack_of
 from fedveil.report.audit_tables import SUPPOSED, by_attack
 from fedveil.report.canvas import COLOURS, MARKERS, labelled, legend_below, new_figure, plain, whole_numbers, wrapped
+from fedveil.report.plotting import Axes, Figure, own_style
 
 # Of Okabe and Ito's palette.
 IN, OUT = "#D55E00", "#0072B2"
@@ -47,7 +45,7 @@ def audit_figure(audit: Audit) -> Figure | None:
     width = max(NARROWEST, PANEL * columns)
     panel = 0.8 * min(width / columns, 1.3 * PANEL)
     heights = [len(rows) * max(0.3, STEP * (len(looks) + 1.5)) + 0.7, panel * lines + 0.3]
-    with rc_context(SMALL):
+    with own_style(SMALL):
         figure = Figure(figsize=(width, sum(heights) + 0.4), layout="constrained")
         parts = figure.subfigures(2, 1, squeeze=False, height_ratios=heights)
         above, below = parts[:, 0]
@@ -72,7 +70,7 @@ def evidence_figure(audit: Audit) -> Figure | None:
     shown = strongest(judged, defended, PAIRS)
     if not shown:
         return None
-    with rc_context(SMALL):
+    with own_style(SMALL):
         figure = Figure(figsize=(8.0, 2.4 * len(shown) + 0.6), layout="constrained")
         panels = figure.subplots(len(shown), 2, squeeze=False)
         for (scores, evidence), (name, by) in zip(panels, shown.items(), strict=True):
@@ -83,6 +81,7 @@ def evidence_figure(audit: Audit) -> Figure | None:
     return figure
 
 
+@own_style()
 def roc_figure(rates: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> Figure:
     """One panel a setting, one line an attack, of the first run.
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import singledispatch
 from pathlib import Path
 
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from fedveil.attacks.inversion import Inverted
@@ -16,6 +15,7 @@ from fedveil.games.inversion import InversionAudit
 from fedveil.report.audit_figures import audit_figure, evidence_figure, roc_figure
 from fedveil.report.audit_tables import answer, audit_notes, audit_tables, compared, folded, headline
 from fedveil.report.canvas import keep
+from fedveil.report.plotting import Figure, own_style
 from fedveil.report.table import NOTHING, Table, shown, write
 
 PAGE = "audit"
@@ -96,6 +96,7 @@ def inversion_table(inverted: Inverted) -> Table:
     return Table.of(rows, numbers=list(rows[0])[2:-1], notes=notes)
 
 
+@own_style()
 def inversion_figure(inverted: Inverted, attack: str, pixels: tuple[float, float] = (0.0, 1.0)) -> Figure:
     """One row of originals, and one of reconstructions for each setting, with the mean error of all images.
 

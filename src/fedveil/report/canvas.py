@@ -6,10 +6,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
+from fedveil.report.plotting import Axes, Figure, MaxNLocator, own_style
 from fedveil.runs.disk import write_atomic
 
 # Okabe and Ito's palette, which people with colour-blindness can tell apart; each setting has a marker of its own too.
@@ -29,7 +26,8 @@ def keep(figure: Figure, file: Path, dpi: int) -> Path:
     """Write a figure as PNG, and as PDF beside it, for its owner alone: it shows private data, or no noise."""
     for kind in ("png", "pdf"):
         drawn = BytesIO()
-        figure.savefig(drawn, dpi=dpi, format=kind)
+        with own_style():
+            figure.savefig(drawn, dpi=dpi, format=kind)
         write_atomic(file.with_suffix(f".{kind}"), drawn.getvalue())
     return file
 

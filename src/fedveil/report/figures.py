@@ -7,13 +7,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from fedveil.accounting import VACUOUS
 from fedveil.report import canvas
 from fedveil.report.canvas import COLOURS, MARKERS, wrapped
+from fedveil.report.plotting import Axes, Figure, Line2D, own_style
 from fedveil.report.tables import based, covered, grouped, headline, quality, swept, worst_guarantee
 from fedveil.runs.summary import Summary
 
@@ -36,6 +34,7 @@ def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
     return [canvas.keep(figure, folder / name, 150) for name, figure in drawn.items()]
 
 
+@own_style()
 def curves(summaries: Sequence[Summary]) -> Figure:
     """Accuracy per round; sigma and d per round. Several seeds: their mean, and the range between them."""
     strengths = _strengths(summaries)
@@ -120,6 +119,7 @@ class Point:
 Points = dict[str, list[Point]]  # of each setting as it was written: those of a swept one belong together
 
 
+@own_style()
 def pareto(summaries: Sequence[Summary]) -> Figure:
     """A panel for attacks (if there was an audit), one for the noise, one for the epsilons of each unit and trust."""
     name, title = quality(summaries)

@@ -6,11 +6,10 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fedveil.data import DataSet, Holding
 from fedveil.report.canvas import keep
+from fedveil.report.plotting import Axes, Figure, own_style
 from fedveil.report.table import Table, shown
 from fedveil.runs.disk import make_folder, write_atomic
 
@@ -20,6 +19,7 @@ _COLUMNS = 12  # classes with a column of their own
 _LONGEST = 24  # letters of a client's name in the picture
 _ENDS = 5  # largest and smallest clients that the short table lists
 _TRAIN, _KEPT, _WARN = "#0072B2", "#9ecae1", "#D55E00"
+FILES = ("partition.png", "partition.pdf", "partition.csv")
 VIEW = "The experimenter's view: in a deployment these figures are the clients' own, and no release covers them."
 
 
@@ -48,6 +48,7 @@ def write(holdings: Sequence[Holding], dataset: DataSet, folder: Path) -> list[P
     return [picture, table]
 
 
+@own_style()
 def draw(holdings: Sequence[Holding], dataset: DataSet) -> Figure:
     """Examples of each client, and below the shares of its classes or its targets; many clients by size, unnamed."""
     many, classes = len(holdings) > MANY, dataset.classes

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from fedveil.runs.rows import Row
 
 LINES = 20  # plain lines a run or audit, about
+ROOM = 80  # columns of a terminal that has room for a bar
 
 
 def describe(row: Row) -> str:
@@ -39,7 +40,8 @@ class Display:
         self._label, self._done, self._first, self._total, self._began = label, done, done, rounds, perf_counter()
         if self._console.is_terminal:
             name, text = (TextColumn(f"{{task.{one}}}", markup=False) for one in ("description", "fields[text]"))
-            columns = (name, BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), text)
+            bar = (BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
+            columns = (name, *(bar if self._console.width >= ROOM else bar[1:2]), text)
             self._bar = Progress(*columns, console=self._console)
             self._bar.add_task(label, total=rounds, completed=done, text="")
             self._bar.start()
@@ -59,7 +61,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """A line of its own."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
 
     def end(self) -> None:
         """Leave the bar where it is."""

@@ -5,15 +5,18 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import fill
 from typing import Any, TypeVar
 
 from rich import box
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from fedveil.errors import cleaned
 
 NOTHING = "-"
+WRAPPED = 24  # letters that a column of sentences needs at least
 T = TypeVar("T")
 
 
@@ -77,20 +80,58 @@ class Table:
         title = self.title if set(names) & set(self.numbers[:1]) else ""
         return replace(self, header=names, rows=[[row[i] for i in at] for row in self.rows], title=title)
 
-    def __rich__(self) -> RichTable:
-        """For a terminal; notes are printed apart."""
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """For a terminal; notes are printed apart. One that is too narrow gets the columns in several tables."""
+        width = options.max_width
+        broken = self._needed(range(len(self.header)), broken=False) > width
+        for number, columns in enumerate(self._groups(width) if broken else [range(len(self.header))]):
+            yield self._rendered(columns, width, titled=number == 0, broken=broken)
+
+    def _groups(self, width: int) -> list[list[int]]:
+        """Columns that fit beside one another; those that tell the rows apart stand in every group."""
+        every = list(range(len(self.header)))
+        if not any(self.header):
+            return [every]
+        keys = every[:1] if len({str(row[0]) for row in self.rows}) == len(self.rows) else every[:2]
+        groups = [list(keys)]
+        for i in every[len(keys) :]:
+            if groups[-1] != keys and self._needed([*groups[-1], i], broken=True) > width:
+                groups.append(list(keys))
+            groups[-1].append(i)
+        return groups
+
+    def _needed(self, columns: Sequence[int], broken: bool) -> int:
+        """Letters that columns need beside one another, with two between them and one behind."""
+        return sum(self._least(i, broken) for i in columns) + 2 * len(columns) - 1
+
+    def _least(self, column: int, broken: bool) -> int:
+        """Letters that a column needs; its name may be broken between words."""
+        name = self.header[column]
+        words = name.split() if broken else [name]
+        lines = [line for row in self.rows for line in str(row[column]).split("\n")]
+        longest = max(map(len, lines), default=0)
+        if name in self.wraps:
+            longest = min(longest, max([WRAPPED, *(len(word) for line in lines for word in line.split())]))
+        return max([longest, *map(len, words)])
+
+    def _rendered(self, columns: Sequence[int], width: int, titled: bool, broken: bool) -> RichTable:
+        """Some of the columns; where even these do not fit, words are broken and nothing is left out."""
         listed = not any(self.header)
         style = None if listed else box.SIMPLE_HEAD
-        title = Text(self.title) if self.title else None
+        title = Text(self.title) if self.title and titled else None
         table = RichTable(
             title=title, title_justify="left", title_style="", box=style, show_edge=False, padding=(0, 1, 0, 0)
         )
         table.show_header = not listed
-        for i, name in enumerate(self.header):
-            keeps = i == 0 if listed else name not in self.wraps
-            table.add_column(_of_terminal(name), no_wrap=keeps, justify="right" if name in self.numbers else "left")
+        fits = (2 * self._least(0, broken) if listed else self._needed(columns, broken)) <= width
+        for i in columns:
+            name = self.header[i]
+            keeps = fits and (i == 0 if listed else name not in self.wraps)
+            shown = fill(name, self._least(i, broken)) if broken else name
+            justify: JustifyMethod = "right" if name in self.numbers else "left"
+            table.add_column(_of_terminal(shown), no_wrap=keeps, overflow="fold", justify=justify)
         for row in self.rows:
-            table.add_row(*(_of_terminal(text) for text in row))
+            table.add_row(*(_of_terminal(row[i]) for i in columns))
         return table
 
     def markdown(self) -> list[str]:

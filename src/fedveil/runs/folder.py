@@ -142,7 +142,7 @@ class RunFolder:
         if self.config.rounds > stored.rounds:
             stored, self._longer = _longer(stored, self.config), True
         if stored.fingerprint() != self._fingerprint:
-            named = ", ".join(_differences(stored.to_dict(), self.config.to_dict()))
+            named = ", ".join(differences(stored.to_dict(), self.config.to_dict()))
             raise FieldError(
                 "--resume",
                 str(self.path),
@@ -195,12 +195,13 @@ def _longer(stored: Config, config: Config) -> Config:
     return stored.model_copy(update={"rounds": config.rounds})
 
 
-def _differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:
-    differences: list[str] = []
+def differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of the values that differ between two tables."""
+    found: list[str] = []
     for key in sorted({*a, *b}):
         one, other = a.get(key), b.get(key)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            differences += _differences(one, other, f"{prefix}{key}.")
+            found += differences(one, other, f"{prefix}{key}.")
         elif one != other:
-            differences.append(f"{prefix}{key}")
-    return differences
+            found.append(f"{prefix}{key}")
+    return found

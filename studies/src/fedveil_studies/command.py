@@ -81,7 +81,7 @@ def reproduce(
         from fedveil.grid import Store
         from fedveil.report.progress import Display
         from fedveil_studies.frame import Choices, Reproduction, Selection, find, names
-        from fedveil_studies.frame.files import Pages
+        from fedveil_studies.frame.files import Pages, refuse_another
         from fedveil_studies.frame.tables import cells_table, contents_tables, studies_table
 
         console = console_for()
@@ -108,6 +108,7 @@ def reproduce(
         selection = Selection.of(asked, table or (), figure or ())
         store = Store(out or Path("runs") / study)
         store.refuse_others()  # before what is planned: that may take seconds
+        refuse_another(into or out or Path("runs") / study, study)
         cells = asked.cells(selection)
         if dry_run:
             needed = cells_table(cells, store)

@@ -11,12 +11,11 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 from scipy.stats import binomtest
 
 from fedveil.attacks.statistics import roc, student_interval
 from fedveil.report.canvas import COLOURS, DASHES, dot, plain, whole_numbers
+from fedveil.report.plotting import Figure, own_style
 from fedveil.report.statement.document import Chart, Grid, Series
 from fedveil.report.statement.gather import Run
 from fedveil.runs.rows import Row
@@ -121,7 +120,7 @@ STYLE: dict[Any, Any] = {
 
 def svg_of(chart: Chart) -> str:
     """One drawing, without a legend: the page has one that switches lines on and off by their ids, chart-0, chart-1."""
-    with rc_context({**STYLE, **dict.fromkeys(INKED, INK)}):
+    with own_style({**STYLE, **dict.fromkeys(INKED, INK)}):
         figure = Figure(figsize=(6.4, 3.2), layout="constrained")
         axes = figure.subplots()
         plain(axes)

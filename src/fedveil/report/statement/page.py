@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import fedveil
-from fedveil.errors import FieldError, require_choice
+from fedveil.config.folders import refuse_strangers
+from fedveil.errors import FieldError, damaged, require_choice
 from fedveil.gdp import rounded_up
+from fedveil.reading import json_of
 from fedveil.report.canvas import COLOURS
 from fedveil.report.planning import spent_of
 from fedveil.report.statement.document import ABSENT, WORDS, Chart, Report, beside, protected, source
@@ -102,6 +104,26 @@ def report_of(gathered: Gathered) -> Report:
     ]
     evidence = {"runs": [_run(run) for run in gathered.runs], "sets": sets, "policy": gathered.policy}
     return Report(gathered.name, shown, headline_of(gathered.promises), sections_of(gathered), evidence)
+
+
+def refuse_another(folder: Path, gathered: Gathered) -> None:
+    """Refuse a folder that holds something else than a report of the same runs.
+
+    Raises
+    ------
+    FieldError
+        Naming what it holds.
+    """
+    refuse_strangers(folder, (REPORT, PAGE, CARD))
+    file = folder / REPORT
+    if not file.is_file():
+        return
+    try:
+        stored = {run["run"] for run in json_of(file.read_bytes())["evidence"]["runs"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise damaged("--out", file, error, "give another --out") from error
+    if stored != {run.run for run in gathered.runs}:
+        raise FieldError("--out", str(folder), "holds a report of other runs; give another --out")
 
 
 def write_report(gathered: Gathered, folder: Path, setting: str | None = None) -> list[Path]:

@@ -11,7 +11,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedveil.errors import FieldError
 from fedveil.grid import Outcome, Store
+from fedveil.report.plotting import own_style
 from fedveil.runs.disk import write_atomic
 from fedveil.runs.provenance import provenance, versions
 from fedveil_studies.frame.evidence import reading
@@ -24,6 +26,21 @@ from fedveil_studies.frame.study import Study
 from fedveil_studies.frame.tables import result_table
 
 TABLES, CELLS, CLAIMS = "tables.md", "cells.json", "claims.md"
+
+
+def refuse_another(folder: Path, study: str) -> None:
+    """Refuse a folder with tables of another study: those of the same number would be replaced.
+
+    Raises
+    ------
+    FieldError
+        Naming that study.
+    """
+    for path in sorted(folder.glob("*/table-*.json")):
+        with reading("table", path):
+            other = str(json.loads(path.read_bytes())["study"])
+        if other != study:
+            raise FieldError("--out", str(folder), f"holds tables of the study {other}; give another --out")
 
 
 class Pages:
@@ -65,6 +82,7 @@ class Pages:
         }
         return self._write(path, json.dumps(values, indent=1) + "\n")
 
+    @own_style()
     def figure(self, figure: str) -> Path | None:
         """Draw ``figure-<number>.png``; returns the path, or None where nothing is finished."""
         study = self._whole()

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedveil.report import canvas
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from fedveil.report.plotting import Axes, Figure
 
 COLUMNS = 3
 PANEL = 4.4  # inches
@@ -183,7 +182,7 @@ def _draw(axes: "Axes", line: Line, curves: Sequence[Curve], number: int) -> Non
 
 def _legends(figure: "Figure", panels: "Sequence[Axes]", labels: Sequence[str], ticks: bool) -> None:
     """The lines that are drawn, and apart from them what a tick at the right is."""
-    from matplotlib.lines import Line2D
+    from fedveil.report.plotting import Line2D
 
     handles = canvas.labelled(panels)
     shown = {label: handles[label] for label in labels if label in handles}

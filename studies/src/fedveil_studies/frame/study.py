@@ -19,7 +19,7 @@ from fedveil_studies.frame.result import Place, Published, Value
 from fedveil_studies.frame.standard import CURVES, MEASURES
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from fedveil.report.plotting import Figure
 
 Measure = Callable[..., Value]  # of outcomes, and of what its line in study.toml says
 Draw = Callable[..., Curve]

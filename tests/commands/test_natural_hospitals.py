@@ -1,0 +1,47 @@
+"""The default audit of participation plays on hospitals as they are: of unequal sizes, with all data their own."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedveil.cli import app
+from fedveil.config import load
+from fedveil.errors import FieldError
+from fedveil.games import ParticipationGame, participation, play
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+SIZES = {"Aachen": 40, "Berlin": 25, "Ulm": 60}
+
+
+@pytest.fixture
+def hospitals(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(participation, "REHEARSALS", 4)
+    rows = [f"{20 + i},{i % 7},{i % 2},{name}" for name, size in SIZES.items() for i in range(size)]
+    Path("h.csv").write_text("\n".join(["age,size,sick,hospital", *rows]) + "\n")
+
+    def written(protect):
+        asked = ["--data", "h.csv", "--site", "hospital", "--target", "sick", "--protect", protect]
+        assert CliRunner().invoke(app, ["init", f"{protect}.toml", *asked]).exit_code == 0
+        return load(f"{protect}.toml", ["rounds=1", *(["privacy.rounds=1"] if protect != "nothing" else [])])
+
+    return written
+
+
+@pytest.mark.parametrize("protect", ["hospital", "row", "nothing"])
+def test_the_default_audit_plays_on_natural_hospitals(protect, hospitals):
+    game = ParticipationGame(hospitals(protect), attacks=("loss",), replicates=4)
+    found = play(game)
+    assert found.verdicts
+    if protect != "hospital":  # where a client is promised something, its relation says what to play
+        assert found.values["world"] == "remove"
+        assert any("--out-world remove" in note for note in found.values["notes"])
+
+
+def test_a_world_that_cannot_be_played_is_refused_before_the_first_run(hospitals):
+    game = ParticipationGame(hospitals("row"), attacks=("loss",), replicates=4, world="empty")
+    with pytest.raises(FieldError, match="--out-world"):
+        game.check()
+    with pytest.raises(FieldError, match="--out-world"):
+        ParticipationGame(hospitals("nothing"), attacks=("loss",), replicates=4, world="replace").check()
