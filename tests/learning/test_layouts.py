@@ -29,15 +29,18 @@ class Quickstart(nn.Module):
         return self.head(x.view(-1, 36))
 
 
+SEEN = []
+
+
 class Straight(nn.Module):
     """Notes the strides of what it is given."""
 
     def __init__(self):
         super().__init__()
-        self.conv, self.head, self.seen = nn.Conv2d(2, 4, 3), nn.Linear(4, 3), []
+        self.conv, self.head = nn.Conv2d(2, 4, 3), nn.Linear(4, 3)
 
     def forward(self, x):
-        self.seen.append(x.is_contiguous())
+        SEEN.append(x.is_contiguous())
         return self.head(self.conv(x).mean((2, 3)))
 
 
@@ -115,8 +118,8 @@ def test_a_foreign_forward_method_sees_contiguous_images_whatever_it_is_given():
     own = Knowledge(model, layout, "cross_entropy", ClientData(x, Y))
     own.gradient(start, ClientData(x, Y))
     own.loss_of(start[None, None], ClientData(x, Y))
-    assert model.seen
-    assert all(model.seen)
+    assert len(SEEN) >= 6
+    assert all(SEEN)
 
 
 def test_the_networks_of_the_library_and_chains_of_known_layers_keep_the_fast_order():

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.inputs import Inputs
+from fedveil.learning.own_state import OwnState
 from fedveil.learning.torch_losses import NAMES, Labelwise, labelwise
 from fedveil.registry import Registry
 
@@ -206,14 +207,15 @@ def outputs_of(answer: Any) -> Tensor:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[nn.Module]:
-    """Put a module into evaluation mode and every part of it back into its own mode afterwards."""
-    modes = [(part, part.training) for part in module.modules()]
+    """Put a module into evaluation mode, and every part of it back into its own mode and state afterwards."""
+    modes, state = [(part, part.training) for part in module.modules()], OwnState(module)
     module.eval()
     try:
         yield module
     finally:
         for part, training in modes:
             part.training = training
+        state.restore()
 
 
 def predict(

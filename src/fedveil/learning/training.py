@@ -21,6 +21,7 @@ from fedveil.learning.inputs import Inputs
 from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.losses import loss_of, outputs_of
 from fedveil.learning.made_up import labels, not_trainable, probes
+from fedveil.learning.own_state import OwnState
 from fedveil.learning.rearranged import LargeDense, rearranged
 from fedveil.learning.streams import Key, epoch_orders, stream, with_keyed_dropout
 from fedveil.mechanisms.source import keyed_seed
@@ -108,6 +109,7 @@ class SequentialTrainer:
         self.lends = False  # whether a result is read before the next client is trained, whose memory it then is
         self._room: Tensor | None = None  # that memory
         self._buffers = {name: b.detach().clone() for name, b in self._model.named_buffers()}
+        self._own_state = OwnState(self._model)
         self._kept = sorted(self._buffers.keys() & set(layout.kept))
         self._loss = loss_of(local.loss)
         self._forward: nn.Module = self._model
@@ -228,6 +230,7 @@ class SequentialTrainer:
         for name, value in {**self._buffers, **(buffers or {})}.items():
             owner, _, leaf = name.rpartition(".")
             setattr(self._model.get_submodule(owner), leaf, value.to(self._device, copy=True))
+        self._own_state.restore()
         self._model.zero_grad()
         self._model.train()
 
