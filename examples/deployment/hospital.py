@@ -29,7 +29,8 @@ METHOD = build(
     "record", unit="person", people=155, records_per_person=IMAGES, sum="secure", least_sites=3,
     epsilon=8.0, rounds=ROUNDS, retries=2, clip=0.5, lr=4.0,
 )  # fmt: skip
-TRAINER = PrivateTrainer(network(), LAYOUT, LocalTraining(), METHOD.client.noisy_steps)
+EXAMPLE = torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64)  # the declared shape of images and labels
+TRAINER = PrivateTrainer(network(), LAYOUT, LocalTraining(), METHOD.client.noisy_steps, example=EXAMPLE)
 app = ClientApp(mods=[privacy_mod(LAYOUT, METHOD, trainer=TRAINER, rounds=ROUNDS)])
 
 

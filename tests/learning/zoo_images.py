@@ -87,7 +87,9 @@ class DenseNet(nn.Module):
     def __init__(self):
         super().__init__()
         self.first = nn.Conv2d(3, 4, 3, padding=1)
-        self.layers = nn.ModuleList(nn.Sequential(groups(4 + 4 * i), nn.ReLU(), nn.Conv2d(4 + 4 * i, 4, 3, padding=1)) for i in range(2))
+        self.layers = nn.ModuleList(
+            nn.Sequential(groups(4 + 4 * i), nn.ReLU(), nn.Conv2d(4 + 4 * i, 4, 3, padding=1)) for i in range(2)
+        )
         self.norm, self.head = groups(12), nn.Linear(12, 3)
 
     def forward(self, x):

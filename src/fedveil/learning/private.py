@@ -19,6 +19,7 @@ from fedveil.learning.per_example import PerExample
 from fedveil.learning.streams import Key, stream
 from fedveil.learning.training import SequentialTrainer, Stepper, check_request
 from fedveil.learning.validation import require_apart, require_unmixed
+from fedveil.learning.witness import note_failure
 from fedveil.logs import logger
 from fedveil.mechanisms import GaussianNoise, SecureSource, Source, noised
 from fedveil.methods.facts import NoisySteps
@@ -200,6 +201,8 @@ class PrivateTrainer(SequentialTrainer):
         if failure is not None:
             _LOG.error("the examples of a step failed, and count as zero", exc_info=failure)
         model, failed = self._read(), None if examples else failure
+        if failed is not None:
+            note_failure(failed)
         summed = total if noisy.grid else None
         return Trained(model, client.examples, seen / max(examples, 1), noisy, failed, total=summed)
 

@@ -7,7 +7,7 @@ model leaves as a release, or nothing does.
 """
 
 from collections.abc import Callable
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from math import inf, isfinite
 from threading import Thread
@@ -29,6 +29,7 @@ from fedveil.engines.warning import Warnings
 from fedveil.errors import BudgetError, FedVeilError, FieldError
 from fedveil.layout import Layout
 from fedveil.learning import PrivateTrainer
+from fedveil.learning.witness import note_failure
 from fedveil.logs import logger
 from fedveil.mechanisms import Source
 from fedveil.methods import Broadcast, ClientFacts, Refusal, Releases
@@ -121,6 +122,7 @@ class Exchange:
                 own = warnings() if local else None
                 released = answer(party, memory, broadcast, verdict, lambda: self._trained(party, broadcast), own)
                 if party.failure is not None:
+                    note_failure(party.failure)
                     tell(settings.partition, broadcast.public.round, party.failure)
         return self._reply(records.write_reply(released, self.layout, settings.partition, side))
 
@@ -162,7 +164,7 @@ class Exchange:
             except Exception as error:
                 answers.append(error)
 
-        thread = Thread(target=work, daemon=True)
+        thread = Thread(target=copy_context().run, args=(work,), daemon=True)
         thread.start()
         thread.join(seconds)
         reply = answers[0] if answers else FedVeilError(f"training took longer than the {seconds:g} s of the policy")

@@ -11,7 +11,8 @@ from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedveil.errors import FieldError, require_count
+from fedveil.errors import FieldError, NoReplyError, require_count
+from fedveil.learning.witness import witnessed
 from fedveil.mechanisms import keyed_seed
 
 RAISED = 2  # Flower's code for a ClientApp that raised
@@ -54,6 +55,7 @@ class InProcessGrid(Grid):
         self.contexts: dict[int, Context] = {}
         self._replies: dict[str, Message] = {}
         self._pushed = 0
+        self._failures: dict[int, list[Exception]] = {}  # of the last answer, by partition
         for position, config in enumerate(node_configs):
             partition = int(config.get("partition-id", position))
             if partition in self.contexts:
@@ -79,21 +81,32 @@ class InProcessGrid(Grid):
         return list(self._partitions)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        ids = []
-        for message in messages:
+        ids, asked = [], list(messages)
+        for message in asked:
             self._pushed += 1
             ids.append(f"message-{self._pushed}")
             self._replies[ids[-1]] = self._ask(message)
+        self._require_success(asked)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        replies = [self._ask(message) for message in messages]
+        asked = list(messages)
+        replies = [self._ask(message) for message in asked]
+        self._require_success(asked)
         if self._order is not None:
             self._order.shuffle(replies)
         return replies
+
+    def _require_success(self, asked: Sequence[Message]) -> None:
+        """Refuse messages all of which were answered by noise alone: a server could not tell, and a simulation can."""
+        partitions = [self._partitions[message.metadata.dst_node_id] for message in asked]
+        failures = {p: self._failures.pop(p, []) for p in partitions}
+        if failures and all(failures.values()):
+            said = {p: f"{type(seen[0]).__name__}: {seen[0]}" for p, seen in failures.items()}
+            raise NoReplyError(f"every client failed, and answered by noise alone; {said}")
 
     def _ask(self, message: Message) -> Message:
         partition = self._partitions[message.metadata.dst_node_id]
@@ -105,7 +118,9 @@ class InProcessGrid(Grid):
             group_id=message.metadata.group_id,
         )
         try:
-            reply = app(request, self.contexts[partition])
+            with witnessed() as seen:
+                reply = app(request, self.contexts[partition])
+            self._failures[partition] = seen
             return reply if reply.has_error() else Message(deepcopy(reply.content), reply_to=request)
         except Exception as error:  # as Flower's runtime does
             return Message(Error(RAISED, f"{type(error)}:<'{error}'>"), reply_to=request)
