@@ -12,7 +12,7 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.aggregation import FedAvgM
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, NoReplyError
 from fedveil.flower import (
     FACTS,
     FedVeilStrategy,
@@ -74,7 +74,8 @@ def test_a_users_own_app_is_private_and_an_unmarked_model_stays():
 
     trainer = PrivateTrainer(network(), layout, LocalTraining(lr=1.0), method.client.noisy_steps)
 
-    def train(message, context, noisy):
+    def train(message, context, marked):
+        noisy = context.node_config["partition-id"] in marked
         mine = slice(context.node_config["partition-id"], None, 4)
         start, data = read_broadcast(message.content, layout).models, ClientData(client.x[mine], client.y[mine])
         [trained] = trainer.train_noisily(start, [data], [(0,)], [training_source()])
@@ -82,9 +83,9 @@ def test_a_users_own_app_is_private_and_an_unmarked_model_stays():
         content = {"arrays": to_arrays(layout, trained.model), "metrics": MetricRecord({"num-examples": 1}), **facts}
         return Message(RecordDict(content), reply_to=message)
 
-    def ran(noisy):
+    def ran(marked):
         app = ClientApp(mods=[privacy_mod(layout, method, seed=3, trainer=trainer)])
-        app.train()(lambda message, context: train(message, context, noisy))
+        app.train()(lambda message, context: train(message, context, marked))
         server = ServerApp()
 
         @server.main()
@@ -96,9 +97,14 @@ def test_a_users_own_app_is_private_and_an_unmarked_model_stays():
         return torch.cat([v.reshape(-1) for v in run.state["arrays"].to_torch_state_dict().values()])
 
     begun = torch.cat([v.reshape(-1) for v in network().state_dict().values()])
-    for marked in (True, False):  # in place of unmarked models noise alone leaves
-        model, module = ran(marked), network()
+    models = [ran({0, 1, 2, 3}), ran({0})]  # in place of unmarked models noise alone leaves
+    right = []
+    for model in models:
+        module = network()
         layout.load(module, model)
-        right = float((module(client.x).argmax(1) == client.y).double().mean())
-        assert (right > 0.4) == marked
+        right.append(float((module(client.x).argmax(1) == client.y).double().mean()))
         assert (model - begun).norm() > 0.5
+    assert right[0] > 0.4
+    assert right[1] < right[0] - 0.1
+    with pytest.raises(NoReplyError, match="every client failed"):  # no server could tell; a simulation does
+        ran(set())

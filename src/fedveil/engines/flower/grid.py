@@ -55,7 +55,7 @@ class InProcessGrid(Grid):
         self.contexts: dict[int, Context] = {}
         self._replies: dict[str, Message] = {}
         self._pushed = 0
-        self._failures: dict[int, list[Exception]] = {}  # of the last answer, by partition
+        self._failures: dict[int | None, list[Exception]] = {}  # of the last answer, by partition
         for position, config in enumerate(node_configs):
             partition = int(config.get("partition-id", position))
             if partition in self.contexts:
@@ -102,7 +102,7 @@ class InProcessGrid(Grid):
 
     def _require_success(self, asked: Sequence[Message]) -> None:
         """Refuse messages all of which were answered by noise alone: a server could not tell, and a simulation can."""
-        partitions = [self._partitions[message.metadata.dst_node_id] for message in asked]
+        partitions = [self._partitions.get(message.metadata.dst_node_id) for message in asked]
         failures = {p: self._failures.pop(p, []) for p in partitions}
         if failures and all(failures.values()):
             said = {p: f"{type(seen[0]).__name__}: {seen[0]}" for p, seen in failures.items()}
