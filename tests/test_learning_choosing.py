@@ -77,7 +77,7 @@ def test_near_ties_and_broken_data_are_settled_client_by_client():
 def test_each_is_measured_as_alone():
     model, layout, models, clients = setup("cross_entropy")
     chosen = [i % 3 for i in range(40)]
-    names = ("loss", "accuracy", "balanced_accuracy", "iou", "auc")
+    names = ("loss", "accuracy", "balanced_accuracy", "iou", "auc", "micro_auc")
     single, _ = evaluate_clients(model, layout, models, clients, chosen, names)
     for client, j, found in zip(clients, chosen, single, strict=True):
         assert found == pytest.approx(evaluate(model, layout, models[j], client.x, client.y, names), rel=1e-6)

@@ -29,14 +29,14 @@ def expected(logits, y, labels):
         "recall": oracle.recall_score(y, predicted, average="macro", zero_division=0),
         "f1": oracle.f1_score(y, predicted, average="macro", zero_division=0),
         "iou": oracle.jaccard_score(y, predicted, average="macro", zero_division=0),
-        "auc": oracle.roc_auc_score(np.eye(kinds)[y].ravel(), chances.ravel()),
+        "micro_auc": oracle.roc_auc_score(np.eye(kinds)[y].ravel(), chances.ravel()),
         "sensitivity": oracle.balanced_accuracy_score(y, predicted),
         "specificity": np.mean([np.mean(predicted[y != c] != c) for c in labels if (y != c).any()]),
     }
     areas = [
         oracle.roc_auc_score(y == c, chances[:, c]) for c in labels[kinds == 2 :] if (y == c).any() and (y != c).any()
     ]
-    found |= {"macro_auc": np.mean(areas)} if areas else {}
+    found |= {"auc": np.mean(areas)} if areas else {}
     if kinds == 2:
         positives, negatives = y == 1, y == 0
         del found["sensitivity"], found["specificity"]

@@ -258,7 +258,7 @@ def test_figures_draw_what_is_there(patterns, tmp_path):
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["FedAvg"]
     done = run_all(study, tmp_path, ["5"], ["C2", "noise"])
     roc = draw_plot(study.plot("C2", done.outcomes)).axes
-    area = done.outcomes[study.lines("C2")[0].cells[0].key].summary.values["test_metrics"]["auc"]
+    area = done.outcomes[study.lines("C2")[0].cells[0].key].summary.values["test_metrics"]["micro_auc"]
     assert f"{area:.3f}" in roc[0].get_legend().get_texts()[0].get_text()
     x, y = roc[0].lines[1].get_data()
     assert float(torch.trapezoid(torch.tensor(y), torch.tensor(x))) == pytest.approx(area, abs=0.02)

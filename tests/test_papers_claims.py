@@ -245,7 +245,7 @@ def test_verdicts_on_a_difference():
 def test_where_nothing_is_learned_no_other_figure_is_judged_either(tmp_path):
     noise = {rule: ([0.30, 0.31, 0.30], [0.32, 0.33, 0.32]) for rule in RULES}
     write(tmp_path, "5", "accuracy", table_5(**noise))
-    write(tmp_path, "auc", "AUC", table_5(**dict.fromkeys(RULES, (METRIC_PRIVACY, GLOBAL))))
+    write(tmp_path, "auc", "micro AUC", table_5(**dict.fromkeys(RULES, (METRIC_PRIVACY, GLOBAL))))
     rows = finding(tmp_path, "The area under the ROC curve is larger").rows
     assert {row.why for row in rows} == {UNLEARNED, UNTESTED}
 

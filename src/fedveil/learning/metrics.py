@@ -21,7 +21,7 @@ from fedveil.learning.answers import METRICS, Answers, Figures, Floats, TaskKind
 from fedveil.learning.losses import losses_of
 
 DEFAULT: dict[TaskKind, tuple[str, ...]] = {
-    "classes": ("loss", "accuracy", "f1", "precision", "auc"),
+    "classes": ("loss", "accuracy", "f1", "precision", "auc", "micro_auc"),
     "values": ("loss", "rmse"),
 }
 
@@ -142,8 +142,8 @@ def image_f1(answers: Answers) -> Floats:
 
 
 @metric()
-def auc(answers: Answers) -> Floats:
-    """Area under the ROC curve, one class against the rest, micro average over all classes."""
+def micro_auc(answers: Answers) -> Floats:
+    """Area under the ROC curve of all pairs of an example and a class, pooled; high where one class is rare."""
     scores, classes = answers.probabilities, answers.outputs.shape[1]
     truth = np.zeros(scores.shape, dtype=bool)
     truth[np.arange(len(truth)), answers.labels] = True
@@ -152,8 +152,8 @@ def auc(answers: Answers) -> Floats:
 
 
 @metric()
-def macro_auc(answers: Answers) -> Floats:
-    """Area under the ROC curve, one class against the rest, mean over the classes (of two: class 1)."""
+def auc(answers: Answers) -> Floats:
+    """Area under the ROC curve of class 1 of two; of several, the mean of each against the rest that is there."""
     classes = answers.outputs.shape[1]
     by_class = [
         answers.ranked(answers.probabilities[:, c], answers.labels == c, answers.group)
@@ -178,6 +178,8 @@ def metric_names(names: Sequence[str] | None, task: TaskKind) -> tuple[str, ...]
     """
     chosen = DEFAULT[task] if names is None else tuple(names)
     for name in chosen:
+        if name == "macro_auc":
+            raise FieldError("metrics", name, "is called 'auc'; what was called so is 'micro_auc'")
         if name not in METRICS:
             raise FieldError("metrics", name, nearest(name, METRICS))
         if task not in METRICS[name].tasks:

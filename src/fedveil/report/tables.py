@@ -14,7 +14,7 @@ from fedveil.runs.summary import Summary
 OF_TWO = ("accuracy", *RARE)
 SHORT = {
     "f1": "F1",
-    "macro_auc": "AUC",
+    "auc": "AUC",
     "balanced_accuracy": "balanced",
     "sensitivity": "sens.",
     "specificity": "spec.",
@@ -64,7 +64,7 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
     On a narrow terminal the guarantees have a table of their own.
     """
     figures = figures_of(summaries)
-    tested = next((f for f in ("macro_auc", *figures) if all(f in s.values["test_metrics"] for s in summaries)), "")
+    tested = next((f for f in ("auc", *figures) if all(f in s.values["test_metrics"] for s in summaries)), "")
     names, on_test = {f: SHORT.get(f, f) for f in figures}, f"test {SHORT.get(tested, tested)}"
     rows: list[dict[str, str]] = []
     for label, runs in grouped(summaries).items():
@@ -81,7 +81,7 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
         row["seconds"] = _mean([float(r.values["seconds"]["rounds"]) for r in runs], ".1f")
         rows.append({**row, "guarantee": "; ".join(dict.fromkeys(str(r.values["guarantee"]) for r in runs))})
     if majority := [s.values["majority"] for s in summaries if "majority" in s.values]:
-        guessed = {"accuracy": fmean(majority), "macro_auc": 0.5, "balanced_accuracy": 0.5}
+        guessed = {"accuracy": fmean(majority), "auc": 0.5, "balanced_accuracy": 0.5}
         rows.append({"setting": "majority class", **{names[f]: shown(guessed.get(f), ".3f") for f in figures}})
     if public := [s.values["public_model"] for s in summaries if "public_model" in s.values]:
         row = {name: _mean([p["metrics"].get(f) for p in public], ".3f") for f, name in names.items()}

@@ -168,7 +168,7 @@ def prepare(config: Config, memo: Path | None = None, like: Setup | None = None)
             raise FieldError("malicious", "a table", "does not go together with an audit's world")
         poisoning = poisoning_of(config.malicious, config, dealt, clients)
         behaviours = poisoning.behaviours
-    usual = (*DEFAULT["classes"], *OF_TWO) if dealt.dataset.classes == 2 else None
+    usual = tuple(dict.fromkeys((*DEFAULT["classes"], *OF_TWO))) if dealt.dataset.classes == 2 else None
     setup = Setup(
         config,
         dealt,

@@ -19,8 +19,11 @@ METRICS_CSV = "metrics.csv"
 # averaged figures cover at most so many rounds, and of a short run no more than so much of it: 1 / 5
 LAST, SHARE = 5, 5
 # of two classes: what accuracy hides where one is rare
-OF_TWO = ("macro_auc", "balanced_accuracy", "sensitivity", "specificity")
-FIGURES = ("accuracy", "f1", "precision", "auc", "loss", "rmse", *OF_TWO)
+OF_TWO = ("auc", "balanced_accuracy", "sensitivity", "specificity")
+FIGURES = ("accuracy", "f1", "precision", "micro_auc", "loss", "rmse", *OF_TWO)
+# what the names of figures mean; in 1 (and where a file says nothing) micro_auc was called auc, and auc macro_auc
+MEASURES = 2
+FORMERLY = {"auc": "micro_auc", "macro_auc": "auc"}
 Row = dict[str, Any]
 
 
@@ -37,7 +40,12 @@ def parse_row(line: str) -> Row:
         raise ValueError("it is no round")
     for name in ("metrics", "noise", "replies", "failed", "invalid", "refused", "seconds"):
         row[name]
-    return row
+    return row if row.get("measures", 1) >= MEASURES else {**row, "metrics": by_present_names(row["metrics"])}
+
+
+def by_present_names(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures of a file that was written under earlier names."""
+    return {FORMERLY.get(name, name): value for name, value in figures.items()}
 
 
 def row_of(record: RoundRecord, method: Method, layout: Layout, sides: Mapping[int, ClientSide]) -> Row:
@@ -52,6 +60,7 @@ def row_of(record: RoundRecord, method: Method, layout: Layout, sides: Mapping[i
             spread[figure] = {"worst": worst, "median": float(np.median(values))}
     return {
         "round": log.number,
+        "measures": MEASURES,
         "metrics": dict(record.metrics or {}),
         "clients": spread,
         "noise": noise_of(method, layout, log.report, record.client_scales, sides),

@@ -25,8 +25,9 @@ from fedveil.runs.folder import UNNOISED
 from fedveil.runs.prepare import Setup
 from fedveil.runs.promised import guarantees_of
 from fedveil.runs.provenance import numerics_of, versions
-from fedveil.runs.rows import METRICS_FILE, Row, last_rounds, noise_over_rounds, parse_row
+from fedveil.runs.rows import MEASURES, METRICS_FILE, Row, by_present_names, last_rounds, noise_over_rounds, parse_row
 
+MEASURED = ("metrics", "last_rounds", "test_metrics")  # tables of figures by name
 REPRODUCIBLE = "reproducible, not for deployment"
 
 
@@ -56,7 +57,7 @@ class Summary:
         """
         file = folder / "summary.json"
         try:
-            values = json_of(file.read_bytes())
+            values = _by_present_names(json_of(file.read_bytes()))
             rounds = int(values["rounds"])
             file = folder / METRICS_FILE
             rows = []
@@ -91,6 +92,16 @@ class Summary:
         return None if recorded is None else float(recorded[when])
 
 
+def _by_present_names(values: Any) -> dict[str, Any]:
+    """What summary.json holds, with its figures under their present names."""
+    if values.get("measures", 1) >= MEASURES:
+        return dict(values)
+    renamed = {name: by_present_names(values[name]) for name in MEASURED if name in values}
+    if public := values.get("public_model"):
+        renamed["public_model"] = {**public, **{n: by_present_names(public[n]) for n in MEASURED if n in public}}
+    return {**values, **renamed, "measures": MEASURES}
+
+
 def majority_of(clients: Sequence[ClientData], classes: int) -> dict[str, Any]:
     """The number of classes, and the accuracy of naming the most frequent one, on what the clients hold out."""
     held = [c.test_y.reshape(-1) for c in clients if c.test_y is not None and len(c.test_y)]
@@ -116,6 +127,7 @@ def core_of(
         "setting": label,
         "method": method.name,
         "trust": method.client.trust,
+        "measures": MEASURES,
         "metrics": rows[-1]["metrics"] if rows else {},
         "last_rounds": last_rounds(rows),
         "test_metrics": {},

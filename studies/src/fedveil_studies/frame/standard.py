@@ -77,7 +77,7 @@ def roc(outcomes: Sequence[Outcome], _argument: str) -> Curve:
     scores = outputs(outcome, examples).softmax(1).numpy()
     truth = np.eye(examples.classes, dtype=bool)[examples.y.numpy()]
     false, true, _ = roc_curve(truth.ravel(), scores.ravel())
-    area = outcome.summary.values["test_metrics"]["auc"]
+    area = outcome.summary.values["test_metrics"]["micro_auc"]
     return Curve(RATES.tolist(), np.interp(RATES, false, true).tolist(), float(area))
 
 
