@@ -187,6 +187,22 @@ def test_a_number_that_may_stand_for_a_gap_is_said_and_not_guessed(tmp_path, sen
     found = read_off(table(tmp_path, [*map(str, range(0, 30, 2)), sentinel]), "y", "", "")
     assert any(f"marks = [{sentinel}]" in line for line in found.said) == said
     assert "missing" not in found.about
+    target = read_off(table(tmp_path, [*map(str, range(0, 30, 2)), sentinel]), "v", "", "")
+    assert any(f"{sentinel} in" in line for line in target.said) == said
+
+
+@pytest.mark.parametrize(("name", "kind"), [("encounter_id", "id"), ("encounter", ""), ("LabNr", "id")])
+def test_numbers_that_name_each_row_are_left_out_by_their_name(tmp_path, name, kind):
+    numbers = np.random.default_rng(0).permutation(COUNT * 1000)[:COUNT] + 10000
+    found = read_off(table(tmp_path, [*map(str, numbers)], name=name), "y", "", "")
+    assert found.left_out == ({name: kind} if kind else {})
+
+
+def test_codes_are_said_and_a_text_among_numbers_is_named(tmp_path):
+    assert any("codes" in line for line in read_off(table(tmp_path, ["1", "2", "5"], "type_code"), "y", "", "").said)
+    found = read_off(table(tmp_path, [*map(str, range(29)), "4O"]), "y", "", "")
+    assert found.left_out == {"v": "codes"}
+    assert any("row 30 (line 31), column v = '4O'" in line for line in found.said)
 
 
 def test_pandas_row_index_is_no_input_and_no_target(tmp_path):

@@ -1,9 +1,9 @@
 """Rows of a table as tensors: columns scaled by what was declared, never by statistics of everybody's rows."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,22 +12,10 @@ from torch import Tensor
 
 from fedveil.data.gaps import Gap, gap_of
 from fedveil.data.labels import count_classes, data_set
+from fedveil.data.rows import Rows
 from fedveil.data.sets import DataSet
-from fedveil.data.values import (
-    PLAIN,
-    Style,
-    marked,
-    missing_of,
-    nearly_number,
-    numbers_of,
-    sort_of,
-    spelt_twice,
-    texts_of,
-)
+from fedveil.data.values import spelt_twice
 from fedveil.errors import FieldError, nearest, require_choice
-
-if TYPE_CHECKING:
-    import pandas
 
 Columns = Mapping[str, Any] | Sequence[str]
 Classes = int | Sequence[str]
@@ -131,113 +119,6 @@ class TableSpec:
             if name not in named:
                 raise FieldError(f"data.missing.{name}", name, f"is no input; {nearest(name, named)}")
         return named
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A part of a table (training or test).
-
-    Attributes
-    ----------
-    file : str
-        Its name.
-    frame : DataFrame
-        Its values.
-    style : Style
-        How numbers are written in its texts.
-    index : tuple of str
-        Columns that pandas wrote to number the rows: no inputs unless they are named as such.
-    lines : bool
-        Whether row i stands in line i + 1.
-    """
-
-    file: str
-    frame: "pandas.DataFrame"
-    style: Style = PLAIN
-    index: tuple[str, ...] = ()
-    lines: bool = False
-
-    def where(self, column: str, row: int) -> str:
-        """What a refusal calls a value."""
-        line = f" (line {row + 2})" if self.lines else ""
-        return f"{self.file}, row {row + 1}{line}, column {column}"
-
-    def require(self, field: str, column: str) -> None:
-        """Refuse a column that is not there."""
-        if column not in self.frame.columns:
-            raise FieldError(field, column, f"is no column of {self.file}; {nearest(column, self.frame.columns)}")
-
-    def refuse(self, column: str, bad: Any, shown: Callable[[int], Any], accepted: str) -> None:
-        """Refuse a column of which `bad` [N] is true somewhere, by the first such row and what is shown of it."""
-        for row in np.flatnonzero(bad)[:1].tolist():
-            raise FieldError(self.where(column, row), shown(row), accepted)
-
-    def present(self, column: str, missing: NDArray[np.bool_] | None = None) -> "pandas.Series[Any]":
-        """The values of a column without a gap."""
-        values = self.frame[column]
-        missing = missing_of(values) if missing is None else missing
-        count = f" ({int(missing.sum())} rows in all)" if missing.sum() > 1 else ""
-        said = f"must not be empty{count}: fill it in, remove the row, or of an input set data.missing"
-        self.refuse(column, missing, lambda row: self._gap(values.iloc[row]), said)
-        return values
-
-    def sites(self, column: str) -> NDArray[np.str_]:
-        """Which site each row is from [N]."""
-        values = self.frame[column]
-        missing = missing_of(values, vague=True)
-        self.refuse(
-            column,
-            missing,
-            lambda row: self._gap(values.iloc[row]),
-            "must name a site: it decides which client holds the row. Fill it in or remove the row",
-        )
-        names: NDArray[np.str_] = values.astype(str).to_numpy(dtype=np.str_)
-        return names
-
-    @staticmethod
-    def _gap(value: Any) -> str:
-        return value if isinstance(value, str) and value.strip() else "missing"
-
-    def numbers(self, column: str, gap: Gap | None = None) -> NDArray[np.float64]:
-        """The finite numbers of a column; NaN where a value is missing, if `gap` says what stands in for it."""
-        values, sort = self.frame[column], sort_of(self.frame[column])
-        if sort in ("times", "other"):
-            held = "times: store them as numbers, such as years" if sort == "times" else "lists, bytes or other objects"
-            accepted = f"must hold numbers, and holds {held}"
-            raise FieldError(f"{self.file}:{column}", str(values.dtype), accepted)
-        missing = missing_of(values, vague=True, marks=gap.marks if gap else ())
-        if gap is None:
-            self.present(column, missing)
-        numbers = np.where(missing, np.nan, numbers_of(values, self.style))
-        unfit = ~missing & ~(np.abs(numbers) <= np.finfo(np.float32).max)
-        accepted = "must be a finite number; texts are declared as a list of all of them, e.g. sex = ['f', 'm']"
-        for row in np.flatnonzero(unfit)[:1].tolist():
-            nearly = nearly_number(str(values.iloc[row]), self.style)
-            raise FieldError(self.where(column, row), str(values.iloc[row]), nearly or accepted)
-        return numbers
-
-    def bounded(
-        self, column: str, low: float, high: float, outside: str, gap: Gap | None = None
-    ) -> NDArray[np.float64]:
-        """The numbers of a column from low to high; those outside are refused or clipped."""
-        values = self.numbers(column, gap)
-        if outside == "clip":
-            return np.clip(values, low, high)
-        accepted = f"is outside the declared [{low:g}, {high:g}]: widen it, or set data.outside = 'clip'"
-        self.refuse(column, (values < low) | (values > high), values.item, accepted)
-        return values
-
-    def codes(self, column: str, accepted: Sequence[str], gap: Gap | None = None) -> NDArray[np.int64]:
-        """The place of each text of a column among the accepted ones, [N]; -1 where `gap` says what stands in."""
-        values, texts = self.frame[column], texts_of(self.frame[column])
-        codes = np.array(texts.map({text: i for i, text in enumerate(accepted)}).fillna(-1), dtype=np.int64)
-        codes[values.isna().to_numpy(dtype=bool) | marked(values, gap.marks if gap else ())] = -1
-        missing = (codes < 0) & missing_of(values, marks=gap.marks if gap else ())
-        if gap is None:
-            self.present(column, missing)
-        for row in np.flatnonzero((codes < 0) & ~missing)[:1].tolist():
-            raise FieldError(self.where(column, row), texts.iloc[row], nearest(str(texts.iloc[row]), accepted))
-        return codes
 
 
 def from_rows(name: str, train: Rows, test: Rows | None, spec: TableSpec, note: str = "") -> DataSet:

@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from fedveil.data.arrays import images
-from fedveil.data.frames import Rows, TableSpec, from_rows, labelled
+from fedveil.data.frames import TableSpec, from_rows, labelled
 from fedveil.data.pictures import MAX_PIXELS, MODES, size_of, stack
+from fedveil.data.rows import Rows
 from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.data.table import INDEX
 from fedveil.errors import FieldError, nearest, require_choice, require_count, require_positive

@@ -9,7 +9,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedveil.data.frames import Rows, TableSpec, from_rows
+from fedveil.data.frames import TableSpec, from_rows
+from fedveil.data.rows import Rows
 from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.data.values import PLAIN, STYLES, Style, is_time, pandas_module
 from fedveil.errors import FieldError, require_count, require_positive
@@ -158,7 +159,7 @@ def _check_header(name: str, header: Sequence[str], rows: "pandas.DataFrame") ->
 
 
 def _is_number(text: str) -> bool:
-    return any(style.number(text) == style.number(text) for style in STYLES)
+    return any(style.reads(text) for style in STYLES)
 
 
 def _alike(values: "pandas.Series[str]") -> bool:

@@ -52,7 +52,7 @@ _NEARLY = {
     "has a power that no reader knows": rf"{_PLAIN}\s*(?:[x×*]\s*10\s*\^?\s*[-+]?\d+|[dD][-+]?\d+)",
     "has an underscore": r"[+-]?\d+(?:_\d+)+",
     "has a fraction": r"[+-]?\d*\s*[¼½¾⅓⅔]|\d+\s*/\s*\d+",
-    "has a unit": rf"{_PLAIN}\s*(?:[a-zµμ°Ω][A-Za-zµμ°Ω]{{0,5}}|[A-Z][a-z]?)(?:/[A-Za-zµ0-9]{{1,6}})?",
+    "has a unit": rf"{_PLAIN}(?:\s*[a-zµμ°Ω][A-Za-zµμ°Ω]{{0,5}}|\s+[A-Z][a-z]?)(?:/[A-Za-zµ0-9]{{1,6}})?",
 }
 LOOSE = ("is below or above a limit", "has a unit", "has a fraction")  # categories, where all are
 
@@ -87,6 +87,10 @@ class Style:
         grouped = rf"\d{{1,3}}(?:{group}\d{{3}})+|\d{{1,2}}(?:{group}\d{{2}})*{group}\d{{3}}|" if group else ""
         return re.compile(rf"[+-]?(?:(?:{grouped}\d+)(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 
+    def reads(self, text: str) -> bool:
+        """Whether a text is a number."""
+        return self._number.fullmatch(text.strip()) is not None
+
     def number(self, text: str) -> float:
         """The number that a text is; NaN if it is none."""
         stripped = text.strip()
@@ -116,6 +120,8 @@ def sort_of(values: "pandas.Series[Any]") -> Sort:
     types = pandas_module().api.types
     if not values.notna().any():
         return "empty"
+    if isinstance(values.dtype, pandas_module().StringDtype):
+        return "texts"
     dtype = values.cat.categories.dtype if isinstance(values.dtype, pandas_module().CategoricalDtype) else values.dtype
     if types.is_bool_dtype(dtype) or (types.is_numeric_dtype(dtype) and not types.is_complex_dtype(dtype)):
         return "numbers"
@@ -205,14 +211,14 @@ def nearly_number(text: str, style: Style) -> str:
     stripped = text.strip()
     if is_time(stripped):
         return ""
-    others = [other for other in STYLES if other.number(stripped) == other.number(stripped)]
+    others = [other for other in STYLES if other.reads(stripped)]
     if others:
         ways = {f"{other.number(stripped):.15g}": _written(other) for other in reversed(others)}
         read = ", or ".join(f"{number} with {way}" for number, way in ways.items())
         return f"is no number where {_written(style)}; it is {read}"
     plain = "".join(str(digit(sign)) if sign.isdigit() else sign for sign in normalize("NFKC", stripped))
     plain = plain.replace("\u2212", "-").replace("\u2013", "-")
-    if plain != stripped and any(other.number(plain) == other.number(plain) for other in STYLES):
+    if plain != stripped and any(other.reads(plain) for other in STYLES):
         return "has a minus sign or digits that are not those of a keyboard: write -0123456789"
     for why, pattern in _NEARLY.items():
         if re.fullmatch(pattern, stripped, re.IGNORECASE if why == "is infinite" else 0):

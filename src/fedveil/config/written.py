@@ -1,0 +1,199 @@
+"""How a table of somebody's is written: its separators, its decimal sign, and what its columns hold."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.data.rows import Rows
+from fedveil.data.table import read_table
+from fedveil.data.values import (
+    PLAIN,
+    STYLES,
+    Sort,
+    Style,
+    is_gap,
+    is_time,
+    missing_of,
+    numbers_of,
+    pandas_module,
+    sort_of,
+    texts_of,
+)
+from fedveil.errors import FieldError
+
+LARGEST = (2_000_000, 2**30)  # rows and bytes, as `TableFile` has them
+MOST_ARE = 0.8  # of the values; then the others are the odd ones
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """A column of a table, each of whose views is made once.
+
+    Attributes
+    ----------
+    rows : Rows
+        The table.
+    name : str
+        Of the column.
+    """
+
+    rows: Rows
+    name: str
+
+    @cached_property
+    def values(self) -> Any:
+        """What it holds, a pandas Series."""
+        return self.rows.frame[self.name]
+
+    @cached_property
+    def sort(self) -> Sort:
+        """Numbers, texts, times and so on, by the type of its values."""
+        return sort_of(self.values)
+
+    @cached_property
+    def texts(self) -> Any:
+        """Its values as texts, without spaces around them."""
+        return texts_of(self.values)
+
+    @cached_property
+    def kinds(self) -> list[str]:
+        """The different texts, without those that stand for a gap among numbers."""
+        present = self.texts[self.values.notna()]
+        return [text for text in pandas_module().unique(present) if not is_gap(text, vague=True)]
+
+    @cached_property
+    def numeric(self) -> bool:
+        """Whether it holds numbers, with gaps or without."""
+        if self.sort in ("numbers", "times", "other", "empty"):
+            return self.sort == "numbers"
+        return bool(self.kinds) and all(map(self.rows.style.reads, self.kinds))
+
+    @cached_property
+    def numbers(self) -> NDArray[np.float64]:
+        """Its numbers [N]; NaN where there is none."""
+        return numbers_of(self.values, self.rows.style)
+
+    @cached_property
+    def missing(self) -> NDArray[np.bool_]:
+        """Which values are missing [N]; words such as "unknown" are so among numbers alone."""
+        return missing_of(self.values, vague=self.numeric)
+
+    @property
+    def present_numbers(self) -> NDArray[np.float64]:
+        """The numbers that there are."""
+        return self.numbers[~self.missing]
+
+    @property
+    def present_texts(self) -> Any:
+        """The texts that there are."""
+        return self.texts[~self.missing]
+
+    def refuse(self, bad: NDArray[np.bool_], accepted: str, shown: str = "") -> None:
+        """Refuse the column by the first row where `bad` is true, with its value or with `shown`."""
+
+        def own(row: int) -> str:
+            value = self.values.iloc[row]
+            return shown or (value if isinstance(value, str) and value.strip() else "missing")
+
+        self.rows.refuse(self.name, bad, own, accepted)
+
+    def refuse_text(self, text: str, accepted: str) -> None:
+        """Refuse the column by the first row that holds this text."""
+        self.refuse((self.texts == text).to_numpy(dtype=bool), accepted, text)
+
+
+def read_written(path: Path, decimal: str, thousands: str) -> tuple[Rows, dict[str, str]]:
+    """The rows of a table, and the keys of ``[data]`` that say how a CSV file is written.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    decimal, thousands : str
+        How its numbers are written; both empty: as it looks.
+
+    Raises
+    ------
+    FieldError
+        For a file that is no table of two columns, has no header line, or holds a text that may be two numbers.
+    """
+    given = Style(decimal or ".", thousands) if decimal or thousands else None
+    for separator in (",", ";", "\t", "|"):
+        try:
+            rows = read_table("data", path, separator, given or PLAIN, LARGEST)
+        except FieldError as error:
+            if error.field != "data.separator":
+                raise
+            continue
+        if len(rows.frame.columns) < 2:
+            break
+        _refuse_own_names(rows)
+        if given is None and rows.file.lower().endswith((".csv", ".csv.gz")):
+            rows = replace(rows, style=_style(rows, separator))
+        keys = {"separator": separator, "decimal": rows.style.decimal, "thousands": rows.style.thousands}
+        usual = {"separator": ",", "decimal": ".", "thousands": ""}
+        return rows, {key: value for key, value in keys.items() if value != usual[key]}
+    raise FieldError("data", str(path), "has one column: a target and an input are needed")
+
+
+def _refuse_own_names(rows: Rows) -> None:
+    """Refuse a column that holds its own name: the first line is no header, or one stands between the rows."""
+    for name in rows.frame.columns:
+        column = Column(rows, name)
+        if column.sort == "texts" and str(name) in column.kinds:
+            accepted = "is what its column is called: the file has no header line, or one between its rows"
+            column.refuse((column.texts == str(name)).to_numpy(dtype=bool), accepted, "a name of a column")
+
+
+def _style(rows: Rows, separator: str) -> Style:
+    """How most columns of numbers are written; refused where the same texts are other numbers in two ways."""
+    columns = {name: texts for name in rows.frame.columns if (texts := _telling(Column(rows, name)))}
+    plain = all(map(PLAIN.reads, (text for texts in columns.values() for text in texts)))
+    if plain and separator != ";":
+        return PLAIN
+    fits = {style: sum(all(map(style.reads, texts)) for texts in columns.values()) for style in STYLES}
+    best = [style for style in STYLES if fits[style] == max(fits.values())]
+    chosen = best[0]
+    if chosen == Style(",") and separator == "," and Style(".", ",") in best:
+        return Style(".", ",")  # quoted, as spreadsheets in English write thousands
+    doubtful = {Style("."): ";", Style(","): ";\t|"}.get(chosen, "")
+    rival = Style(",", ".") if chosen.decimal == "." else Style(".", ",")
+    if separator in doubtful and rival in best:
+        for name, text in _differing(columns, chosen, rival):
+            accepted = f"may be {chosen.number(text):.15g} or {rival.number(text):.15g}: say which by fedveil init "
+            accepted += f"--decimal '{chosen.decimal}', or "
+            accepted += f"--decimal '{rival.decimal}' --thousands '{rival.thousands}'"
+            Column(rows, name).refuse_text(text, accepted)
+    return chosen
+
+
+def _telling(column: Column) -> list[str]:
+    """The texts that tell how a column of numbers is written; none where it does not hold numbers."""
+    if column.sort != "texts":
+        return []
+    texts = [text for text in column.kinds if not is_time(text)]
+    if not _mostly(_is_number, texts[:200]) or not _mostly(_is_number, texts):
+        return []
+    return [text for text in texts if not text.isdecimal() and _is_number(text)]
+
+
+def _mostly(test: Callable[[str], bool], texts: list[str]) -> bool:
+    return sum(map(test, texts)) >= max(MOST_ARE * len(texts), 1)
+
+
+def _is_number(text: str) -> bool:
+    return any(style.reads(text) for style in STYLES)
+
+
+def _differing(columns: dict[str, list[str]], one: Style, other: Style) -> Iterator[tuple[str, str]]:
+    """Columns in which both styles read another number, and the first such text."""
+    for name, texts in columns.items():
+        for text in texts:
+            if one.reads(text) and other.reads(text) and one.number(text) != other.number(text):
+                yield name, text
+                break
