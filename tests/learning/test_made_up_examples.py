@@ -69,6 +69,13 @@ class Centred(nn.Module):
         return self.head(x.mean(1) - self.mean(x.mean(1)))
 
 
+class Drawing(Centred):
+    """Draws as well, so that an example alone is no witness."""
+
+    def forward(self, x):
+        return nn.functional.dropout(super().forward(x), 0.1, self.training)
+
+
 class Recurrent(nn.Module):
     def __init__(self, kind, batch_first, last=True):
         super().__init__()
@@ -148,6 +155,7 @@ def test_a_model_that_takes_some_made_up_examples_is_taken():
         Centred(lambda x: x.flip(0)),
         Centred(lambda x: x.roll(1, 0)),
         Centred(lambda x: x.cumsum(0) - x),
+        Drawing(lambda x: x.cumsum(0) - x),
         Centred(lambda x: x / len(x)),
         Centred(lambda x: x * torch.arange(len(x))[:, None]),
     ],
@@ -157,7 +165,16 @@ def test_a_model_whose_rows_follow_others_their_number_or_their_place_is_refused
         fv.Federation(model=model, clients=clients(), method=record())
 
 
-@pytest.mark.parametrize("model", [Recurrent(nn.GRU, True), Recurrent(nn.LSTM, True), Attends(True)])
+@pytest.mark.parametrize(
+    "model",
+    [
+        Recurrent(nn.GRU, True),
+        Recurrent(nn.LSTM, True),
+        Attends(True),
+        nn.Sequential(nn.Flatten(), nn.Linear(30, 8), nn.RReLU(), nn.Linear(8, 2)),
+        nn.Sequential(nn.Flatten(), nn.Linear(30, 8), nn.AlphaDropout(0.5), nn.Linear(8, 2)),
+    ],
+)
 def test_a_model_whose_rows_follow_their_examples_is_taken(model):
     assert not fv.Federation(model=model, clients=clients(), method=record()).run(1).rounds[0].zeroed
 

@@ -133,7 +133,8 @@ def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
     """
     copy, inputs = deepcopy(model).train(), Inputs.of(model)
     for part in copy.modules():
-        if "dropout" in type(part).__name__.lower() and not any(True for _ in part.children()):
+        drops = "dropout" in type(part).__name__.lower() and not any(True for _ in part.children())
+        if drops or isinstance(part, nn.RReLU):  # which draws as often as values are negative
             part.eval()
     generator = torch.Generator().manual_seed(0)
     for drawn in (False, True):  # layers that begin at zero hide what comes before them; a server's models do not
