@@ -91,7 +91,7 @@ def test_a_second_run_is_refused_and_resume_is_not(here):
         ),
         (
             ["run", "tiny.toml", "--out", "lost"],
-            "holds a run that has lost its config.toml; restore it, or delete lost",
+            "holds a run that has lost its config.toml; restore it, or run it again with another --out",
         ),
         (["run", "torn", "--resume"], "torn/checkpoint/run.json': cannot be read"),
         (["compare", "torn", "--resume"], "holds a run, not a comparison; go on with it by fedveil run torn --resume"),
@@ -275,7 +275,7 @@ def test_a_damaged_configuration_is_named_with_the_way_out(here):
             (here / folder / "config.toml").write_text(content)
         said = call("run", "r", "--resume").stderr
         assert "CONFIG = 'r/config.toml': cannot be read (" in said
-        assert "restore it, or delete r to run it again" in said
+        assert "restore it, or run it again with another --out" in said
         assert "finished runs are kept" in call("compare", "c", "--resume").stderr
 
 

@@ -32,11 +32,10 @@ def play(relation, d, source, runs):
     *pair, direction = worlds(relation, d)
     theta, scores, claimed = torch.zeros(d, dtype=torch.float64), np.zeros((2, runs)), 0.0
     for world, updates in enumerate(pair):
-        server = server_party(side, d, source=source.child("world", world))
         replies = {p: reply(u) for p, u in enumerate(updates)}
         for run in range(runs):
-            server.ledger = type(server.ledger)("run", "server")  # every run is a round of its own
-            after, log = server.combine(broadcast_of(theta, run + 1, cohort=len(updates)), replies)
+            server = server_party(side, d, source=source.child("world", world, run))  # every run is one of its own
+            after, log = server.combine(broadcast_of(theta, 1, cohort=len(updates)), replies)
             scores[world, run] = float(after.models[0] @ direction)
             claimed = log.spend.guarantee.mu
     return scores, claimed

@@ -250,8 +250,10 @@ def test_a_site_whose_budget_is_used_up_leaves_and_the_others_pay_for_both_quest
 def test_a_plan_has_room_for_so_many_retries():
     fed = federation(rounds=2, retries=1)
     for attempt in (0, 1):
-        assert not any(isinstance(a, Refusal) for a in shares_of(fed, attempt=attempt, rounds=2)[1].values())
+        broadcast, shares = shares_of(fed, attempt=attempt, rounds=2)
+        assert not any(isinstance(answer, Refusal) for answer in shares.values())
     assert [len(e.ledger.entries) for e in (fed.party(p) for p in range(4))] == [2] * 4
+    fed.server.combine(broadcast, shares)
     fed.round = 1
     assert not isinstance(shares_of(fed, rounds=2)[1][0], Refusal)
     assert isinstance(shares_of(fed, attempt=1, rounds=2)[1][0], Refusal)

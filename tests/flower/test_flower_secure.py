@@ -12,16 +12,19 @@ from flwr.serverapp import ServerApp
 
 import fedveil as fv
 from federation_kit import grouped
-from fedveil.accounting import Filter, ParticipationFilter, SumPolicy
+from fedveil.accounting import Entry, Filter, Ledger, ParticipationFilter, Release, SumPolicy, digest
+from fedveil.accounting.ledger import nothing
 from fedveil.aggregation import FedAvgM
 from fedveil.engines.flower.grid import _identity
 from fedveil.engines.flower.mod import CLIENT_FAILED, read_settings
 from fedveil.engines.flower.records import read_share, write_broadcast
 from fedveil.engines.flower.roster import Asking
+from fedveil.engines.server import ServerParty
 from fedveil.engines.sites import read_key
 from fedveil.errors import BudgetError, FieldError, NoReplyError
 from fedveil.flower import FedVeilStrategy, FlowerFederation, InProcessGrid, privacy_mod, run_in_process, to_arrays
 from fedveil.learning import LocalTraining, PrivateTrainer
+from fedveil.mechanisms import source_of
 from fedveil.methods import build
 from fedveil.methods.publishing import Validation
 from fedveil.secure import Site, SiteKey
@@ -133,9 +136,13 @@ def test_a_nodes_total_holds_for_persons_and_for_every_question(tmp_path, values
 # ---- sites as processes of their own
 
 
-def served(grid, rounds=2, values=None, **options):
-    """Run the strategy over a grid; returns it and the shared model [d]."""
-    strategy = FedVeilStrategy(method(**(values or {})), LAYOUT, rounds=rounds, **options)
+def served(grid, rounds=2, values=None, done=0, **options):
+    """Run the strategy over a grid, as if the first models had been released by rounds that are done; returns it."""
+    ledger, first = Ledger("memory", "server"), digest((Release("model", LAYOUT.read(network())[None]),))
+    for number in range(1, done + 1):
+        ledger.commit(Entry((number, "combine"), 0, first, nothing("local")))
+    server = ServerParty(method(**(values or {})), LAYOUT, ledger, source_of(options.get("seed")))
+    strategy = FedVeilStrategy(server, rounds=rounds, done=done, **options)
     server = ServerApp()
 
     @server.main()

@@ -10,6 +10,7 @@ CONFIG = "config.toml"
 MODEL = "model.safetensors"
 RUN_ID = "checkpoint/run.json"
 SPEC = "spec.json"
+SERVERS_LEDGER = "ledger/server.jsonl"
 CELLS = "cells"
 RUN, COMPARISON, AUDIT, STUDY = "a run", "a comparison", "an audit", "a study"
 _AGAIN = {
@@ -50,6 +51,10 @@ def refuse_used(path: Path) -> None:
     if not unused(path):
         kind = kind_of(path)
         if not kind and _part_of_a_run(path):
+            if (path / SERVERS_LEDGER).exists() and not (path / "checkpoint").exists():
+                accepted = "holds the run of a server already; give another folder, or go on in this one with "
+                accepted += "FedVeilStrategy(folder=..., done=its rounds so far)"
+                raise FieldError("--out", str(path), accepted)
             raise FieldError("--out", str(path), f"holds a run that has lost its {CONFIG}; {remedy(path)}")
         what = f"holds {kind} already; go on with it by {_again(path)}, or" if kind else "is not empty;"
         raise FieldError("--out", str(path), f"{what} give another --out")
@@ -115,7 +120,9 @@ def remedy(path: Path) -> str:
     kind = kind_of(path)
     if kind == COMPARISON:
         return "restore or correct it; finished runs are kept"
-    return "restore it, or give another --out" if kind == AUDIT else f"restore it, or delete {path} to run it again"
+    if kind == AUDIT:
+        return "restore it, or give another --out"
+    return "restore it, or run it again with another --out; this folder stays, as its ledger says what was spent"
 
 
 def _refuse_file(path: Path) -> None:

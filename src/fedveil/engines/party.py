@@ -21,6 +21,16 @@ def forget(line: str) -> None:
     """The store of a ledger that lives in memory."""
 
 
+def lacking_rounds(ledger: Ledger, done: int = 0) -> tuple[int, ...]:
+    """Rounds up to `done`, or before the ledger's own last one, that a server's ledger lacks; ascending.
+
+    A server combines every round, so a ledger that lacks one begins in the middle of a run, and its total is too small.
+    Of a client's ledger nothing follows: a round in which a client was not asked is not in it.
+    """
+    held = {entry.key[0] for entry in ledger.entries if entry.key[1] == COMBINE}
+    return tuple(round_ for round_ in range(1, max(done, *held, 0) + 1) if round_ not in held)
+
+
 class Party:
     """What clients and the server share: a ledger, a filter, a source; and what a client's owner allows."""
 

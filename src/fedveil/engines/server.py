@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedveil.accounting import Ledger, Release, Spend, SpendFilter, digest
 from fedveil.engines.assembly import AnyMethod, resolve_method
-from fedveil.engines.party import COMBINE, PUBLISH, SERVER, VALIDATE, LineStore, Party, forget
+from fedveil.engines.party import COMBINE, PUBLISH, SERVER, VALIDATE, LineStore, Party, forget, lacking_rounds
 from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError, ReplyError, cleaned
 from fedveil.layout import Layout
 from fedveil.mechanisms import SecureSource, Source
@@ -140,7 +140,13 @@ class ServerParty(Party):
         """Open a round: the models and the public facts that the method needs beside them.
 
         A secure sum has a roster of all sites that are asked, and an attempt that no question of the round had before.
+
+        Raises
+        ------
+        FieldError
+            If the server's ledger lacks an earlier round: its total would be too small, and its budget start over.
         """
+        self.require_rounds(round_ - 1)
         scores = None
         if self.scorer is not None and PUBLIC_SCORES in self.method.client.needs:
             scores = tuple(self.scorer(models[:1])[0].tolist())
@@ -158,20 +164,32 @@ class ServerParty(Party):
         Raises
         ------
         FieldError
-            If the ledger lacks the round: a budget would start over.
+            If the ledger lacks one of the rounds: a budget would start over.
         LedgerError
             If the models are not those that it says were released.
         """
+        self.require_rounds(round_)
         known = self.ledger.find((round_, COMBINE))
-        if known is None and round_:
-            accepted = "budgets and totals cannot continue without the ledgers of the run, which lack this round"
-            raise FieldError("ledgers", round_, accepted)
         if known is not None and known.digest != digest((Release("model", models),)):
             raise LedgerError(
-                f"checkpoint: its models are not those that the server's ledger says were released in round {round_}; "
-                "restore the file, or start a new run"
+                f"the models are not those that the server's ledger says were released in round {round_}; "
+                "give those: restore the checkpoint or the file that holds them"
             )
         self.state = state
+
+    def require_rounds(self, done: int, field: str = "ledgers") -> None:
+        """Refuse to go on after so many rounds with a ledger that lacks one of them; `field` is what said so.
+
+        Raises
+        ------
+        FieldError
+            Naming the rounds, and what to give.
+        """
+        if lacking := lacking_rounds(self.ledger, done):
+            missing = f"{lacking[0]}" if len(lacking) == 1 else f"{lacking[0]} to {lacking[-1]}"
+            accepted = f"needs the ledger of all rounds before, and this one lacks round {missing}: the budget would "
+            accepted += "start over, and the total be too small. Give the ledger or folder with which the run was begun"
+            raise FieldError(field, done, accepted)
 
     def require_unsummed(self, round_: int) -> None:
         """Refuse, before anybody trains, a round whose trusted sum is recorded, unless its shares can be drawn again.
@@ -213,6 +231,7 @@ class ServerParty(Party):
             If the server's budget does not allow the release, or it is another trusted sum of a round that was summed
             before; nothing was handed over.
         """
+        self.require_rounds(broadcast.public.round - 1)
         usable, invalid = self._admitted(replies, broadcast.models.dtype)
         public, noisy = broadcast.public, self.method.noisy
         failed, refused = ({p: cleaned(why) for p, why in (given or {}).items()} for given in (failed, refused))

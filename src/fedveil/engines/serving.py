@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from logging import Logger
 from math import isfinite
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from fedveil.accounting import Filter, Guarantee, Ledger, Spend, SpendFilter, count_of, total, unprotected
+from fedveil.accounting.bounds import Heuristic
 from fedveil.engines.assembly import AnyMethod, resolve_method
 from fedveil.engines.history import total_of
 from fedveil.engines.party import SERVER, LineStore, forget
@@ -21,6 +23,8 @@ from fedveil.logs import escaping
 from fedveil.mechanisms import Source
 from fedveil.methods import Broadcast, Method, Releases
 from fedveil.secure import PublicKey
+
+QUOTED_BEFORE = "rounds before this server's are in the clients' own ledgers alone, and those count"
 
 
 class RunKeeper(Protocol):
@@ -41,9 +45,9 @@ class RunKeeper(Protocol):
     opened: bool
 
     def open(
-        self, method: Method, layout: Layout, rounds: int, source: Source, engine: str
+        self, method: Method, layout: Layout, rounds: int, source: Source, engine: str, done: int = 0
     ) -> tuple[Ledger, LineStore]:
-        """Begin a run: the server's ledger, and what makes a line of it durable."""
+        """Begin a run, or go on after the rounds that are done: the server's ledger, and what makes a line durable."""
 
     def finish_round(self, log: Round, metrics: Mapping[str, float]) -> None:
         """Make a round durable."""
@@ -60,14 +64,17 @@ def served(
     budget: SpendFilter | None,
     folder: RunKeeper | None,
     engine: str,
+    done: int = 0,
 ) -> ServerParty:
     """The server of a method, whose ledger lies in a folder or in memory; or the one that is given.
 
     Raises
     ------
     FieldError
-        If a method has no layout, or a server is given what is its own.
+        If a method has no layout, a server is given what is its own, or rounds are done that its ledger lacks.
     """
+    if done >= rounds:
+        raise FieldError("done", done, f"must be below rounds = {rounds}: the rounds before, of so many in all")
     if isinstance(method, ServerParty):
         for name, value in {"layout": layout, "budget": budget}.items():
             if value is not None:
@@ -75,13 +82,20 @@ def served(
         if folder is not None and not folder.opened:
             accepted = "keeps the server's ledger: open it, and build the ServerParty with what that returns"
             raise FieldError("folder", str(folder.path), accepted)
+        method.require_rounds(done, "done")
         return method
     if layout is None:
         raise FieldError("layout", None, "is what the model shares: fedveil.Layout.from_module(model)")
     method = resolve_method(method)
+    if done and folder is None:
+        accepted = "needs the ledger of those rounds, or the total would forget them: give folder=, in which the run "
+        accepted += "was begun, or in the method's place a ServerParty with that ledger"
+        raise FieldError("done", done, accepted)
     kept: tuple[Ledger, LineStore] = (Ledger(engine, SERVER), forget)
-    ledger, store = kept if folder is None else folder.open(method, layout, rounds, source, engine)
-    return ServerParty(method, layout, ledger, source, budget=budget, store=store)
+    ledger, store = kept if folder is None else folder.open(method, layout, rounds, source, engine, done)
+    server = ServerParty(method, layout, ledger, source, budget=budget, store=store)
+    server.require_rounds(done, "done")
+    return server
 
 
 class Serving:
@@ -118,6 +132,7 @@ class Serving:
         terms = server.budget.terms if server.budget is not None else None
         self.delta = delta if terms is None else terms["delta"]
         self._central = server.method.client.trust == "central"
+        self._earlier = bool(server.ledger.entries)  # clients were asked before; at what cost is not known here
         self._quotes: list[Spend] = []
         self._asked: list[Spend] = []
         self.history: list[Round] = []
@@ -125,9 +140,15 @@ class Serving:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the rounds so far promise together; under local trust to a client that took part in all of them."""
+        """What the rounds so far promise together; under local trust to a client that took part in all of them.
+
+        Quotes of rounds before this server are in no ledger of its own. Then there is no total: each client's own
+        ledger has it.
+        """
         if self._central:
             return total_of(self.server.ledger) if self.server.ledger.entries else unprotected()
+        if self._earlier:
+            return replace(unprotected(self.server.method.client.trust), bound=Heuristic(QUOTED_BEFORE), scope="total")
         return total(s.guarantee for s in self._quotes) if self._quotes else unprotected("local")
 
     def open(
@@ -140,6 +161,11 @@ class Serving:
         self._asked += [quoted] if isinstance(quoted, Spend) else []
         return broadcast
 
+    def note(self, released: Mapping[int, Releases], failed: Mapping[int, str]) -> None:
+        """Count what was asked, unless all declined: whoever answered has spent it, even if no round comes of it."""
+        self._quotes += self._asked if released or failed else []
+        self._asked = []
+
     def close(
         self,
         broadcast: Broadcast,
@@ -148,10 +174,9 @@ class Serving:
         refused: Mapping[int, str],
     ) -> tuple[Tensor, Round, dict[str, float]]:
         """Combine a round, keep and tell it: the next models [k, d], the round, the clients' mean metrics."""
+        self.note(released, failed)
         opened, log = self.server.combine(broadcast, released, failed, refused, self._least)
         self.history.append(log)
-        self._quotes += self._asked
-        self._asked = []
         self.warnings.planned(self.rounds, broadcast.public.cohort)
         self.warnings.combined(broadcast.models[0], [released[p] for p in log.used], log.report)
         metrics = mean_metrics({p: released[p] for p in log.used})

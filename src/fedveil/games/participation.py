@@ -318,5 +318,5 @@ def _attacks(path: Path) -> dict[str, list[dict[str, Any]]]:
                 entry = {"attack": r["attack"], "auc": auc["point"], "low": auc["low"], "high": auc["high"]}
                 attacks[r["setting"]].append({**entry, "runs": values["replicates"]})
     except (ValueError, KeyError, TypeError) as error:
-        raise damaged("audit", path, error, "delete it, and ask the audit again; finished runs stay") from error
+        raise damaged("audit", path, error, "restore it, or move it away and ask the audit again") from error
     return {label: sorted(entries, key=lambda e: -float(e["auc"])) for label, entries in attacks.items()}

@@ -228,7 +228,8 @@ def _begun_on(path: Path, wanted: str, progress: Progress) -> str:
         try:
             resolve_device(device)
         except FieldError as error:
-            lacks = f"{path} was begun on {device!r}, which this machine lacks; delete it to begin anew"
+            lacks = f"{path} was begun on {device!r}, which this machine lacks: go on where there is one, or begin "
+            lacks += "anew in another folder (--out)"
             raise FieldError("--device", wanted, lacks) from error
         progress.say(f"{path.name} was begun on {device!r} and goes on there, not on {wanted!r}")
     return device

@@ -12,15 +12,17 @@ from torch import Tensor
 from fedveil.accounting import Ledger, guarantee_values
 from fedveil.config.folders import refuse_used
 from fedveil.engines import RoundRecord
-from fedveil.engines.party import SERVER, LineStore
+from fedveil.engines.party import SERVER, LineStore, lacking_rounds
 from fedveil.engines.server import Round
 from fedveil.engines.serving import Serving
+from fedveil.errors import FieldError, LedgerError
 from fedveil.layout import Layout
 from fedveil.logs import logger
 from fedveil.mechanisms import Source
 from fedveil.methods import Method
+from fedveil.reading import json_of
 from fedveil.runs.disk import FolderLock, LedgerFiles, append, make_folder, write_atomic, write_result
-from fedveil.runs.rows import METRICS_CSV, METRICS_FILE, Row, row_of, rows_csv
+from fedveil.runs.rows import METRICS_CSV, METRICS_FILE, Row, parse_row, row_of, rows_csv
 from fedveil.runs.summary import REPRODUCIBLE, core_of
 
 _LOG = logger("flwr")
@@ -32,7 +34,7 @@ class ServerFolder:
     Parameters
     ----------
     path : str or Path
-        New or empty.
+        New or empty; or that of a run that goes on, of which some rounds are done.
 
     Attributes
     ----------
@@ -44,29 +46,54 @@ class ServerFolder:
         self.path, self.opened, self.run = Path(path), False, ""
 
     def open(
-        self, method: Method, layout: Layout, rounds: int, source: Source, engine: str
+        self, method: Method, layout: Layout, rounds: int, source: Source, engine: str, done: int = 0
     ) -> tuple[Ledger, LineStore]:
-        """Make the folder, for a run that this process alone writes.
+        """Make the folder, for a run that this process alone writes; or, with rounds `done`, go on in it.
 
         With a source that is deployable each ledger line is on the disk before its release is handed over.
 
         Raises
         ------
         FieldError
-            If the folder holds anything.
+            If the folder holds anything, or lacks one of the rounds that are done.
+        LedgerError
+            If its ledger was edited.
         """
-        refuse_used(self.path)
+        where = self.path / "ledger"
+        if done:
+            run = run_of(where / f"{SERVER}.jsonl", done)
+        else:
+            refuse_used(self.path)
+            run = uuid.uuid4().hex
+            make_folder(self.path)
         self.opened = True
         self._engine, self._durable = engine, source.deployable
         self._method, self._layout, self._planned = method, layout, rounds
         self._began, self._rows = perf_counter(), list[Row]()
-        make_folder(self.path)
         self._lock = FolderLock(self.path)
         self._lock.take()
-        where = self.path / "ledger"
         make_folder(where)
-        self._ledgers = LedgerFiles(where, uuid.uuid4().hex, durable=self._durable, message=_LOG.warning)
+        self._ledgers = LedgerFiles(where, run, durable=self._durable, message=_LOG.warning)
+        if done:
+            try:
+                self._go_on(done)
+            except BaseException:
+                self._lock.release()
+                raise
         return self._ledgers.open(SERVER)
+
+    def _go_on(self, done: int) -> None:
+        """Read the ledger and the figures of the rounds that are done; what lies beyond them stays charged."""
+        self._ledgers.resume({})
+        if lacking := lacking_rounds(self._ledgers.books[SERVER], done):
+            accepted = f"its ledger lacks round {lacking[0]}: give the folder in which all rounds before were done"
+            raise FieldError("done", done, accepted)
+        figures = self.path / METRICS_FILE
+        self._rows = rows_of(figures)[:done]
+        if [row["round"] for row in self._rows] != [*range(1, done + 1)]:
+            raise FieldError("done", done, f"{figures} lacks one of these rounds: restore the file")
+        (self.path / "summary.json").unlink(missing_ok=True)  # it would be that of the rounds before alone
+        write_atomic(figures, "".join(json.dumps(row) + "\n" for row in self._rows).encode())
 
     def finish_round(self, log: Round, metrics: Mapping[str, float]) -> None:
         """Make a round durable."""
@@ -99,3 +126,33 @@ class ServerFolder:
             "source": "secure" if self._durable else REPRODUCIBLE,
             "engine": self._engine,
         }
+
+
+def run_of(ledger: Path, done: int) -> str:
+    """The id of the run that a server's ledger belongs to.
+
+    Raises
+    ------
+    FieldError
+        If there is none.
+    LedgerError
+        If it cannot be read.
+    """
+    if not ledger.exists():
+        accepted = f"{ledger} is not there: give the folder in which the rounds before were done, or leave done out"
+        raise FieldError("done", done, accepted)
+    try:
+        return str(json_of(ledger.read_bytes().split(b"\n", 1)[0])["run"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise LedgerError(f"{ledger} is no server's ledger: {error}; restore the file") from error
+
+
+def rows_of(file: Path) -> list[Row]:
+    """Figures of a run's rounds, up to the first line that is damaged or missing."""
+    rows: list[Row] = []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
+        try:
+            rows.append(parse_row(line))
+        except (ValueError, KeyError):
+            break
+    return rows

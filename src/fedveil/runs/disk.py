@@ -208,6 +208,7 @@ class LedgerFiles(Ledgers):
     def __init__(self, folder: Path, run_id: str, *, durable: bool, message: Callable[[str], None]) -> None:
         super().__init__(run_id)
         self.folder, self.durable, self._message = folder, durable, message
+        self._unread = any(folder.glob("*.jsonl"))
         self._pending: dict[str, list[str]] = {}
 
     def resume(self, recorded: Mapping[str, int]) -> None:
@@ -223,6 +224,7 @@ class LedgerFiles(Ledgers):
         LedgerError
             If a file was edited, belongs to another run, or has fewer whole lines than recorded.
         """
+        self._unread = False
         paths = sorted(self.folder.glob("*.jsonl"), key=lambda path: (path.stem == SHARED, path.stem))
         if paths:  # whoever was killed may have written, and not come to this
             sync(self.folder)
@@ -237,6 +239,9 @@ class LedgerFiles(Ledgers):
             self.books[party] = book
 
     def open(self, party: str) -> tuple[Ledger, LineStore]:
+        if self._unread:
+            accepted = "holds ledgers that were not read: what they say was spent would be forgotten. Call resume first"
+            raise FieldError("folder", str(self.folder), accepted)
         book, _ = super().open(party)
 
         def store(line: str) -> None:

@@ -58,6 +58,10 @@ class WrappedStrategy(FedVeilStrategy):
             known = ", ".join(mean.__name__ for mean in MEANS)
             accepted = f"combines otherwise than {known}: with unknown sensitivity. Take a rule of fedveil.aggregation"
             raise FieldError("inner", type(inner).__name__, accepted)
+        if options.get("done"):
+            accepted = "would forget the inner strategy's state, and its models are in no ledger: FedVeilStrategy with "
+            accepted += "a server optimiser of fedveil.aggregation goes on"
+            raise FieldError("done", options["done"], accepted)
         super().__init__(*arguments, **options)
         if self.method.server.hypotheses != 1:
             raise FieldError("method", self.method.name, "has several models, and a Flower strategy keeps one")

@@ -219,6 +219,7 @@ class Asking:
         assert self.broadcast is not None  # a round was opened
         models, public, least = self.broadcast.models, self.broadcast.public, self._method.least_sites
         released, failed, refused = self.sorted(replies)
+        self._serving.note(released, failed)
         for attempt in range(1, self._attempts if self._secure else 1):
             if len(released) == len(self.asked):
                 break
@@ -229,6 +230,7 @@ class Asking:
             self._roster.meet(grid, timeout, least)
             messages = self.to_train(models, again, public.round, public.cohort, self._config, attempt)
             released, more, none = self.sorted(grid.send_and_receive(messages, timeout=timeout))
+            self._serving.note(released, more)
             failed = {p: why for p, why in {**failed, **more}.items() if p not in released}
             refused |= none
         if not self._secure:

@@ -68,7 +68,10 @@ class FedVeilStrategy(Strategy):
         Whether to ask clients to evaluate, until none of them does; under local trust they are never asked, as no
         metric may leave.
     done : int
-        Rounds done before (resumed runs).
+        Rounds that an earlier server of this run has done, of `rounds` in all. The run goes on from its ledger: give
+        the `folder` in which it was begun, or a `ServerParty` with that ledger. The first arrays, or `initial`, are the
+        models of the last of them. An optimiser of the server begins anew, as does `stopping`. Under local trust no
+        total is stated, as the earlier rounds stand in the clients' own ledgers alone.
     on_round : callable, optional
         Called with each finished `Round`.
     patience : float
@@ -124,7 +127,8 @@ class FedVeilStrategy(Strategy):
         stopping: EarlyStopping | None = None,
     ) -> None:
         self.rounds = require_rounds("rounds", rounds)
-        self.server = served(method, layout, self.rounds, source_of(seed), budget, folder, "flower")
+        self.done, self._on_round = require_count("done", done, least=0), on_round
+        self.server = served(method, layout, self.rounds, source_of(seed), budget, folder, "flower", self.done)
         self.method, self.layout = self.server.method, self.server.layout
         wanted = (self.method.server.hypotheses, self.layout.size)
         if initial is not None and initial.shape != wanted:
@@ -132,7 +136,6 @@ class FedVeilStrategy(Strategy):
         self._size = clients_per_round and require_count("clients_per_round", clients_per_round)
         self._seed = secrets.randbits(62) if seed is None else seed
         self._evaluating = Evaluating(self.server, stopping, self._seed, evaluate)
-        self.done, self._on_round = done, on_round
         self._folder, delta, least = folder, require_delta("delta", delta), require_count("min_clients", min_clients)
         self._serving = Serving(self.server, self.rounds, delta, folder, least, _LOG)
         self.stopped, self.history = "", self._serving.history
@@ -237,9 +240,13 @@ class FedVeilStrategy(Strategy):
         if not len(self.models):
             start, k = records.from_arrays(self.layout, arrays), self.method.server.hypotheses
             self.models = several(start, self.layout, k, self._seed)
+        number = self.done + server_round
+        self.server.require_rounds(number - 1)
+        if self.done and not self.history:
+            self.server.resume(self.models, self.done, self.server.state)
         self._grid = grid
         self._roster.meet(grid, self._timeout, self.method.least_sites)
-        number, everybody = self.done + server_round, self._roster.partitions
+        everybody = self._roster.partitions
         size = self._size or len(everybody)
         cohort = draw_cohort(self._seed, number, everybody, size)
         self._absent = {p: "is not connected" for p in cohort if p not in self._roster.nodes}
