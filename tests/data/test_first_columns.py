@@ -34,6 +34,7 @@ def table(tmp_path, values, name="v", separator=",", quoted=True):
         (["1,234", "987", "12,345"], ",", {"thousands": ","}, [987, 12345]),
         (["1,234.5", "987"], ";", {"separator": ";", "thousands": ","}, [987, 1235]),
         (["1.234", "987,5", "12.345"], ";", {"separator": ";", "decimal": ",", "thousands": "."}, [987, 12345]),
+        (["0,123", "0,456"], ";", {"separator": ";", "decimal": ","}, [0.1, 0.5]),
         (["0,5", "12,345"], ";", {"separator": ";", "decimal": ","}, [0, 13]),
         (["1'234.5", "3"], ",", {"thousands": "'"}, [3, 1235]),
         (["1 234", "3"], ",", {"thousands": " "}, [3, 1234]),
@@ -111,6 +112,24 @@ def test_a_target_spelt_unknown_is_no_class_and_none_may_be_one(tmp_path):
     assert any("'none'" in line for line in found.said)
 
 
+def test_a_text_among_numbers_is_no_class(tmp_path):
+    with pytest.raises(FieldError, match="row 11"):
+        read_columns(table(tmp_path, [*"0101010101", "score"]), "v", "", "")
+
+
+@pytest.mark.parametrize("values", [["TRUE", "FALSE", "1"], ["yes", "no", "y"], ["1", "0", "ja", "nein"]])
+def test_yes_and_no_are_written_in_one_way(tmp_path, values):
+    for target in ("y", "v"):
+        with pytest.raises(FieldError, match="column v"):
+            read_columns(table(tmp_path, values), target, "", "")
+
+
+def test_numbers_beyond_what_the_loader_takes_are_refused(tmp_path):
+    for target in ("y", "v"):
+        with pytest.raises(FieldError, match="row 2 "):
+            read_columns(table(tmp_path, ["1", "1e300", "2.5"]), target, "", "")
+
+
 @pytest.mark.parametrize(
     ("values", "target"),
     [(["Male", "male ", "f"], "y"), (["m", "M"], "y"), (["1", "2", "1.0"], "v"), (["a", "A"], "v")],
@@ -172,6 +191,8 @@ def test_ranges_fit_the_spread_of_a_column(numbers, limits):
         ([f"V{i}" if i % 8 == 0 else f"{i * 3}.5" for i in range(COUNT)], "codes"),
         ([""], "empty"),
         ([f"00{i}" for i in range(COUNT)], "id"),
+        ([2**60 + i for i in range(COUNT)], "id"),
+        (["0", "1", "0", "1", "0", "1", "0", "1", "0", "1", "mg"], "codes"),
         ([40 + 2 * i for i in range(COUNT)], ""),
     ],
 )
@@ -273,6 +294,7 @@ def test_parquet_columns_of_every_type(tmp_path):
         ("age,stra\u00dfe,ill\n30,\u00fc,0\n".encode("latin-1"), "UTF-8"),
         (b"age,ill,\n30,0,\n", "column 3"),
         (b"age,ill\n30,0,\n", "line 2"),
+        (b"sep=;\nage;ill\n30;0\n", "first line|separator"),
         (b"# exported today\nage,ill\n30,0\n", "comment"),
         (b"age,age,ill\n30,1,0\n", "once"),
         (b"age , age,ill\n30,1,0\n", "once"),

@@ -18,6 +18,7 @@ SITES = "site hospital clinic klinik klinikum krankenhaus ward station centre ce
 SITES += " institute provider practice praxis department abteilung client facility trust branch"
 PEOPLE = "patient patients patienten pat person subject participant proband mrn nhs ssn case fall pid member insured"
 IDS = "id ids nr no nbr nummer name key uuid guid index code number identifier kennung"
+YES_OR_NO = {*"01yntfj", "yes", "no", "true", "false", "ja", "nein", "oui", "non", "si"}
 FIX = (
     'fill it in, or take the row or the column out; fedveil init --missing indicator adds an input that says "missing"'
 )
@@ -137,8 +138,7 @@ def _kind(column: Column) -> str:
     if all(map(is_time, column.kinds)):
         return "date"
     _refuse_nearly(column)
-    numbers = column.present_numbers[~np.isnan(column.present_numbers)]
-    if len(numbers) >= MOST_ARE * (~column.missing).sum() and len(np.unique(numbers)) >= 5:
+    if _mostly_numbers(column):
         return "codes"
     return "texts" if column.present_texts.nunique() > FEW else ""
 
@@ -149,6 +149,9 @@ def _counter_or_date(column: Column) -> str:
         return "id"
     numbers = column.present_numbers
     kinds = np.unique(numbers)
+    column.refuse(np.abs(column.numbers) > np.finfo(np.float32).max, "must be a finite number of at most 3e38")
+    if np.abs(numbers).max() >= 2**53 and (numbers == np.floor(numbers)).all():
+        return "id"  # more digits than a number here has
     if len(numbers) <= FEW or not (numbers == np.floor(numbers)).all():
         return ""
     if len(kinds) == len(numbers) == numbers.max() - numbers.min() + 1:
@@ -201,9 +204,12 @@ def _classes_of(column: Column) -> dict[str, Any]:
         if all(map(is_time, column.kinds)):
             raise FieldError("target", column.name, "holds dates or times: store them as numbers, such as years")
         _refuse_nearly(column)
+        if _mostly_numbers(column):
+            column.refuse(np.isnan(column.numbers), "is no number, as most others are: correct it, or remove the row")
         if FEW < column.texts.nunique() > len(column.texts) / 2:
             raise FieldError("target", column.name, "holds nearly as many texts as rows: they are no classes")
         return {"classes": _texts_once(column)}
+    column.refuse(np.abs(column.numbers) > np.finfo(np.float32).max, "must be a finite number of at most 3e38")
     kinds = np.unique(column.numbers)
     if len(kinds) <= FEW and kinds.tolist() == [*range(len(kinds))]:
         return {"classes": len(kinds)}
@@ -249,7 +255,15 @@ def _texts_once(column: Column) -> list[str]:
     if pair := spelt_twice(texts):
         fix = "one category, or two? Write each in one way, or list both in [data]"
         column.refuse_text(pair[1], f"is like {pair[0]!r} of another row: {fix}")
+    if len(texts) > 2 and {text.casefold() for text in texts} <= YES_OR_NO:
+        column.refuse_text(texts[-1], f"is yes or no, which is written in several ways: {', '.join(sorted(texts))}")
     return sorted(map(str, texts))
+
+
+def _mostly_numbers(column: Column) -> bool:
+    """Whether nearly all values of a column of texts are numbers."""
+    present = ~column.missing
+    return bool(present.sum() >= 10) and bool((~np.isnan(column.numbers[present])).mean() >= MOST_ARE)
 
 
 def _no_number(column: Column) -> str:

@@ -137,6 +137,8 @@ def _csv(field: str, file: Path, separator: str, max_rows: int, max_bytes: int) 
 
 def _check_header(name: str, header: Sequence[str], rows: "pandas.DataFrame") -> None:
     """Refuse a header that does not name each column once, or looks like a row."""
+    if header[0].lower().startswith("sep="):
+        raise FieldError(f"{name}, header", header[0], "is a note for spreadsheets: take the first line out")
     for at, column in enumerate(header):
         if not column:
             cause = (

@@ -84,7 +84,7 @@ class Style:
     @cached_property
     def _number(self) -> re.Pattern[str]:
         group, point = _GROUPS[self.thousands], re.escape(self.decimal)
-        grouped = rf"\d{{1,3}}(?:{group}\d{{3}})+|\d{{1,2}}(?:{group}\d{{2}})*{group}\d{{3}}|" if group else ""
+        grouped = rf"[1-9]\d{{0,2}}(?:{group}\d{{3}})+|[1-9]\d?(?:{group}\d{{2}})*{group}\d{{3}}|" if group else ""
         return re.compile(rf"[+-]?(?:(?:{grouped}\d+)(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 
     def reads(self, text: str) -> bool:
