@@ -207,7 +207,7 @@ IN_PYTHON = {
     "columns that the model does not take": (examples(lambda x: x[:, :4]), "clients[0].x", "[N, 4]", "model"),
     "bytes": (examples(lambda x: np.abs(x).astype("uint8")), "clients[0].x", "uint8", "float() / 255"),
     "missing values": (federation(clients=[*DEALT, (MISSING, Y[:9])]), "clients[3].x[1]", "NaN", "fill it in"),
-    "objects": (labels(lambda y: y.astype(object)), "clients[0].y", "object", "from 0 on"),
+    "objects": (labels(lambda y: y.astype(str).astype(object)), "clients[0].y", "str", "from 0 on"),
     "one client's labels": (federation(clients=[*DEALT, (X[:9], Y[:9] + 5)]), "clients[3].y", "5", "from 0 on"),
     "one client's targets": (
         federation(clients=[*DEALT, (X[:9], Y[:9].astype("float32"))]),

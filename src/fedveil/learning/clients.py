@@ -191,7 +191,8 @@ def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
     if not isinstance(value, Sequence) or len(value) not in (2, 4):
         others = "a Dataset, a DataLoader, or two of them, the second held out"
         accepted = f"must be (x, y), (x, y, test_x, test_y) or ClientData, in a list of clients; or {others}"
-        raise FieldError(name, type(value).__name__, accepted)
+        parts = f" of {len(value)} parts" if isinstance(value, tuple | list) else ""
+        raise FieldError(name, f"{type(value).__name__}{parts}", accepted)
     names = ("x", "y", "test_x", "test_y")
     for at in range(0, len(value), 2):
         refuse_misaligned(value[at], value[at + 1], f"{name}.{names[at + 1]}")
