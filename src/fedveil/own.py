@@ -15,7 +15,7 @@ from fedveil.config import Config, load
 from fedveil.engines import Federation
 from fedveil.engines.assembly import AnyMethod
 from fedveil.engines.warning import RunWarning
-from fedveil.errors import FieldError, NoReplyError, require_count, require_delta, require_rounds
+from fedveil.errors import FieldError, NoReplyError, cleaned, require_count, require_delta, require_rounds
 from fedveil.games.game import Judgement, game_of, play
 from fedveil.games.own import Clients, Make, OwnGame, make_one
 from fedveil.games.scoring import Audit
@@ -142,7 +142,7 @@ class Compared(Sequence[Summary]):
             for table in comparison_tables(self.summaries, console.width):
                 console.print(table)
             for note in comparison_notes(self.summaries):
-                console.print(note, markup=False, highlight=False)
+                console.print(cleaned(note, len(note), keep="\n"), markup=False, highlight=False)
         return text.get()
 
 

@@ -6,6 +6,7 @@ from time import perf_counter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from fedveil.errors import cleaned
 from fedveil.runs.rows import Row
 
 LINES = 20  # plain lines a run or audit, about
@@ -61,7 +62,8 @@ class Display:
 
     def say(self, text: str) -> None:
         """A line of its own."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
+        line = cleaned(text, len(text), keep="\n")
+        self._console.print(line, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
 
     def end(self) -> None:
         """Leave the bar where it is."""
