@@ -130,12 +130,12 @@ def test_the_networks_of_the_library_and_chains_of_known_layers_keep_the_fast_or
         assert not takes_channels_last(model)
 
 
-def test_examples_go_where_the_first_trained_parameter_of_real_numbers_is():
+@pytest.mark.parametrize(("given", "wanted"), [("float16", "float32"), ("float32", "float32"), ("float64", "float64")])
+def test_examples_keep_a_type_that_the_model_has(given, wanted):
     whole = nn.Parameter(torch.zeros(3, dtype=torch.int8), requires_grad=False)
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    model = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2).double())
     model.register_parameter("table", whole)
-    model[0].requires_grad_(False)
-    assert Inputs.of(model)(torch.rand(3, 2)).dtype == torch.float64
+    assert Inputs.of(model)(torch.rand(3, 2).to(getattr(torch, given))).dtype == getattr(torch, wanted)
     assert Inputs.of(model)(torch.ones(3, 2, dtype=torch.int64)).dtype == torch.int64
 
 

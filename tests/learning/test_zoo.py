@@ -34,7 +34,7 @@ def record():
 def by_hand(cell, model, layout):
     """Two clients' loops as anyone writes them, and the mean of their parameters."""
     trained, loss = [], loss_of(cell.loss)
-    kind = next(p.dtype for p in model.parameters() if p.requires_grad)
+    kind = next(model.parameters()).dtype
     for i, (x, y) in enumerate(clients(cell)):
         own = deepcopy(model).train()
         optimizer = torch.optim.SGD([p for p in own.parameters() if p.requires_grad], lr=LR)
@@ -77,7 +77,7 @@ def clipped_by_hand(cell, model, layout):
     mean = torch.zeros(layout.size, dtype=torch.float64)
     for i in range(12):
         x = cell.x[i : i + 1]
-        inputs = x.to(shared[0].dtype) if x.is_floating_point() else x
+        inputs = x.to(next(model.parameters()).dtype) if x.is_floating_point() else x
         value = loss(outputs_of(model(inputs)), cell.y[i : i + 1])
         parts = torch.autograd.grad(value, shared, allow_unused=True, materialize_grads=True)
         gradient = torch.cat([part.reshape(-1) for part in parts]).double()

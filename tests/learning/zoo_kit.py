@@ -141,6 +141,17 @@ class Cast(nn.Module):
         return self.b(x.float())
 
 
+class Mixed(nn.Module):
+    """Two types of parameters, and a conversion between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8).requires_grad_(False), nn.Linear(8, 3).double()
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x)).double())
+
+
 class Centred(nn.Module):
     """Centres features by the batch, as contrastive networks do."""
 
@@ -314,6 +325,7 @@ ZOO = [
         within=1e-2,
     ),
     Cell("Parameters in float64", lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()),
+    Cell("float32 backbone, frozen, float64 head", Mixed),
     Cell("Stored channels last", lambda: I.ResNet(I.groups, False).to(memory_format=torch.channels_last), IMAGES),
     Cell("Features centred by the batch", Centred, record="other examples"),
     Cell("`model.compile()`", compiled_in_place),

@@ -17,25 +17,28 @@ class Inputs:
     Attributes
     ----------
     like : Tensor
-        A parameter of the model: where examples have to be, and of which type if they are floating point.
+        The model's first parameter of real numbers: where examples have to be.
+    types : frozenset of torch.dtype
+        Of such parameters: floating-point examples of another type become like the first one.
     last : bool
         Whether float32 images on a CPU are stored channels last, see `takes_channels_last`. Everything else is stored
         row by row, as a ``DataLoader`` gives it.
     """
 
     like: Tensor
+    types: frozenset[torch.dtype]
     last: bool
 
     @classmethod
     def of(cls, model: nn.Module) -> "Inputs":
         """What this model takes."""
         real = [p for p in model.parameters() if p.is_floating_point()]
-        trained = [p for p in real if p.requires_grad]
-        return cls((trained or real)[0], takes_channels_last(model))
+        return cls(real[0], frozenset(p.dtype for p in real), takes_channels_last(model))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Examples [B, ...] as the model takes them; integers stay integers."""
-        return self.stored(x.to(self.like.device, self.like.dtype if x.is_floating_point() else x.dtype))
+        other = x.is_floating_point() and x.dtype not in self.types
+        return self.stored(x.to(self.like.device, self.like.dtype if other else x.dtype))
 
     def stored(self, value: Tensor) -> Tensor:
         """The same images or kernels, in the order of memory that this model takes."""
