@@ -153,6 +153,16 @@ def test_a_table_without_a_header_is_refused_and_shows_no_name(tmp_path, header)
     assert "Ann" not in str(refused.value)
 
 
+@pytest.mark.parametrize("rows", ["0,1\n1,0\n", "3,4,5,6\n1,2,3,4\n", "12,x,0\n14,y,1\n"])
+def test_a_first_row_of_numbers_is_no_header(tmp_path, rows):
+    (tmp_path / "t.csv").write_text(rows)
+    target = rows.split("\n")[0].split(",")[-1]
+    with pytest.raises(FieldError, match="header"):
+        read_columns(tmp_path / "t.csv", "", "", "")
+    with pytest.raises(FieldError, match="header"):
+        load("table", path=tmp_path / "t.csv", target=target, classes=2, scale="none")
+
+
 def test_columns_numbered_by_pandas_have_a_header(tmp_path):
     pd.DataFrame(np.random.default_rng(0).normal(size=(30, 4))).assign(y=[0, 1] * 15).to_csv(
         tmp_path / "t.csv", index=False

@@ -152,8 +152,8 @@ def _check_header(name: str, header: Sequence[str], rows: "pandas.DataFrame") ->
     if header[0].startswith("#") and len(header) > 1 and not header[0].strip("# "):
         raise FieldError(f"{name}, header", header[0], "is a comment: take it out")
     numbers = [column for column in header if _is_number(column)]
-    counted = sorted(map(float, numbers)) if all(re.fullmatch(r"\d+", n, re.ASCII) for n in numbers) else []
-    if counted and counted[-1] - counted[0] == len(counted) - 1 and len(counted) > 1:
+    counted = [[str(at + first) for at in range(len(numbers))] for first in (0, 1)]
+    if numbers and numbers in counted and (len(numbers) < len(header) or len(numbers) > 3):
         return  # pandas and numpy number columns
     for at, column in enumerate(header):
         if (_is_number(column) or is_time(column)) and _alike(rows[at]):
