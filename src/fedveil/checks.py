@@ -79,7 +79,7 @@ def require_unit(field: str, value: Any, units: Iterable[str]) -> str:
     known = list(units)
     if value in known:
         return str(value)
-    meant = meaning_of(value) if isinstance(value, str) else ""
+    meant = meaning_of(value)
     if meant not in known:
         raise FieldError(field, value, f"must be one of: {accepted_units(known)}")
     return meant
@@ -114,9 +114,11 @@ class Parameters:
 
     section: ClassVar[str] = ""  # that errors name before the field
 
-    def __new__(cls, *_: Any, **named: Any) -> Self:
-        """Check the names."""
+    def __new__(cls, *given: Any, **named: Any) -> Self:
+        """Check the names, and how many values have none."""
         refuse_unknown(cls.__init__, named, cls.section)
+        if given:
+            refuse_unnamed(cls.__name__, cls.__init__, given)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -126,11 +128,17 @@ class Parameters:
 
 
 def suggesting(function: F) -> F:
-    """Refuse a keyword that a function does not have, and a value that its type does not allow."""
+    """Refuse a keyword that a method does not have or needs, and a value that its type does not allow."""
+    owner = function.__qualname__.removesuffix(".__init__")
 
     @wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         refuse_unknown(function, named)
+        refuse_unnamed(owner, function, arguments[1:])
+        for name, parameter in (_names(function) or {}).items():
+            needed = parameter.kind is Parameter.KEYWORD_ONLY and parameter.default is Parameter.empty
+            if needed and name not in named:
+                raise FieldError(name, "missing", f"is needed: {owner}({name}=..., ...)")
         check_values(SimpleNamespace(**named), (rule for rule in _of_function(function) if rule[0] in named))
         return function(*arguments, **named)
 
@@ -145,6 +153,19 @@ def refuse_unknown(function: Callable[..., Any], named: Mapping[str, Any], secti
     name = next(name for name in named if name not in known)
     accepted = nearest(name, [other for other in known if other != "self"])
     raise FieldError(within(section, name), type(named[name]).__name__, f"is no argument; {accepted}")
+
+
+def refuse_unnamed(owner: str, function: Callable[..., Any], given: Sequence[Any]) -> None:
+    """Refuse values without a name that a method does not take."""
+    known = _names(function)
+    if known is None or any(p.kind is Parameter.VAR_POSITIONAL for p in known.values()):
+        return
+    taken = [name for name, p in known.items() if p.kind is not Parameter.KEYWORD_ONLY][1:]  # all but self
+    if len(given) > len(taken):
+        named = ", ".join(f"{name}=..." for name in known if name != "self")
+        first = given[len(taken)]
+        accepted = f"has no place without a name: write {owner}({named}), as many of these as you need"
+        raise FieldError(owner, first.__name__ if isinstance(first, type) else type(first).__name__, accepted)
 
 
 def within(section: str, name: str) -> str:

@@ -192,6 +192,12 @@ def require_choice(field: str, value: str, choices: Iterable[str]) -> str:
     return value
 
 
+def require_a(field: str, value: Any, kind: type | tuple[type, ...], accepted: str) -> None:
+    """Refuse a value of another type; the refusal names the type that it has, or the class itself."""
+    if not isinstance(value, kind):
+        raise FieldError(field, value.__name__ if isinstance(value, type) else type(value).__name__, accepted)
+
+
 def _is_real(value: Any) -> bool:
     try:
         return not isinstance(value, str) and math.isfinite(float(value))

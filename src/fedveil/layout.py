@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from fedveil.buffers import buffers_refused, persistent, statistics
-from fedveil.errors import FieldError, nearest, require_choice
+from fedveil.errors import FieldError, nearest, require_a, require_choice
 from fedveil.wrapped import require_unwrapped
 
 Grouping = Literal["array", "module"]
@@ -91,6 +91,9 @@ class Layout:
         FieldError
             If there is nothing to share, a size is not positive, or the type is not a floating-point type.
         """
+        require_a("shapes", shapes, Mapping, "must be a table of names and shapes: {'weight': (2, 5)}")
+        for name, shape in shapes.items():
+            require_a(f"shapes[{name!r}]", shape, Sequence, "must be a sequence of whole numbers: (2, 5)")
         return cls._build([(name, tuple(int(s) for s in shape), dtype) for name, shape in shapes.items()], ())
 
     @classmethod
@@ -112,6 +115,7 @@ class Layout:
             If such a buffer is found under ``"refuse"``, a parameter has a type that cannot be noised, or the module
             stands for another one (``DataParallel``, ``torch.jit.script``, ``torch.compile``).
         """
+        require_a("module", module, nn.Module, "must be a torch.nn.Module that was built: Net()")
         require_choice("buffers", buffers, ("refuse", "keep"))
         parameters = dict(module.named_parameters())
         lazy = [name for name, p in parameters.items() if isinstance(p, UninitializedParameter)]

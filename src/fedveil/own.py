@@ -80,6 +80,7 @@ def compare(
     if isinstance(what, Config | str | Path):
         config = what if isinstance(what, Config) else load(str(what))
         return Compared(tuple(compare_settings(config, out, seeds=seeds, progress=progress or shown())))
+    require_function(what)
     _require("compare(make, clients, settings, rounds=10)", clients=clients, settings=settings, rounds=rounds)
     if not isinstance(settings, Mapping):
         raise FieldError("settings", type(settings).__name__, 'must name each: {"no privacy": None, "mine": method}')
@@ -151,11 +152,20 @@ def _made(make: Make, clients: Clients, given: OwnSetting, seed: int) -> Federat
     return make_one(make, clients, method, seed, **({} if local is None else {"local": local}))
 
 
+def require_function(what: Any) -> None:
+    """Refuse what is neither a configuration nor a function that makes a federation."""
+    if not callable(what) or isinstance(what, type):
+        accepted = "must be a configuration, its path, or a function (clients, method, seed) that makes a Federation"
+        raise FieldError("what", what.__name__ if isinstance(what, type) else type(what).__name__, accepted)
+
+
 def _require(call: str, **given: Any) -> None:
     """Refuse a function without what is needed beside it."""
     for name, value in given.items():
         if not value:
             raise FieldError(name, value, f"is needed beside a function: {call}")
+    if not isinstance(given["clients"], Sequence):
+        raise FieldError("clients", type(given["clients"]).__name__, "must be a list of clients")
 
 
 def shown() -> Progress:
@@ -226,6 +236,7 @@ def audit(
         out = options.pop("out", None)
         asked = options if replicates is None else {"replicates": replicates, **options}
         return play(game_of(config, **asked), out, progress)
+    require_function(what)
     _require("audit(make, clients, method, rounds=10)", clients=clients, rounds=rounds)
     for name, value in options.items():
         raise FieldError(name, value, "is for configurations alone: leave it out here")

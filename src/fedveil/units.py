@@ -16,8 +16,10 @@ beispiel""",
 _MEANING = {word: unit for unit, words in WORDS.items() for word in words.split()}
 
 
-def meaning_of(word: str) -> str:
-    """The unit that a word means, in singular or plural, "-level" or not; an empty text for other words."""
+def meaning_of(word: object) -> str:
+    """The unit that a word means, in singular or plural, "-level" or not; an empty text for anything else."""
+    if not isinstance(word, str):
+        return ""
     plain = word.strip().lower().removesuffix("level").rstrip(" -_")
     plain = plain.replace(" ", "").replace("_", "").replace("-", "")
     plurals = (plain.removesuffix("s"), plain.removesuffix("es"), plain.removesuffix("en"), plain.removesuffix("n"))

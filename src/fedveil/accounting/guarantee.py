@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from fedveil.accounting.bounds import GDP, PARAMETERS, Bound, Heuristic, OverDistance, Unprotected, bound_from, composed
 from fedveil.accounting.events import Relation
 from fedveil.checks import Count, NonNegative, Parameters
-from fedveil.errors import FieldError, require_choice, require_count, require_non_negative
+from fedveil.errors import FieldError, require_a, require_choice, require_count, require_non_negative
 from fedveil.gdp import Meaning, rounded_up
 
 Unit = Literal["client", "record", "person", "parameter vector"]
@@ -280,6 +280,9 @@ class Guarantee(Parameters):
         FieldError
             For values that contradict each other.
         """
+        require_a("guarantee", values, Mapping, "must be a table, as to_dict makes it")
+        if "status" not in values:
+            raise FieldError("guarantee.status", "missing", "is needed, as in a guarantee's to_dict")
         named = {f.name: values[f.name] for f in fields(cls) if f.name in values}
         made = cls(**named, bound=bound_from(require_choice("status", values["status"], get_args(Status)), values))
         implied = made.to_dict()

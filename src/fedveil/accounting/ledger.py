@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedveil.accounting.guarantee import BEFORE_ORDER, BEFORE_ROUNDING, PARTS, Guarantee, unprotected
-from fedveil.errors import FieldError, LedgerError, require_choice
+from fedveil.errors import FieldError, LedgerError, require_a, require_choice
 from fedveil.reading import json_of
 
 if TYPE_CHECKING:  # whoever only plans does not wait for PyTorch
@@ -120,6 +120,10 @@ class Spend:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Spend":
         """From plain values, as a ledger's line has them."""
+        require_a("spend", values, Mapping, "must be a table, as a ledger's line has it")
+        for name in ("guarantee", "scale"):
+            if name not in values:
+                raise FieldError(f"spend.{name}", "missing", "is needed, as in a ledger's line")
         guarantee = Guarantee.from_dict(values["guarantee"])
         return cls(**{**values, "guarantee": guarantee, "scale": tuple(values["scale"])})
 
@@ -302,6 +306,7 @@ class Ledger:
         LedgerError
             If a line was edited, is out of order, or belongs to another run or party.
         """
+        require_a("lines", lines, Iterable, "must be the lines of a ledger's file")
         ledger = cls(run, party, head)
         for number, line in enumerate(lines, start=1):
             where = f"ledger of {party!r}, line {number}"

@@ -12,7 +12,7 @@ from fedveil.accounting.events import FACTOR, Relation
 from fedveil.accounting.guarantee import PARTS, Trust, total
 from fedveil.accounting.ledger import Spend
 from fedveil.checks import Check, Delta, Names, NonNegative, Parameters, Positive, Whole, require_names
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, require_a
 from fedveil.gdp import compose_mu, mu_of_epsilon
 
 TrustNames = Annotated[Sequence[str], Check(partial(require_names, known=get_args(Trust)))]
@@ -141,6 +141,7 @@ class Policy(Parameters):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Policy":
         """A policy from plain values, such as those of a TOML file; unknown keys are refused."""
+        require_a("policy", values, Mapping, "must be a table, as a policy's TOML file has it")
         tables: dict[str, Any] = {}
         for name, table in _TABLES.items():
             if name in values:

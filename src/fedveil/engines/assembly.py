@@ -162,7 +162,7 @@ def cohort_size(given: int | None, clients: int, method: methods.Method) -> int:
     FieldError
         If there are fewer clients, or the method's promise does not hold for such a cohort.
     """
-    size = require_count("clients_per_round", given or clients)
+    size = require_count("clients_per_round", clients if given is None else given)
     if size < clients and method.server.relation == "add/remove":
         raise FieldError("relation", "add/remove", "a sampled cohort changes with its members: use zero-out")
     if size > clients:

@@ -25,7 +25,7 @@ from fedveil.engines.seams import Behaviour, Seen, probed
 from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.validators import Validators
 from fedveil.engines.warning import RunWarning, Warnings
-from fedveil.errors import BudgetError, FieldError, NoReplyError, require_rounds
+from fedveil.errors import BudgetError, FieldError, NoReplyError, require_a, require_rounds
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, Figures, LocalTraining
 from fedveil.learning.clients import as_client
@@ -102,10 +102,12 @@ class Federation:
         if source is not None and not isinstance(source, Source):
             accepted = "must be a source of randomness: fedveil.mechanisms.SecureSource(), or leave it out"
             raise FieldError("source", source, accepted)
+        if behaviours is not None:
+            require_a("behaviours", behaviours, Mapping, "must be a table: {partition: behaviour}")
         self.seed, self.source = int(seed), source or ReproducibleSource(seed)
         self.clients, self.behaviours = read_clients(clients), dict(behaviours or {})
         for partition in self.behaviours:
-            if not 0 <= partition < len(self.clients):
+            if not isinstance(partition, int) or not 0 <= partition < len(self.clients):
                 raise FieldError("behaviours", partition, f"there are partitions 0 to {len(self.clients) - 1}")
         self.probes = list(evaluation.probes)
         self.metrics = metric_names(evaluation.metrics, task_of(self.clients[0].y))

@@ -7,7 +7,7 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, require_a
 from fedveil.learning import ClientData
 from fedveil.learning.arrays import columns_of
 from fedveil.learning.clients import as_client
@@ -23,6 +23,7 @@ def read_clients(given: Sequence[ClientData | Sequence[Any]]) -> list[ClientData
     FieldError
         If nobody has an example; naming the first client that differs from the first one with examples.
     """
+    require_a("clients", given, Sequence, "must be a list of clients: each (x, y), ClientData, a Dataset, a DataLoader")
     clients = [as_client(c, f"clients[{i}]") for i, c in enumerate(given)]
     frames = [(i, columns) for i, c in enumerate(given) if isinstance(c, Sequence) and (columns := columns_of(c[0]))]
     for i, columns in frames:

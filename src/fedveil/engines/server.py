@@ -11,7 +11,7 @@ from torch import Tensor
 from fedveil.accounting import Ledger, Release, Spend, SpendFilter, digest
 from fedveil.engines.assembly import AnyMethod, resolve_method
 from fedveil.engines.party import COMBINE, PUBLISH, SERVER, VALIDATE, LineStore, Party, forget, lacking_rounds
-from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError, ReplyError, cleaned
+from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError, ReplyError, cleaned, require_a
 from fedveil.layout import Layout
 from fedveil.mechanisms import SecureSource, Source
 from fedveil.methods import (
@@ -110,8 +110,16 @@ class ServerParty(Party):
         tutor: Tutor | None = None,
         publishing: Publishing | None = None,
     ) -> None:
+        for name, value, kind in (
+            ("ledger", ledger, Ledger),
+            ("publishing", publishing, Publishing),
+            ("source", source, Source),
+        ):
+            if value is not None:
+                require_a(name, value, kind, f"must be a {kind.__name__}")
         super().__init__(ledger or Ledger("memory", SERVER), source or SecureSource(), budget, store)
         method = resolve_method(method)
+        require_a("layout", layout, Layout, "must be a Layout: Layout.from_module(model)")
         self.publishing = publishing or Publishing()
         if self.publishing.metrics != "off" and method.client.trust != "central":
             accepted = "under local trust no metric leaves a client: set it to 'off'"

@@ -25,7 +25,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, require_a
 from fedveil.learning.arrays import array_of, columns_of, pair_of, refuse_misaligned, tensor_of
 
 MOST = 1 << 30  # bytes of one client's examples that are held in memory
@@ -131,6 +131,11 @@ class ClientData:
     def __post_init__(self) -> None:
         """Refuse what cannot be trained on."""
         _check("x", self.x, "y", self.y)
+        for name in ("test_x", "test_y", "masks", "person", "test_person"):
+            if getattr(self, name) is not None:
+                require_a(name, getattr(self, name), Tensor, "must be a tensor with one row an example")
+        if self.buffers is not None:
+            require_a("buffers", self.buffers, Mapping, "must be a table of names and tensors")
         if self.masks is not None:
             wanted = (len(self.x), *self.x.shape[2:])
             if self.x.dim() != 4 or self.masks.dtype != torch.bool or tuple(self.masks.shape) != wanted:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.checks import Count, Parameters
-from fedveil.errors import FieldError, require_choice
+from fedveil.errors import FieldError, require_a, require_choice
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
 from fedveil.learning.evaluation import choose_each
@@ -155,6 +155,12 @@ class Learner:
         trainer: Trainer | None = None,
         device: str = "cpu",
     ) -> None:
+        require_a("model", model, nn.Module, "must be a torch.nn.Module that was built: Net()")
+        require_a("layout", layout, Layout, "must be a Layout: Layout.from_module(model)")
+        require_a("local", local, LocalTraining, "must be LocalTraining(...)")
+        for name, value, kind in (("scoring", scoring, Scoring), ("unmarked", unmarked, Mapping)):
+            if value is not None:
+                require_a(name, value, kind, f"must be a {kind.__name__}")
         self.model, self.layout, self.local = model, layout, local
         self.region, self.scoring, self.unmarked = region, scoring or Scoring(), dict(unmarked or {})
         for partition, choice in self.unmarked.items():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, require_a
 from fedveil.layout import Layout
 from fedveil.learning.inputs import Inputs
 from fedveil.learning.own_state import OwnState
@@ -96,7 +96,11 @@ LABELWISE: dict[str, LossFunction] = {
 
 def loss_of(loss: str | LossFunction) -> LossFunction:
     """Return the function itself, or the one of that name: of `LOSSES`, or a ``"package.module:function"`` of yours."""
-    return loss if callable(loss) else LOSSES.find(loss)
+    if callable(loss):
+        return loss
+    require_a("local.loss", loss, str, "must be the name of a loss, or a function of outputs and targets")
+    found: LossFunction = LOSSES.find(loss)
+    return found
 
 
 def losses_of(loss: str | LossFunction) -> LossFunction:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from fedveil.aggregation import Aggregator
-from fedveil.errors import FieldError, nearest
+from fedveil.errors import FieldError, nearest, require_a
 from fedveil.methods.central import CentralState as CentralState
 from fedveil.methods.contract import ClientSide as ClientSide
 from fedveil.methods.contract import CohortSide as CohortSide
@@ -148,6 +148,7 @@ def build(name: str, aggregator: Aggregator | None = None, **values: Any) -> Met
     ... ).client.trust
     'trusted sum'
     """
+    require_a("privacy.method", name, str, "must be the name of a method, such as 'global'")
     owners = parameters(name)
     if aggregator is not None:
         _require_rule_of(name, owners, aggregator)

@@ -69,6 +69,9 @@ class MetricPrivacy(CentralNoise):
         require_choice("distance", self.distance, DISTANCES)
         if self.distance == COSINE and self.distance_on == "released":
             raise FieldError("distance", COSINE, "is between two clients' updates: of the released model there is one")
+        pair = self.released_range
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise FieldError("released_range", pair, "must be (low, high)")
         low, high = (require_positive("released_range", v) for v in self.released_range)
         if low > high:
             raise FieldError("released_range", self.released_range, "must be (low, high)")

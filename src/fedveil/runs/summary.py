@@ -14,7 +14,7 @@ from fedveil.accounting import Guarantee
 from fedveil.accounting.guarantee import read_off
 from fedveil.config.folders import remedy
 from fedveil.engines import Federation
-from fedveil.errors import damaged
+from fedveil.errors import damaged, require_a
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, evaluate, evaluate_clients
 from fedveil.methods import Method
@@ -47,7 +47,7 @@ class Summary:
     rows: Sequence[Row] = field(repr=False)
 
     @classmethod
-    def read(cls, folder: Path) -> "Summary":
+    def read(cls, folder: str | Path) -> "Summary":
         """A finished run from its folder.
 
         Raises
@@ -55,6 +55,8 @@ class Summary:
         FieldError
             If summary.json or metrics.jsonl is missing or damaged.
         """
+        require_a("folder", folder, (str, Path), "must be the path of a run's folder")
+        folder = Path(folder)
         file = folder / "summary.json"
         try:
             values = _by_present_names(json_of(file.read_bytes()))
