@@ -15,7 +15,7 @@ from fedveil.data.overview import oddities
 from fedveil.engines import assembly
 from fedveil.engines.assembly import AnyMethod
 from fedveil.engines.client import ClientParty
-from fedveil.engines.fit import read_clients
+from fedveil.engines.fit import read_clients, same_examples
 from fedveil.engines.history import Asked, Best, Collected, History, RoundRecord, publishable, totals_of
 from fedveil.engines.members import Members
 from fedveil.engines.options import Budgets, Evaluation, Execution, PerClient, Shared
@@ -124,7 +124,8 @@ class Federation:
             self.learner.private_trainer.check_sizes(self.clients, least=1 if execution.single_examples else 2)
         tell = execution.tell or partial(warn, category=RunWarning, stacklevel=4)
         self.warnings = Warnings(self.method, self.layout, tell)
-        for line in oddities(self.clients) if execution.learner is None else ():
+        odd = (*oddities(self.clients), *same_examples(self.clients))
+        for line in odd if execution.learner is None else ():
             self.warnings.say(line, line)
         self.cohort_size = assembly.cohort_size(clients_per_round, len(self.clients), self.method)
         own = self.method.server

@@ -1,6 +1,6 @@
 """Check clients' data before anything is trained: they must be alike, and fit the model and the loss."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from warnings import warn
 
@@ -13,6 +13,25 @@ from fedveil.learning.arrays import columns_of
 from fedveil.learning.clients import as_client
 from fedveil.learning.inputs import Inputs
 from fedveil.learning.losses import LossFunction, evaluating, loss_of, outputs_of
+
+
+def same_examples(clients: Sequence[ClientData]) -> Iterator[str]:
+    """Say which clients hold the same arrays: a promise for one of them does not count what the others release."""
+    found: dict[tuple[object, ...], list[int]] = {}
+    for i, client in enumerate(clients):
+        if client.examples > 1:
+            ends = (client.x[0], client.x[-1])
+            key = (client.examples, *(float(torch.as_tensor(end).double().sum()) for end in ends))
+            found.setdefault(key, []).append(i)
+    for alike in found.values():
+        first = clients[alike[0]]
+        same = [i for i in alike[1:] if torch.equal(clients[i].x, first.x) and torch.equal(clients[i].y, first.y)]
+        if same:
+            named = ", ".join(map(str, [alike[0], *same][:5])) + (", ..." if len(same) > 4 else "")
+            yield (
+                f"{len(same) + 1} clients ({named}) hold the same {first.examples} examples: each of these is released "
+                "by all of them, and a promise counts one"
+            )
 
 
 def read_clients(given: Sequence[ClientData | Sequence[Any]]) -> list[ClientData]:

@@ -24,6 +24,7 @@ from fedveil.runs.disk import Ledgers
 from fedveil.runs.models import first_models, learner_of
 from fedveil.runs.poisoning import Poisoning, poisoning_of
 from fedveil.runs.rows import OF_TWO
+from fedveil.runs.settings import About, unusual
 from fedveil.runs.world import Shares, share_out
 
 
@@ -224,6 +225,7 @@ WARNINGS: tuple[Callable[[Setup], Iterable[str]], ...] = (
     _unprotected,
     _planned_for_more,
     _large_delta,
+    lambda setup: unusual(About(setup.config, setup.method, setup.clients, setup.dealt.dataset)),
 )
 
 
