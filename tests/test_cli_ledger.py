@@ -131,3 +131,28 @@ def test_a_total_of_the_earlier_format_says_against_whom_it_holds():
         assert len(spent_of(ledger, Policy()).notes[1:]) == len(said)
         lines = [Ledger("run", "0").commit(ledger.entries[0])]
         assert Ledger.parse("run", "0", lines).entries[0].format == format_
+
+
+@pytest.mark.parametrize(("rounds", "lacking"), [((1, 2, 3), ""), ((4, 5, 6), "1 to 3"), ((1, 3), "round 2")])
+def test_a_servers_ledger_that_begins_in_the_middle_of_a_run_is_named(tmp_path, rounds, lacking):
+    ledger, folder = Ledger("a run", "server"), tmp_path / "ledger"
+    folder.mkdir()
+    promise = replace(MU, trust="central", relation="zero-out")
+    lines = [
+        ledger.commit(Entry((number, "combine"), 0, "a", Spend(guarantee=promise, mechanism="gaussian"), "secure"))
+        for number in rounds
+    ]
+    (folder / "server.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    result = called("show", folder / "server.jsonl")
+    assert result.exit_code == 0, result.output
+    assert ("SECURITY.md" in result.stdout) == bool(lacking)
+    assert lacking in result.stdout
+    assert (total_of(ledger).status == "conditional") == bool(lacking)
+
+
+def test_a_run_of_a_data_set_that_begins_at_a_later_round_is_named(path):
+    assert "begins at round" not in called("show", path).stdout
+    with LifetimeLedger(path.parent, path.stem, "three", head=path.parent.parent / "head") as mine:
+        spend = Spend(guarantee=MU, mechanism="gaussian")
+        mine.store(mine.ledger.commit(Entry((4, "protect"), 0, "c", spend, "secure", 6)))
+    assert "run three begins at round 4" in " ".join(called("show", path).stdout.split())

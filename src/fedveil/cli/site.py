@@ -1,5 +1,6 @@
 """What a site's operator calls: `fedveil ledger` of its data, `fedveil keys` of its sums, `fedveil node` for Flower."""
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +10,7 @@ import typer
 from fedveil.cli.shared import REFUSED, show
 
 if TYPE_CHECKING:
+    from fedveil.accounting import Policy
     from fedveil.accounting.ledger import Ledger
     from fedveil.engines.heads import Head
     from fedveil.report.table import Table
@@ -45,7 +47,10 @@ def ledger_show(
     delta: Annotated[float, typer.Option(help="For record-level epsilon, without a policy.")] = 1e-5,
     head: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where its head lies: checks it.")] = None,
 ) -> None:
-    """Check a ledger's chain and head; show its runs and what was spent, kind by kind. Nothing is written."""
+    """Check a ledger's chain and head; show its runs and what was spent, kind by kind. Nothing is written.
+
+    Of a run's own ledger (RUN/ledger/server.jsonl): its parties, and whether it begins in the middle of the run.
+    """
     from fedveil.accounting import Policy
     from fedveil.engines.lifetime import read_head, read_ledger, read_policy
     from fedveil.errors import FieldError
@@ -55,10 +60,60 @@ def ledger_show(
     if path.is_dir():
         held = ", ".join(str(p) for p in sorted(path.rglob("*.jsonl")) if p.parent.name.startswith("ledger"))
         raise FieldError("PATH", str(path), f"is a folder; name a ledger in it: {held or 'it has none'}")
+    if of_run(path):
+        show(*tables_of_run(path, rule))
+        return
     ledger, lines, _ = read_ledger(path)
     unlooked = "head: not looked at (--head FOLDER): whether lines are missing at the end is not known"
     spent, of_head = spent_of(ledger, rule), unlooked if head is None else _of_head(read_head(path, head))
-    show([runs_of(ledger, lines), spent], [*spent.notes, of_head])
+    show([runs_of(ledger, lines), spent], [*spent.notes, *late_runs(lines), of_head])
+
+
+def of_run(path: Path) -> bool:
+    """Whether a file is the ledger of a run, which lies in its folder, and not that of a data set."""
+    from fedveil.reading import json_of
+
+    try:
+        with path.open("rb") as file:
+            first = json_of(file.readline(1 << 20))
+        return isinstance(first, dict) and "dataset" not in first and {"run", "party"} <= first.keys()
+    except (OSError, ValueError):
+        return False
+
+
+def tables_of_run(path: Path, policy: "Policy") -> "tuple[list[Table], list[str]]":
+    """A line a party of a run's ledgers, what a single one spent, and the notes below."""
+    from fedveil.engines.party import begun_midway
+    from fedveil.report.planning import spent_of
+    from fedveil.report.statement.books import read_books
+    from fedveil.report.table import Table
+
+    rows, notes, ledgers = [], [], []
+    for run, books in read_books([path]).runs.items():
+        for party, book in books.items():
+            rounds = [entry.key[0] for entry in book.ledger.entries]
+            span = f"{min(rounds)} to {max(rounds)}" if rounds else ""
+            rows.append((run, party, span, len(rounds)))
+            ledgers.append(book.ledger)
+            if midway := begun_midway(book.ledger):
+                notes.append(f"{party}: what it states as a total holds if {midway}. See SECURITY.md.")
+    table = Table(("run", "party", "rounds", "releases"), rows, str(path), ("releases",))
+    if len(ledgers) > 1:
+        return [table], notes
+    spent = spent_of(ledgers[0], policy)
+    return [table, replace(spent, title="spent in this run")], [*spent.notes, *notes]
+
+
+def late_runs(lines: list[str]) -> list[str]:
+    """A note for each run that begins after its first round, as one does whose server went on without its ledger."""
+    import json
+
+    first: dict[str, int] = {}
+    for values in map(json.loads, lines):
+        if "budget" not in values:
+            first[values["run"]] = min(values["round"], first.get(values["run"], values["round"]))
+    why = "it was not asked before, or that run's server went on from another one; its own total may be too small"
+    return [f"run {run} begins at round {round_}: {why}" for run, round_ in first.items() if round_ > 1]
 
 
 def _named(path: Path) -> Path:

@@ -161,9 +161,13 @@ class ClientParty(Party):
         verdict = self.admit(broadcast)
         if isinstance(verdict, Refusal):
             return verdict
+        self.record(broadcast)
+        return None
+
+    def record(self, broadcast: Broadcast) -> None:
+        """Record the quoted cost of a round that was admitted, without answering it: for a forecast."""
         if self._local and self._quoted is not None and self.ledger.find(self._key(broadcast.public.round)) is None:
             self._commit(self._entry(broadcast.public, 0, self._quoted))
-        return None
 
     def training_source(self, round_: int) -> Source:
         """Randomness of noise inside training; of the attempt whose release is due."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedveil.accounting import Filter, Guarantee, Ledger, total, unprotected
 from fedveil.accounting.bounds import Heuristic
-from fedveil.engines.party import SERVER, VALIDATORS
+from fedveil.engines.party import SERVER, VALIDATORS, begun_midway
 from fedveil.engines.server import Round
 from fedveil.errors import FieldError, nearest
 from fedveil.learning import Figures
@@ -217,7 +217,8 @@ class Measured(dict[str, float]):
 def total_of(ledger: Ledger) -> Guarantee:
     """What all releases of a party promise together: the sum of the worst cases, or the declared budget if less."""
     worst = total(entry.spend.guarantee for entry in ledger.entries)
-    if worst.proven and (doubts := {entry.doubt: None for entry in ledger.entries if entry.doubt}):
+    doubts = dict.fromkeys(doubt for doubt in (*(e.doubt for e in ledger.entries), begun_midway(ledger)) if doubt)
+    if worst.proven and doubts:
         worst = replace(worst, conditions=(*worst.conditions, *doubts))
     return worst if ledger.budget is None else Filter(**ledger.budget).held(worst, [e.spend for e in ledger.entries])
 

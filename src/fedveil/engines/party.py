@@ -31,6 +31,18 @@ def lacking_rounds(ledger: Ledger, done: int = 0) -> tuple[int, ...]:
     return tuple(round_ for round_ in range(1, max(done, *held, 0) + 1) if round_ not in held)
 
 
+def begun_midway(ledger: Ledger) -> str:
+    """What has to hold, or a server's total is too small, as its ledger lacks rounds; empty where it lacks none.
+
+    So do ledgers of a Flower server that went on with ``done=`` before its ledger was asked for: see SECURITY.md.
+    """
+    lacking = lacking_rounds(ledger)
+    if not lacking:
+        return ""
+    which = f"round {lacking[0]}" if len(lacking) == 1 else f"rounds {lacking[0]} to {lacking[-1]}"
+    return f"nothing was released in {which}, which the server's ledger lacks: it begins in the middle of a run"
+
+
 class Party:
     """What clients and the server share: a ledger, a filter, a source; and what a client's owner allows."""
 

@@ -24,9 +24,11 @@ from fedveil.engines.party import COMBINE, SERVER
 from fedveil.errors import FieldError
 from fedveil.gdp import rounded_up
 from fedveil.mechanisms import NoSource, ReproducibleSource
-from fedveil.methods import Broadcast, ClientFacts, Method, ServerFacts
+from fedveil.methods import Broadcast, ClientFacts, Method, Refusal, Releases, ServerFacts
+from fedveil.methods.record import RecordDP
 from fedveil.runs.disk import Ledgers
 from fedveil.runs.prepare import Setup, prepare
+from fedveil.secure import FEWEST
 
 REACH = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # mu of the worst client at the distances of its curve, or about
 
@@ -46,6 +48,8 @@ class Promise:
         Rounds that the budgets allow, and those of the configuration.
     first_apart : float or None
         Distance between the first hypotheses, where there are several.
+    at_most : bool
+        Whether a budget is charged what releases tell, so that the run may end before these rounds.
     """
 
     guarantee: Guarantee
@@ -53,14 +57,19 @@ class Promise:
     rounds: int
     planned: int
     first_apart: float | None = None
+    at_most: bool = False
 
     @property
     def unknown(self) -> tuple[str, ...]:
         """What cannot be said before the run, a sentence each."""
+        said = ()
+        if self.at_most:
+            said = (f"how many of these {self.rounds} rounds the budget holds: it is charged what the releases tell",)
         if self.first_apart is None or not self.guarantee.by_distance:
-            return ()
+            return said
         least = rounded_up(self.guarantee.cost * self.first_apart, 3)
         return (
+            *said,
             "how much the choice among hypotheses tells: it follows their largest distance in any round. Those of the "
             f"first round are {self.first_apart:.3g} apart, which alone gives {least}; the run's summary has the whole",
         )
@@ -95,7 +104,9 @@ def promised(setup: Setup) -> Promise:
         done, books = _apart(federation, opened, rounds, ledgers)
     totals = totals_of(setup.method.client.trust, books, read_off(setup.config.read_off))
     first = opened.apart if len(opened.models) > 1 else None
-    return Promise(replace(totals.worst, hypotheses_apart=None), totals.validation, done, rounds, first)
+    charged = any(entry.spend.charge is not None for book in books.values() for entry in book.entries)
+    at_most = charged and setup.config.privacy.budget.epsilon is not None
+    return Promise(replace(totals.worst, hypotheses_apart=None), totals.validation, done, rounds, first, at_most)
 
 
 def choices(
@@ -126,7 +137,10 @@ def _trusted(federation: Federation, opened: Broadcast, rounds: int) -> int:
     # replies of one kind cost the same: the rule is asked once for each
     known: dict[tuple[int, ...], Spend] = {}
     for round_ in range(1, rounds + 1):
-        counts = _counts(federation, round_)
+        answering = _admitted(federation, opened, round_)
+        if not answering:
+            return round_ - 1
+        counts = _counts(federation, round_, answering)
         if counts not in known:
             known[counts] = _cost(federation, opened, counts)
         if not server.foresee(round_, COMBINE, known[counts]):
@@ -139,12 +153,24 @@ def _trusted(federation: Federation, opened: Broadcast, rounds: int) -> int:
     return rounds
 
 
-def _counts(federation: Federation, round_: int) -> tuple[int, ...]:
+def _admitted(federation: Federation, opened: Broadcast, round_: int) -> list[int]:
+    """Those of a round's cohort who do not decline, by budgets that count participations; recorded as in the run."""
+    broadcast, cohort = _in_round(opened, round_), federation.cohort(round_)
+    verdicts = federation.members.admit(broadcast, [p for p in cohort if not federation.replying.bypasses(p)])
+    return [p for p in cohort if not isinstance(verdicts.get(p), Refusal)]
+
+
+def _in_round(opened: Broadcast, round_: int, **changes: Any) -> Broadcast:
+    """The first broadcast as that of another round."""
+    return replace(opened, public=replace(opened.public, round=round_, **changes))
+
+
+def _counts(federation: Federation, round_: int, answering: Sequence[int]) -> tuple[int, ...]:
     """Numbers of examples of a round's replies, as far as the server's rule looks at them."""
-    rule, cohort = federation.server.method.server.rule, federation.cohort(round_)
+    rule = federation.server.method.server.rule
     if rule is None or not rule.by_examples:
-        return (1,) * len(cohort)
-    return tuple(federation.replying.training_data(p, round_).examples for p in cohort)
+        return (1,) * len(answering)
+    return tuple(federation.replying.training_data(p, round_).examples for p in answering)
 
 
 def _cost(federation: Federation, opened: Broadcast, counts: Sequence[int]) -> Spend:
@@ -177,14 +203,13 @@ def _apart(federation: Federation, opened: Broadcast, rounds: int, ledgers: Ledg
         if not federation.replying.bypasses(partition):
             kinds.setdefault((id(federation.members.method_of(partition).client), tuple(when)), []).append(partition)
     alike = {same[0]: same for same in kinds.values()}
+    stands_for = {p: first for first, same in alike.items() for p in same}
     done = 0
     for round_, cohort in enumerate(cohorts, 1):
-        broadcast = replace(opened, public=replace(opened.public, round=round_))
-        refusals = [federation.party(p).intend(broadcast) for p in cohort if p in alike]
-        refused = [r.reason for r in refusals if r is not None]
-        if refused and len(refused) == len(refusals) and not any(map(federation.replying.bypasses, cohort)):
-            if not done:
-                raise FieldError("privacy.method", federation.method.name, refused[0])
+        why = _foreseen(federation, opened, round_, cohort, stands_for)
+        if why:
+            if not done and not federation.party(cohort[0]).counts:  # a budget without a round is no error
+                raise FieldError("privacy.method", federation.method.name, why)
             break
         done = round_
         if federation.validators is not None:
@@ -193,6 +218,49 @@ def _apart(federation: Federation, opened: Broadcast, rounds: int, ledgers: Ledg
     for first, same in alike.items():
         books |= {str(p): books[str(first)] for p in same if str(first) in books}
     return done, books
+
+
+def _foreseen(
+    federation: Federation, opened: Broadcast, round_: int, cohort: Sequence[int], stands_for: Mapping[int, int]
+) -> str:
+    """Let a cohort record what a round costs; why there is no such round, or "".
+
+    A sum is of all who are asked: where some decline, the others are asked anew, as in the run, and are charged again.
+    """
+    members, asked, attempt = federation.members, list(cohort), 0
+    while True:
+        changes = {"roster": members.sites.roster(asked), "attempt": attempt} if members.sites else {}
+        broadcast = _in_round(opened, round_, **changes)
+        playing = sorted({stands_for[p] for p in asked if p in stands_for})
+        if not members.sites:
+            verdicts = {p: federation.party(p).intend(broadcast) for p in playing}
+        else:
+            verdicts = {p: _refusal(federation.party(p).admit(broadcast)) for p in playing}
+        refused = {p: verdict.reason for p, verdict in verdicts.items() if verdict is not None}
+        left = [p for p in asked if stands_for.get(p) not in refused]
+        if refused and len(left) < _least(federation):
+            return next(iter(refused.values()))
+        if not members.sites:
+            return ""
+        if not refused:
+            for p in playing:
+                federation.party(p).record(broadcast)
+            return ""
+        asked, attempt = left, attempt + 1
+
+
+def _least(federation: Federation) -> int:
+    """Replies without which there is no round: a sum's noise is whole with so many shares."""
+    client = federation.method.client
+    if federation.members.sites:
+        return FEWEST
+    if isinstance(client, RecordDP) and client.trust == "trusted sum":
+        return client.silos - client.tolerated + 1
+    return 1
+
+
+def _refusal(verdict: Refusal | Releases | None) -> Refusal | None:
+    return verdict if isinstance(verdict, Refusal) else None
 
 
 def guarantees_of(
