@@ -1,6 +1,6 @@
 """Check clients' data before anything is trained: they must be alike, and fit the model and the loss."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from warnings import warn
 
@@ -42,7 +42,7 @@ def read_clients(given: Sequence[ClientData | Sequence[Any]]) -> list[ClientData
     FieldError
         If nobody has an example; naming the first client that differs from the first one with examples.
     """
-    require_a("clients", given, Sequence, "must be a list of clients: each (x, y), ClientData, a Dataset, a DataLoader")
+    require_a("clients", given, Iterable, "must be a list of clients: each (x, y), ClientData, a Dataset, a DataLoader")
     clients = [as_client(c, f"clients[{i}]") for i, c in enumerate(given)]
     frames = [(i, columns) for i, c in enumerate(given) if isinstance(c, Sequence) and (columns := columns_of(c[0]))]
     for i, columns in frames:

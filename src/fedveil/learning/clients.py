@@ -131,7 +131,7 @@ class ClientData:
     def __post_init__(self) -> None:
         """Refuse what cannot be trained on."""
         _check("x", self.x, "y", self.y)
-        for name in ("test_x", "test_y", "masks", "person", "test_person"):
+        for name in ("test_x", "test_y", "masks"):
             if getattr(self, name) is not None:
                 require_a(name, getattr(self, name), Tensor, "must be a tensor with one row an example")
         if self.buffers is not None:
@@ -146,7 +146,8 @@ class ClientData:
             is_tensor = isinstance(owner, Tensor) and owner.dtype == torch.int64
             if owner is not None and not (is_tensor and tuple(owner.shape) == (n,)):
                 accepted = f"must be a tensor of int64 [{n}], one number an example: torch.as_tensor(ids)"
-                raise FieldError(field, (type(owner).__name__, len(owner)), accepted)
+                size = (len(owner),) if hasattr(owner, "__len__") else ()
+                raise FieldError(field, (type(owner).__name__, *size), accepted)
         if self.test_x is None and self.test_y is None:
             return
         if self.test_x is None or self.test_y is None:
