@@ -116,3 +116,13 @@ def test_a_command_that_is_not_there_is_found():
     assert unknown("fedveil run x.toml --sets a=1") == "--sets"
     assert unknown("fedveil ledger begun") == "begun"
     assert not unknown("fedveil run x.toml --set a=1 --resume")
+
+
+@pytest.mark.flower
+@pytest.mark.parametrize(
+    "words", [["node", "hash", "none.fab"], ["node", "sign", "none.fab", "--key", "k", "--until", "2999-01-01"]]
+)
+def test_a_bundle_that_is_not_there_is_refused_in_a_line(words, tmp_path):
+    pytest.importorskip("flwr")
+    done = fresh([sys.executable, "-m", "fedveil", *words], tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

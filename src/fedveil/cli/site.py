@@ -266,9 +266,14 @@ def _sha256(app: Path) -> str:
     """SHA-256 of a bundle's file, or of the bundle that Flower builds of a folder."""
     import hashlib
 
+    from fedveil.errors import FieldError
+
     content = app.read_bytes() if app.is_file() else b""
     if not content:
         from flwr.cli.build import build_fab_from_disk
 
-        content = build_fab_from_disk(app)
+        try:
+            content = build_fab_from_disk(app)
+        except (ValueError, OSError) as error:
+            raise FieldError("APP", str(app), f"is no bundle, and no folder of a Flower app: {error}") from error
     return hashlib.sha256(content).hexdigest()
