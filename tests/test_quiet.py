@@ -39,7 +39,8 @@ NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) fo
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_preset_says_nothing_but_what_is_listed(name, tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
+    for variable in ("FEDVEIL_DATA", "FEDVEIL_CACHE"):  # what is packaged alone, without decoded copies of other data
+        monkeypatch.setenv(variable, str(tmp_path))
     config = load(name, ["rounds=2"])
     if config.privacy.options.get("rounds"):
         config = load(name, ["rounds=2", "privacy.rounds=2"])
