@@ -226,6 +226,11 @@ else:
     from fedveil.config.loading import parse, text_of
     base = tomllib.loads(text_of("digits-compare")[0])
     base = {key: value for key, value in base.items() if key not in ("compare", *values)}
+    open("ward_net.py", "w").write("def Net(input_shape, outputs, hidden=1): ...")
+    if "data" in values:
+        columns = {"age": [0, 120], "thal": ["a", "b"], "chol": [0, 500]}
+        table = {"name": "table", "path": "x.csv", "target": "t", "classes": ["a", "b"], "columns": columns}
+        values["data"] = table | values["data"]
     print(parse(base | values))
 """.replace("PLACE", DIGITS)
 
