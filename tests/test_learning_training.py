@@ -336,7 +336,7 @@ def test_the_same_key_gives_the_same_bits(n, batch, epochs, prox):
         ({"x": torch.zeros(2, 3), "y": torch.zeros(2, dtype=torch.int32)}, "y ="),
         ({"x": torch.zeros(2, 3), "y": torch.zeros(3)}, "y = 3"),
         ({"x": torch.tensor([[0.0], [float("nan")]]), "y": torch.zeros(2)}, r"x\[1\]"),
-        ({"x": torch.zeros(1, 3), "y": torch.tensor([-1])}, "y = -1"),
+        ({"x": torch.zeros(1, 3), "y": torch.tensor([-2])}, "y = -2"),
         ({"x": torch.zeros(1, 3), "y": torch.zeros(1), "test_x": torch.zeros(1, 3)}, "test_y"),
         (
             {"x": torch.zeros(1, 3), "y": torch.zeros(1), "test_x": torch.zeros(1, 2), "test_y": torch.zeros(1)},

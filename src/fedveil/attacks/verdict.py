@@ -44,8 +44,8 @@ class Verdict:
     without_defence : float or None
         The same figure of the same attack where no defence stood.
     valid : bool or None
-        Whether the attack succeeds without the defence. If it does not, the figure says nothing about the defence.
-        None if that was not measured.
+        Whether the attack beats guessing without the defence, see `beats_guessing`. If it does not, the figure says
+        nothing about the defence. None if that was not measured, or in too few runs for an interval.
     threat : str
         Who attacks.
     details : mapping of str to float
@@ -90,6 +90,21 @@ class Verdict:
         return asdict(self)
 
 
+def beats_guessing(figure: Estimate | None, guess: float) -> bool | None:
+    """Whether guessing is ruled out: the 95% interval of a figure lies above what a guess reaches.
+
+    The column ``valid`` of every audit is this, of the same attack without the defence.
+
+    Parameters
+    ----------
+    figure : Estimate or None
+        Larger is better for the attacker; None without an interval, and then the answer is None.
+    guess : float
+        What whoever saw nothing reaches: .5 for an AUC, 0 for what is gained over a guess.
+    """
+    return None if figure is None else bool(figure.low > guess)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Participation(Verdict):
     """What one attack on participation reached in one setting: its area under the ROC curve, and what follows of it.
@@ -125,7 +140,7 @@ class Participation(Verdict):
     @property
     def succeeds(self) -> bool:
         """Whether chance is ruled out."""
-        return self.low > 0.5
+        return bool(beats_guessing(self.auc, 0.5))
 
     def to_dict(self) -> dict[str, Any]:
         values = super().to_dict()

@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,6 +26,7 @@ def init(
     missing: Annotated[str, typer.Option(help="Of a table's inputs: indicator adds one for gaps.")] = "",
     decimal: Annotated[str, typer.Option(help="A CSV file's decimal sign; default: as it looks.")] = "",
     thousands: Annotated[str, typer.Option(help="What groups a CSV file's digits; default: as it looks.")] = "",
+    positive: Annotated[str, typer.Option(help="Of two classes the positive one; default: the second.")] = "",
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write.")] = Path("my.toml"),
 ) -> None:
     """Write a first configuration for your data; what is not given is asked for."""
@@ -48,11 +50,17 @@ def init(
     name = re.sub(r"[^\w.-]", "-", file.stem)
     how: dict[str, Any] = {"epsilon": epsilon, "target": target, "person": person, "site": site}
     how |= {"missing": missing, "decimal": decimal, "thousands": thousands}
+    how["positive"] = positive or (_asked_positive if sys.stdin.isatty() else "")
     text, said = first_config(name, data, clients, protect, **how)
     file.write_text(text, encoding="utf-8")
     for line in said:
         typer.echo(line)
     typer.echo(f"written to {file}; go on with: fedveil compare {shlex.quote(str(file))}")
+
+
+def _asked_positive(names: Sequence[str]) -> str:
+    """Which of two classes counts as positive."""
+    return str(_asked("--positive", f"Which class counts as positive: {' or '.join(names)}", names[1]))
 
 
 def _asked(option: str, question: str, default: Any = None) -> Any:

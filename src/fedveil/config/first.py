@@ -1,8 +1,9 @@
 """What `fedveil init` writes: a first configuration for somebody's data, whose columns it looks at."""
 
 import re
+import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -16,7 +17,8 @@ from fedveil.config.columns import read_off
 from fedveil.config.loading import parse
 from fedveil.config.tables import dumps
 from fedveil.data import NATURAL, SOURCES, DataSet, load
-from fedveil.errors import FieldError, nearest, require_count
+from fedveil.data.sets import with_positive
+from fedveil.errors import FieldError, nearest, require_choice, require_count
 
 PROTECTS = {
     "client": "all data of one client",
@@ -65,6 +67,7 @@ def first_config(
     missing: str = "",
     decimal: str = "",
     thousands: str = "",
+    positive: str | Callable[[Sequence[str]], str] = "",
 ) -> tuple[str, list[str]]:
     """The text of a TOML file that runs, and what was chosen for its reader, a line each.
 
@@ -91,6 +94,8 @@ def first_config(
         Of a table's inputs: refuse missing values, or add an input that says where one is missing.
     decimal, thousands : str
         How a CSV file writes numbers; by default as it looks.
+    positive : str or callable
+        Of two classes the one that counts as positive, or what chooses it from their names; default: the second.
 
     Raises
     ------
@@ -106,6 +111,8 @@ def first_config(
         raise FieldError("person", person or None, accepted)
     if about["name"] in ("folder", "npz") and dataset.classes:
         about["classes"] = list(dataset.class_names) or dataset.classes
+    chosen = _positive(dataset, positive)
+    about |= {"positive": chosen} if chosen else {}
     units = len(dataset.x) if dataset.group is None else int(dataset.group.max()) + 1
     parties = len(dataset.owners) if site else require_count("clients", clients)
     if parties > units:
@@ -124,7 +131,11 @@ def first_config(
     steps = {"lr": RATE[loss]} if noisy else {"lr": 0.1, "epochs": 2, "batch_size": 16}
     rule = {"aggregator": {"name": "fedavgm", "momentum": 0.9}} if noisy else {}
     image = len(dataset.input_shape) == 3 and min(dataset.input_shape[1:]) >= EDGE
-    said = [f"column {column!r} is no input: it {LEFT_OUT[kind].format(column)}" for column, kind in left_out.items()]
+    said = []
+    if chosen and not positive:
+        other = dataset.names()[0]
+        said.append(f"positive class: {chosen}, the second of the two; --positive {shlex.quote(other)} takes the other")
+    said += [f"column {column!r} is no input: it {LEFT_OUT[kind].format(column)}" for column, kind in left_out.items()]
     read = [f"data.{key}" for key in LIMITS if about.get(key)] + [f"privacy.{key}" for key in MOST if key in privacy]
     promised = protect != "nothing"
     text = Template((files("fedveil.config") / "first.toml").read_text(encoding="utf-8")).substitute(
@@ -143,6 +154,23 @@ def first_config(
     return text, said + noticed + _chosen(
         about, total if promised and epsilon is None else None, read if promised else []
     )
+
+
+def _positive(dataset: DataSet, given: str | Callable[[Sequence[str]], str]) -> str:
+    """The class that counts as positive, or an empty text where there are not two.
+
+    Raises
+    ------
+    FieldError
+        If none of two classes has the name that is given.
+    """
+    names = dataset.names()
+    if dataset.classes != 2:
+        if given and not callable(given):
+            with_positive(dataset, given)
+        return ""
+    chosen = given(names) if callable(given) else given or names[1]
+    return require_choice("positive", chosen, names)
 
 
 def _about(

@@ -23,6 +23,11 @@ def _clients(value: Any) -> Any:
     return value
 
 
+def _class_name(value: Any) -> Any:
+    """A class by its name, or by its number."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 def _rectangles(value: Any) -> Any:
     """One rectangle, or several, as tuples."""
     several = isinstance(value, list | tuple) and bool(value) and isinstance(value[0], list | tuple)
@@ -78,6 +83,9 @@ class Data(OpenSection):
         of those: principal directions of the public examples, or random ones
     patch_sizes
         edges in pixels of patches that are averaged over rings and whitened, e.g. `[1, 3]`
+    positive
+        of two classes the one that counts as positive: its name, or its number where it has none; default: the second,
+        and names are in the order in which they are declared. Where it was the first, both change places
     validation
         share of the set's own test half that the server keeps, stratified, between 0 and 1; final figures are measured
         on the rest
@@ -102,6 +110,7 @@ class Data(OpenSection):
     components: int | None = None
     directions: Literal["public", "random"] = "public"
     patch_sizes: Annotated[tuple[int, ...], Field(strict=False)] = ()
+    positive: Annotated[str | None, BeforeValidator(_class_name)] = None
     validation: float | None = None
 
     @classmethod

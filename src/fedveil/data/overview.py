@@ -80,7 +80,9 @@ def _left_out(holdings: Sequence[Holding], dataset: DataSet) -> str:
 
 def oddities(clients: Sequence[ClientData]) -> list[str]:
     """What is unusual about clients whatever their data set is: a line each kind."""
-    classes = 1 + max((int(c.y.max()) for c in clients if c.examples and not c.y.is_floating_point()), default=-1)
+    classes = 1 + max(
+        (max(-1, int(c.y.max())) for c in clients if c.examples and not c.y.is_floating_point()), default=-1
+    )
     holdings = [_holding(client, classes, name=client.name or f"client {i}") for i, client in enumerate(clients)]
     several = sum(any(column) for column in zip(*(h.counts for h in holdings), strict=False)) > 1
     return [line for line in _odd(holdings, several) if line]
@@ -101,7 +103,7 @@ def _holding(client: ClientData, classes: int, whole: bool = False, name: str = 
     y = torch.cat([client.y, client.test_y]) if whole and client.test_y is not None else client.y
     own = Holding(name or client.name, client.examples, client.held_out)
     if classes and not y.is_floating_point():
-        return replace(own, counts=tuple(torch.bincount(y.reshape(-1), minlength=classes).tolist()))
+        return replace(own, counts=tuple(torch.bincount(y[y >= 0], minlength=classes).tolist()))
     if not len(y):
         return own
     first = y.reshape(len(y), -1)[:, 0].to(torch.float64)

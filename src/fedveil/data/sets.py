@@ -115,6 +115,30 @@ class DataSet:
         return (self.regions & chosen) != 0
 
 
+def with_positive(dataset: DataSet, positive: str) -> DataSet:
+    """The same set with the positive one of two classes as class 1; where it was class 0, both change places.
+
+    Raises
+    ------
+    FieldError
+        If there are not two classes, or none has this name.
+    """
+    names = dataset.names()
+    if dataset.classes != 2:
+        accepted = f"names one of two classes, and {dataset.name} has {dataset.classes or 'none'}: leave it out"
+        raise FieldError("data.positive", positive, accepted)
+    require_choice("data.positive", positive, names)
+    if positive == names[1]:
+        return dataset
+
+    def turned(labels: "Tensor | None") -> "Tensor | None":
+        return None if labels is None else labels.where(labels < 0, 1 - labels)
+
+    y = turned(dataset.y)
+    assert y is not None
+    return replace(dataset, y=y, test_y=turned(dataset.test_y), class_names=names[::-1])
+
+
 def own_scale(x: "Tensor", columns: tuple[int, ...], reference: "Tensor") -> "Tensor":
     """Columns of `x` standardised by the means and deviations of one party's own rows.
 

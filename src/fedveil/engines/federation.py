@@ -15,7 +15,7 @@ from fedveil.data.overview import oddities
 from fedveil.engines import assembly
 from fedveil.engines.assembly import AnyMethod
 from fedveil.engines.client import ClientParty
-from fedveil.engines.fit import read_clients, same_examples
+from fedveil.engines.fit import read_clients, same_examples, task_for
 from fedveil.engines.history import Asked, Best, Collected, History, RoundRecord, publishable, totals_of
 from fedveil.engines.members import Members
 from fedveil.engines.options import Budgets, Evaluation, Execution, PerClient, Shared
@@ -30,7 +30,7 @@ from fedveil.layout import Layout
 from fedveil.learning import ClientData, Figures, LocalTraining
 from fedveil.learning.clients import as_client
 from fedveil.learning.learner import Learned
-from fedveil.learning.metrics import metric_names, task_of
+from fedveil.learning.metrics import metric_names
 from fedveil.mechanisms import ReproducibleSource, Source, begin_normals
 from fedveil.methods import Broadcast, SecureSum, in_order
 
@@ -110,7 +110,6 @@ class Federation:
             if not isinstance(partition, int) or not 0 <= partition < len(self.clients):
                 raise FieldError("behaviours", partition, f"there are partitions 0 to {len(self.clients) - 1}")
         self.probes = list(evaluation.probes)
-        self.metrics = metric_names(evaluation.metrics, task_of(self.clients[0].y))
         each = method if isinstance(method, PerClient) else PerClient(method)
         self.method = assembly.resolve_method(each.method)
         self.client_sides = assembly.client_sides_of(self.method, each.sides, len(self.clients))
@@ -120,6 +119,8 @@ class Federation:
         self.layout = Layout.from_module(module, buffers=shared.buffers)
         how = (self.method, self.clients, shared.region, execution.trainer, execution.workers)
         self.learner = execution.learner or assembly.learner_of(module, self.layout, local, *how)
+        self.task = task_for(module, self.clients, self.learner.local.loss)
+        self.metrics = metric_names(evaluation.metrics, self.task)
         if self.learner.private_trainer is not None:
             self.learner.private_trainer.check_sizes(self.clients, least=1 if execution.single_examples else 2)
         tell = execution.tell or partial(warn, category=RunWarning, stacklevel=4)

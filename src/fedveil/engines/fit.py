@@ -1,6 +1,7 @@
 """Check clients' data before anything is trained: they must be alike, and fit the model and the loss."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 from warnings import warn
 
@@ -9,10 +10,14 @@ from torch import Tensor, nn
 
 from fedveil.errors import FieldError, require_a
 from fedveil.learning import ClientData
+from fedveil.learning.answers import TaskKind
 from fedveil.learning.arrays import columns_of
 from fedveil.learning.clients import as_client
 from fedveil.learning.inputs import Inputs
 from fedveil.learning.losses import LossFunction, evaluating, loss_of, outputs_of
+from fedveil.learning.made_up import probes
+from fedveil.learning.metrics import task_of
+from fedveil.learning.objective import named, require_paired, void_labels
 
 
 def same_examples(clients: Sequence[ClientData]) -> Iterator[str]:
@@ -99,7 +104,14 @@ def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | Lo
                 if held.examples and int(held.y.max()) >= output.shape[1]:
                     accepted = f"the model has {output.shape[1]} outputs, one a class, numbered from 0 on"
                     raise FieldError(f"clients[{j}].y", f"from {int(held.y.min())} to {int(held.y.max())}", accepted)
-        name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+        for j, held in enumerate(clients if not y.is_floating_point() else ()):
+            negative = held.y[(held.y < 0) & ~void_labels(loss, held.y, output.shape)]
+            if len(negative):
+                accepted = "classes are numbered from 0 on; where it means void, the loss has to pass over it: "
+                accepted += f"CrossEntropyLoss(ignore_index={int(negative[0])})"
+                raise FieldError(f"clients[{j}].y", int(negative[0]), accepted)
+        require_paired(loss, output.shape, y, f"clients[{i}].y")
+        name = named(loss)
         try:
             value = loss_of(loss)(output, y.to(inputs.like.device))
         except Exception as error:
@@ -115,6 +127,34 @@ def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | Lo
         if not isinstance(value, Tensor) or value.dim():
             accepted = "must return the batch's mean loss as one number, a tensor of no axes: end it with .mean()"
             raise FieldError("loss", name, accepted)
+
+
+def require_pairs(module: nn.Module, clients: Sequence[ClientData], loss: str | LossFunction) -> None:
+    """Refuse targets that the loss would compare with the outputs of other examples; values of data are not used.
+
+    Raises
+    ------
+    FieldError
+        With both shapes; see `require_paired`.
+    """
+    for i, client in enumerate(clients):
+        if isinstance(client, ClientData) and (shape := _outputs_on_made_up(module, client)) is not None:
+            require_paired(loss, shape, client.y, f"clients[{i}].y")
+
+
+def _outputs_on_made_up(module: nn.Module, like: ClientData) -> Sequence[int] | None:
+    """The shape of a model's outputs on two made-up examples of a client's shape; None if it takes none of them."""
+    inputs = Inputs.of(module)
+    for x, _ in probes(like.x, 2):
+        with suppress(Exception), evaluating(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            return outputs_of(module(inputs(x))).shape
+    return None
+
+
+def task_for(module: nn.Module, clients: Sequence[ClientData], loss: str | LossFunction) -> TaskKind:
+    """What the clients' labels are to the loss, seen from the shape of a model's outputs."""
+    like = next((c for c in clients if c.examples), clients[0])
+    return task_of(like.y, loss, _outputs_on_made_up(module, like))
 
 
 def _one_hot(y: Tensor) -> bool:

@@ -155,7 +155,7 @@ class Members:
             if isinstance(error, Exception):
                 raise error
         indices = [index for index in chosen if isinstance(index, int)]
-        return evaluate_clients(model, layout, models, self.data, indices, metrics)
+        return evaluate_clients(model, layout, models, self.data, indices, metrics, self.learner.local.loss)
 
     def books(self, others: Collection[str]) -> dict[str, Ledger]:
         """The ledger of every client, behind those of `others`, by name."""

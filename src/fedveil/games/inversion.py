@@ -129,7 +129,7 @@ class InversionGame(Attacking):
             "undefended": undefended,
         }
         notes = [f"{r.attack} was not run: {r.reason}" for r in refused]
-        if invalid := sorted({v.attack for v in inverted.verdicts if not v.valid}):
+        if invalid := sorted({v.attack for v in inverted.verdicts if v.valid is False}):
             notes.append(f"fails without a defence, and says nothing about one: {', '.join(invalid)}")
         return InversionAudit(inverted.verdicts, refused, values, notes, inverted, self._pixels)
 

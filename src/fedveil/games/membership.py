@@ -24,7 +24,7 @@ from fedveil.attacks.membership import (
 )
 from fedveil.attacks.membership.records import Pairs
 from fedveil.attacks.statistics import runs_for_rate, student_interval
-from fedveil.attacks.verdict import ALPHAS
+from fedveil.attacks.verdict import ALPHAS, beats_guessing
 from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
 from fedveil.games.game import GAMES, Attacking, Judgement, Planned, Refused, settings_of
@@ -176,9 +176,9 @@ class MembershipGame(Attacking):
                     why = seen["refused"].get(name, "was not played")
                     refused.setdefault((label, name), []).append(f"under seed {self.config.seed + run}: {why}")
         undefended = self.settings[0].label
-        bare = {n: float(np.mean([o["figures"] for o in v])) for (label, n), v in scores.items() if label == undefended}
+        bare = {n: [float(o["figures"]) for o in v] for (label, n), v in scores.items() if label == undefended}
         verdicts = [
-            _over_runs(label, name, values, bare.get(name), refused.get((label, name), ()))
+            _over_runs(label, name, values, bare.get(name, ()), refused.get((label, name), ()))
             for (label, name), values in scores.items()
         ]
         lines = [Refused(name, label, why[0]) for (label, name), why in refused.items() if (label, name) not in scores]
@@ -190,7 +190,7 @@ class MembershipGame(Attacking):
 
 
 def _over_runs(
-    label: str, name: str, runs: Sequence[Mapping[str, Any]], bare: float | None, refused: Sequence[str]
+    label: str, name: str, runs: Sequence[Mapping[str, Any]], bare: Sequence[float], refused: Sequence[str]
 ) -> Verdict:
     """The mean over runs, with Student's interval from three runs on; `refused` says which are not in it, and why."""
     values = [float(one["figures"]) for one in runs]
@@ -215,8 +215,8 @@ def _over_runs(
         figure=UNITS.get(name, "AUC"),
         n=n,
         replication="one run",
-        without_defence=bare,
-        valid=None if bare is None else bare > (0.05 if name in UNITS else 0.55),
+        without_defence=float(np.mean(bare)) if bare else None,
+        valid=beats_guessing(student_interval(bare), 0.0 if name in UNITS else 0.5) if bare else None,
         threat="honest-but-curious server",
         details=details,
         notes=notes,

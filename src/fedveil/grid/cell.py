@@ -19,7 +19,6 @@ from fedveil.engines import Federation, RoundRecord
 from fedveil.engines.seams import Probe
 from fedveil.engines.warning import RunWarning
 from fedveil.errors import FieldError
-from fedveil.learning.metrics import task_of
 from fedveil.methods import METHODS, GlobalDP, Publishing
 from fedveil.runs.deal import data_digest
 from fedveil.runs.promised import guarantees_of
@@ -235,7 +234,7 @@ def _play_made(cell: Cell, advance: Callable[[Row], None]) -> Summary:
     guarantee, parties = guarantees_of(federation.method, federation.books(), delta)
     values = {
         **core_of(cell.label, federation.method, federation.layout, rows, guarantee, delta),
-        "task": "classification" if task_of(federation.clients[0].y) == "classes" else "regression",
+        "task": "regression" if federation.task == "values" else "classification",
         "guarantees": parties,
         "rounds_planned": cell.config.rounds,
         "stopped": history.stopped,

@@ -1,6 +1,6 @@
 """A model's answers beside the truth, in groups, and the registry of what is computed of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -14,13 +14,13 @@ from fedveil.errors import FieldError
 Figures = dict[str, float]  # by name, with "examples"; a figure that does not exist for the task or the data is absent
 
 
-TaskKind = Literal["classes", "values"]
+TaskKind = Literal["classes", "labels", "values"]
 
 
 Floats = NDArray[np.float64]
 
 
-TASKS: tuple[TaskKind, ...] = ("classes", "values")
+TASKS: tuple[TaskKind, ...] = ("classes", "labels", "values")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,20 +29,22 @@ class Answers:
 
     Attributes
     ----------
-    task : {"classes", "values"}
-        Whether labels are classes or numbers.
+    task : {"classes", "labels", "values"}
+        Whether labels are classes of which one holds, several that hold or do not, or numbers.
     outputs : ndarray
         float64: logits [M, C] of M labels, or values [M].
     labels : ndarray
-        [M], int64 classes or float64 targets.
+        [M], int64 classes or float64 targets; [M, C] bool where several may hold. Void labels are left out.
     losses : ndarray
-        [M], float64: cross-entropy (nats) or squared error of each label.
+        [M], float64: squared error of each value, otherwise the loss of each label where it has one.
     group : ndarray
         [M] int64, whose label it is, ascending.
     counts : ndarray
-        [n], labels of each group; at least one.
-    each : int
-        Labels of one example: more than one where a model names a class a pixel.
+        [n], labels of each group.
+    example : ndarray
+        [M] int64, of which example, ascending: several labels are of one where a model names a class a pixel.
+    asked : ndarray, optional
+        [n], the loss that was asked for, of each group; by default the mean of `losses`.
     """
 
     task: TaskKind
@@ -51,22 +53,29 @@ class Answers:
     losses: Floats
     group: NDArray[np.int64]
     counts: NDArray[np.int64]
-    each: int = 1
+    example: NDArray[np.int64]
+    asked: Floats | None = None
 
     def mean(self, values: NDArray[Any]) -> Floats:
         """Mean of values [M] over each group, [n]."""
-        return np.bincount(self.group, values, len(self.counts)) / self.counts
+        return _over(np.bincount(self.group, values, len(self.counts)), self.counts)
 
     @cached_property
-    def predicted(self) -> NDArray[np.int64]:
-        """[M], the class with the largest logit."""
-        classes: NDArray[np.int64] = np.argmax(self.outputs, axis=1)
+    def predicted(self) -> NDArray[Any]:
+        """[M], the class with the largest logit; [M, C], which are likelier than not, where several may hold."""
+        classes: NDArray[Any] = self.outputs > 0 if self.task == "labels" else np.argmax(self.outputs, axis=1)
         return classes
 
     @cached_property
     def table(self) -> tuple[Floats, Floats, Floats]:
         """Of each group and class, [n, C] each: labels found, labels there are, and labels named by the model."""
         shape = (len(self.counts), self.outputs.shape[1])
+        if self.task == "labels":
+            parts = (self.labels & self.predicted, self.labels, self.predicted)
+            sums = [np.zeros(shape) for _ in parts]
+            for total, part in zip(sums, parts, strict=True):
+                np.add.at(total, self.group, part)
+            return sums[0], sums[1], sums[2]
         size = shape[0] * shape[1]
         base = self.group * shape[1]
         hits, ones = (self.predicted == self.labels).astype(np.float64), np.ones(len(self.labels))
@@ -77,27 +86,29 @@ class Answers:
     @cached_property
     def probabilities(self) -> Floats:
         """[M, C]."""
-        return torch.from_numpy(self.outputs).softmax(1).numpy()
+        logits = torch.from_numpy(self.outputs)
+        return (logits.sigmoid() if self.task == "labels" else logits.softmax(1)).numpy()
 
-    def joined(self) -> "Answers":
-        """The same as one group."""
-        return self._grouped(len(self.labels))
+    def joined(self, asked: Floats | None = None) -> "Answers":
+        """The same as one group, with the loss asked for of all."""
+        return self._grouped(np.zeros(len(self.labels), np.int64), asked)
 
-    def _grouped(self, size: int) -> "Answers":
-        """The same in groups of a size; what was worked out label by label stays known."""
-        m = len(self.labels)
-        other = replace(self, group=np.arange(m) // size, counts=np.full(m // size, size))
+    def _grouped(self, group: NDArray[np.int64], asked: Floats | None = None) -> "Answers":
+        """The same in other groups; what was worked out label by label stays known."""
+        counts = np.bincount(group) if len(group) else np.zeros(1, np.int64)
+        other = replace(self, group=group, counts=counts, asked=asked)
         vars(other).update({name: vars(self)[name] for name in ("predicted", "probabilities") if name in vars(self)})
         return other
 
     @cached_property
     def images(self) -> "Answers":
         """The same with each image as a group of its own."""
-        return self._grouped(self.each)
+        return self._grouped(np.unique(self.example, return_inverse=True)[1])
 
     def of_images(self, share: "MetricFunction") -> Floats:
         """The mean of a share over the images of each group that have it."""
-        answers, owner, n = share(self.images), self.group[:: self.each], len(self.counts)
+        first = np.unique(self.example, return_index=True)[1]
+        answers, owner, n = share(self.images), self.group[first], len(self.counts)
         return _over(np.bincount(owner, np.nan_to_num(answers), n), np.bincount(owner, ~np.isnan(answers), n))
 
     def macro(self, shares: Floats, counted: NDArray[np.bool_]) -> Floats:
@@ -151,13 +162,13 @@ class Metric:
 METRICS: dict[str, Metric] = {}
 
 
-def metric(*, task: TaskKind | None = "classes") -> Callable[[MetricFunction], MetricFunction]:
+def metric(*, task: TaskKind | Sequence[TaskKind] | None = "classes") -> Callable[[MetricFunction], MetricFunction]:
     """Register a function as a metric under its own name.
 
     Parameters
     ----------
-    task : {"classes", "values"} or None
-        Where it exists; None for both.
+    task : {"classes", "labels", "values"}, several of these, or None
+        Where it exists; None for all.
 
     Raises
     ------
@@ -169,7 +180,7 @@ def metric(*, task: TaskKind | None = "classes") -> Callable[[MetricFunction], M
         name = function.__name__
         if name in METRICS or name == "examples":
             raise FieldError("metric", name, "this name is taken")
-        METRICS[name] = Metric(TASKS if task is None else (task,), function)
+        METRICS[name] = Metric(TASKS if task is None else (task,) if isinstance(task, str) else tuple(task), function)
         return function
 
     return register

@@ -29,6 +29,7 @@ from fedveil.errors import FieldError, require_a
 from fedveil.learning.arrays import array_of, columns_of, pair_of, refuse_misaligned, tensor_of
 
 MOST = 1 << 30  # bytes of one client's examples that are held in memory
+VOID = (-1, -100)  # labels below 0 that count as nothing, where the loss passes over them (`ignore_index`)
 CHUNK = 256  # examples read at once
 
 
@@ -182,7 +183,10 @@ def _check(x_name: str, x: Tensor, y_name: str, y: Tensor) -> None:
     if len(x) != len(y):
         raise FieldError(y_name, len(y), f"must be as long as {x_name}, which has {len(x)} rows")
     if y.dtype == torch.int64 and y.numel() and int(y.min()) < 0:
-        raise FieldError(y_name, int(y.min()), "classes are numbered from 0 on")
+        negative = y[(y < 0) & ~torch.isin(y, torch.tensor(VOID))]
+        if len(negative):
+            accepted = f"classes are numbered from 0 on; a void label is {' or '.join(map(str, VOID))}"
+            raise FieldError(y_name, int(negative.min()), accepted)
 
 
 def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:

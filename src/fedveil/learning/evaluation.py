@@ -11,6 +11,7 @@ from fedveil.learning.answers import Figures
 from fedveil.learning.clients import ClientData
 from fedveil.learning.losses import LABELWISE, RMSE_FLOOR, LossFunction, loss_of, losses_of, predict
 from fedveil.learning.metrics import metrics, metrics_of_groups
+from fedveil.learning.objective import void_labels
 
 ROOM = 1 << 24  # numbers of joined examples held at once
 NEAR = 1e-5  # losses this near in relation are compared again, client by client
@@ -52,6 +53,8 @@ def choose(model: nn.Module, layout: Layout, models: Tensor, data: ClientData, l
         outputs = predict(model, layout, vector, data.x, batch=1024, buffers=data.buffers)
         losses.append(float(function(outputs.to(torch.float64), data.y)))
     kept = [j for j, value in enumerate(losses) if value == value]
+    if not kept and void_labels(loss, data.y, outputs.shape).all():
+        return 0
     if not kept:
         raise FieldError("models", losses, "have no loss on this client's data: all are NaN")
     return min(kept, key=lambda j: losses[j])
@@ -72,7 +75,7 @@ def choose_each(
     """
     if len(models) == 1:
         return [0] * len(clients)
-    if any(client.buffers for client in clients):  # each has a model of its own
+    if any(client.buffers or _has_void(client) for client in clients):  # a model, or void labels, of its own
         return [_alone(model, layout, models, client, loss) for client in clients]
     answers: list[int | Exception] = []
     for block in _blocks(clients):
@@ -86,6 +89,11 @@ def choose_each(
             known = index if sure else None if client.examples else 0
             answers.append(_alone(model, layout, models, client, loss) if known is None else known)
     return answers
+
+
+def _has_void(client: ClientData) -> bool:
+    """Whether a client may have labels of no class, over which means are its own."""
+    return not client.y.is_floating_point() and bool((client.y < 0).any())
 
 
 def client_losses(
@@ -145,6 +153,7 @@ def evaluate(
     y: Tensor,
     names: Sequence[str] | None = None,
     buffers: Mapping[str, Tensor] | None = None,
+    loss: str | LossFunction | None = None,
 ) -> Figures:
     """Measure one model.
 
@@ -162,6 +171,8 @@ def evaluate(
         Of `METRICS`; by default the task's usual ones.
     buffers : mapping of str to Tensor, optional
         In the place of the module's own.
+    loss : str or callable, optional
+        The one that was asked for; see `metrics`.
 
     Returns
     -------
@@ -170,7 +181,7 @@ def evaluate(
     """
     if len(x) != len(y):
         raise FieldError("y", len(y), f"must be as long as x, which has {len(x)} rows")
-    return metrics(predict(model, layout, vector, x, buffers=buffers), y, names) if len(x) else {"examples": 0}
+    return metrics(predict(model, layout, vector, x, buffers=buffers), y, names, loss) if len(x) else {"examples": 0}
 
 
 def evaluate_clients(
@@ -180,6 +191,7 @@ def evaluate_clients(
     clients: Sequence[ClientData],
     chosen: Sequence[int],
     names: Sequence[str] | None = None,
+    loss: str | LossFunction | None = None,
 ) -> tuple[list[Figures], Figures]:
     """Measure each client's hypothesis on what the client held out, and all of it together.
 
@@ -199,6 +211,8 @@ def evaluate_clients(
         n indices of hypotheses.
     names : sequence of str, optional
         Of `METRICS`; by default the task's usual ones.
+    loss : str or callable, optional
+        The one that was asked for; see `metrics`.
 
     Returns
     -------
@@ -229,4 +243,4 @@ def evaluate_clients(
         together = predict(model, layout, models[j], x, buffers=clients[members[0]].buffers)
         outputs |= zip(members, torch.split(together, [len(held[i][0]) for i in members]), strict=True)
     every, y = torch.cat([outputs[i] for i in held]), torch.cat([truth for _, truth in held.values()])
-    return metrics_of_groups(every, y, [c.held_out for c in clients], names)
+    return metrics_of_groups(every, y, [c.held_out for c in clients], names, loss)

@@ -51,8 +51,7 @@ class LocalTraining(Parameters):
         Mean over the batch; rmse is the root of the batch's mean squared error. Or one of yours: a function
         ``loss(outputs, y)`` that returns the batch's mean, a name under which `fedveil.learning.LOSSES` has registered
         one, or ``"package.module:function"``. At record level "cross_entropy", "mse", or a loss of PyTorch's with
-        ``reduction="mean"``, whose class weights are public. (Measured is the cross-entropy or squared error all the
-        same.)
+        ``reduction="mean"``, whose class weights are public. The figure ``loss`` is this one.
 
     Raises
     ------

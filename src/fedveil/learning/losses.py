@@ -78,8 +78,9 @@ def soft_dice(output: Tensor, y: Tensor) -> Tensor:
     """
     if output.dim() < 3:
         raise FieldError("loss", "dice", f"needs a class a pixel; the outputs are {tuple(output.shape)}")
-    rare = output.softmax(1)[:, 1:].flatten(2)
-    truth = F.one_hot(y.flatten(1), output.shape[1]).movedim(-1, 1)[:, 1:].to(rare.dtype)
+    here = (y != IGNORED).flatten(1)
+    rare = output.softmax(1)[:, 1:].flatten(2) * here[:, None]
+    truth = F.one_hot(y.flatten(1) * here, output.shape[1]).movedim(-1, 1)[:, 1:].to(rare.dtype)
     both, sums = (rare * truth).sum(2), rare.sum(2) + truth.sum(2)
     return (1 - (2 * both + 1) / (sums + 1)).mean()
 

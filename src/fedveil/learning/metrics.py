@@ -9,7 +9,11 @@ A metric is a function of `Answers` under a name; registering another one is a d
 The unit that is counted is a label: one an example, or one a pixel where a model names a class a pixel.
 """
 
+import math
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,30 +22,48 @@ from torch import Tensor
 
 from fedveil.errors import FieldError, nearest
 from fedveil.learning.answers import METRICS, Answers, Figures, Floats, TaskKind, _over, metric
-from fedveil.learning.losses import losses_of
+from fedveil.learning.losses import LABELWISE, loss_of, losses_of
+from fedveil.learning.objective import Loss, meaning_of, void_labels
 
 DEFAULT: dict[TaskKind, tuple[str, ...]] = {
     "classes": ("loss", "accuracy", "f1", "precision", "auc", "micro_auc"),
+    "labels": ("loss", "accuracy", "exact_match", "f1", "precision", "auc", "micro_auc"),
     "values": ("loss", "rmse"),
 }
+DISCRETE: tuple[TaskKind, ...] = ("classes", "labels")
 
 
 @metric(task=None)
 def loss(answers: Answers) -> Floats:
-    """Mean cross-entropy (nats), or mean squared error; infinite where it is no number."""
-    return np.nan_to_num(answers.mean(answers.losses), nan=np.inf, posinf=np.inf)
+    """The loss that was asked for; without one cross-entropy (nats), or squared error. Infinite if it is no number."""
+    asked = answers.mean(answers.losses) if answers.asked is None else answers.asked
+    return np.where(answers.counts > 0, np.nan_to_num(asked, nan=np.inf, posinf=np.inf), np.nan)
 
 
 @metric(task="values")
 def rmse(answers: Answers) -> Floats:
     """Root mean squared error, in units of the target."""
-    return np.sqrt(loss(answers))
+    squares = answers.mean((answers.outputs - answers.labels) ** 2)
+    return np.where(answers.counts > 0, np.sqrt(np.nan_to_num(squares, nan=np.inf, posinf=np.inf)), np.nan)
 
 
-@metric()
+@metric(task=DISCRETE)
 def accuracy(answers: Answers) -> Floats:
-    """Fraction of right classes."""
-    return answers.mean(answers.predicted == answers.labels)
+    """Fraction of right classes; where several may hold, of right answers to whether one does."""
+    right = answers.predicted == answers.labels
+    return answers.mean(right.mean(1) if answers.task == "labels" else right)
+
+
+@metric(task="labels")
+def exact_match(answers: Answers) -> Floats:
+    """Fraction of examples all of whose labels are right."""
+    return answers.mean((answers.predicted == answers.labels).all(1))
+
+
+@metric(task="labels")
+def hamming(answers: Answers) -> Floats:
+    """Fraction of wrong answers to whether a label holds: 1 less accuracy."""
+    return 1 - accuracy(answers)
 
 
 @metric()
@@ -51,28 +73,28 @@ def balanced_accuracy(answers: Answers) -> Floats:
     return answers.macro(_over(right, wanted), wanted > 0)
 
 
-@metric()
+@metric(task=DISCRETE)
 def precision(answers: Answers) -> Floats:
     """Macro precision over the classes among labels or predictions; 0 for one that is never predicted."""
     right, wanted, given = answers.table
     return answers.macro(right / np.maximum(given, 1), wanted + given > 0)
 
 
-@metric()
+@metric(task=DISCRETE)
 def recall(answers: Answers) -> Floats:
     """Macro recall over the classes among labels or predictions; 0 for one that is no label."""
     right, wanted, given = answers.table
     return answers.macro(right / np.maximum(wanted, 1), wanted + given > 0)
 
 
-@metric()
+@metric(task=DISCRETE)
 def f1(answers: Answers) -> Floats:
     """Macro F1 over the classes among labels or predictions."""
     right, wanted, given = answers.table
     return answers.macro(2 * right / np.maximum(wanted + given, 1), wanted + given > 0)
 
 
-@metric()
+@metric(task=DISCRETE)
 def iou(answers: Answers) -> Floats:
     """Macro intersection over union, over the classes among labels or predictions."""
     right, wanted, given = answers.table
@@ -141,31 +163,50 @@ def image_f1(answers: Answers) -> Floats:
     return answers.of_images(positive_f1)
 
 
-@metric()
+@metric(task=DISCRETE)
 def micro_auc(answers: Answers) -> Floats:
     """Area under the ROC curve of all pairs of an example and a class, pooled; high where one class is rare."""
     scores, classes = answers.probabilities, answers.outputs.shape[1]
-    truth = np.zeros(scores.shape, dtype=bool)
-    truth[np.arange(len(truth)), answers.labels] = True
+    truth = answers.labels
+    if answers.task == "classes":
+        truth = np.zeros(scores.shape, dtype=bool)
+        truth[np.arange(len(truth)), answers.labels] = True
     areas = answers.ranked(scores.ravel(), truth.ravel(), np.repeat(answers.group, classes))
     return np.where(_finite(answers), areas, np.nan)
 
 
-@metric()
+@metric(task=DISCRETE)
 def auc(answers: Answers) -> Floats:
     """Area under the ROC curve of class 1 of two; of several, the mean of each against the rest that is there."""
-    classes = answers.outputs.shape[1]
+    classes, alone = answers.outputs.shape[1], answers.task == "labels"
     by_class = [
-        answers.ranked(answers.probabilities[:, c], answers.labels == c, answers.group)
-        for c in (range(classes) if classes > 2 else range(1, classes))
+        answers.ranked(
+            answers.probabilities[:, c], answers.labels[:, c] if alone else answers.labels == c, answers.group
+        )
+        for c in (range(classes) if classes > 2 or alone else range(1, classes))
     ]
     areas = np.stack(by_class, 1) if by_class else np.full((len(answers.counts), 1), np.nan)
     return np.where(_finite(answers), answers.macro(areas, ~np.isnan(areas)), np.nan)
 
 
-def task_of(y: Tensor) -> TaskKind:
-    """Classes where labels are whole numbers."""
-    return "values" if y.is_floating_point() else "classes"
+def task_of(y: Tensor, loss: Loss | None = None, outputs: Sequence[int] | None = None) -> TaskKind:
+    """What labels are to a loss.
+
+    Parameters
+    ----------
+    y : Tensor
+        [N, ...].
+    loss : str or callable, optional
+        As in `LocalTraining`. Without one, whole numbers are classes and others values.
+    outputs : sequence of int, optional
+        Shape of the model's outputs, [N, ...].
+    """
+    if loss is None or outputs is None:
+        return "values" if y.is_floating_point() else "classes"
+    meaning = meaning_of(loss, outputs, y)
+    if meaning in ("logits", "chances"):
+        return "labels" if len(outputs) in (2, 4, 5) and outputs[1] > 1 else "classes"
+    return "values" if meaning == "values" else "classes"
 
 
 def metric_names(names: Sequence[str] | None, task: TaskKind) -> tuple[str, ...]:
@@ -188,29 +229,35 @@ def metric_names(names: Sequence[str] | None, task: TaskKind) -> tuple[str, ...]
     return chosen
 
 
-def metrics(outputs: Tensor, y: Tensor, names: Sequence[str] | None = None) -> Figures:
+def metrics(outputs: Tensor, y: Tensor, names: Sequence[str] | None = None, loss: Loss | None = None) -> Figures:
     """Figures of a model's outputs.
 
     Parameters
     ----------
     outputs : Tensor
-        Logits [N, C, ...], or values of a regression.
+        Logits [N, C, ...], or values of a regression; what the loss takes.
     y : Tensor
-        [N, ...]; its type decides the task.
+        [N, ...]; its type and the loss decide the task.
     names : sequence of str, optional
         Of `METRICS`; by default the task's usual ones.
+    loss : str or callable, optional
+        The one that was asked for, as in `LocalTraining`. By default cross-entropy of classes, squared error of values.
     """
-    return metrics_of_groups(outputs, y, [len(y)], names)[1]
+    return metrics_of_groups(outputs, y, [len(y)], names, loss)[1]
 
 
 def metrics_of_groups(
-    outputs: Tensor, y: Tensor, sizes: Sequence[int], names: Sequence[str] | None = None
+    outputs: Tensor,
+    y: Tensor,
+    sizes: Sequence[int],
+    names: Sequence[str] | None = None,
+    loss: Loss | None = None,
 ) -> tuple[list[Figures], Figures]:
     """Figures of consecutive groups of examples, such as clients, and of all examples together.
 
     Parameters
     ----------
-    outputs, y, names
+    outputs, y, names, loss
         See `metrics`.
     sizes : sequence of int
         Examples of each group, in order; their sum is N. A group without examples has only ``examples: 0``.
@@ -224,10 +271,22 @@ def metrics_of_groups(
     """
     if not len(y):
         return [{"examples": 0} for _ in sizes], {"examples": 0}
-    chosen = metric_names(names, task_of(y))
-    answers = _answers(outputs.detach().to(torch.float64), y, [size for size in sizes if size])
+    task = task_of(y, loss, outputs.shape)
+    chosen = metric_names(names, task)
+    held = [size for size in sizes if size]
+    answers, void = _answers(task, outputs.detach(), y, held, loss)
+    opaque = loss is not None and "loss" in chosen and not (isinstance(loss, str) and loss in LABELWISE)
+    if opaque:
+        answers = replace(answers, asked=_asked(loss, outputs.detach(), y, void, held))
+    if task == "classes" and len(answers.labels) and answers.labels.max() >= answers.outputs.shape[1]:
+        chosen = tuple(
+            name for name in chosen if name == "loss"
+        )  # numbers that are no classes, such as of a triplet loss
     figures = _figures(answers, sizes, chosen)
-    return figures, figures[0] if len(sizes) == 1 else _figures(answers.joined(), [len(y)], chosen)[0]
+    if len(sizes) == 1:
+        return figures, figures[0]
+    together = answers.joined(_asked(loss, outputs.detach(), y, void, [len(y)]) if opaque else None)
+    return figures, _figures(together, [len(y)], chosen)[0]
 
 
 def _figures(answers: Answers, sizes: Sequence[int], chosen: Sequence[str]) -> list[Figures]:
@@ -240,20 +299,61 @@ def _figures(answers: Answers, sizes: Sequence[int], chosen: Sequence[str]) -> l
     return figures
 
 
-def _answers(outputs: Tensor, y: Tensor, sizes: Sequence[int]) -> Answers:
-    task = task_of(y)
-    losses = losses_of("mse" if task == "values" else "cross_entropy")(outputs, y)
-    if task == "classes":
-        outputs = outputs.movedim(1, -1).reshape(-1, outputs.shape[1])
-    labels = y.reshape(-1).to(torch.float64 if task == "values" else torch.int64).numpy()
+def _asked(loss: Any, outputs: Tensor, y: Tensor, void: Tensor, sizes: Sequence[int]) -> Floats:
+    """The loss of each group, as its function says; NaN where all labels are void, or it cannot be had."""
+    values: list[float] = []
+    parts = zip(*(torch.split(whole, list(sizes)) for whole in (outputs, y, void)), strict=True)
+    for own, labels, nothing in parts:
+        value = math.nan
+        with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):  # the loss is the user's
+            if not nothing.all():
+                value = float(loss_of(loss)(own, labels))
+        values.append(value)
+    return np.asarray(values, np.float64)
+
+
+def _answers(
+    task: TaskKind, outputs: Tensor, y: Tensor, sizes: Sequence[int], loss: Loss | None
+) -> tuple[Answers, Tensor]:
+    """Answers beside the truth, a row a label, without void ones; and which labels are void."""
+    meaning, void = meaning_of(loss, outputs.shape, y), void_labels(loss, y, outputs.shape)
+    owner = torch.repeat_interleave(torch.tensor(list(sizes)))
+    outputs = outputs.to(torch.float64)
+    losses = torch.zeros(0)
+    if loss is None or (isinstance(loss, str) and loss in LABELWISE):
+        known = loss or ("mse" if task == "values" else "cross_entropy")
+        losses = losses_of(known)(outputs, y)
+    if meaning == "chances":
+        outputs = outputs.logit(1e-12)
+    if meaning == "soft classes":
+        y = y.argmax(1)
+    if task == "labels":
+        flat, labels = _by_label(outputs), _by_label(y) >= 0.5
+    elif task == "values":
+        flat, labels = outputs.reshape(-1), y.reshape(-1).to(torch.float64)
+    elif meaning in ("logits", "chances"):
+        yes = outputs.reshape(-1)
+        flat, labels = torch.stack([torch.zeros_like(yes), yes], 1), (y.reshape(-1) >= 0.5).to(torch.int64)
+    else:
+        flat, labels = _by_label(outputs), y.reshape(-1)
     each = len(labels) // len(y)
-    counts = np.asarray(sizes, np.int64) * each
-    group = np.repeat(np.arange(len(counts)), counts)
-    flat = outputs.numpy() if task == "classes" else outputs.reshape(-1).numpy()
-    return Answers(task, flat, labels, losses.reshape(-1).numpy(), group, counts, each)
+    example = torch.arange(len(y)).repeat_interleave(each)
+    group = owner.repeat_interleave(each)
+    losses = losses.reshape(len(labels), -1).mean(1) if losses.numel() else torch.zeros(len(labels))
+    if void.any():
+        kept = ~void.reshape(-1)
+        flat, labels, losses, example, group = (part[kept] for part in (flat, labels, losses, example, group))
+    counts = torch.bincount(group, minlength=len(sizes)).numpy()
+    columns = flat.numpy(), labels.numpy(), losses.to(torch.float64).numpy(), group.numpy()
+    return Answers(task, *columns, counts, example.numpy()), void
+
+
+def _by_label(values: Tensor) -> Tensor:
+    """[N, C, ...] as [M, C], a row a label."""
+    return values.movedim(1, -1).reshape(-1, values.shape[1])
 
 
 def _finite(answers: Answers) -> NDArray[np.bool_]:
     """Groups all of whose logits are finite."""
-    odd = ~np.isfinite(answers.outputs).all(axis=1, keepdims=True).reshape(-1)
+    odd = np.asarray(~np.isfinite(answers.outputs).all(axis=1))
     return np.equal(answers.mean(odd), 0.0)

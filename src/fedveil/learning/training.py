@@ -21,6 +21,7 @@ from fedveil.learning.inputs import Inputs
 from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.losses import loss_of, outputs_of
 from fedveil.learning.made_up import labels, not_trainable, probes
+from fedveil.learning.objective import void_labels
 from fedveil.learning.own_state import OwnState
 from fedveil.learning.rearranged import LargeDense, rearranged
 from fedveil.learning.streams import Key, epoch_orders, stream, with_keyed_dropout
@@ -204,7 +205,11 @@ class SequentialTrainer:
         """Leave the gradient of a batch in the parameters, and return the mean loss."""
         self._model.zero_grad()
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
-            loss = self._loss(outputs_of(self._forward(x)), y)
+            outputs = outputs_of(self._forward(x))
+            if y.numel() and void_labels(self.local.loss, y, outputs.shape).all():
+                loss = 0.0 * outputs.sum()  # nothing is asked for, where a mean over no label would be no number
+            else:
+                loss = self._loss(outputs, y)
         torch.autograd.backward(loss)
         for p in self._parameters:
             if p.grad is not None and p.grad.is_sparse:  # of an embedding with sparse=True

@@ -162,7 +162,7 @@ def audit_notes(audit: Audit) -> list[str]:
         f"measured epsilon >=: proven at 95%, for {values['relation']} at delta = {values['delta']:g}; {runs} runs can "
         f"prove {values['epsilon_ceiling']:.2f} at most (by number of runs: {ceilings}). It is no guarantee: a "
         f"stronger attack may prove more. All together prove, at 95%: {together or 'nothing'}.",
-        "valid: the attack works without the defence; else its figure says nothing about the defence.",
+        "valid: the attack beats guessing without the defence (95%); else its figure says nothing about the defence.",
         f"Metrics that clients see after each round: {values['published_metrics']['text']}.{_gain(audit)}",
     ]
     if any(v.supposed for v in audit.verdicts):

@@ -85,12 +85,12 @@ def inversion_table(inverted: Inverted) -> Table:
         row = {"attack": v.attack, "setting": v.setting, "MSE (95%)": f"{v.point:.1e} ({v.low:.1e}-{v.high:.1e})"}
         for name, form in forms.items():
             row[name.replace("_mse", " MSE").replace("_", " ")] = shown(v.details.get(name.lower()), form)
-        rows.append(row | {"valid": "yes" if v.valid else "no"})
+        rows.append(row | {"valid": {True: "yes", False: "no", None: NOTHING}[v.valid]})
     first = inverted.verdicts[0]
     notes = [
         f"Mean over {first.n} releases, each {first.replication} a unit of its own; the attacker: {first.threat}.",
         "success: MSE below 0.001 of the squared range; identified: nearest to its original among the client's images;",
-        "mean image: MSE of a guess that saw no release; valid: the attack works where there is no defence.",
+        "mean image: MSE of a guess that saw no release; valid: the attack beats guessing where there is no defence (95%).",
         *dict.fromkeys(note for v in inverted.verdicts for note in v.notes),
     ]
     return Table.of(rows, numbers=list(rows[0])[2:-1], notes=notes)

@@ -126,6 +126,9 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
     """What has to be said beside the table: of all settings, and what is said of several once."""
     first, everybody = summaries[0].values, grouped(summaries)
     of_two = "balanced, sens., spec.: balanced accuracy, sensitivity, specificity. " * (figures_of(summaries) == OF_TWO)
+    if of_two and "positive" in first:
+        why = "" if first["positive_named"] else ", the second of the two (data.positive names the other)"
+        of_two += f"AUC, sens. and spec. are of the positive class: {first['positive']}{why}. "
     notes = [
         f"{first['data']['name']}, {first['clients']} clients, {first['rounds']} rounds, {first['dimension']:,} "
         f"parameters; measured on the clients' held-out examples, pooled. {of_two}sigma: standard deviation of the "

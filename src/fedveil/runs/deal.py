@@ -15,6 +15,7 @@ from fedveil.config.tables import fields_of
 from fedveil.data import DataSet, Holding, federate, holdings, load, own_scale, warnings_of
 from fedveil.data.dealing import SCHEMES, holdout
 from fedveil.data.patches import Patches, RingFeatures, learn_patches, learn_rings
+from fedveil.data.sets import with_positive
 from fedveil.errors import FieldError, require_non_negative, require_positive
 from fedveil.learning import ClientData
 from fedveil.learning.learner import Scoring, scored_rows
@@ -120,6 +121,7 @@ def deal_out(spec: Data, seed: int) -> Dealt:
 def _shared_out(spec: Data, seed: int) -> tuple[DataSet, ClientData | None, ClientData | None]:
     """What is dealt out, what is public, and what the server keeps."""
     dataset = _loaded(spec.name, json.dumps(spec.options, sort_keys=True))
+    dataset = dataset if spec.positive is None else with_positive(dataset, spec.positive)
     if spec.made_up_people:
         dataset = with_people(dataset, spec.made_up_people, seed)
     dataset, validation = keep_validation(dataset, spec.validation, seed)

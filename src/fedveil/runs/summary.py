@@ -13,6 +13,7 @@ from torch import Tensor
 from fedveil.accounting import Guarantee
 from fedveil.accounting.guarantee import read_off
 from fedveil.config.folders import remedy
+from fedveil.data import DataSet
 from fedveil.engines import Federation
 from fedveil.errors import damaged, require_a
 from fedveil.layout import Layout
@@ -109,7 +110,18 @@ def majority_of(clients: Sequence[ClientData], classes: int) -> dict[str, Any]:
     held = [c.test_y.reshape(-1) for c in clients if c.test_y is not None and len(c.test_y)]
     if not classes or not held:
         return {}
-    return {"classes": classes, "majority": float(torch.cat(held).bincount().max()) / sum(map(len, held))}
+    return {"classes": classes, "majority": _largest(torch.cat(held))}
+
+
+def _positive(dataset: DataSet, named: str | None) -> dict[str, Any]:
+    """Which of two classes counts as positive, and whether the configuration says so."""
+    return {"positive": dataset.names()[1], "positive_named": named is not None} if dataset.classes == 2 else {}
+
+
+def _largest(labels: Tensor) -> float:
+    """The share of the most frequent class among labels that are not void."""
+    counts = labels[labels >= 0].bincount()
+    return float(counts.max()) / max(1, int(counts.sum())) if len(counts) else 0.0
 
 
 def core_of(
@@ -164,10 +176,11 @@ def summary_of(
         "name": config.name,
         "method": config.privacy.method,
         "aggregator": config.aggregator.name if config.aggregator else "",
-        "task": "classification" if dataset.classes else "regression",
+        "task": "regression" if federation.task == "values" else "classification",
         "test_metrics": _test_metrics(setup, federation, federation.models),
         **_of_public_model(setup, federation),
         **majority_of(federation.clients, dataset.classes),
+        **_positive(dataset, config.data.positive),
         "guarantees": parties,
         "participations": _participations(federation, ledgers),
         "private": dict(UNNOISED),
@@ -221,7 +234,7 @@ def _of_public_model(setup: Setup, federation: Federation) -> dict[str, Any]:
     first, clients = setup.starts[:1], federation.clients
     chosen = [0] * len(clients)
     model, layout, names = federation.learner.model, federation.layout, federation.metrics
-    pooled = evaluate_clients(model, layout, first, clients, chosen, names)[1]
+    pooled = evaluate_clients(model, layout, first, clients, chosen, names, federation.learner.local.loss)[1]
     return {"public_model": {"metrics": pooled, "test_metrics": _test_metrics(setup, federation, first)}}
 
 
@@ -231,4 +244,5 @@ def _test_metrics(setup: Setup, federation: Federation, models: Tensor) -> dict[
     if data.test_x is None or data.test_y is None or len(models) != 1:
         return {}
     model = federation.learner.model
-    return evaluate(model, federation.layout, models[0], data.test_x, data.test_y, federation.metrics)
+    loss, names = federation.learner.local.loss, federation.metrics
+    return evaluate(model, federation.layout, models[0], data.test_x, data.test_y, names, loss=loss)

@@ -10,7 +10,7 @@ from fedveil.attacks.inversion.knowledge import SERVER, Captured, Inversion, inv
 from fedveil.attacks.inversion.metrics import SUCCESS, Perceptual, matched, mean_scores, scores
 from fedveil.attacks.observation import ThreatError, ThreatModel
 from fedveil.attacks.statistics import mean_interval
-from fedveil.attacks.verdict import Verdict
+from fedveil.attacks.verdict import Verdict, beats_guessing
 from fedveil.errors import FieldError, require_choice
 
 FIGURES = {
@@ -145,8 +145,8 @@ def judge_inversion(
     threat : ThreatModel
         Who attacks.
     undefended : sequence of mapping, optional
-        The same attack on the same examples where no defence stood. It is valid if it identifies at least half of the
-        images there, with less than half of the mean image's error.
+        The same attack on the same examples where no defence stood. It is valid if its error there is below that of
+        the mean image, a guess that saw no release, with the 95% interval of the difference; see `beats_guessing`.
     figure : {"mse", "success", "identified", "labels"}
         What is judged; the others are details.
     replication : str
@@ -170,13 +170,13 @@ def judge_inversion(
         n=len(units),
         replication=replication,
         without_defence=without.get(figure),
-        valid=_works(without) if without else None,
+        valid=_valid(undefended) if undefended else None,
         threat=threat.who,
         details=details | {f"{name} without defence": value for name, value in without.items()},
         notes=notes,
     )
 
 
-def _works(without: Mapping[str, float]) -> bool:
-    """Whether an attack succeeds where there is no defence."""
-    return without["identified"] >= 0.5 and without["mse"] < without["mean_image"] / 2
+def _valid(units: Sequence[Mapping[str, float]]) -> bool | None:
+    """Whether an attack without a defence beats the guess that saw no release."""
+    return beats_guessing(mean_interval([u["mean_image"] - u["mse"] for u in units]), 0.0)

@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 
 from fedveil.engines.assembly import AnyMethod, require_success
 from fedveil.engines.federation import Federation
+from fedveil.engines.fit import require_pairs
 from fedveil.engines.flower import records
 from fedveil.engines.flower.exchange import training_source
 from fedveil.engines.flower.grid import InProcessGrid, _identity
@@ -65,6 +66,7 @@ def learner_client_app(
         if behaviour.omniscient or behaviour.bypass:
             accepted = "needs the embedded engine: under Flower a client sees no other's update, and the mod protects"
             raise FieldError(f"behaviours[{partition}]", type(behaviour).__name__, accepted)
+    require_pairs(learner.model, clients, learner.local.loss)
     app = ClientApp(mods=[privacy_mod(layout, method, trainer=learner.private_trainer, **options)])
 
     def data(context: Context) -> tuple[int, ClientData]:
@@ -99,9 +101,8 @@ def learner_client_app(
         models, figures = records.read_broadcast(message.content, layout).models, Figures()
         if client.test_x is not None and client.test_y is not None:
             chosen = choose(learner.model, layout, models, client, learner.local.loss)
-            measured = evaluate(
-                learner.model, layout, models[chosen], client.test_x, client.test_y, None, client.buffers
-            )
+            held, loss = (client.test_x, client.test_y), learner.local.loss
+            measured = evaluate(learner.model, layout, models[chosen], *held, buffers=client.buffers, loss=loss)
             figures = {name: measured[name] for name in ("loss", "accuracy") if name in measured}
         metrics = MetricRecord({COUNT: client.held_out, **figures})
         return Message(RecordDict({METRICS_KEY: metrics}), reply_to=message)

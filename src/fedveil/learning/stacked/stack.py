@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning.losses import RMSE_FLOOR, of_classes
+from fedveil.learning.losses import IGNORED, RMSE_FLOOR, of_classes
 from fedveil.learning.recognised import fresh
 from fedveil.learning.stacked import stages as make
 from fedveil.learning.stacked.stages import Dense, Dropout, Embedding, Flatten, Norm, Stage, Weights
@@ -81,6 +81,8 @@ class Stack:
 
 def _cross_entropy(logits: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     logs = torch.log_softmax(logits, 2)
+    if y.numel() and int(y.min()) < 0:
+        return _of_some(logs, y, scale)
     index = y.unsqueeze(2)
     losses = logs.gather(2, index).squeeze(2).neg_()
     grad = logs.exp_().scatter_add_(2, index, torch.full_like(index, -1, dtype=logs.dtype))
@@ -88,6 +90,24 @@ def _cross_entropy(logits: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Te
         scale = scale / losses[0, 0].numel()
         losses = losses.flatten(2).mean(2)
     return losses, _scaled(grad, scale)
+
+
+def _of_some(logs: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy where labels are void (-100): of each client's batch the mean over its others, as torch has it."""
+    if bool(((y < 0) & (y != IGNORED)).any()):
+        raise FieldError("y", int(y.min()), f"classes are numbered from 0 on; a void label is {IGNORED}")
+    here = (y != IGNORED).to(logs.dtype)
+    weight = scale.view(*scale.shape, *(1,) * (y.dim() - 2)).expand_as(here)
+    every, others = (part.flatten(1).sum(1) for part in (weight, weight * here))
+    more = torch.where(others > 0, every / others.clamp_min(torch.finfo(logs.dtype).tiny), 0.0)
+    counted = here * more.view(-1, *(1,) * (y.dim() - 1))
+    index = y.clamp_min(0).unsqueeze(2)
+    losses = logs.gather(2, index).squeeze(2).neg_().mul_(counted)
+    grad = logs.exp().scatter_add_(2, index, torch.full_like(index, -1, dtype=logs.dtype))
+    if losses.dim() > 2:  # one label a pixel
+        scale = scale / losses[0, 0].numel()
+        losses = losses.flatten(2).mean(2)
+    return losses, _scaled(grad.mul_(counted.unsqueeze(2)), scale)
 
 
 def _mse(output: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
