@@ -491,3 +491,11 @@ def test_a_site_keeps_its_partition(tmp_path):
     one = site(tmp_path)
     assert code(one.do("train", task(1))) == ReturnCode.OK
     assert code(one.do("train", task(2, sites=["site-0", *SITES]))) == ReturnCode.TASK_DATA_FILTER_ERROR
+
+
+def test_a_job_that_a_server_without_a_folder_began_is_not_begun_again(tmp_path):
+    from fedveil.engines.nvflare.controller import require_first
+
+    require_first(tmp_path / "job" / "marker")
+    with pytest.raises(FieldError, match="job"):
+        require_first(tmp_path / "job" / "marker")

@@ -1,20 +1,32 @@
 """A server that goes on in the middle of a run: from the ledger that holds the rounds before, or not at all."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, SamplingMethod
 from flwr.serverapp.strategy import FedAdam
 from test_flower_strategy import LAYOUT, VANILLA, app, run
 
-from fedveil.accounting import Filter, Ledger
+from fedveil.accounting import Filter, Ledger, ParticipationFilter
+from fedveil.engines.flower.records import write_broadcast
 from fedveil.engines.party import COMBINE, lacking_rounds
 from fedveil.engines.server import ServerParty
-from fedveil.errors import FedVeilError, FieldError, LedgerError
-from fedveil.flower import FedVeilStrategy, InProcessGrid, ServerFolder, WrappedStrategy, from_arrays, to_arrays
+from fedveil.errors import FedVeilError, FieldError, LedgerError, NoReplyError
+from fedveil.flower import (
+    ExactAccountant,
+    FedVeilStrategy,
+    InProcessGrid,
+    ServerFolder,
+    WrappedStrategy,
+    from_arrays,
+    privacy_mod,
+    to_arrays,
+)
 from fedveil.mechanisms import ReproducibleSource, SecureSource
-from fedveil.methods import build
+from fedveil.methods import Broadcast, PublicFacts, build
 
 pytestmark = pytest.mark.flower
 GLOBAL = build("global", epsilon=8.0, rounds=6, clip=1.0)
@@ -38,12 +50,12 @@ def until(number):
     return kept, evaluate
 
 
-def killed(number, *arguments, method=GLOBAL, **options):
+def killed(number, *arguments, method=GLOBAL, client=None, **options):
     """The models [d] after so many of six rounds of a server that then died, and its strategy."""
     strategy = FedVeilStrategy(*arguments, rounds=6, evaluate=False, **options)
     kept, evaluate = until(number)
     with pytest.raises(Killed):
-        run(strategy, app(method=method), evaluate_fn=evaluate)
+        run(strategy, client or app(method=method), evaluate_fn=evaluate)
     if strategy._folder is not None:
         strategy._folder._lock.release()  # as the end of its process does
     return kept["models"], strategy
@@ -146,8 +158,6 @@ def test_a_server_opens_no_round_of_which_its_ledger_lacks_one_before():
     with pytest.raises(FieldError, match="ledgers"):
         party.open(torch.zeros(1, 6), 4, 6, 3)
     opened = party.open(torch.zeros(1, 6), 1, 6, 3)
-    from dataclasses import replace
-
     later = replace(opened, public=replace(opened.public, round=2))
     with pytest.raises(FieldError, match="ledgers"):
         party.combine(later, {})
@@ -207,16 +217,23 @@ def test_a_servers_folder_is_not_begun_anew_and_is_never_to_be_deleted(tmp_path)
 @pytest.mark.parametrize("done", [0, 3])
 def test_under_local_trust_a_second_server_states_no_total_of_rounds_that_it_did_not_ask(tmp_path, done):
     """Their quotes are in no ledger of the server's; each client's own has them."""
-    source = SecureSource()
+    source, books = SecureSource(), {}
+
+    def ledgers(party):
+        return books.setdefault(party, Ledger("sites", party)), lambda line: None
+
+    sites = app(mods=[privacy_mod(LAYOUT, LOCAL, ledgers=ledgers)])
     folder = ServerFolder(tmp_path / "server")
     ledger, store = folder.open(LOCAL, LAYOUT, 6, source, "flower")
-    models, first = killed(3, ServerParty(LOCAL, LAYOUT, ledger, source, store=store), method=LOCAL, folder=folder)
+    models, first = killed(3, ServerParty(LOCAL, LAYOUT, ledger, source, store=store), client=sites, folder=folder)
     assert first.guarantee.proven
     if done:
         second = FedVeilStrategy(LOCAL, LAYOUT, rounds=6, folder=ServerFolder(folder.path), done=done)
-    else:  # all rounds once more
+    else:  # all rounds once more, to nodes whose ledgers are those of another run
+        books.clear()
         second = FedVeilStrategy(ServerParty(LOCAL, LAYOUT, ledger, source), rounds=6)
-    run(second, app(method=LOCAL), start=models)
+    run(second, sites, start=models)
+    assert len(books["0"].entries) == 6
     assert not second.guarantee.proven
     assert "eps" not in second.guarantee.describe(DELTA)
     if done:
@@ -229,3 +246,50 @@ def test_a_wrapped_strategy_goes_on_from_no_ledger(tmp_path):
     killed(3, GLOBAL, LAYOUT, folder=ServerFolder(folder))
     with pytest.raises(FieldError, match="done"):
         WrappedStrategy(FedAdam(), GLOBAL, LAYOUT, rounds=6, folder=ServerFolder(folder), done=3)
+
+
+def test_a_second_server_meets_nodes_that_kept_no_ledger_and_nothing_leaves_them(tmp_path):
+    """A run's own ledger would begin in the middle: Flower's second run is another one."""
+    folder = ServerFolder(tmp_path / "server")
+    models, _ = killed(3, LOCAL, LAYOUT, folder=folder, method=LOCAL)
+    second = FedVeilStrategy(LOCAL, LAYOUT, rounds=6, folder=ServerFolder(folder.path), done=3, evaluate=False)
+    with pytest.raises(NoReplyError):
+        run(second, app(method=LOCAL), start=models)
+    assert not second.history
+
+
+@pytest.mark.parametrize("budget", [None, lambda p: ParticipationFilter(9)])
+@pytest.mark.parametrize("method", [LOCAL, GLOBAL])
+def test_a_node_whose_ledgers_forget_a_line_of_the_run_answers_no_more(runtime, method, budget):
+    def anew(party):
+        return Ledger("sites", party), lambda line: None
+
+    mod = privacy_mod(LAYOUT, method, ledgers=anew, budget=budget)
+    context = Context(1, 7, {"partition-id": 0}, RecordDict(), {})
+    answered = []
+    for number in (1, 2):
+        public = PublicFacts(round=number, rounds=6, cohort=3, dimension=6)
+        content = write_broadcast(Broadcast(models=torch.zeros(1, 6), public=public), LAYOUT)
+
+        def train(message, context, number=number):
+            answered.append(number)
+            metrics = MetricRecord({"num-examples": 1})
+            content = RecordDict({"arrays": to_arrays(LAYOUT, torch.ones(6)), "metrics": metrics})
+            return Message(content, reply_to=message)
+
+        mod(Message(content, 7, "train"), context, train)
+    counted = method is LOCAL or budget is not None
+    assert answered == ([1] if counted else [1, 2])
+
+
+def test_an_accountant_that_loads_a_state_forgets_nothing_that_it_composed():
+    config = PrivacyConfig(1e-5, 100, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION, None)
+    before, after = ExactAccountant(config), ExactAccountant(config)
+    event = GaussianPrivacyEvent(2.0, 100, 100)
+    before.compose(event, 3)
+    after.load_state_dict(before.state_dict())
+    after.compose(event, 3)
+    assert after.num_releases == 6
+    with pytest.raises(FieldError, match="state"):
+        after.load_state_dict(before.state_dict())
+    assert after.num_releases == 6

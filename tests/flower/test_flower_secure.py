@@ -447,7 +447,12 @@ class Died(Exception):
 
 def test_a_resumed_run_ends_in_the_same_bits():
     whole = FlowerFederation(**arguments(3)).run(3)
-    first, second = (FlowerFederation(**arguments(3)) for _ in range(2))
+    books = {}
+
+    def ledgers(party):
+        return books.setdefault(party, Ledger("memory", party)), lambda line: None
+
+    first, second = (FlowerFederation(**grouped(arguments(3) | {"ledgers": ledgers})) for _ in range(2))
 
     def die(record):
         raise Died
@@ -455,6 +460,5 @@ def test_a_resumed_run_ends_in_the_same_bits():
     with pytest.raises(Died):
         first.run(3, die)
     assert first.round == 1
-    second.server.ledger = first.server.ledger
     second.restore(first.models, 1, first.server.state, first.client_states())
     assert torch.equal(second.run(3).models, whole.models)

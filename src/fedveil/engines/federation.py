@@ -19,7 +19,7 @@ from fedveil.engines.fit import read_clients, same_examples, task_for
 from fedveil.engines.history import Asked, Best, Collected, History, RoundRecord, publishable, totals_of
 from fedveil.engines.members import Members
 from fedveil.engines.options import Budgets, Evaluation, Execution, PerClient, Shared
-from fedveil.engines.party import COMBINE, SERVER
+from fedveil.engines.party import COMBINE, SERVER, VALIDATE
 from fedveil.engines.replying import Replying
 from fedveil.engines.seams import Behaviour, Seen, probed
 from fedveil.engines.server import Round, ServerParty
@@ -351,8 +351,12 @@ class Federation:
         server_state: Any,
         client_states: Mapping[int, Any],
         best: Best | None = None,
+        lines: Mapping[str, int] | None = None,
     ) -> None:
         """Continue from a checkpoint; `best` is that of the validation clients, where there are any.
+
+        `lines` says how many each ledger had then, by party. Where it is not known, a client of which a ledger lacks a
+        round must be one that declines.
 
         Raises
         ------
@@ -370,5 +374,27 @@ class Federation:
         if self.validators is not None and best is not None:
             self.validators.best = best
         self.server.resume(models, round_, server_state)
+        books = self.books() | ({} if self.validators is None else self.validators.books())
+        for party, count in (lines or {}).items():
+            if party not in books or books[party].lines < count:
+                accepted = (
+                    f"{party!r} has fewer lines than the {count} of the checkpoint: give the ledger that has them"
+                )
+                raise FieldError("ledgers", party, accepted)
+        if lines is None:
+            self._require_books(round_)
         self.models, self.round = models, round_
         self.members.resume(client_states)
+
+    def _require_books(self, round_: int) -> None:
+        """Refuse ledgers that lack what rounds before must have left in them."""
+        if self.validators is not None and (last := self.validators.best.round):
+            books = [self.server.ledger, *self.validators.books().values()]
+            if not any(book.find((last, VALIDATE)) for book in books):
+                raise FieldError("ledgers", last, "no ledger has the validation loss of this round: give the run's own")
+        asked: dict[int, list[int]] = {}
+        for number in range(1, round_ + 1):
+            for partition in self.cohort(number):
+                if not self.replying.bypasses(partition):
+                    asked.setdefault(partition, []).append(number)
+        self.members.require_books(asked)

@@ -139,7 +139,7 @@ class LockedFile:
         if not named or self._process != os.getpid():
             raise LedgerError(f"{self._path} was replaced while this process used it, or the process is a fork")
         if held.st_nlink > 1:
-            raise LedgerError(f"{self._path} has {held.st_nlink} names (hard links): remove the others")
+            raise LedgerError(f"{self._path} has {held.st_nlink} names (hard links): undo the others")
 
 
 def sync(path: Path) -> None:

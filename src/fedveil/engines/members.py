@@ -1,20 +1,21 @@
 """The clients of one process: their data, and a party for each, with a ledger, a budget and a key of its own."""
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from torch import Tensor
 
-from fedveil.accounting import Ledger, SpendFilter
+from fedveil.accounting import Ledger, Spend, SpendFilter
 from fedveil.engines.client import ClientParty
 from fedveil.engines.history import Asked
 from fedveil.engines.lifetime import read_policy
 from fedveil.engines.options import Budgets, Execution
 from fedveil.engines.party import LineStore
 from fedveil.engines.sites import Sites
-from fedveil.errors import BudgetError, NoReplyError
+from fedveil.errors import BudgetError, FieldError, NoReplyError
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, Figures, choose_each, evaluate_clients
 from fedveil.learning.learner import Learned, Learner
@@ -160,6 +161,44 @@ class Members:
     def books(self, others: Collection[str]) -> dict[str, Ledger]:
         """The ledger of every client, behind those of `others`, by name."""
         return {name: self.ledger(name)[0] for name in (*others, *map(str, range(len(self.data))))}
+
+    def require_books(self, asked: Mapping[int, Sequence[int]]) -> None:
+        """Refuse ledgers that lack rounds in which clients were asked, unless budget or policy had them decline.
+
+        What a round cost is read off the ledger of another client of it. Where a cost follows a client's own releases,
+        only a ledger without any round is noticed.
+
+        Raises
+        ------
+        FieldError
+            Naming the client and the round.
+        """
+        if type(self.method.client) is TrustedServer and self.policy is None:
+            asked = {p: rounds for p, rounds in asked.items() if self.budget(p) is not None}
+        entries = {p: self.ledger(str(p))[0].entries for p in asked}
+        held = {p: {entry.key[0] for entry in own} for p, own in entries.items()}
+        sides = {p: id(self.sides.get(p, self.method.client)) for p in asked}
+        paid = {(entry.key[0], sides[p]): entry.spend for p, own in entries.items() for entry in own}
+        combined = set[int]().union(*held.values())
+        for p, rounds in asked.items():
+            for round_ in (number for number in rounds if number not in held[p]):
+                spend = paid.get((round_, sides[p]))
+                adaptive = spend is not None and spend.charge is not None and bool(held[p])
+                if round_ in combined and (spend is None or adaptive or self._declined(p, spend)):
+                    continue
+                accepted = f"that of client {p} lacks round {round_}, in which it was asked: the total would be too "
+                accepted += "small, and its budget start over. Give the ledgers with which the run was begun"
+                raise FieldError("ledgers", round_, accepted)
+
+    def _declined(self, partition: int, spend: Spend) -> bool:
+        """Whether a client's budget or policy holds no such spend beside what is in its ledger."""
+        past, budget = [e.spend for e in self.ledger(str(partition))[0].entries], deepcopy(self.budget(partition))
+        if budget is not None:
+            admitted = [budget.admit_spend(one) for one in (*past, spend)]  # all of them are charged
+            if not all(admitted):
+                return True
+        name, trust, deployable = self.method.name, self.method.client.trust, self.source.deployable
+        return self.policy is not None and bool(self.policy.refusal(name, trust, deployable, spend, past))
 
     def states(self) -> dict[int, Any]:
         """State of every client that has one, by partition."""

@@ -1,7 +1,7 @@
 """One client of a deployed run: what its node settled, and its party with the ledger, opened for one message."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,11 +12,12 @@ from fedveil.engines.client import ClientParty
 from fedveil.engines.lifetime import LifetimeLedger, require_head
 from fedveil.engines.party import LineStore
 from fedveil.engines.warning import Warnings
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, LedgerError
 from fedveil.layout import Layout
 from fedveil.learning import PrivateTrainer
 from fedveil.mechanisms import Source
 from fedveil.methods import Broadcast, ClientFacts, Method, PublicFacts, Refusal, Releases
+from fedveil.reading import json_of
 from fedveil.secure import Site
 
 RUN = "run"  # a ledger of the run alone
@@ -122,11 +123,35 @@ class ClientMemory(ABC):
         """Keep the method's state, and what left."""
 
 
+def require_known(ledger: Ledger, lines: Sequence[str]) -> None:
+    """Refuse a ledger that lacks the last line that this run wrote: what was spent would be forgotten.
+
+    Raises
+    ------
+    LedgerError
+        If it does.
+    """
+    for values in (json_of(line) for line in lines[-1:]):
+        if "budget" in values:
+            lost = ledger.budget is None
+        else:
+            lost = ledger.find((values["round"], values["purpose"])) is None
+        if lost:
+            raise LedgerError(f"the ledger of {ledger.party!r} lacks a line that this run recorded: restore it")
+
+
 @contextmanager
 def opened_ledger(memory: ClientMemory, settings: Settings, run: str) -> Iterator[tuple[Ledger, LineStore]]:
     """The client's ledger and what makes a line of it durable; no other process can use it meanwhile."""
     if settings.ledgers is not None:
-        yield settings.ledgers(str(settings.partition))
+        ledger, keep = settings.ledgers(str(settings.partition))
+        require_known(ledger, memory.lines)
+
+        def kept(line: str) -> None:
+            keep(line)
+            memory.lines = [line]
+
+        yield ledger, kept
     elif settings.ledger is None or settings.ledger == RUN:
         yield memory.ledger(run, settings.partition), memory.store
     else:

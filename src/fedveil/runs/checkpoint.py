@@ -83,7 +83,7 @@ class Checkpoint:
         best = None
         if "validation" in self.values:
             best = unpack(Best(), self._below("validation/"), self.values["validation"])
-        federation.restore(self.tensors["models"], self.round, server, clients, best)
+        federation.restore(self.tensors["models"], self.round, server, clients, best, self.lines)
 
     def _below(self, prefix: str) -> dict[str, Tensor]:
         return {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}

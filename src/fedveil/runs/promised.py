@@ -62,7 +62,7 @@ class Promise:
     @property
     def unknown(self) -> tuple[str, ...]:
         """What cannot be said before the run, a sentence each."""
-        said = ()
+        said: tuple[str, ...] = ()
         if self.at_most:
             said = (f"how many of these {self.rounds} rounds the budget holds: it is charged what the releases tell",)
         if self.first_apart is None or not self.guarantee.by_distance:

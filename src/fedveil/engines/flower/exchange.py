@@ -22,17 +22,17 @@ from fedveil.engines.client import NO_PART, ClientParty
 from fedveil.engines.flower import records
 from fedveil.engines.flower.records import Memory
 from fedveil.engines.messages import REPLY
-from fedveil.engines.node import Settings, answer, disagreement, opened, opened_ledger
+from fedveil.engines.node import RUN, Settings, answer, disagreement, opened, opened_ledger
 from fedveil.engines.party import VALIDATE
 from fedveil.engines.stopping import Validator
 from fedveil.engines.warning import Warnings
-from fedveil.errors import BudgetError, FedVeilError, FieldError
+from fedveil.errors import BudgetError, FedVeilError, FieldError, LedgerError
 from fedveil.layout import Layout
 from fedveil.learning import PrivateTrainer
 from fedveil.learning.witness import note_failure
 from fedveil.logs import logger
 from fedveil.mechanisms import Source
-from fedveil.methods import Broadcast, ClientFacts, Refusal, Releases
+from fedveil.methods import Broadcast, ClientFacts, PublicFacts, Refusal, Releases
 from fedveil.methods.publishing import Validation
 
 _LOG = logger("flwr")
@@ -109,6 +109,8 @@ class Exchange:
         broadcast, memory = records.read_broadcast(content, self.layout), Memory(self.context)
         if kind == MessageType.EVALUATE and local:
             return self._reply(records.write_reply((), self.layout, settings.partition, side))
+        if kind == MessageType.TRAIN:
+            self._require_begun(memory, broadcast.public)
         with opened(memory, settings, self.layout, self.run, trainer) as party:
             if kind == MessageType.EVALUATE:
                 released = self._measured(party, broadcast)
@@ -125,6 +127,24 @@ class Exchange:
                     note_failure(party.failure)
                     tell(settings.partition, broadcast.public.round, party.failure)
         return self._reply(records.write_reply(released, self.layout, settings.partition, side))
+
+    def _require_begun(self, memory: Memory, public: PublicFacts) -> None:
+        """Refuse to begin a ledger of the run alone in its middle, where each round asks all nodes.
+
+        Raises
+        ------
+        LedgerError
+            If the node knows of no round before: its state was lost, or the run goes on under another name.
+        """
+        settings, partitions = self.settings, self.context.node_config.get("num-partitions")
+        counted = settings.budget is not None or settings.policy is not None
+        recorded = settings.method.client.trust != "central" or counted
+        alone = settings.ledgers is None and settings.ledger in (None, RUN)
+        everybody = isinstance(partitions, int) and public.cohort >= partitions
+        if recorded and alone and everybody and public.round > 1 and not memory.begun:
+            why = f"knows of no round before {public.round}, in which it must have been asked: what it spent is lost"
+            raise LedgerError(f"the node {why}. Name a ledger that outlasts the run (privacy.ledger)")
+        memory.begun = True
 
     def _reply(self, content: RecordDict) -> Message:
         return Message(content, reply_to=self.message)

@@ -97,7 +97,8 @@ class ExactAccountant:
 
     Gaussian releases compose in closed form, Poisson-sampled ones by their privacy-loss distribution (which needs
     dp-accounting). For sampling without replacement no amplification is counted: an upper bound. It accounts for what
-    the strategy states of its noise; what Flower's strategies clip and weigh is theirs.
+    the strategy states of its noise; what Flower's strategies clip and weigh is theirs. One made in the middle of a run
+    knows of no release before: give it `load_state_dict` of the earlier one's `state_dict` first.
 
     Parameters
     ----------
@@ -157,14 +158,18 @@ class ExactAccountant:
         return {"version": _VERSION, "relation": self._relation, "events": events}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on from a `state_dict` of the same relation."""
+        """Go on from a `state_dict` of the same relation; one that lacks what was composed here is refused."""
         if state.get("version") != _VERSION or state.get("relation") != self._relation:
             given = (state.get("version"), state.get("relation"))
             raise FieldError("state", given, f"must be of version {_VERSION} and relation {self._relation!r}")
         events = state.get("events")
         if not isinstance(events, list):
             raise FieldError("state", type(events).__name__, "must hold a list of events")
-        self._counts = {_event(float(e["noise_multiplier"]), float(e["rate"])): int(e["count"]) for e in events}
+        found = {_event(float(e["noise_multiplier"]), float(e["rate"])): int(e["count"]) for e in events}
+        if any(found.get(event, 0) < count for event, count in self._counts.items()):
+            accepted = "lacks releases that were composed here, which would be forgotten: load it into a new accountant"
+            raise FieldError("state", sum(found.values()), accepted)
+        self._counts = found
 
     def _with(self, event: GaussianPrivacyEvent, count: int) -> dict[Event, int]:
         if event.population_size != self.config.population_size:

@@ -233,6 +233,7 @@ def _hypothesis(j: int) -> str:
 
 
 STATE, VALUES, LEDGER, KEPT = "fedveil.state", "fedveil.values", "fedveil.ledger", "fedveil.kept"
+BEGUN = "fedveil.begun"
 OWN = (STATE, VALUES, LEDGER, KEPT)  # the mod's, not the app's
 
 
@@ -255,6 +256,15 @@ class Memory(ClientMemory):
     @lines.setter
     def lines(self, lines: list[str]) -> None:
         self._state[LEDGER] = ConfigRecord({"lines": lines})
+
+    @property
+    def begun(self) -> bool:
+        """Whether the node was asked to train in this run before."""
+        return BEGUN in self._state
+
+    @begun.setter
+    def begun(self, value: bool) -> None:
+        self._state[BEGUN] = ConfigRecord({"begun": value})
 
     def load(self, fresh: Any) -> Any:
         plain = values_in(self._state, VALUES)

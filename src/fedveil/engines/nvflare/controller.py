@@ -26,6 +26,7 @@ from fedveil.mechanisms import source_of
 from fedveil.methods import Broadcast, Releases
 
 FOLDER = "fedveil"
+BEGUN = "fedveil-server"  # a file in the job's folder: a server without one of its own began the job
 DECLINED = "declined, or its filters refused the task: its own log says why"
 
 
@@ -147,7 +148,11 @@ class ServerController(Controller):  # type: ignore[misc]
             raise FieldError("clients_per_round", size, f"there are only {len(sites)} sites")
         layout, self.models = model_of_name(self.model, self.model_options, self.buffers, seed)
         out = Path(engine.get_workspace().get_run_dir(fl_ctx.get_job_id())) / FOLDER
+        if self.history:
+            raise FieldError("control_flow", len(self.history), "this controller has run: its account would begin anew")
         folder = self.folder(out)
+        if folder is None and source.deployable:
+            require_first(out.with_name(BEGUN))
         server = served(self._method, layout, self.rounds, source, self._budget, folder, "nvflare")
         if folder is not None:
             folder.run = fl_ctx.get_job_id()
@@ -202,3 +207,19 @@ class ServerController(Controller):  # type: ignore[misc]
                 except Exception as error:  # whatever a site sends is that site's failure
                     failed[partition] = f"{sites[partition]}: {cleaned(f'{type(error).__name__}: {error}')}"
         return released, failed, refused
+
+
+def require_first(marker: Path) -> None:
+    """Refuse a job that was begun by a process that is gone: its ledger was in memory, and what it says is lost.
+
+    Raises
+    ------
+    FieldError
+        If there was one.
+    """
+    if marker.exists():
+        accepted = "a server of this job began it and is gone with its ledger: its rounds would be forgotten. Submit a "
+        accepted += "new job with fedveil.nvflare.FedVeilController, whose folder keeps the ledger"
+        raise FieldError("job", marker.name, accepted)
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()

@@ -14,7 +14,7 @@ from fedveil_studies.frame.result import Place, Result, from_json, interval_of
 from fedveil_studies.frame.study import Study
 
 SEEDS, DRAWS, ONE_RUN = "seeds", "noise draws on one training", "one run"
-WRITTEN_AGAIN = "restore it, or delete it and ask for this table again with --no-run: finished runs are kept"
+WRITTEN_AGAIN = "restore it, or move it away and ask for this table again with --no-run: finished runs are kept"
 
 
 @dataclass(frozen=True)
