@@ -229,7 +229,8 @@ else:
     open("ward_net.py", "w").write("def Net(input_shape, outputs, hidden=1): ...")
     if "data" in values:
         columns = {"age": [0, 120], "thal": ["a", "b"], "chol": [0, 500]}
-        table = {"name": "table", "path": "x.csv", "target": "t", "clients": 3, "classes": ["a", "b"], "columns": columns}
+        table = {"name": "table", "path": "x.csv", "target": "t", "clients": 3, "classes": ["a", "b"]}
+        table["columns"] = columns
         values["data"] = table | values["data"]
     print(parse(base | values))
 """.replace("PLACE", DIGITS)
