@@ -113,6 +113,8 @@ def privacy_mod(
     ledger : str or path, optional
         Folder of the node's lifetime ledger (or ``privacy.ledger``; ``privacy.dataset`` names the data set, by default
         the partition), or ``"run"`` for one that begins anew with each run. With secure noise it must be given.
+        A node that lost a run's own ledger answers no more, where each round asks all; where cohorts are drawn, it
+        cannot tell: a deployed node has a lifetime ledger.
     head : str or path, optional
         Folder of that ledger's head (or ``privacy.head``), on another disk at best: with a lifetime ledger it must be
         given.
