@@ -64,7 +64,7 @@ mutation: $(TEST)  ## plant bugs in copies of the library: the tests have to not
 crash: $(TEST)  ## kill runs at every step and at random moments, and go on with them; prints the figures
 	@$(PYTEST) -n 0 -m slow tests/crash $(PYTEST_ARGS)
 
-hostile: $(TEST)  ## play a hostile server and hostile clients, 28,000 games and cases, and 20,000 policies; prints the figures
+hostile: $(TEST)  ## play a hostile server and hostile clients, 28,000 games and cases, 20,000 policies and 30,000 orders of them; prints the figures
 	@$(PYTEST) -n 0 -s -m slow tests/hostile $(PYTEST_ARGS)
 
 browser: $(TEST)  ## open a report's page in headless Chromium (which has to be there)

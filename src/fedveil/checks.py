@@ -16,7 +16,6 @@ from fedveil.errors import (
     nearest,
     require_choice,
     require_count,
-    require_delta,
     require_hypotheses,
     require_noise,
     require_non_negative,
@@ -25,6 +24,7 @@ from fedveil.errors import (
     require_rounds,
     require_workers,
 )
+from fedveil.ranges import require_within
 from fedveil.units import accepted_units, meaning_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -98,7 +98,6 @@ Text = Annotated[str, Check(require_text)]
 Positive = Annotated[float, Check(require_positive)]
 NonNegative = Annotated[float, Check(require_non_negative)]
 NoiseMultiplier = Annotated[float, Check(require_noise)]
-Delta = Annotated[float, Check(require_delta)]
 UnitInterval = Annotated[float, Check(require_unit_interval)]
 Share = Annotated[float, Check(require_share)]
 Fraction = Annotated[float, Check(require_fraction)]
@@ -107,6 +106,24 @@ Natural = Annotated[int, Check(partial(require_count, least=0))]
 Rounds = Annotated[int, Check(require_rounds)]
 Hypotheses = Annotated[int, Check(require_hypotheses)]
 Workers = Annotated[int, Check(require_workers)]
+
+# Of kinds with ends of their own, see `fedveil.ranges`
+Clip = Annotated[float, Check(partial(require_within, "clip"))]
+Radius = Annotated[float, Check(partial(require_within, "radius"))]
+NoiseLevel = Annotated[float, Check(partial(require_within, "noise multiplier"))]
+NumberNoise = Annotated[float, Check(partial(require_within, "noise of one number"))]
+Rate = Annotated[float, Check(partial(require_within, "rate"))]
+Epsilon = Annotated[float, Check(partial(require_within, "epsilon"))]
+Delta = Annotated[float, Check(partial(require_within, "delta"))]
+Mu = Annotated[float, Check(partial(require_within, "mu"))]
+Slope = Annotated[float, Check(partial(require_within, "mu per distance"))]
+Limit = Annotated[float, Check(partial(require_within, "limit"))]
+SumRate = Annotated[float, Check(partial(require_within, "learning rate of a sum"))]
+PlannedUnits = Annotated[float, Check(partial(require_within, "planned units"))]
+MetricRange = Annotated[float, Check(partial(require_within, "range of a metric"))]
+Steps = Annotated[int, Check(partial(require_within, "steps"))]
+SilosOfPerson = Annotated[int, Check(partial(require_within, "silos of a person"))]
+RecordsOfPerson = Annotated[int, Check(partial(require_within, "records of a person"))]
 
 
 class Parameters:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedveil.checks import Parameters, Positive, UnitInterval
-from fedveil.errors import FieldError, require_positive
+from fedveil.checks import Clip, NumberNoise, Parameters, Positive, UnitInterval
+from fedveil.errors import FieldError
 from fedveil.layout import Layout
+from fedveil.ranges import RANGES, require_within
 
 # A float32 product can round up: without the shrink, a float32 vector of 1.2 million coordinates kept a norm of
 # 1.00000196 C (measured), and the sensitivity would be exceeded.
 SHRINK = 1e-6
-LEAST = 1e-30  # of a bound: near the smallest floats a product is rounded by more than the shrink (1.4 C at C = 1e-42)
 _ELEMENTS = 1 << 18  # of a block
 WIDTH = 1 << 15  # of two rows (or more short ones) whose float64 copies stay in the second-level cache
 
@@ -114,7 +114,7 @@ def clip(
     Raises
     ------
     FieldError
-        For a bound that is not finite and at least 1e-30, integers, NaN, infinities, or layers that do not fit.
+        For a bound beyond the ends of `fedveil.ranges`, integers, NaN, infinities, or layers that do not fit.
     """
     if not isinstance(norm, Mapping):
         bound = require_bound("norm", norm)
@@ -158,10 +158,10 @@ class QuantileClip(Parameters):
     1.0
     """
 
-    initial: Positive = 1.0
+    initial: Clip = 1.0
     quantile: UnitInterval = 0.5
     lr: Positive = 0.2
-    bit_noise: Positive = 1.0
+    bit_noise: NumberNoise = 1.0
 
     def next(self, norm: float, lengths: Tensor, noise: float) -> float:
         """The next C from the lengths of a planned cohort's updates and one draw of standard normal noise.
@@ -173,7 +173,7 @@ class QuantileClip(Parameters):
         """
         share = (float((lengths <= norm).sum()) + self.bit_noise * noise) / len(lengths)
         after = norm * math.exp(min(-self.lr * (share - self.quantile), 700.0))
-        if not LEAST < after < 1e300:
+        if not RANGES["clip"].holds(after):
             raise FieldError("clip.bit_noise", self.bit_noise, f"carries C to {after:g}: lower it, or lr")
         return after
 
@@ -191,10 +191,8 @@ def _scaled(updates: Tensor, lengths: Tensor, bound: float) -> Tensor:
 
 
 def require_bound(field: str, value: float) -> float:
-    """Return a clipping norm as a float, refusing all but finite numbers of at least 1e-30."""
-    if require_positive(field, value) < LEAST:
-        raise FieldError(field, value, f"must be at least {LEAST:g}: smaller numbers are rounded too coarsely")
-    return float(value)
+    """Return a clipping norm as a float, refusing what lies beyond the ends of its kind."""
+    return require_within("clip", field, value)
 
 
 def _check(updates: Tensor) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedveil.units import WORDS, meaning_of
 
-_MOST_WORKERS, _MOST_ROUNDS, _MOST_HYPOTHESES = 1024, 1_000_000, 10_000
+MOST_WORKERS, MOST_ROUNDS, MOST_HYPOTHESES = 1024, 1_000_000, 10_000
 _LARGEST = 2**63 - 1  # that other libraries take
 
 
@@ -171,17 +171,17 @@ def require_rounds(field: str, value: Any) -> int:
     """Return a number of rounds, refusing what nobody trains."""
     if value is None:
         raise FieldError(field, "missing", "say how many there are to be, as in run(rounds=20)")
-    return require_count(field, value, most=_MOST_ROUNDS)
+    return require_count(field, value, most=MOST_ROUNDS)
 
 
 def require_hypotheses(field: str, value: Any) -> int:
     """Return a number of hypotheses, refusing more models than anybody broadcasts."""
-    return require_count(field, value, most=_MOST_HYPOTHESES)
+    return require_count(field, value, most=MOST_HYPOTHESES)
 
 
 def require_workers(field: str, value: Any) -> int:
     """Return a number of threads or processes, refusing what no machine runs."""
-    return require_count(field, value, most=_MOST_WORKERS)
+    return require_count(field, value, most=MOST_WORKERS)
 
 
 def require_choice(field: str, value: str, choices: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from fedveil.config import Config, load
 from fedveil.engines import Federation
 from fedveil.engines.assembly import AnyMethod
 from fedveil.engines.warning import RunWarning
-from fedveil.errors import FieldError, NoReplyError, cleaned, require_count, require_delta, require_rounds
+from fedveil.errors import FieldError, NoReplyError, cleaned, require_count, require_rounds
 from fedveil.games.game import Judgement, game_of, play
 from fedveil.games.own import Clients, Make, OwnGame, make_one
 from fedveil.games.scoring import Audit
@@ -26,6 +26,7 @@ from fedveil.grid.comparison import compare as compare_settings
 from fedveil.grid.comparison import named
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.learning.clients import as_client
+from fedveil.ranges import require_within
 from fedveil.runs.runner import Progress, Silent
 from fedveil.runs.summary import Summary
 
@@ -86,7 +87,7 @@ def compare(
         raise FieldError("settings", type(settings).__name__, 'must name each: {"no privacy": None, "mine": method}')
     if out is not None:
         raise FieldError("out", str(out), "is for configurations; what a function makes has no file to run it again by")
-    planned, delta = require_rounds("rounds", rounds), require_delta("delta", delta)
+    planned, delta = require_rounds("rounds", rounds), require_within("delta", "delta", delta)
     cells = [
         Cell(label, stated(planned, seed, delta), make=partial(_made, what, clients or (), given, seed))
         for label, given in settings.items()
@@ -260,7 +261,7 @@ def audit(
         require_count("replicates", 10 if replicates is None else replicates, least=4),
         (shadow, known),
         relation,
-        require_delta("delta", delta),
+        require_within("delta", "delta", delta),
     )
     judged = play(game, progress=progress)
     return OwnAudit(**vars(judged), target=where, relation=relation, promised=judged.values["promised"])

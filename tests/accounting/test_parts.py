@@ -229,3 +229,10 @@ def test_the_engine_asks_every_release_for_persons(sum_, said):
         assert run.stopped or not run.rounds
     else:
         assert run.guarantee.silos_per_person == 2
+
+
+def test_a_group_of_which_nearly_all_are_drawn_has_an_epsilon():
+    """The library subtracts logarithms there that rounding turns round, and raised: then all count as drawn."""
+    steps = ((Poisson(0.999, Gaussian(0.45)), 1),)
+    many = promise(PLD(steps), "record").of_group(5)
+    assert 0 < many.epsilon(DELTA) <= epsilon([(Gaussian(0.45 / 5), 1)], DELTA) * (1 + 1e-3)

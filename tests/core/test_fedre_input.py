@@ -17,7 +17,8 @@ VARIANTS = ("private", "public")
 @pytest.mark.parametrize("scores", VARIANTS)
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("epsilon", v) for v in (0.0, -1.0, math.inf, math.nan)] + [("delta", v) for v in (0.0, 1.0, math.nan)],
+    [("epsilon", v) for v in (0.0, -1.0, math.inf, math.nan, 1e300, 1e-30, 5e-324)]
+    + [("delta", v) for v in (0.0, 1.0, math.nan, 5e-324)],
 )
 def test_budgets_that_are_none_are_refused(scores, field, value):
     with pytest.raises(FieldError) as refused:
@@ -28,12 +29,6 @@ def test_budgets_that_are_none_are_refused(scores, field, value):
 @pytest.mark.parametrize(
     ("options", "field", "fix"),
     [
-        ({"epsilon": 1e300}, "privacy.epsilon", "lower it, or raise"),
-        ({"epsilon": 1e300, "scores": "public"}, "privacy.epsilon", "lower it, or raise"),
-        ({"epsilon": 1e-30}, "privacy.epsilon", "raise it, or lower"),
-        ({"epsilon": 5e-324}, "epsilon", "raise it"),
-        ({"delta": 5e-324}, "delta", "raise it"),
-        ({"delta": 5e-324, "scores": "public"}, "delta", "raise it"),
         ({"clip": 1e-29}, "privacy.epsilon", "or raise privacy.clip"),
         ({"noise_to_clip": 1e300}, "privacy.noise_to_clip", "lower it, or lower"),
         ({"noise_to_clip": 1e-300}, "privacy.noise_to_clip", "raise it, or raise"),
@@ -51,7 +46,7 @@ def test_noise_of_nothing_or_of_no_float_is_refused_before_anybody_trains(option
 
 
 def test_a_tiny_epsilon_at_a_proof_costs_what_delta_alone_allows():
-    made = federation("fedre", method=build("fedre", epsilon=1e-30, scores="public"))
+    made = federation("fedre", method=build("fedre", epsilon=1e-9, scores="public"))
     scale = torch.tensor(made.run(1).rounds[0].client_scales[0])
     # mu-GDP at epsilon 0 has delta 2 Phi(mu/2) - 1, about mu / sqrt(2 pi)
     assert float((0.4 / scale).norm()) == pytest.approx(1e-5 * math.sqrt(2 * math.pi), rel=1e-4)

@@ -56,7 +56,7 @@ GRAMMAR = {  # of each key: what it may be, and what it may not
     "release": (RELEASE, NO_TABLE | spoilt(RELEASE) | st.just({"participations": 1})),
     "total": (TOTAL, NO_TABLE | spoilt(TOTAL)),
     "distance": (number(1e9), NO_NUMBER | st.just(0)),
-    "delta": (st.floats(1e-300, 0.5), NO_NUMBER | st.sampled_from([0, 1, 1.0, 2.0])),
+    "delta": (st.floats(1e-15, 0.5), NO_NUMBER | st.sampled_from([0, 1, 1.0, 2.0])),
     "hypotheses_apart": (number(1e9, zero=True), NO_NUMBER),
     "secure_source": (st.booleans(), NO_BOOL),
     "deadline": (number(2_592_000), NO_NUMBER | st.sampled_from([0, 2_592_001, 1e300])),

@@ -6,7 +6,7 @@ from functools import partial
 from string import hexdigits
 from typing import Annotated, Literal
 
-from fedveil.checks import Check, Names, Parameters, Text, Whole, require_whole
+from fedveil.checks import Check, Names, Parameters, SilosOfPerson, Text, Whole, require_whole
 from fedveil.errors import FieldError
 
 
@@ -110,7 +110,7 @@ class SumPolicy(Parameters):
     least_sites: Annotated[int, Check(partial(require_whole, least=3))] = 3
     colluding: Whole = 1
     attempts: Whole = 3
-    silos_per_person: Whole = 1
+    silos_per_person: SilosOfPerson = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()

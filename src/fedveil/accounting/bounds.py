@@ -25,7 +25,7 @@ from fedveil.accounting.events import (
     size_of,
     softer,
 )
-from fedveil.checks import NonNegative, Parameters
+from fedveil.checks import Mu, NonNegative, Parameters, Slope
 from fedveil.errors import FieldError, HeuristicError
 from fedveil.gdp import Meaning, compose_mu, epsilon_of_mu, epsilon_of_rho, meaning_of_curve, meaning_of_mu, rounded_up
 
@@ -157,8 +157,8 @@ class GDP(Bound):
         the release is (mu_per_distance * D)-GDP.
     """
 
-    mu: NonNegative
-    mu_per_distance: NonNegative | None = None
+    mu: Mu
+    mu_per_distance: Slope | None = None
 
     @property
     def cost(self) -> float:
@@ -306,7 +306,7 @@ class MetricGDP(OverDistance):
         At least 0.
     """
 
-    mu_per_distance: NonNegative
+    mu_per_distance: Slope
     symbol: ClassVar[str] = "mu"
 
     @property

@@ -243,9 +243,13 @@ def _distribution(event: Event, factor: float, relation: Relation, interval: flo
     if isinstance(event, Poisson) and isinstance(event.event, Laplace):
         return pld.from_laplace_mechanism(event.event.scale, sampling_prob=event.rate, **grid)
     if isinstance(event, Mixture):
-        return pld.from_mixture_gaussian_mechanism(
-            event.noise_multiplier, list(event.sensitivities), list(event.probabilities), **grid
-        )
+        amounts = list(event.sensitivities)
+        try:
+            return pld.from_mixture_gaussian_mechanism(
+                event.noise_multiplier, amounts, list(event.probabilities), **grid
+            )
+        except ValueError:  # of differences of logarithms that are rounding alone: as if all were drawn every time
+            return pld.from_gaussian_mechanism(event.noise_multiplier / max(amounts), **grid)
     raise FieldError("events", type(event).__name__, "has no privacy-loss distribution")
 
 

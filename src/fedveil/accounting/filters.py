@@ -12,6 +12,7 @@ from fedveil.accounting.guarantee import Guarantee, Unit
 from fedveil.accounting.ledger import Spend
 from fedveil.errors import FieldError, require_count, require_non_negative, require_positive
 from fedveil.gdp import compose_mu, epsilon_of_mu, epsilon_of_rho, mu_of_epsilon
+from fedveil.ranges import require_within
 
 Kind = tuple[Unit, Relation]
 
@@ -222,7 +223,7 @@ class StepFilter:
     @classmethod
     def within(cls, event: Event, epsilon: float, delta: float, relation: Relation = "zero-out") -> "StepFilter":
         """As many steps as (epsilon, delta) allows; possibly none."""
-        epsilon, low, high = require_positive("epsilon", epsilon), 0, 1
+        epsilon, low, high = require_within("epsilon", "epsilon", epsilon), 0, 1
 
         def fits(steps: int) -> bool:
             return epsilon_of([(event, steps)], delta, relation) <= epsilon

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from fedveil.accounting.bounds import GDP, PARAMETERS, Bound, Heuristic, OverDistance, Unprotected, bound_from, composed
 from fedveil.accounting.events import Relation
-from fedveil.checks import Count, NonNegative, Parameters
+from fedveil.checks import Count, NonNegative, Parameters, SilosOfPerson
 from fedveil.errors import FieldError, require_a, require_choice, require_count, require_non_negative
 from fedveil.gdp import Meaning, rounded_up
 
@@ -90,7 +90,7 @@ class Guarantee(Parameters):
     scope: Scope
     bound: Bound
     group: Count = 1
-    silos_per_person: Count = 1
+    silos_per_person: SilosOfPerson = 1
     public_size: bool | None = None
     hypotheses_apart: NonNegative | None = None
     conditions: tuple[str, ...] = ()

@@ -10,8 +10,9 @@ from fedveil.accounting.composition import epsilon as epsilon_of
 from fedveil.accounting.events import Event, Gaussian, Poisson, Relation, factor_of
 from fedveil.accounting.filters import StepFilter
 from fedveil.accounting.guarantee import VACUOUS
-from fedveil.errors import FieldError, require_count, require_delta, require_noise, require_positive
+from fedveil.errors import FieldError, require_count, require_positive
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon, noise_of_epsilon, rounded_up
+from fedveil.ranges import require_within
 
 ENOUGH = 0.3  # signal-to-noise from which training can be expected to work
 _WIDEST = 1e6  # a noise multiplier that drowns everything
@@ -60,7 +61,7 @@ def least_noise(
     FieldError
         If no noise reaches epsilon, or it is not above delta.
     """
-    epsilon, delta = require_positive("epsilon", epsilon), require_delta("delta", delta)
+    epsilon, delta = require_within("epsilon", "epsilon", epsilon), require_within("delta", "delta", delta)
     if epsilon <= delta:
         accepted = f"says no more than its delta of {delta:g}, and leaves nothing to learn: raise it, or lower delta"
         raise FieldError("epsilon", epsilon, accepted)
@@ -234,10 +235,10 @@ def plan(
     FieldError
         If a value is out of range, or too much or nothing is left open.
     """
-    delta = require_delta("delta", delta)
+    delta = require_within("delta", "delta", delta)
     if update_norm is not None:
         require_positive("update_norm", update_norm)
-    clip = require_positive("clip", clip if clip is not None else update_norm or 1.0)
+    clip = require_within("clip", "clip", clip if clip is not None else update_norm or 1.0)
     if dimension is not None:
         dimension = require_count("dimension", dimension)
     factor = factor_of(relation)
@@ -258,7 +259,7 @@ def plan(
         relation=relation,
         clip=clip,
         noise_multiplier=z,
-        sigma=require_positive("sigma", z * clip / clients),
+        sigma=require_within("sigma", "sigma", z * clip / clients),
         mu=mu,
         dimension=dimension,
         update_norm=update_norm,
@@ -272,7 +273,7 @@ def _rounds_and_noise(
     if rounds is None:
         if epsilon is None or noise_multiplier is None:
             raise FieldError("rounds", None, "give the rounds, or both epsilon and noise_multiplier for the most")
-        z = require_noise("noise_multiplier", noise_multiplier)
+        z = require_within("noise multiplier", "noise_multiplier", noise_multiplier)
         most = StepFilter.within(Gaussian(z), epsilon, delta, relation).steps
         if not most:
             raise FieldError("noise_multiplier", noise_multiplier, f"one round exceeds epsilon {epsilon:g}")
@@ -281,5 +282,6 @@ def _rounds_and_noise(
         raise FieldError("epsilon", epsilon, "give either epsilon (to get the noise) or noise_multiplier")
     rounds = require_count("rounds", rounds)
     if epsilon is None:
-        return rounds, require_noise("noise_multiplier", noise_multiplier)
+        return rounds, require_within("noise multiplier", "noise_multiplier", noise_multiplier)
+    epsilon = require_within("epsilon", "epsilon", epsilon)
     return rounds, noise_of_epsilon(epsilon, delta, factor_of(relation) * math.sqrt(rounds))

@@ -11,7 +11,18 @@ from fedveil.accounting.bounds import GDP, PLD, ZCDP, Heuristic, MetricDP, OverD
 from fedveil.accounting.events import FACTOR, Relation
 from fedveil.accounting.guarantee import PARTS, Trust, total
 from fedveil.accounting.ledger import Spend
-from fedveil.checks import Check, Delta, Names, NonNegative, Parameters, Positive, Whole, require_names
+from fedveil.checks import (
+    Check,
+    Delta,
+    Limit,
+    Names,
+    NonNegative,
+    Parameters,
+    Positive,
+    SilosOfPerson,
+    Whole,
+    require_names,
+)
 from fedveil.errors import FieldError, require_a
 from fedveil.gdp import compose_mu, mu_of_epsilon
 
@@ -48,12 +59,12 @@ class Limits(Parameters):
     1.0
     """
 
-    mu: Positive | None = None
-    record_mu: Positive | None = None
-    record_epsilon: Positive | None = None
-    person_mu: Positive | None = None
-    person_epsilon: Positive | None = None
-    leakage: Positive | None = None
+    mu: Limit | None = None
+    record_mu: Limit | None = None
+    record_epsilon: Limit | None = None
+    person_mu: Limit | None = None
+    person_epsilon: Limit | None = None
+    leakage: Limit | None = None
     participations: Whole | None = None
 
 
@@ -117,7 +128,7 @@ class Policy(Parameters):
     distance: Positive | None = None
     delta: Delta = 1e-5
     records_per_person: Whole | None = None
-    silos_per_person: Whole = 1
+    silos_per_person: SilosOfPerson = 1
     relations: RelationNames | None = None
     hypotheses_apart: NonNegative = 0.0
     secure_source: bool = True

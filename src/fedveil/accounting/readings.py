@@ -7,8 +7,9 @@ from typing import Literal
 from fedveil.accounting.events import Relation, factor_of
 from fedveil.accounting.guarantee import VACUOUS, Guarantee, Trust, Unit, promise_of_mu
 from fedveil.accounting.planning import least_noise
-from fedveil.errors import FieldError, require_choice, require_count, require_delta, require_positive
+from fedveil.errors import FieldError, require_choice, require_count, require_positive
 from fedveil.gdp import rounded_up
+from fedveil.ranges import require_within
 
 AS_READ = "one {unit} moves what the noise is added to by at most the clip, and every release has noise of its own"
 
@@ -96,18 +97,19 @@ def reading(
     FieldError
         For a value out of range, or neither sigma nor epsilon.
     """
-    clip, rounds, delta = require_positive("clip", clip), require_count("rounds", rounds), require_delta("delta", delta)
+    clip, rounds = require_within("clip", "clip", clip), require_count("rounds", rounds)
+    delta = require_within("delta", "delta", delta)
     require_choice("formula", formula, ("classic", "exact"))
     change = factor_of(relation) * clip
     if epsilon is not None:
-        require_positive("epsilon", epsilon)
+        require_within("epsilon", "epsilon", epsilon)
     if sigma is None:
         if epsilon is None:
             raise FieldError("sigma", None, "give it, or the epsilon that it is computed from")
         moved = require_positive("sensitivity", clip if sensitivity is None else sensitivity)
         classic = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
         sigma = moved * (classic if formula == "classic" else least_noise(epsilon, delta, 1))
-    sigma = require_positive("sigma", sigma)
+    sigma = require_within("sigma", "sigma", sigma)
     read = (AS_READ.format(unit=unit),)
     least = None if epsilon is None else clip * least_noise(epsilon, delta, rounds, relation=relation)
     return Reading(

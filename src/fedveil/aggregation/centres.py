@@ -14,7 +14,7 @@ from fedveil.accounting import Relation
 from fedveil.accounting.events import FACTOR
 from fedveil.aggregation.base import Aggregator, WeightedMean, even, rounding, weighted_sum
 from fedveil.calibration.distance import squared_distances
-from fedveil.checks import Count, Positive
+from fedveil.checks import Clip, Count, Positive, Radius
 from fedveil.clipping import SHRINK, blocks_of, norms
 from fedveil.errors import FieldError
 from fedveil.mechanisms import Source
@@ -98,7 +98,7 @@ class CentredClipping(Aggregator):
     tensor(True)
     """
 
-    radius: Positive = 1.0
+    radius: Radius = 1.0
     iterations: Count = 3
     remember: bool = True
     centre: Tensor | None = field(default=None, init=False, compare=False, repr=False)
@@ -170,7 +170,7 @@ class NormBounding(Aggregator):
     tensor(True)
     """
 
-    bound: Positive = 1.0
+    bound: Clip = 1.0
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Weighted mean of the scaled updates."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_serializer, model_validator
 
 from fedveil.aggregation import AGGREGATORS, NNM, Aggregator, Bucketing
-from fedveil.checks import Count, Delta, Natural, Positive
+from fedveil.checks import Count, Delta, Epsilon, Limit, Natural
 from fedveil.config.tables import OpenSection, Option, Section, check_options, fields_of, options_of, with_tables
 from fedveil.data import NATURAL, SOURCES
 from fedveil.errors import FieldError, require_choice
@@ -239,9 +239,9 @@ class Budget(Section):
     section: ClassVar[str] = "privacy.budget"
 
     delta: Delta = 1e-5
-    epsilon: Positive | None = None
+    epsilon: Epsilon | None = None
     participations: Count | None = None
-    leakage_cap: Positive | None = None
+    leakage_cap: Limit | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "Budget":

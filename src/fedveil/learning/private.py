@@ -23,6 +23,7 @@ from fedveil.learning.witness import note_failure
 from fedveil.logs import logger
 from fedveil.mechanisms import GaussianNoise, SecureSource, Source, noised
 from fedveil.methods.facts import NoisySteps
+from fedveil.ranges import require_within
 
 _LOG = logger(__name__)
 
@@ -69,6 +70,13 @@ class PrivateTrainer(SequentialTrainer):
         if local.epochs != 1:
             accepted = "must be 1: the method's steps and rate say how a silo trains in a round"
             raise FieldError("epochs", local.epochs, accepted)
+        require_within("clip", "clip", noisy.clip)
+        if not noisy.grid:
+            require_within("sigma", "deviation", noisy.deviation)
+        if noisy.summed:
+            require_within("learning rate of a sum", "lr", local.rate())
+            for part in (noisy.clip, noisy.deviation):
+                require_within("sigma", "lr * clip / examples", local.rate() * part / noisy.denominator)
         if noisy.summed and local.optimizer != "sgd":
             accepted = 'must be "sgd": a trusted sum promises nothing about the sum of steps that are not linear'
             raise FieldError("optimizer", local.optimizer, accepted)

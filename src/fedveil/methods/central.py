@@ -14,13 +14,14 @@ from fedveil.accounting.bounds import GDP, ZCDP, Bound, Heuristic
 from fedveil.accounting.guarantee import FIXED_COHORT
 from fedveil.aggregation import Updates, WeightedMean, padded, require_rule
 from fedveil.aggregation.base import even
-from fedveil.checks import NoiseMultiplier, Positive
+from fedveil.checks import Clip, NoiseLevel
 from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError, require_choice
 from fedveil.mechanisms import MECHANISMS, DiscreteGaussianNoise, GaussianNoise, Mechanism, Source, to_grid
 from fedveil.methods.facts import Combined, Releases, ServerFacts
 from fedveil.methods.plain import AroundRule
 from fedveil.methods.replies import stack_counts, updates_of
+from fedveil.ranges import require_within
 
 Order = Literal["formal", "printed"]
 
@@ -85,8 +86,8 @@ class CentralNoise(AroundRule, ABC):
         point has nothing to leak. For uniform means in the formal order; the cost is stated in concentrated DP.
     """
 
-    noise_multiplier: NoiseMultiplier = field(default=0.01, kw_only=True)
-    clip: Positive | QuantileClip = field(default=5.0, kw_only=True)
+    noise_multiplier: NoiseLevel = field(default=0.01, kw_only=True)
+    clip: Clip | QuantileClip = field(default=5.0, kw_only=True)
     order: Order = field(default="formal", kw_only=True)
     step_from: Literal["released", "own"] = field(default="released", kw_only=True)
     relation: Relation = field(default="zero-out", kw_only=True)  # type: ignore[misc]
@@ -99,6 +100,8 @@ class CentralNoise(AroundRule, ABC):
         if self.step_from == "own" and self.order == "formal":
             raise FieldError("step_from", "own", 'needs order="printed": formal noise goes before the step')
         require_choice("noise", self.noise, (*MECHANISMS, "discrete"))
+        if not isinstance(self.clip, QuantileClip):
+            require_within("sigma", "noise_multiplier * clip", self.noise_multiplier * self.clip)
         if self.noise == "discrete" and not (
             self.order == "formal"
             and isinstance(self.aggregator, WeightedMean)

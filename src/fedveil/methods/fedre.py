@@ -22,7 +22,7 @@ from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.guarantee import LIVENESS
 from fedveil.aggregation import NoState, perturbation_weights
 from fedveil.calibration import LayerSensitivity
-from fedveil.checks import Delta, Positive
+from fedveil.checks import Delta, Epsilon, Positive
 from fedveil.clipping import clip, require_bound
 from fedveil.errors import FieldError
 from fedveil.gdp import mu_of_epsilon
@@ -76,7 +76,7 @@ class FedRE(ClientDefaults):
     'local'
     """
 
-    epsilon: Positive = 50.0
+    epsilon: Epsilon = 50.0
     delta: Delta = 1e-5
     clip: float | Mapping[str, float] = 0.2
     scores: Literal["private", "public"] = "private"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedveil.accounting import Spend, plan
 from fedveil.aggregation import RunningSum
-from fedveil.checks import Delta, NoiseMultiplier, Positive, Rounds
+from fedveil.checks import Delta, Epsilon, NoiseLevel, Rounds
 from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError
 from fedveil.methods.central import CentralNoise
@@ -45,8 +45,8 @@ class GlobalDP(CentralNoise):
     1.9
     """
 
-    noise_multiplier: NoiseMultiplier = field(default=0.0, kw_only=True)
-    epsilon: Positive | None = field(default=None, kw_only=True)
+    noise_multiplier: NoiseLevel = field(default=0.0, kw_only=True)
+    epsilon: Epsilon | None = field(default=None, kw_only=True)
     delta: Delta = field(default=1e-5, kw_only=True)
     rounds: Rounds | None = field(default=None, kw_only=True)
     derived_from: str = field(default="", kw_only=True)

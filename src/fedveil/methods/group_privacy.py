@@ -22,7 +22,7 @@ from fedveil.accounting.bounds import Bound, Heuristic, MetricDP, MetricGDP
 from fedveil.accounting.guarantee import LIVENESS
 from fedveil.aggregation import NoState, cluster_means, halves
 from fedveil.calibration import NeighbourhoodLaplace
-from fedveil.checks import Hypotheses, Natural, NonNegative, Positive
+from fedveil.checks import Hypotheses, Natural, NonNegative, Radius
 from fedveil.clipping import norms
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
@@ -57,8 +57,8 @@ class GroupPrivacy(ClientDefaults):
     """
 
     noise_multiplier: NonNegative = 5.0
-    radius: Positive | None = None
-    fallback_radius: Positive = 1.0
+    radius: Radius | None = None
+    fallback_radius: Radius = 1.0
     distribution: Literal["laplace", "gaussian"] = "laplace"
 
     most_models: ClassVar[int | None] = None

@@ -27,7 +27,7 @@ from torch import Tensor
 from fedveil.accounting import Relation, Release, Spend, Trust, nothing, of_round
 from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.events import FACTOR
-from fedveil.checks import Count, NoiseMultiplier, Parameters, Positive
+from fedveil.checks import Count, MetricRange, NumberNoise, Parameters
 from fedveil.errors import FieldError
 from fedveil.mechanisms import GaussianNoise, Source, noised
 
@@ -62,8 +62,8 @@ class Publishing(Parameters):
     """
 
     metrics: Mode = "off"
-    noise_multiplier: NoiseMultiplier = 1.0
-    loss_range: Positive = 3.0
+    noise_multiplier: NumberNoise = 1.0
+    loss_range: MetricRange = 3.0
 
     def release(
         self, names: Sequence[str], figures: Tensor, counts: Tensor, relation: Relation, source: Source
@@ -149,8 +149,8 @@ class Validation(Parameters):
     """
 
     losses: Literal["noised", "public"] = "noised"
-    noise_multiplier: Positive = 5.0
-    loss_range: Positive = 3.0
+    noise_multiplier: NumberNoise = 5.0
+    loss_range: MetricRange = 3.0
     releases: Count = 20
 
     def quote(self, trust: Trust) -> Spend:

@@ -6,10 +6,24 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from fedveil.accounting import Relation, least_noise, step_event
-from fedveil.checks import Count, Delta, Natural, NoiseMultiplier, Parameters, Positive, Rounds
+from fedveil.checks import (
+    Clip,
+    Count,
+    Delta,
+    Epsilon,
+    Natural,
+    NoiseLevel,
+    Parameters,
+    PlannedUnits,
+    Rate,
+    RecordsOfPerson,
+    Rounds,
+    SilosOfPerson,
+    Steps,
+)
 from fedveil.errors import FieldError
+from fedveil.ranges import require_within
 
-MOST_RECORDS = 100_000  # of one person
 OWN = {  # parameters that belong to one sum alone, those of its server side included
     "trusted": ("silos", "tolerated"),
     "secure": ("least_sites", "colluding", "retries", "units", "lr"),
@@ -76,18 +90,18 @@ class RecordTerms(Parameters):
         For a value out of range, both or neither of `noise_multiplier` and `epsilon`, or an epsilon out of reach.
     """
 
-    examples: Positive | None = None
+    examples: PlannedUnits | None = None
     unit: Literal["record", "person"] = "record"
-    people: Positive | None = None
-    records_per_person: Count | None = None
-    silos_per_person: Count = 1
-    clip: Positive = 1.0
-    noise_multiplier: NoiseMultiplier | None = None
-    epsilon: Positive | None = None
+    people: PlannedUnits | None = None
+    records_per_person: RecordsOfPerson | None = None
+    silos_per_person: SilosOfPerson = 1
+    clip: Clip = 1.0
+    noise_multiplier: NoiseLevel | None = None
+    epsilon: Epsilon | None = None
     delta: Delta = 1e-5
     rounds: Rounds | None = None
-    steps: Count = 1
-    rate: float = 1.0
+    steps: Steps = 1
+    rate: Rate = 1.0
     relation: Relation = "zero-out"
     most: Count | None = None
     sum: Literal["none", "trusted", "secure"] = "none"
@@ -111,6 +125,7 @@ class RecordTerms(Parameters):
         if self.most is not None and self.relation != "add/remove":
             raise FieldError("most", self.most, 'goes with relation = "add/remove": sizes are public under the others')
         step_event(self.multiplier, self.rate)
+        require_within("sigma", "noise_multiplier * clip", self.multiplier * self.together * self.clip)
 
     def _check_unit(self) -> None:
         person = {"people": self.people, "records_per_person": self.records_per_person}
@@ -120,9 +135,6 @@ class RecordTerms(Parameters):
                 raise FieldError(name, value, f'does not belong to unit = "{self.unit}": give {", ".join(needed)}')
             if name in needed and value is None:
                 raise FieldError(name, None, "is needed: a planned, public number, such as the mean over the silos")
-        if (self.records_per_person or 0) > MOST_RECORDS:
-            accepted = f"must be at most {MOST_RECORDS:,}: every person has so many places in a step, taken or not"
-            raise FieldError("records_per_person", self.records_per_person, accepted)
         if self.silos_per_person > 1 and self.unit != "person":
             raise FieldError("silos_per_person", self.silos_per_person, 'goes with unit = "person"')
         if self.together > 1 and self.rate < 1:

@@ -18,7 +18,7 @@ from fedveil.accounting import Guarantee, Release, Spend, compose_mu, model_of, 
 from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.guarantee import LIVENESS
 from fedveil.calibration import AlignmentLDP, cosine
-from fedveil.checks import Delta, Fraction, Positive
+from fedveil.checks import Clip, Delta, Epsilon, Fraction, NumberNoise
 from fedveil.clipping import clip
 from fedveil.errors import FieldError
 from fedveil.gdp import mu_of_epsilon
@@ -84,12 +84,12 @@ class SGALDP(ClientDefaults):
     'released'
     """
 
-    epsilon_min: Positive = 1.0
-    epsilon_max: Positive = 5.0
+    epsilon_min: Epsilon = 1.0
+    epsilon_max: Epsilon = 5.0
     delta: Delta = 1e-5
-    clip: Positive = 1.0
+    clip: Clip = 1.0
     similarity: Literal["update", "released", "noised"] = "update"
-    similarity_noise: Positive = 1.0
+    similarity_noise: NumberNoise = 1.0
     memory: Fraction = 0.0
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ import torch
 from fedveil.accounting import Release, Trust, digest, model_of, nothing
 from fedveil.accounting.guarantee import KEYS_ARE_SECRET, SUM_IS_TRUSTED, few_colluding, whole_noise
 from fedveil.aggregation import WeightedMean
-from fedveil.checks import Positive
+from fedveil.checks import SumRate
 from fedveil.errors import FieldError, NoReplyError, ReplyError
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
@@ -175,7 +175,7 @@ class SecureSum(TrustedSum):
         knows it.
     """
 
-    lr: Positive | None = None
+    lr: SumRate | None = None
 
     def check_reply(self, releases: Releases, dimension: int) -> None:
         """Admit a share.

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from fedveil.accounting import SumPolicy
 from fedveil.accounting.events import Relation
-from fedveil.checks import Count, Natural, NoiseMultiplier, Parameters, Positive, Share
-from fedveil.clipping import require_bound
+from fedveil.checks import Clip, Count, Natural, NoiseLevel, Parameters, Positive, Rate, SilosOfPerson
 from fedveil.errors import FieldError, NoReplyError, ReplyError, require_count
 from fedveil.mechanisms import WideGaussianNoise
+from fedveil.ranges import require_within
 from fedveil.secure.keys import PublicKey, SiteKey, roster
 
 VERSION = 1
@@ -80,25 +80,25 @@ class SumTerms(Parameters):
 
     unit: Literal["record", "person"]
     relation: Relation
-    clip: float
-    noise_multiplier: NoiseMultiplier
+    clip: Clip
+    noise_multiplier: NoiseLevel
     denominator: Positive
-    rate: Share
+    rate: Rate
     units: Count
     dimension: Count
     least_sites: Count
     colluding: Count = 1
-    silos_per_person: Count = 1
+    silos_per_person: SilosOfPerson = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_bound("clip", self.clip)
         if not FEWEST <= self.least_sites <= MOST:
             raise FieldError("least_sites", self.least_sites, f"must be {FEWEST} to {MOST}")
         if self.colluding > self.least_sites - 2:
             accepted = f"must leave two honest sites of the least {self.least_sites}: lower it, or raise least_sites"
             raise FieldError("colluding", self.colluding, accepted)
-        if not math.isfinite(1 / self.grid) or self.largest(MOST) >= _HALF:
+        require_within("grid", "noise_multiplier * clip (the grid)", self.grid)
+        if self.largest(MOST) >= _HALF:
             accepted = f"gives a grid of {self.grid:.3g} on which sums of {self.units} units overflow: raise it"
             raise FieldError("noise_multiplier", self.noise_multiplier, accepted)
 

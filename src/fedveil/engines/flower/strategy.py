@@ -25,13 +25,13 @@ from fedveil.errors import (
     FieldError,
     NoReplyError,
     require_count,
-    require_delta,
     require_rounds,
 )
 from fedveil.layout import Layout
 from fedveil.logs import logger
 from fedveil.mechanisms import source_of
 from fedveil.methods import Broadcast, Releases, SecureSum
+from fedveil.ranges import require_within
 
 _LOG = logger("flwr")
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -136,7 +136,8 @@ class FedVeilStrategy(Strategy):
         self._size = clients_per_round and require_count("clients_per_round", clients_per_round)
         self._seed = secrets.randbits(62) if seed is None else seed
         self._evaluating = Evaluating(self.server, stopping, self._seed, evaluate)
-        self._folder, delta, least = folder, require_delta("delta", delta), require_count("min_clients", min_clients)
+        delta, least = require_within("delta", "delta", delta), require_count("min_clients", min_clients)
+        self._folder = folder
         self._serving = Serving(self.server, self.rounds, delta, folder, least, _LOG)
         self.stopped, self.history = "", self._serving.history
         self._roster = Roster(self.method.client, clients, patience, 0 if stopping is None else stopping.sample or 1)

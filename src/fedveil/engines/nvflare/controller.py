@@ -20,10 +20,11 @@ from fedveil.engines.nvflare.filters import TRAIN
 from fedveil.engines.nvflare.shareables import method_of, model_of_name, read_reply, write_broadcast
 from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.serving import RunKeeper, Serving, served
-from fedveil.errors import BudgetError, FieldError, cleaned, require_count, require_delta, require_rounds
+from fedveil.errors import BudgetError, FieldError, cleaned, require_count, require_rounds
 from fedveil.layout import Buffers
 from fedveil.mechanisms import source_of
 from fedveil.methods import Broadcast, Releases
+from fedveil.ranges import require_within
 
 FOLDER = "fedveil"
 BEGUN = "fedveil-server"  # a file in the job's folder: a server without one of its own began the job
@@ -102,7 +103,7 @@ class ServerController(Controller):  # type: ignore[misc]
         self.rounds = require_rounds("rounds", rounds)
         self.aggregator, self.model_options, self.buffers, self.sites = aggregator, model_options, buffers, sites
         self.clients_per_round, self.min_clients = clients_per_round, require_count("min_clients", min_clients)
-        self.seed, self.epsilon, self.delta = seed, epsilon, require_delta("delta", delta)
+        self.seed, self.epsilon, self.delta = seed, epsilon, require_within("delta", "delta", delta)
         self.task, self.timeout = task, require_count("timeout", timeout, least=0)
         self._method = method_of(method, parameters, aggregator)
         self._budget = None if epsilon is None else Filter(epsilon, delta)
