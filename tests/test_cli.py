@@ -421,7 +421,8 @@ def test_advice_on_a_file_plans_for_the_sizes_that_it_plans_for(here):
     own = ["privacy.people=31", "privacy.records_per_person=9"]  # 9 at most: most people have fewer
     (here / "people.toml").write_bytes(tomli_w.dumps(load("digits-person", own).to_dict()).encode())
     said = json.loads(call("--json", "advise", "people.toml").stdout.splitlines()[1])
-    assert {one["privacy"]["people"] for one in said if one["unit"] == "person"} == {31}
+    persons = [one["privacy"] for one in said if one["unit"] == "person"]
+    assert {one["people"] for one in persons if "people" in one} == {31}  # a client's promise may serve persons, too
     (here / "images.toml").write_bytes(tomli_w.dumps(load("digits-record", ["privacy.examples=90"]).to_dict()).encode())
     said = json.loads(call("--json", "advise", "images.toml").stdout.splitlines()[1])
     assert {one["privacy"]["examples"] for one in said if one["unit"] == "record"} == {90}

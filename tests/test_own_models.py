@@ -292,7 +292,7 @@ def test_what_needs_all_examples_of_a_large_data_set_at_once_is_refused_by_name(
     [
         (Stream(), "map-style"),
         (Counted(X[:0], Y), "at least 1"),
-        (torch.utils.data.TensorDataset(X), "pairs"),
+        (torch.utils.data.TensorDataset(X), "pair"),
         (Counted([X[0], X[1, :2]], Y), "one shape"),
         (Counted((X * 9).byte(), Y), "255"),
         (Counted(X.clone().fill_(float("nan")), Y), "finite"),

@@ -114,6 +114,7 @@ CASES = {
     "fedre": FEDRE,
     "fedre, plain means": [*FEDRE, "privacy.weighting=equal", "privacy.normalised=false"],
     "fedre, even": [*FEDRE, "privacy.split=uniform", "privacy.clip=0.1"],
+    "fedre, a sample's part": [*FEDRE, "privacy.sensitivity=sample"],
     "fedre, scaled": [*SOUND, "privacy.noise_to_clip=2.0"],
     "fedre, public": SOUND,
     "fedre, public, by size": [*SOUND, "privacy.split=size", "privacy.delta=1e-6"],

@@ -193,6 +193,7 @@ def _pairs_all(loss: Loss, outputs: tuple[int, ...], own: tuple[int, ...], kind:
         return drawn.to(kind) if kind.is_floating_point else (drawn * 2).floor().to(kind)
 
     some, others = targets(), targets()
+    some[1] = 0  # beside the 1 below: targets that are all alike would change places unseen
     some[0], others[0], others[1:] = 1, 1, 1 - some[1:]
     first, turned, changed = (_value(loss, made_up, one) for one in (some, some.roll(1, 0), others))
     if first is None or turned is None or changed is None:

@@ -71,7 +71,7 @@ class FedRE(ClientDefaults):
     Examples
     --------
     >>> fv.build("fedre").client
-    FedRE(epsilon=50.0, delta=1e-05, clip=0.2, scores='private', split='scores', sensitivity='client', noise_to_clip=None)
+    FedRE(epsilon=50.0, delta=1e-05, clip=0.2, scores='private', split='scores', sensitivity='client', noise_to_clip=None)  # noqa: E501
     >>> fv.FedRE(scores="public").trust
     'local'
     """

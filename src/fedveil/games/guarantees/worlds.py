@@ -190,7 +190,7 @@ def served(
         publishing = Publishing(metrics="off" if measured is None else "noised", loss_range=1.0)
         server = server_of(side, d, source, state=state, publishing=publishing)
         models, metrics = list[Tensor](), list[float]()
-        for number in range(ROUND, ROUND + rounds):
+        for number in range(1, 1 + rounds):
             after, _ = server.combine(opened(d, planned, round_=number), replies)
             models.append(after.models[0])
             if measured is not None:
