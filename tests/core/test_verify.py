@@ -26,7 +26,7 @@ def test_every_claim_is_played_and_a_beaten_one_ends_the_command(tmp_path, monke
     assert [verdict["setting"] for verdict in told] == [one.name for one in methods(1)]
     assert not any(verdict["details"]["broken"] for verdict in told)
     monkeypatch.setattr(game, "held", lambda case, result: False)
-    beaten = CliRunner().invoke(app, ["verify", "--runs", "8", "--out", str(tmp_path)])
+    beaten = CliRunner().invoke(app, ["verify", "--runs", "8", "--out", str(tmp_path / "beaten")])
     assert beaten.exit_code == 1
     assert "claims are beaten" in beaten.stderr
 
