@@ -1,7 +1,7 @@
 """Ledgers as files: those of runs, by run and party, and those of data sets; what they promise, and their digests."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from fedveil.accounting import Guarantee, Ledger, guarantee_values
 from fedveil.engines.history import totals_of
 from fedveil.engines.lifetime import read_ledger
+from fedveil.engines.party import SERVER
 from fedveil.errors import FieldError, LedgerError
 from fedveil.reading import json_of
 
@@ -99,6 +100,15 @@ def _of_data(file: Path) -> bool:
         return "dataset" in json_of(first)
     except (ValueError, TypeError):
         return False
+
+
+def promises(trust: str, books: Mapping[str, Book], delta: float, beside: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What a run's ledgers add up to, on conditions beside them: of the server that adds noise, or the worst client."""
+    totals = totals_of(trust, {party: book.ledger for party, book in books.items()}, beside)
+    counted, validation = totals.worst, totals.validation
+    by_party = {SERVER if trust == "central" else "worst client": counted}
+    by_party |= {} if validation is None else {"validation clients": validation}
+    return {party: plain(guarantee, delta) for party, guarantee in by_party.items()}
 
 
 def promise_of_sites(trust: str, books: Mapping[str, Book], clients: int, delta: float) -> dict[str, dict[str, Any]]:

@@ -1,94 +1,81 @@
-"""What a report says, in the order of a reader's questions: the promise first, then what it does not cover.
-
-What follows from ledgers is told from what the author says: `Fact.said`, `Grid.said` and `ReportSection.said`.
-"""
+"""What a report says, in the order of a reader's questions: the promise first, then what it does not cover."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedveil.engines.party import SERVER
 from fedveil.report.planning import spent_of
 from fedveil.report.statement.document import (
     WORDS,
     Fact,
     Grid,
+    Picture,
     ReportSection,
     beside,
     epsilon_of,
     percent,
     protected,
 )
-from fedveil.report.statement.gather import CHOSEN, Gathered, Run
+from fedveil.report.statement.figures import accuracy_rows, curves, roc_charts
+from fedveil.report.statement.gather import Gathered, Promises, Run
 from fedveil.report.table import NOTHING
 
 PROVEN = ("formal", "conditional")
-LEDGERS, AUTHOR = "ledgers", "the author"
-UNBOUND = " The ledgers are of an earlier version and name no parties: one may be missing."
-QUOTED = " No ledger gives this promise: the author says it."
+CHOSEN = ("privacy.clip", "privacy.epsilon", "privacy.noise_multiplier", "local.lr", "local.epochs")
 
 
 def sections_of(gathered: Gathered) -> list[ReportSection]:
     """All of them; those without anything to say, too."""
+    runs = gathered.by_setting
     return [
-        unit_of(gathered),
-        _trust(gathered.by_setting, gathered.people),
+        unit_of(gathered.promises),
+        _trust(runs, gathered.people),
         ReportSection("leaves", [*unprotected_quantities(gathered.runs), *_only_people("leaves", gathered.people)]),
-        gathered.accuracy,
-        gathered.attacked,
+        ReportSection("accuracy", _accuracy_lines(gathered.runs), [accuracy_rows(runs)] * bool(runs), curves(runs)),
+        _attacked(gathered, list(runs)),
         _tuned(gathered),
         _budget(gathered),
-        ReportSection("policy", _policy(gathered.policy), said=True),
+        ReportSection("policy", _policy(gathered.policy)),
         _origin(gathered.runs),
-        ReportSection("approval", _only_people("approval", gathered.people), said=True),
+        ReportSection("approval", _only_people("approval", gathered.people)),
     ]
 
 
 def _only_people(section: str, people: Mapping[str, Any]) -> list[Fact]:
     """The lines of a section that only people can fill."""
-    told = {key: [value] if isinstance(value, str) else value for key, value in people.items()}
-    return [Fact.of(label, *told.get(key, ()), said=True) for label, key in WORDS[section].items()]
+    said = {key: [value] if isinstance(value, str) else value for key, value in people.items()}
+    return [Fact.of(label, *said.get(key, ())) for label, key in WORDS[section].items()]
 
 
-def headline_of(gathered: Gathered) -> list[dict[str, str]]:
+def headline_of(promises: Mapping[str, Promises]) -> list[dict[str, str]]:
     """Who is protected from whom, a sentence a setting."""
-    lines = []
-    for label, own in gathered.by_setting.items():
-        party, promise = next(iter(gathered.promises[label].items()))
-        doubt = QUOTED if any(party in run.quoted for run in own) else ""
-        doubt += UNBOUND if any(not run.carried.bound for run in own) else ""
-        lines.append({"setting": label, "text": protected(promise) + doubt})
-    return lines
+    return [{"setting": label, "text": protected(next(iter(own.values())))} for label, own in promises.items()]
 
 
-def unit_of(gathered: Gathered) -> ReportSection:
+def unit_of(promises: Mapping[str, Promises]) -> ReportSection:
     """Whom the promises of each setting, by party, are about, and how strong they are."""
     rows, lines = [], []
-    for label, own in gathered.promises.items():
-        quoted = {party for run in gathered.by_setting[label] for party in run.quoted}
+    for label, own in promises.items():
         for party, promise in own.items():
             unit = "" if promise["status"] == "none" else WORDS["units"][promise["unit"]].split(",")[0]
             relation = promise["relation"] if promise["status"] in PROVEN else ""
             right = percent(promise["meaning"]["accuracy"]) if "meaning" in promise else ""
-            by = AUTHOR if party in quoted else LEDGERS
-            rows.append([label, party, unit, promise["status"], relation, epsilon_of(promise) or "", right, by])
-            lines += [Fact(f"{label}: besides", text, party in quoted) for text in beside(promise)]
+            rows.append([label, party, unit, promise["status"], relation, epsilon_of(promise) or "", right])
+            lines += [Fact(f"{label}: besides", text) for text in beside(promise)]
             if conditions := promise.get("conditions"):
-                lines.append(Fact(f"{label}: holds if", "; and if ".join(conditions), party in quoted))
-    for name, book in gathered.sets.items():
-        spent = [f"{row[0]} {row[2]} in {row[1]} releases" for row in spent_of(book.ledger, gathered.rule).rows]
-        lines.append(Fact.of(f"data set {name}: over all runs", *spent))
+                lines.append(Fact(f"{label}: holds if", "; and if ".join(conditions)))
     header = ("setting", "party", "unit", "status", "neighbours", "largest epsilon of anyone", "attacker is right")
-    tables = [Grid("", (*header, "by"), rows)] * bool(rows)
-    return ReportSection("unit", list(dict.fromkeys(lines)), tables)
+    return ReportSection("unit", list(dict.fromkeys(lines)), [Grid("", header, rows)] * bool(rows))
 
 
 def _trust(runs: Mapping[str, Sequence[Run]], people: Mapping[str, Any]) -> ReportSection:
     rows, engines = [], set[str]()
     for label, own in runs.items():
-        first = own[0]
-        engines.add(first.carried.engine)
-        status, trust = first.worst["status"], first.carried.trust
-        server = WORDS["sees"]["central" if status == "none" else trust]
-        promised = WORDS["from"][trust] if status in PROVEN else "nobody: nothing is promised"
+        values = own[0].summary.values
+        engines.add(values["engine"])
+        status = own[0].worst["status"]
+        server = WORDS["sees"]["central" if status == "none" else values["trust"]]
+        promised = WORDS["from"][values["trust"]] if status in PROVEN else "nobody: nothing is promised"
         rows.append([label, server, "the models that the server sends", promised])
     alone = "none: all clients ran on one machine, as in an experiment" if engines == {"local"} else None
     lines = _only_people("trust", {"transport": alone} | dict(people) if alone else people)
@@ -100,48 +87,105 @@ def unprotected_quantities(runs: Sequence[Run]) -> list[Fact]:
     """What leaves without the noise that the promise is about; nothing where nothing ran."""
     if not runs:
         return []
-    published = dict.fromkeys(run.said["published"] for run in runs if run.said["published"] is not None)
+    values = [run.summary.values for run in runs]
+    published = dict.fromkeys(v["published_metrics"]["text"] for v in values if "published_metrics" in v)
     sizes = any(run.worst.get("public_size") for run in runs)
-    clear = any(run.carried.trust == "central" for run in runs)
+    clear = any(v["trust"] == "central" for v in values)
     counts = ["numbers of records of each silo are taken as public"] * sizes
     counts += ["the server is told each client's number of examples"] * clear
-    engines = {run.carried.engine for run in runs}
+    engines = {v["engine"] for v in values}
     kept = {"local": "stay in the run's folder, which is private", "flower": "stay in the log of the node that failed"}
     if not published and "local" not in engines and not clear:
         published["none: under this trust nodes answer no question about metrics"] = None
-    failed = sum(run.said["failed"] for run in runs)
+    failed = sum(v["replies"][kind] for v in values for kind in ("failed", "invalid", "refused"))
     scale = any(run.worst["status"] == "heuristic" for run in runs)
-    bad = [m for run in runs if (m := run.said["malicious"]) and m.get("unprotected")]
-    around = [f"malicious clients {m['clients']}: they went around it" for m in bad]
+    bad = [m for v in values if (m := v.get("malicious")) and m.get("unprotected")]
     return [
-        Fact.of("metrics after each round", *published, said=True),
+        Fact.of("metrics after each round", *published),
         Fact.of("counts of examples", *counts),
-        Fact("replies", f"the server sees who answers, fails or refuses ({failed} times here)", said=True),
+        Fact("replies", f"the server sees who answers, fails or refuses ({failed} times here)"),
         Fact("timing", "when a client answers is not hidden"),
         Fact.of("logs", *(f"texts of failures {kept[engine]}" for engine in sorted(engines & kept.keys()))),
         Fact.of("ledgers", "a heuristic's scale follows private values: keep its ledgers private" if scale else None),
-        *[Fact("clients beyond the promise", text, said=True) for text in around],
+        *[Fact("clients beyond the promise", f"malicious clients {m['clients']}: they went around it") for m in bad],
         Fact("this report", "its accuracies, curves and audits carry no noise: handing it on releases them"),
     ]
 
 
+def _accuracy_lines(runs: Sequence[Run]) -> list[Fact]:
+    bare = dict.fromkeys(run.summary.setting for run in runs if run.worst["status"] == "none")
+    public = [run.summary.values.get("public_model", {}).get("metrics", {}) for run in runs]
+    rivals = {f"{name} {metrics[name]:.3f}" for metrics in public for name in ("accuracy", "rmse") if name in metrics}
+    majority = {f"{run.summary.values['majority']:.3f}" for run in runs if "majority" in run.summary.values}
+    return [
+        Fact.of("the same without noise", *(f"{label!r} below" for label in bare)),
+        Fact.of("a model of public data alone", *sorted(rivals)),
+        Fact.of("naming the most frequent class", *sorted(majority)),
+    ]
+
+
+def _attacked(gathered: Gathered, settings: list[str]) -> ReportSection:
+    rows, lines, pictures = [], [], []
+    for audit in gathered.audits:
+        game = audit["game"]
+        lines.append(Fact.of(f"{game}: how strongly", _strength(audit), audit.get("unit")))
+        for label, bound in audit.get("together", {}).items():
+            proven = f"epsilon of at least {bound['lower']:.2f}, where {bound['ceiling']:.2f} is the most that so many"
+            lines.append(Fact(f"{label}: all attacks together prove", f"{proven} runs can prove"))
+        reasons = dict.fromkeys((one["attack"], one["reason"]) for one in audit.get("refused", ()))
+        lines += [Fact(f"{game}, {attack}: not run", reason) for attack, reason in reasons]
+        rows += [_verdict(game, result) for result in audit.get("results", ())]
+        shown = list(dict.fromkeys(result["setting"] for result in audit.get("results", ())))
+        for attack, digest in audit.get("pictures", {}).items():
+            text = f"clients' images, and what the attack {attack} made of the releases of {', '.join(shown)}"
+            pictures += [Picture(f"{game}: {attack}", text, digest)] if digest in gathered.pictures else []
+        if audit.get("pictures") and not gathered.pictures:
+            lines.append(Fact(f"{game}: pictures", "left out: they show clients' images; --pictures puts them in"))
+    played = {audit["game"] for audit in gathered.audits}
+    lines += [Fact(f"{name}: {what}") for name, what in WORDS["asked"].items() if name not in played]
+    lines.append(Fact("attacks that nobody has thought of, and stronger ones"))
+    header = ("game", "attack", "setting", "figure", "reached (95%)", "without the defence", "works there")
+    tables = [Grid("", header, rows)] * bool(rows)
+    return ReportSection("attacked", lines, tables, roc_charts(gathered.audits, settings), pictures)
+
+
+def _strength(audit: Mapping[str, Any]) -> str | None:
+    if "canaries" in audit:
+        return f"{audit['canaries']} canaries in one run of each method, whose settings are not those above"
+    if "images" in audit:
+        clients = f"{audit['clients']} clients at the most, {audit['images']} images each, one round"
+        return f"{clients}; nu: other noise, in lengths of the update"
+    return f"{audit['replicates']} independent runs a side" if "replicates" in audit else None
+
+
+def _verdict(game: str, result: Mapping[str, Any]) -> list[str]:
+    at = result.get("auc", result)  # as audits before Verdict wrote it
+    reached = f"{at['point']:.3g}" + (f" ({at['low']:.3g} to {at['high']:.3g})" if at["low"] < at["high"] else "")
+    bare, valid = result.get("without_defence"), {True: "yes", False: "no", None: ""}[result.get("valid")]
+    known = {k.replace("_", " "): v for k, v in result.get("details", {}).items() if "without defence" not in k}
+    details = ", ".join(f"{name} {value:.3g}" for name, value in known.items())
+    figure = "; ".join(filter(None, [result.get("figure", "AUC"), details]))
+    where = [game, result["attack"], result["setting"], figure, reached]
+    return [*where, "" if bare is None else f"{bare:.3g}", valid]
+
+
 def _tuned(gathered: Gathered) -> ReportSection:
     runs, settings = gathered.runs, len(gathered.by_setting)
-    seeds = len({run.said["seed"] for run in runs})
+    seeds = len({run.summary.values.get("seed") for run in runs})
     searched = settings > 1 or seeds > 1
-    told = f"{settings} settings under {seeds} seeds on the same data; a choice among them by the figures below is not "
-    derived = {run.said["derived_from"] for run in runs if run.said["derived_from"]}
-    noise = [f"from {one!r}: private, not charged" for one in sorted(derived)]
+    said = f"{settings} settings under {seeds} seeds on the same data; a choice among them by the figures below is not "
+    derived = {v["derived_from"] for run in runs if (v := run.summary.values).get("derived_from")}
     stopping = [run.promises["validation clients"] for run in runs if "validation clients" in run.promises]
     lines = [
-        Fact.of("compared here", f"{told}charged to any epsilon above" if searched else None, said=True),
-        Fact.of("noise taken from other runs", *noise, said=True),
+        Fact.of("compared here", f"{said}charged to any epsilon above" if searched else None),
+        Fact.of("noise taken from other runs", *(f"from {one!r}: private, not charged" for one in sorted(derived))),
         Fact.of("charged for stopping early", *dict.fromkeys(epsilon_of(p) or protected(p) for p in stopping)),
         *_only_people("tuned", gathered.people),
     ]
-    chosen = {run.setting: run.said["chosen"] for run in runs if run.said["chosen"]}
-    rows = [[label, *(_text(own.get(name, "")) for name in CHOSEN)] for label, own in chosen.items()]
-    return ReportSection("tuned", lines, [Grid("Chosen values", ("setting", *CHOSEN), rows, CHOSEN)] * bool(rows))
+    configs = {run.summary.setting: run.config for run in runs if run.config}
+    keys = [name.split(".") for name in CHOSEN]
+    rows = [[label, *(_text(c.get(table, {}).get(k, "")) for table, k in keys)] for label, c in configs.items()]
+    return ReportSection("tuned", lines, [Grid("Chosen values", ("setting", *CHOSEN), rows)] * bool(rows))
 
 
 def _budget(gathered: Gathered) -> ReportSection:
@@ -149,8 +193,8 @@ def _budget(gathered: Gathered) -> ReportSection:
     for name, book in gathered.sets.items():
         table = spent_of(book.ledger, gathered.rule)
         rows = [["" if cell == NOTHING else str(cell) for cell in row] for row in table.rows]
-        grids.append(Grid(f"data set {name}", table.header, rows, ("allowed", "left")))
-    declared = [budget for run in gathered.runs for budget in run.carried.budgets]
+        grids.append(Grid(f"data set {name}", table.header, rows))
+    declared = [b.ledger.budget for run in gathered.runs for b in run.books.values() if b.ledger.budget]
     texts = dict.fromkeys(", ".join(f"{k} {v:g}" for k, v in budget.items()) for budget in declared)
     of_runs = Fact.of("budget of a run, declared before its first release", *texts)
     return ReportSection("budget", [of_runs] if grids else [of_runs, Fact("ledger of a data set")], grids)
@@ -171,20 +215,18 @@ def _text(value: object) -> str:
 def _origin(runs: Sequence[Run]) -> ReportSection:
     rows, heads = [], []
     for run in runs:
-        said, own = run.said, run.carried
-        versions = ", ".join(f"{name} {text}" for name, text in said["versions"].items())
-        data = f"{said['data']['name']} {said['data']['digest'][:16]}" if said["data"]["digest"] else ""
-        planned = f"{said['rounds_planned']} rounds planned, {said['clients']} clients"
-        released, seed = f"{own.engine}, {own.rounds} rounds released", _text(said["seed"])
-        configured = said["files"].get("config.toml", "")[:16]
-        rows.append([run.setting, seed, released, planned, own.source, data, configured, versions])
-        every = [*own.ledgers, *own.sites]
-        lines = sum(one["lines"] for one in every)
-        heads.append([run.setting, seed, own.run, str(len(every)), str(lines), own.head])
-    header = ("setting", "seed", "run", "planned", "noise source", "data", "configuration", "versions")
-    told = ("seed", "planned", "data", "configuration", "versions")
-    tables = [Grid("Runs", header, rows, told)] * bool(rows)
-    of_heads = ("setting", "seed", "run", "ledgers", "lines", "head")
-    tables += [Grid("Ledgers", of_heads, heads, ("seed",))] * bool(heads)
+        v, whose = run.summary.values, [run.summary.setting, str(run.summary.values.get("seed", ""))]
+        versions = ", ".join(f"{name} {text}" for name, text in v["versions"].items())
+        data = f"{v['data']['name']} {v['data']['digest'][:16]}" if v.get("data", {}).get("digest") else ""
+        ran = f"{v['engine']}, {v['rounds']} of {v['rounds_planned']} rounds, {v['clients']} clients"
+        rows.append([*whose, ran, v["source"], data, run.digests.get("config.toml", "")[:16], versions])
+        first = sorted(run.books, key=lambda party: (party == SERVER) != (v["trust"] == "central"))[:1]
+        books = {f"{party} and {len(run.books) - 1} more": run.books[party] for party in first}
+        for party, book in (books | {f"data set {name}": book for name, book in run.sites.items()}).items():
+            at = book.values()
+            heads.append([*whose, party.removesuffix(" and 0 more"), str(at["lines"]), at["head"]])
+    header = ("setting", "seed", "run", "noise source", "data", "configuration", "versions")
+    tables = [Grid("Runs", header, rows)] * bool(rows)
+    tables += [Grid("Ledgers", ("setting", "seed", "party", "lines", "head"), heads)] * bool(heads)
     check = "fedveil report --verify report.json --ledgers FOLDER, on any machine that has the ledgers"
     return ReportSection("origin", [Fact("check", check)], tables)
