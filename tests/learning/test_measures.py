@@ -234,4 +234,6 @@ def test_a_client_under_flower_refuses_shapes_before_its_first_message():
     model = nn.Linear(3, 1)
     learner = fv.Learner(model, fv.Layout.from_module(model), fv.LocalTraining(loss=nn.MSELoss()))
     with pytest.raises(FieldError, match="reshape"):
-        learner_client_app(learner, [fv.ClientData(torch.rand(8, 3), torch.rand(8))], fv.methods.build("vanilla"), seed=0)
+        learner_client_app(
+            learner, [fv.ClientData(torch.rand(8, 3), torch.rand(8))], fv.methods.build("vanilla"), seed=0
+        )

@@ -70,8 +70,9 @@ class FedRE(ClientDefaults):
 
     Examples
     --------
-    >>> fv.build("fedre").client
-    FedRE(epsilon=50.0, delta=1e-05, clip=0.2, scores='private', split='scores', sensitivity='client', noise_to_clip=None)  # noqa: E501
+    >>> side = fv.build("fedre").client
+    >>> side.epsilon, side.clip, side.scores
+    (50.0, 0.2, 'private')
     >>> fv.FedRE(scores="public").trust
     'local'
     """

@@ -90,7 +90,7 @@ def inversion_table(inverted: Inverted) -> Table:
     notes = [
         f"Mean over {first.n} releases, each {first.replication} a unit of its own; the attacker: {first.threat}.",
         "success: MSE below 0.001 of the squared range; identified: nearest to its original among the client's images;",
-        "mean image: MSE of a guess that saw no release; valid: the attack beats guessing where there is no defence (95%).",
+        "mean image: MSE of a guess that saw no release; valid: without a defence the attack beats guessing (95%).",
         *dict.fromkeys(note for v in inverted.verdicts for note in v.notes),
     ]
     return Table.of(rows, numbers=list(rows[0])[2:-1], notes=notes)
