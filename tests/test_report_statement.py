@@ -228,6 +228,43 @@ def test_a_changed_byte_is_noticed_wherever_it_is(made, change, what):
     assert CliRunner().invoke(app, where).exit_code == 1
 
 
+def of_a_run(made, setting, change):
+    """Edit the runs of a setting, and the report's digest with it."""
+
+    def changed(values):
+        for one in values["evidence"]["runs"]:
+            if one["setting"] == setting:
+                change(one)
+
+    of_report(made, changed)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda run: run["promises"].update({"all clients": {**run["promises"]["worst client"], "epsilon": 0.09}}), 1),
+        (lambda run: run["promises"].update({"all clients": run["promises"].pop("worst client")}), 1),
+        (lambda run: run.update(ledgers=[]), 1),
+    ],
+    ids=["a party that no ledger knows", "another name for the true one", "no list of ledgers"],
+)
+def test_parties_are_those_of_the_ledgers(made, change, code):
+    of_a_run(made, "record", change)
+    report = str(made / "report" / "report.json")
+    found = check(made / "report" / "report.json", [made / "elsewhere"])
+    assert any(one.holds is False and ("parties" in one.what or "ledgers" in one.what) for one in found)
+    assert CliRunner().invoke(app, ["report", "--verify", report, "--ledgers", str(made / "elsewhere")]).exit_code == code
+
+
+def test_a_promise_that_nobody_looked_at_is_no_pass(made):
+    """Neither list nor ledgers: nothing disagrees, and nothing was checked."""
+    of_a_run(made, "record", lambda run: run.update(ledgers=[]))
+    shutil.rmtree(made / "elsewhere" / "record")
+    where = ["report", "--verify", str(made / "report" / "report.json"), "--ledgers", str(made / "elsewhere")]
+    assert not wrong(made)
+    assert CliRunner().invoke(app, where).exit_code == 5
+
+
 def test_any_byte_of_any_file_is_noticed(made):
     """Random bytes of the report's three files and of all ledgers, one at a time, in place and at the end."""
     draw = random.Random(33)
@@ -375,6 +412,8 @@ def test_the_committed_reports_agree_with_what_lies_beside_them(folder):
     if ledgers:
         assert [holds for what, holds in checked.items() if what.endswith(": promise")] == [True]
         earlier = [what for what in checked if what.endswith("earlier version")]
+        quoted = {what for what in checked if what.endswith(": parties")}  # what a deployed server was quoted
+        assert {checked.pop(what) for what in quoted} == ({None} if folder.name == "flower" else set())
         assert {holds for what, holds in checked.items() if what not in earlier} == {True}
         assert [checked[what] for what in earlier] == ([None] if folder.name == "flower" else [])
 

@@ -8,6 +8,7 @@ import typer
 from fedveil.cli.shared import fail, folder, say, show
 
 WRONG = 1
+UNCHECKED = 5  # a run's promise was not looked at
 
 
 def report(
@@ -59,6 +60,10 @@ def _verify(path: Path, ledgers: list[Path]) -> None:
     show([Table(("what", "verdict", "why"), rows, wraps=("why",))])
     if wrong := [one.what for one in checks if one.holds is False]:
         fail(f"{path}: does not agree: {'; '.join(wrong)}", WRONG)
+    unchecked = [one.what for one in checks if one.promise and one.holds is None]
+    if unchecked or not any(one.promise for one in checks):
+        what = "; ".join(unchecked) or "any promise"
+        fail(f"{path}: not checked: {what}. Give the ledgers that hold it by --ledgers", UNCHECKED)
 
 
 def _budget(paths: list[Path], policy: Path | None) -> None:

@@ -1,15 +1,16 @@
 """A report recomputed from its own bytes and the ledgers, on any machine: what agrees, and what does not.
 
-It tells edits of any one file. Whoever edits report and ledgers together leaves nothing to notice: the head of a
-ledger in a second place (`fedveil ledger show --head`) and a signature on report.json are for that.
+It tells edits of any one file. It does not stop a forger: charts are not compared, the parties of a run are bound in no
+ledger, and whoever edits report and ledgers together leaves nothing to notice. The head of a ledger in a second place
+(`fedveil ledger show --head`) and a signature on report.json are for that.
 """
 
 import hashlib
 import json
 import re
 from base64 import b64decode
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,24 @@ from fedveil.report.table import grouped_by
 
 @dataclass(frozen=True)
 class Checked:
-    """One thing that was looked at; `holds` is None where there was nothing to look at."""
+    """One thing that was looked at; `holds` is None where there was nothing to look at.
+
+    Attributes
+    ----------
+    what : str
+        A file, or what a run says.
+    holds : bool or None
+        Whether it agrees.
+    why : str
+        Why not.
+    promise : bool
+        Whether it is a run's promise, composed anew.
+    """
 
     what: str
     holds: bool | None
     why: str = ""
+    promise: bool = False
 
 
 def check(report: Path, ledgers: list[Path]) -> list[Checked]:
@@ -60,7 +74,7 @@ def check(report: Path, ledgers: list[Path]) -> list[Checked]:
         raise
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise damaged("REPORT", report, error, "restore the file") from error
-    return [one if one.holds is not True else Checked(one.what, True) for one in checks]
+    return [one if one.holds is not True else replace(one, why="") for one in checks]
 
 
 def _known(books: Books, evidence: Mapping[str, Any]) -> Books:
@@ -86,7 +100,7 @@ def _run(run: Mapping[str, Any], books: Books) -> Iterator[Checked]:
     checks = {
         "not among --ledgers": [*(known.keys() - own.keys()), *(set(sites["names"]) - books.sets.keys())],
         "not the bytes that the report knew": [p for p in known.keys() & own.keys() if own[p].values() != known[p]],
-        "not known to the report": own.keys() - known.keys() if known else (),
+        "not known to the report": own.keys() - known.keys(),
     }
     wrong = [f"{what}: {', '.join(sorted(parties)[:5])}" for what, parties in checks.items() if parties]
     if known or wrong:
@@ -96,14 +110,30 @@ def _run(run: Mapping[str, Any], books: Books) -> Iterator[Checked]:
     given = promises(run["trust"], own, run["delta"], run.get("beside", ())) if known else {}
     held = {party: books.sets[party].of(sites["run"]) for party in sites["names"]}
     given |= promise_of_sites(run["trust"], held, sites["clients"], run["delta"])
-    if both := given.keys() & run["promises"].keys():
+    said = run["promises"].keys()
+    yield from _parties(name, given.keys(), said, deployed=bool(sites["names"]) or not known)
+    if both := given.keys() & said:
         unsaid = [doubt for party in both for doubt in _without_doubts(given[party], run["promises"][party])]
         same = all(agree(given[party], run["promises"][party]) for party in both)
-        yield Checked(f"{name}: promise", same, "the ledgers give another promise")
+        yield Checked(f"{name}: promise", same, "the ledgers give another promise", promise=True)
         for doubt in dict.fromkeys(unsaid):
             yield Checked(f"{name}: lines of an earlier version", None, f"it holds if, too, {doubt}")
     else:
-        yield Checked(f"{name}: promise", None, "no ledger that the report knows gives it")
+        yield Checked(f"{name}: promise", None, "no ledger that the report knows gives it", promise=True)
+
+
+def _parties(name: str, given: Set[str], said: Set[str], deployed: bool) -> Iterator[Checked]:
+    """Compare the parties whose promises a run's ledgers give with those that the report names.
+
+    Of a deployed run the report also has what the server was quoted, which no ledger gives, and takes the clients' own
+    ledgers in the place of the server's.
+    """
+    left_out = () if deployed else given - said
+    if left_out:
+        yield Checked(f"{name}: parties", False, f"the report leaves out {', '.join(sorted(left_out))}")
+    if unknown := said - given:
+        holds = None if deployed else False
+        yield Checked(f"{name}: parties", holds, f"no ledger gives the promise of {', '.join(sorted(unknown))}")
 
 
 def _without_doubts(given: dict[str, Any], said: Mapping[str, Any]) -> list[str]:
