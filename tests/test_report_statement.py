@@ -253,7 +253,8 @@ def test_parties_are_those_of_the_ledgers(made, change, code):
     report = str(made / "report" / "report.json")
     found = check(made / "report" / "report.json", [made / "elsewhere"])
     assert any(one.holds is False and ("parties" in one.what or "ledgers" in one.what) for one in found)
-    assert CliRunner().invoke(app, ["report", "--verify", report, "--ledgers", str(made / "elsewhere")]).exit_code == code
+    where = ["report", "--verify", report, "--ledgers", str(made / "elsewhere")]
+    assert CliRunner().invoke(app, where).exit_code == code
 
 
 def test_a_promise_that_nobody_looked_at_is_no_pass(made):
