@@ -103,7 +103,8 @@ class ServerController(Controller):  # type: ignore[misc]
         self.rounds = require_rounds("rounds", rounds)
         self.aggregator, self.model_options, self.buffers, self.sites = aggregator, model_options, buffers, sites
         self.clients_per_round, self.min_clients = clients_per_round, require_count("min_clients", min_clients)
-        self.seed, self.epsilon, self.delta = seed, epsilon, require_within("delta", "delta", delta)
+        self.seed, self.delta = seed, require_within("delta", "delta", delta)
+        self.epsilon = None if epsilon is None else require_within("epsilon", "epsilon", epsilon)
         self.task, self.timeout = task, require_count("timeout", timeout, least=0)
         self._method = method_of(method, parameters, aggregator)
         self._budget = None if epsilon is None else Filter(epsilon, delta)
