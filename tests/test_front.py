@@ -10,7 +10,7 @@ from fedveil.cli import app
 from fedveil.config import parse
 from fedveil.errors import FieldError
 from fedveil.games import participation
-from fedveil.games.participation import check_audit, with_attacks
+from fedveil.games.participation import COMPARED, ParticipationGame, check_audit, with_attacks
 from fedveil.grid.comparison import RESULT as FILE
 from fedveil.report.figures import pareto
 from fedveil.runs import Summary
@@ -121,4 +121,7 @@ def test_what_cannot_be_audited_is_refused_before_anything_runs(tmp_path):
         check_audit(one, 10)
     every = {"name": "breast-cancer", "clients": 2, "partition": "counts", "counts": [[106, 178], [106, 179]]}
     whole = parse({"name": "x", "rounds": 1, "data": every, "model": {"name": "logistic"}})
-    check_audit(whole, 10)  # the audit takes the client out where the others' data cannot stay as they are
+    check_audit(whole, 10)
+    assert (
+        ParticipationGame(whole, True, COMPARED, 10).roles.stand_in == "remove"
+    )  # nobody's examples are left for another

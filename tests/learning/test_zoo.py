@@ -12,6 +12,7 @@ from fedveil.learning.losses import loss_of, outputs_of
 from fedveil.learning.streams import epoch_orders
 
 BATCH, LR, SEED = 3, 0.05, 5
+CLIPPED_LR = 1.0  # of gradients of length 1: a model that stands still must not pass
 
 
 def cells(quick):
@@ -48,9 +49,14 @@ def by_hand(cell, model, layout):
     return torch.stack(trained).mean(0)
 
 
-def federation(cell, model, **options):
-    local = fv.LocalTraining(batch_size=BATCH, lr=LR, loss=cell.loss)
+def federation(cell, model, lr=LR, **options):
+    local = fv.LocalTraining(batch_size=BATCH, lr=lr, loss=cell.loss)
     return fv.Federation(model=model, clients=clients(cell), local=local, seed=SEED, **options)
+
+
+def require_movement(cell, wanted, start):
+    """What is compared has moved well beyond the tolerance."""
+    assert float((wanted - start).abs().max()) > 5 * cell.within
 
 
 def look_at_plain_training(cell):
@@ -66,6 +72,7 @@ def look_at_plain_training(cell):
     assert torch.isfinite(found).all()
     assert not torch.equal(found, own.layout.read(model))
     if wanted is not None:
+        require_movement(cell, wanted, own.layout.read(model))
         torch.testing.assert_close(found, wanted, rtol=0, atol=cell.within)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -82,7 +89,7 @@ def clipped_by_hand(cell, model, layout):
         parts = torch.autograd.grad(value, shared, allow_unused=True, materialize_grads=True)
         gradient = torch.cat([part.reshape(-1) for part in parts]).double()
         mean += gradient / max(1.0, float(gradient.norm())) / 12
-    return (layout.read(model).double() - LR * mean).to(layout.dtype)
+    return (layout.read(model).double() - CLIPPED_LR * mean).to(layout.dtype)
 
 
 def look_at_record_level(cell):
@@ -92,13 +99,14 @@ def look_at_record_level(cell):
         if not cell.mended:
             return
     model = fv.learning.mend(built(cell)) if cell.mended else built(cell)
-    own = federation(cell, model, method=record())
+    own = federation(cell, model, CLIPPED_LR, method=record())
     done = own.run(1)
     assert not done.rounds[0].zeroed
     assert torch.isfinite(done.models).all()
     assert not torch.equal(done.models[0], own.layout.read(model))
     if cell.compared:
         wanted = clipped_by_hand(cell, model, own.layout)
+        require_movement(cell, wanted, own.layout.read(model))
         torch.testing.assert_close(done.models[0], wanted, rtol=0, atol=cell.within)
 
 

@@ -322,7 +322,7 @@ ZOO = [
     Cell(
         "Parameters in bfloat16",
         lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).bfloat16(),
-        within=1e-2,
+        within=3e-3,
     ),
     Cell("Parameters in float64", lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()),
     Cell("float32 backbone, frozen, float64 head", Mixed),
@@ -351,8 +351,9 @@ def page() -> str:
         "What plain PyTorch trains, FedVeil trains to the same numbers (same seed and batches, float32: within 1e-4),",
         "or refuses by name before the first round. Each network below is small and has the form that libraries and",
         "tutorials give it. `tests/learning/test_zoo.py` trains it by federated averaging beside a loop written by",
-        "hand, and at record level, beside clipped gradients by hand. *mend*: `fedveil.learning.mend(model)` returns",
-        "a model that trains there. The page is written by `python tests/learning/zoo_kit.py`.",
+        "hand, and at record level, beside clipped gradients by hand; one that draws its own numbers is only run.",
+        "*mend*: `fedveil.learning.mend(model)` returns a model that trains there. The page is written by",
+        "`python tests/learning/zoo_kit.py`.",
         "",
         "| network | trained without noise inside | at record level |",
         "|---|---|---|",
@@ -362,6 +363,10 @@ def page() -> str:
         if not cell.plain and cell.within > 1e-4:
             plain = f"trains, within {cell.within:g}"
         record = _said(cell.record) + (", *mend*" if cell.mended else "")
+        if not cell.record and not cell.compared:
+            record = "trains (it draws its own numbers)"
+        elif not cell.record and cell.within > 1e-4:
+            record = f"trains, within {cell.within:g}"
         lines.append(f"| {cell.name} | {plain} | {record} |")
     return "\n".join(lines) + "\n"
 

@@ -198,6 +198,14 @@ for flag in (0x02000000, 0x10000000):
         call_of(child)
         os.waitpid(child, 0)
     tried(f"clone {{flag:#x}}", fork)
+    def fork3(flag=flag):
+        own = ctypes.create_string_buffer(struct.pack("8Q", flag, 0, 0, 0, 17, 0, 0, 0), 64)
+        child = libc.syscall(N["clone3"], own, 64)
+        if child == 0:
+            os._exit(0)
+        call_of(child)
+        os.waitpid(child, 0)
+    tried(f"clone3 {{flag:#x}}", fork3)
 tried("setns", lambda: call_of(libc.setns(os.open("/proc/self/ns/user", os.O_RDONLY), 0)))
 tried("memory lock", lambda: call_of(libc.mlock(ctypes.create_string_buffer(4096), 4096)))
 tried("terminal", lambda: os.openpty())

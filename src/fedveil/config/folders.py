@@ -122,6 +122,8 @@ def remedy(path: Path) -> str:
         return "restore or correct it; finished runs are kept"
     if kind == AUDIT:
         return "restore it, or give another --out"
+    if path.parent.name == CELLS:
+        return "restore it, or move this cell's folder away: it is played again, and what it spent stays in its ledger"
     return "restore it, or run it again with another --out; this folder stays, as its ledger says what was spent"
 
 
