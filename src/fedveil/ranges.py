@@ -7,7 +7,7 @@ refused, wherever it comes from: a file, Python, a policy, a ledger, a message. 
 from dataclasses import dataclass
 from typing import Any
 
-from fedveil.errors import MOST_HYPOTHESES, MOST_ROUNDS, MOST_WORKERS, require_count, require_number
+from fedveil.errors import require_count, require_number
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,6 @@ RANGES = {
     "steps": Range(1, 1_000_000, "nobody trains more in a round", whole=True),
     "silos of a person": Range(1, 1000, "no sum has more sites", whole=True),
     "records of a person": Range(1, 100_000, "every person has so many places in a step, taken or not", whole=True),
-    "rounds": Range(1, MOST_ROUNDS, "nobody trains more", whole=True),
-    "hypotheses": Range(1, MOST_HYPOTHESES, "nobody broadcasts more models", whole=True),
-    "workers": Range(1, MOST_WORKERS, "no machine runs more", whole=True),
 }
 
 

@@ -94,3 +94,11 @@ def test_a_declared_text_is_no_gap(tmp_path):
 def test_a_missing_target_is_refused_by_its_row(tmp_path, mark):
     with pytest.raises(FieldError, match="row 2"):
         read(tmp_path, f"age,y\n20,0\n30,{mark}\n40,1\n", columns={"age": [0, 100]})
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan"), 1e300])
+def test_a_value_that_no_float32_holds_is_refused_by_its_key(tmp_path, value):
+    (tmp_path / "gaps.csv").write_text("age,ill\n30,0\n,1\n40,0\n")
+    options = {"target": "ill", "classes": 2, "scale": "none", "missing": {"age": value}}
+    with pytest.raises(FieldError, match=r"data\.missing\.age"):
+        load(name="table", path=str(tmp_path / "gaps.csv"), **options)

@@ -7,6 +7,7 @@ from typing import Any
 from fedveil.errors import FieldError, nearest
 
 _KEYS = ("value", "indicator", "marks")
+_LARGEST = 3.4e38  # of a float32
 _ACCEPTED = (
     'must be a number (or one of the column\'s texts), "indicator", or {value = 120, indicator = true, marks = [-999]}'
 )
@@ -78,7 +79,7 @@ def gap_of(column: str, given: Any, declared: Sequence[Any]) -> Gap:
 
 
 def _require_within(field: str, value: Any, declared: Sequence[Any]) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
         raise FieldError(field, value, _ACCEPTED)
     if len(declared) == 2 and not declared[0] <= value <= declared[1]:
         raise FieldError(field, value, f"is outside the declared {list(declared)}")

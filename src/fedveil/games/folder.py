@@ -45,7 +45,8 @@ def differing(path: Path, spec: Mapping[str, Any], config: Config) -> Sequence[s
     if not isinstance(stored, Mapping) or stored.get("game") != asked["game"]:
         return ["--game"]
     configured = _configured(path, config) if (path / CONFIG).is_file() else []
-    return [*configured, *(name for name in differences(stored, asked) if name not in GROWING)]
+    others = (name for name in differences(stored, asked) if name not in GROWING)
+    return list(dict.fromkeys((*configured, *others)))
 
 
 def _configured(path: Path, config: Config) -> list[str]:
