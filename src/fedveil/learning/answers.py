@@ -14,13 +14,13 @@ from fedveil.errors import FieldError
 Figures = dict[str, float]  # by name, with "examples"; a figure that does not exist for the task or the data is absent
 
 
-TaskKind = Literal["classes", "labels", "values"]
+TaskKind = Literal["classes", "labels", "values", "other"]  # "other": the loss alone says what outputs are worth
 
 
 Floats = NDArray[np.float64]
 
 
-TASKS: tuple[TaskKind, ...] = ("classes", "labels", "values")
+TASKS: tuple[TaskKind, ...] = ("classes", "labels", "values", "other")
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +167,7 @@ def metric(*, task: TaskKind | Sequence[TaskKind] | None = "classes") -> Callabl
 
     Parameters
     ----------
-    task : {"classes", "labels", "values"}, several of these, or None
+    task : {"classes", "labels", "values", "other"}, several of these, or None
         Where it exists; None for all.
 
     Raises

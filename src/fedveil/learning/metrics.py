@@ -29,6 +29,7 @@ DEFAULT: dict[TaskKind, tuple[str, ...]] = {
     "classes": ("loss", "accuracy", "f1", "precision", "auc", "micro_auc"),
     "labels": ("loss", "accuracy", "exact_match", "f1", "precision", "auc", "micro_auc"),
     "values": ("loss", "rmse"),
+    "other": ("loss",),
 }
 DISCRETE: tuple[TaskKind, ...] = ("classes", "labels")
 
@@ -190,7 +191,7 @@ def auc(answers: Answers) -> Floats:
 
 
 def task_of(y: Tensor, loss: Loss | None = None, outputs: Sequence[int] | None = None) -> TaskKind:
-    """What labels are to a loss.
+    """What labels are to a loss; "other" where outputs and labels have not the shapes to be compared one by one.
 
     Parameters
     ----------
@@ -204,9 +205,13 @@ def task_of(y: Tensor, loss: Loss | None = None, outputs: Sequence[int] | None =
     if loss is None or outputs is None:
         return "values" if y.is_floating_point() else "classes"
     meaning = meaning_of(loss, outputs, y)
-    if meaning in ("logits", "chances"):
-        return "labels" if len(outputs) in (2, 4, 5) and outputs[1] > 1 else "classes"
-    return "values" if meaning == "values" else "classes"
+    if meaning in ("classes", "soft classes"):
+        return "classes"
+    if torch.Size(outputs[1:]).numel() != torch.Size(y.shape[1:]).numel():
+        return "other"  # a mean and a spread for each target, quantiles, several tasks
+    if meaning == "values":
+        return "values"
+    return "labels" if len(outputs) in (2, 4, 5) and outputs[1] > 1 else "classes"
 
 
 def metric_names(names: Sequence[str] | None, task: TaskKind) -> tuple[str, ...]:
@@ -327,7 +332,10 @@ def _answers(
         outputs = outputs.logit(1e-12)
     if meaning == "soft classes":
         y = y.argmax(1)
-    if task == "labels":
+    if task == "other":
+        flat, labels = torch.zeros(len(y), 1), torch.zeros(len(y), dtype=torch.int64)
+        void = torch.zeros(len(y), dtype=torch.bool)
+    elif task == "labels":
         flat, labels = _by_label(outputs), _by_label(y) >= 0.5
     elif task == "values":
         flat, labels = outputs.reshape(-1), y.reshape(-1).to(torch.float64)
