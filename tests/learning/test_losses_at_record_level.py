@@ -127,3 +127,31 @@ def test_targets_of_another_shape_are_refused_and_not_spread_out(loss):
     model = nn.Sequential(nn.Linear(6, 1))
     with pytest.raises(fv.FieldError):
         PerExample(model, fv.Layout.from_module(model), loss).clipped_sum(X, BITS[:, 0], 1.0)
+
+
+class Squeezed(nn.Module):
+    """A regression as people write it: outputs [N]."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
+
+    def forward(self, x):
+        return self.net(x).squeeze(-1)
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.L1Loss(), nn.HuberLoss(delta=0.5), nn.SmoothL1Loss(), "mse"])
+def test_a_regression_with_squeezed_outputs_goes_in_batches(loss):
+    torch.manual_seed(0)
+    model, y = Squeezed(), TARGETS[:, 0]
+    sums = PerExample(model, fv.Layout.from_module(model), loss)
+    total, losses = sums.clipped_sum(X, y, 3.0)
+    assert sums.way == "operators"
+    rows = []
+    each_loss = nn.MSELoss() if loss == "mse" else loss
+    for i in range(12):
+        value = each_loss(model(X[i : i + 1]), y[i : i + 1])
+        gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(value, list(model.parameters()))]).double()
+        rows.append(gradient * min(1.0, 3.0 / float(gradient.norm())))
+    assert len(losses) == 12
+    torch.testing.assert_close(total, torch.stack(rows).sum(0), rtol=1e-4, atol=1e-4)

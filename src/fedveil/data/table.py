@@ -112,6 +112,10 @@ def _csv(field: str, file: Path, separator: str, max_rows: int, max_bytes: int) 
         raise FieldError(field, str(file), "is empty: a header line and rows are needed")
     if content[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in content[:1000]:
         raise FieldError(field, str(file), f"is UTF-16, or no text: {_UTF8}")
+    first = content.lstrip(b"\xef\xbb\xbf").split(b"\n", 1)[0].strip()
+    if first.lower().startswith(b"sep="):
+        accepted = f"begins with {first.decode(errors='replace')!r}, a note for spreadsheets: take the first line out"
+        raise FieldError(field, str(file), accepted)
     # every value as text: identifiers keep their zeros, and what is no number can be named with its row
     as_text = {"header": None, "dtype": str, "sep": separator, "keep_default_na": False, "na_values": [""]}
     try:
@@ -137,8 +141,6 @@ def _csv(field: str, file: Path, separator: str, max_rows: int, max_bytes: int) 
 
 def _check_header(name: str, header: Sequence[str], rows: "pandas.DataFrame") -> None:
     """Refuse a header that does not name each column once, or looks like a row."""
-    if header[0].lower().startswith("sep="):
-        raise FieldError(f"{name}, header", header[0], "is a note for spreadsheets: take the first line out")
     for at, column in enumerate(header):
         if not column:
             cause = (

@@ -199,6 +199,10 @@ def _pairs_all(loss: Loss, outputs: tuple[int, ...], own: tuple[int, ...], kind:
     if first is None or turned is None or changed is None:
         return False
     near = 1e-5 * max(1.0, abs(first))
+    if torch.Size(own).numel() == torch.Size(outputs).numel():
+        paired = _value(loss, made_up, some.reshape(outputs))
+        if paired is not None and abs(first - paired) < near:
+            return False  # a loss of the batch's means, say, which has no pairs
     return abs(first - turned) < near < abs(first - changed)
 
 

@@ -165,16 +165,19 @@ asin asinh atan atan2 atanh avg_pool1d avg_pool2d avg_pool2d_backward avg_pool3d
 bitwise_and bitwise_not bitwise_or bmm cat celu chunk clamp clamp_max clamp_min clone col2im constant_pad_nd
 convolution convolution_backward copysign cos cosh cumsum detach diagonal div dot elu elu_backward empty empty_like eq
 erf erfc exp exp2 expand expand_as expm1 eye fill flip floor fmod frac full full_like ge gelu gelu_backward gt
-hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward im2col isfinite isinf isnan
+hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward huber_loss
+huber_loss_backward im2col isfinite isinf isnan
 le leaky_relu leaky_relu_backward lerp lift_fresh_copy linalg_vector_norm linspace log log10 log1p log2
 log_sigmoid_backward log_sigmoid_forward logaddexp logical_and logical_not logical_or logit logsumexp lt masked_fill
 max max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward
-maximum mean min minimum mish mish_backward mm mul mv nan_to_num narrow native_dropout native_dropout_backward
+maximum mean min minimum mish mish_backward mm mse_loss mse_loss_backward mul mv nan_to_num narrow
+native_dropout native_dropout_backward
 native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward ne neg new_empty new_full
 new_ones new_zeros norm ones ones_like permute pixel_shuffle pixel_unshuffle pow prod rand rand_like randn randn_like
 reciprocal reflection_pad2d reflection_pad2d_backward relu relu6 remainder repeat replication_pad2d
 replication_pad2d_backward reshape roll round rsqrt rsub scalar_tensor select select_backward select_scatter sgn
-sigmoid sigmoid_backward sign silu silu_backward sin sinh slice slice_backward slice_scatter softplus
+sigmoid sigmoid_backward sign silu silu_backward sin sinh slice slice_backward slice_scatter smooth_l1_loss
+smooth_l1_loss_backward softplus
 softplus_backward softshrink split split_with_sizes sqrt square squeeze stack std sub sum sym_size t tan tanh
 tanh_backward threshold threshold_backward transpose tril triu trunc unbind unfold unfold_backward unsafe_split
 unsqueeze upsample_bilinear2d upsample_bilinear2d_backward upsample_nearest2d upsample_nearest2d_backward var var_mean

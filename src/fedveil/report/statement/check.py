@@ -16,6 +16,7 @@ from typing import Any
 
 from fedveil.accounting import Policy
 from fedveil.accounting.guarantee import DOUBTS
+from fedveil.engines.party import SERVER
 from fedveil.errors import FieldError, LedgerError, damaged
 from fedveil.reading import json_of
 from fedveil.report.planning import spent_of
@@ -95,6 +96,9 @@ def _beside(folder: Path, files: Mapping[str, str]) -> Iterator[Checked]:
 
 def _run(run: Mapping[str, Any], books: Books) -> Iterator[Checked]:
     name = run["setting"] if run["seed"] is None else f"{run['setting']}, seed {run['seed']}"
+    if not books.runs and not books.sets:
+        yield Checked(f"{name}: promise", None, "there are no ledgers: give them by --ledgers", promise=True)
+        return
     own, sites = books.runs.get(run["run"], {}), run["sites"]
     known = {book["party"]: book for book in run["ledgers"]}
     checks = {
@@ -111,7 +115,7 @@ def _run(run: Mapping[str, Any], books: Books) -> Iterator[Checked]:
     held = {party: books.sets[party].of(sites["run"]) for party in sites["names"]}
     given |= promise_of_sites(run["trust"], held, sites["clients"], run["delta"])
     said = run["promises"].keys()
-    yield from _parties(name, given.keys(), said, deployed=bool(sites["names"]) or not known)
+    yield from _parties(name, given.keys(), said) if given else ()
     if both := given.keys() & said:
         unsaid = [doubt for party in both for doubt in _without_doubts(given[party], run["promises"][party])]
         same = all(agree(given[party], run["promises"][party]) for party in both)
@@ -122,12 +126,13 @@ def _run(run: Mapping[str, Any], books: Books) -> Iterator[Checked]:
         yield Checked(f"{name}: promise", None, "no ledger that the report knows gives it", promise=True)
 
 
-def _parties(name: str, given: Set[str], said: Set[str], deployed: bool) -> Iterator[Checked]:
+def _parties(name: str, given: Set[str], said: Set[str]) -> Iterator[Checked]:
     """Compare the parties whose promises a run's ledgers give with those that the report names.
 
-    Of a deployed run the report also has what the server was quoted, which no ledger gives, and takes the clients' own
-    ledgers in the place of the server's.
+    Where clients protect themselves in a deployment, the report has what the server was quoted, and their own ledgers:
+    no ledger gives the first. A report that says so of any other run leaves its promise unchecked.
     """
+    deployed = not said & {SERVER, "worst client"}
     left_out = () if deployed else given - said
     if left_out:
         yield Checked(f"{name}: parties", False, f"the report leaves out {', '.join(sorted(left_out))}")
@@ -149,7 +154,7 @@ def _sets(evidence: Mapping[str, Any], books: Books) -> Iterator[Checked]:
     for one in evidence["sets"]:
         name, book = one["ledger"]["party"], books.sets.get(one["ledger"]["party"])
         if book is None:
-            yield Checked(f"data set {name}", False, "its ledger is not among --ledgers")
+            yield Checked(f"data set {name}", False if books.runs or books.sets else None, "is not among --ledgers")
         elif book.values() != one["ledger"]:
             yield Checked(f"data set {name}", False, "its ledger is another, or was shortened")
         else:
