@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
-from fedveil.errors import FedVeilError, FieldError, require_choice
+from fedveil.errors import FedVeilError, FieldError, nearest, require_choice
 
 T = TypeVar("T")
 
@@ -112,13 +112,16 @@ class Registry(UserDict[str, T]):
             found = import_module(module)
             if folder:
                 _require_from(self.field, name, found, Path(folder))
+            if not hasattr(found, attribute):
+                there = [one for one, value in vars(found).items() if callable(value) and not one.startswith("_")]
+                raise FieldError(self.field, name, f"names nothing in {module}; {nearest(attribute, there)}")
             thing = getattr(found, attribute)
         except FieldError:
             raise
         except Exception as error:  # the module is the user's
             plain = f"{module}:{attribute}"
-            accepted = f'cannot be imported ({error}); write "{"package.module:name" if plain == name else plain}"'
-            raise FieldError(self.field, name, accepted) from error
+            known = "" if folder else f'; write "{"package.module:name" if plain == name else plain}"'
+            raise FieldError(self.field, name, f"cannot be imported ({error}){known}") from error
         finally:
             sys.path[:] = before
         if folder and folder not in sys.path:  # for what it imports later

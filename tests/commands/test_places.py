@@ -93,3 +93,9 @@ def test_a_module_may_have_its_folder_before_it(study):
     assert MODELS.find(f"{study}/{name}:Net") is MODELS.find(f"{study}/{name}.py:Net")
     with pytest.raises(FieldError, match="cannot be imported"):
         MODELS.find(f"{study.parent}/{name}_none:Net")
+
+
+def test_a_misspelt_name_is_answered_by_those_of_the_module(study):
+    name = next(study.glob("own_net*")).stem
+    with pytest.raises(FieldError, match="did you mean 'Net'"):
+        MODELS.find(f"{study}/{name}:Nett")
