@@ -1,34 +1,100 @@
-"""A planted bug: an edit of the syntax tree of one definition, whose place no layout, comment or wording can hide."""
+"""A planted bug: an edit of the syntax tree of one definition, wherever in the packages that definition stands."""
 
 import ast
 import copy
+from collections import defaultdict
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = tuple(sorted(file.parent for start in ("src", "*/src") for file in ROOT.glob(f"{start}/*/__init__.py")))
+BLOCKS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True)
 class Bug:
     """An edit: `old`, once inside of `where`, becomes `new`; each of `tests` must catch it by itself.
 
-    `file` lies in one of the packages; `where` is the qualified name of a class or function in it, or "" for the whole
-    module. `old` and `new` are expressions, or statements one after another.
-    ``...`` in `old` stands for any expression, or for any statements as a whole block, and in `new` for what it stood
-    for, in their order.
+    No file is named, so that a move breaks nothing. `where` is the qualified name of a class or function, or the name
+    of a constant of a module: it is looked for in all packages, and only one place may hold `old`. `old` and `new` are
+    expressions, or statements one after another. ``...`` in `old` stands for any expression, or for any statements as
+    a whole block, and in `new` for what it stood for, in their order.
+    A test is a test module's name, or ``name::test``; where two modules share a name, ``folder/name``.
     """
 
     name: str
-    file: str
     where: str
     old: str
     new: str
     tests: tuple[str, ...]
 
     def planted(self, text):
-        """The module's text with the bug in it, as `ast.unparse` writes it."""
+        """A module's text with the bug in it, as `ast.unparse` writes it."""
+        tree, done = self.edited(text)
+        assert done == 1, f"{self.where} holds the place of {self.name!r} {done} times"
+        return ast.unparse(tree)
+
+    def edited(self, text):
+        """A module's tree after the edit, and how often it was made."""
         tree, edit = ast.parse(text), Edit(self.old, self.new)
-        for definition in definitions(tree, self.where.split(".") if self.where else []):
+        for definition in definitions(tree, self.where.split(".")):
             edit.visit(definition)
-        assert edit.done == 1, f"{self.file}: {self.where} holds the place of {self.name!r} {edit.done} times"
-        return ast.unparse(ast.fix_missing_locations(tree))
+        return ast.fix_missing_locations(tree), edit.done
+
+
+class Sources:
+    """The modules of some packages, by what they define."""
+
+    def __init__(self, packages):
+        self.packages, self.places, self.parts = packages, {}, {}
+
+    @cached_property
+    def files(self):
+        """The modules that define a name at their top."""
+        found = defaultdict(list)
+        for package in self.packages:
+            for file in sorted(package.rglob("*.py")):
+                tree = ast.parse(file.read_text())
+                for name in dict.fromkeys(name for node in inside(tree) for name in names_of(node)):
+                    found[name].append(file)
+        return found
+
+    def file_of(self, bug):
+        """The one module that holds the place of a bug."""
+        if bug not in self.places:
+            candidates = self.files.get(outermost(bug), [])
+            holding = [file for file in candidates if bug.edited(self.part(file, outermost(bug)))[1]]
+            looked_at = ", ".join(str(file) for file in holding or candidates) or "no module"
+            said = f"{bug.where} holds {bug.old!r}, the place of {bug.name!r}, in {len(holding)} modules"
+            assert len(holding) == 1, f"{said}; looked at: {looked_at}"
+            self.places[bug] = holding[0]
+        return self.places[bug]
+
+    def part_for(self, bug):
+        """A bug's module without the definitions beside the one that it is planted in."""
+        return self.part(self.file_of(bug), outermost(bug))
+
+    def part(self, file, name):
+        if (file, name) not in self.parts:
+            tree = ast.parse(file.read_text())
+            tree.body = [statement for statement in tree.body if getattr(statement, "name", name) == name]
+            self.parts[file, name] = ast.unparse(tree)
+        return self.parts[file, name]
+
+
+def outermost(bug):
+    return bug.where.partition(".")[0]
+
+
+def file_of_test(test, root=ROOT):
+    """The path, as pytest takes it, of a test module by its name."""
+    name, colons, inner = test.partition("::")
+    found = sorted(root.glob(f"tests/**/{name}.py"))
+    assert len(found) == 1, (
+        f"{len(found)} test modules are {name!r}; name the folder too where there are several: {found}"
+    )
+    return found[0].relative_to(root).as_posix() + colons + inner
 
 
 class Edit(ast.NodeTransformer):
@@ -105,18 +171,20 @@ def definitions(tree, names):
     """The definitions of a qualified name."""
     if not names:
         return [tree]
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return [
-        found
-        for node in inside(tree)
-        if isinstance(node, kinds) and node.name == names[0]
-        for found in definitions(node, names[1:])
-    ]
+    return [found for node in inside(tree) if names[0] in names_of(node) for found in definitions(node, names[1:])]
+
+
+def names_of(node):
+    """The names that a statement defines: a class's, a function's, a constant's."""
+    if isinstance(node, BLOCKS):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def inside(node):
     """What a node holds, but for what its definitions hold."""
     for child in ast.iter_child_nodes(node):
         yield child
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if not isinstance(child, BLOCKS):
             yield from inside(child)
