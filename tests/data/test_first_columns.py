@@ -252,13 +252,22 @@ def test_pandas_row_index_is_no_input_and_no_target(tmp_path):
             read_columns(path, index, "", "")
     data = load("table", path=tmp_path / "1.parquet", target="ill", classes=2, scale="none", columns=["age", "visit"])
     assert data.x.shape[1] == 2
+    for one in (frame, frame[frame.age > 30], frame.sample(frac=1, random_state=0)):
+        one.to_csv(tmp_path / "i.csv")
+        about, left_out = read_columns(tmp_path / "i.csv", "", "", "")
+        assert (set(about["columns"]), left_out) == ({"age"}, {"Unnamed: 0": "index"})
+        data = load("table", path=tmp_path / "i.csv", target="ill", classes=2, scale="none")
+        assert data.x.shape == (len(one), 1)
+        assert "Unnamed: 0" in data.note
+    for unnamed in ("1.5,30,0", "a,30,0", "7,30,0", ",30,0"):  # no index: a number, a text, twice the same, empty
+        (tmp_path / "i.csv").write_text(f",age,ill\n7,40,1\n{unnamed}\n")
+        for attempt in (
+            lambda: read_columns(tmp_path / "i.csv", "", "", ""),
+            lambda: load("table", path=tmp_path / "i.csv", target="ill", classes=2, scale="none"),
+        ):
+            with pytest.raises(FieldError, match="column 1"):
+                attempt()
     frame.to_csv(tmp_path / "i.csv")
-    for attempt in (
-        lambda: read_columns(tmp_path / "i.csv", "", "", ""),
-        lambda: load("table", path=tmp_path / "i.csv", target="ill", classes=2, scale="none"),
-    ):
-        with pytest.raises(FieldError, match="column 1"):
-            attempt()
     pd.read_csv(tmp_path / "i.csv").to_csv(tmp_path / "j.csv", index=False)
     assert load("table", path=tmp_path / "j.csv", target="ill", classes=2, scale="none").x.shape[1] == 1
 
@@ -300,8 +309,9 @@ def test_parquet_columns_of_every_type(tmp_path):
 @pytest.mark.parametrize(
     ("content", "place"),
     [
-        ("age,ill\n30,0\n".encode("utf-16"), "UTF-8"),
-        ("age,stra\u00dfe,ill\n30,\u00fc,0\n".encode("latin-1"), "UTF-8"),
+        ("age,ill\n30,0\n".encode("utf-16"), "encoding"),
+        ("age,stra\u00dfe,ill\n30,\u00fc,0\n".encode("latin-1"), "the header.*data.encoding"),
+        ('age,place,ill\n30,"a\nb",0\n40,\u00fc,0\n'.encode("latin-1"), "row 2 .*data.encoding"),
         (b"age,ill,\n30,0,\n", "column 3"),
         (b"age,ill\n30,0,\n", "line 2"),
         (b"sep=;\nage;ill\n30;0\n", "first line|separator"),

@@ -26,6 +26,7 @@ def init(
     missing: Annotated[str, typer.Option(help="Of a table's inputs: indicator adds one for gaps.")] = "",
     decimal: Annotated[str, typer.Option(help="A CSV file's decimal sign; default: as it looks.")] = "",
     thousands: Annotated[str, typer.Option(help="What groups a CSV file's digits; default: as it looks.")] = "",
+    encoding: Annotated[str, typer.Option(help="A CSV file's encoding; default: utf-8.")] = "",
     positive: Annotated[str, typer.Option(help="Of two classes the positive one; default: the second.")] = "",
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write.")] = Path("my.toml"),
 ) -> None:
@@ -49,7 +50,7 @@ def init(
         person = _asked("--person", "What says whose an example is: a column, an array, or folder")
     name = re.sub(r"[^\w.-]", "-", file.stem)
     how: dict[str, Any] = {"epsilon": epsilon, "target": target, "person": person, "site": site}
-    how |= {"missing": missing, "decimal": decimal, "thousands": thousands}
+    how |= {"missing": missing, "decimal": decimal, "thousands": thousands, "encoding": encoding}
     how["positive"] = positive or (_asked_positive if sys.stdin.isatty() else "")
     text, said = first_config(name, data, clients, protect, **how)
     file.write_text(text, encoding="utf-8")

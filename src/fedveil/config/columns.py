@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedveil.config.oddities import FEW, are_days, in_any_case, odd, words_of
 from fedveil.config.written import MOST_ARE, Column, read_written
+from fedveil.data.labels import require_roles
 from fedveil.data.values import LOOSE, VAGUE, is_time, missing_of, nearly_number, spelt_twice
 from fedveil.errors import FieldError, require_choice
 
-FEW = 20  # texts, or whole numbers, that are classes or categories; more are values or ids
+MANY = 10  # rows in which a value may be expected to come twice
 SITES = "site hospital clinic klinik klinikum krankenhaus ward station centre center zentrum standort silo institution"
 SITES += " institute provider practice praxis department abteilung client facility trust branch"
 PEOPLE = "patient patients patienten pat person subject participant proband mrn nhs ssn case fall pid member insured"
@@ -53,6 +55,7 @@ def read_columns(
     missing: str = "",
     decimal: str = "",
     thousands: str = "",
+    encoding: str = "",
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """``[data]`` of a table; and by column what it is, if it is no input.
 
@@ -61,12 +64,21 @@ def read_columns(
     FieldError
         For a file that is no table, a column that is not there, or a value that cannot be read.
     """
-    reading = read_off(path, target, person, site, missing=missing, decimal=decimal, thousands=thousands)
+    written = {"decimal": decimal, "thousands": thousands, "encoding": encoding}
+    reading = read_off(path, target, person, site, missing=missing, **written)
     return reading.about, reading.left_out
 
 
 def read_off(
-    path: Path, target: str, person: str, site: str, *, missing: str = "", decimal: str = "", thousands: str = ""
+    path: Path,
+    target: str,
+    person: str,
+    site: str,
+    *,
+    missing: str = "",
+    decimal: str = "",
+    thousands: str = "",
+    encoding: str = "",
 ) -> TableReading:
     """As `read_columns`, with what its reader should know.
 
@@ -80,15 +92,18 @@ def read_off(
         Refuse missing values of inputs, or add an input that says where one is missing.
     decimal, thousands : str
         How numbers of a CSV file are written; by default as it looks.
+    encoding : str
+        Of a CSV file; by default UTF-8.
     """
     require_choice("missing", missing, ("", "indicator"))
-    rows, style = read_written(path, decimal, thousands)
+    rows, style = read_written(path, decimal, thousands, encoding)
     names = list(map(str, rows.frame.columns))
-    offered = [name for name in names if name not in rows.index] or names
+    offered = [name for name in names if name not in (*rows.index, person, site)] or names
     target = require_choice("target", target or offered[-1], offered)
     for option, name in (("person", person), ("site", site)):
         if name:
             require_choice(option, name, names)
+    require_roles({"target": target, "site": site, "person": person})
     inputs, gaps = dict[str, list[Any]](), dict[str, str]()
     found = TableReading({"name": "table", "path": str(path), **style, "target": target, "columns": inputs})
     for name in names:
@@ -103,7 +118,7 @@ def read_off(
             column.refuse(column.missing, f"is missing: {FIX}")
         gaps |= {name: "indicator"} if column.missing.any() else {}
         inputs[name] = _limits_of(column)
-        found.said += _odd(column)
+        found.said += odd(column)
     if not inputs:
         named = ", ".join(found.left_out) or "the rest"
         accepted = f"has no column left for inputs: {named} are ids, sites, dates or texts; add measurements"
@@ -111,7 +126,7 @@ def read_off(
     found.about |= {"missing": gaps} if gaps else {}
     predicted = Column(rows, target)
     found.about |= _classes_of(predicted)
-    found.said += _odd(predicted, "take these rows out")
+    found.said += odd(predicted, "take these rows out")
     if site:
         found.about |= {"client_column": site}
     return found
@@ -125,7 +140,7 @@ def _kind(column: Column) -> str:
     FieldError
         By its row, for a value that looks like a number and is not written as one.
     """
-    words = [re.sub(r"(?<=.)(id|nr|nummer|name)$", "", word) for word in _words(column.name)]
+    words = [re.sub(r"(?<=.)(id|nr|nummer|name)$", "", word) for word in words_of(column.name)]
     for kind, known in (("site", SITES), ("person", PEOPLE), ("id", IDS)):
         if set(words) & set(known.split()) and set(words) <= set(known.split()) | set(IDS.split()):
             return kind
@@ -156,13 +171,11 @@ def _counter_or_date(column: Column) -> str:
         return ""
     if len(kinds) == len(numbers) == numbers.max() - numbers.min() + 1:
         return "counter"
-    if len(kinds) == len(numbers) and set(_words(column.name)) & set(IDS.split()):
+    if len(kinds) == len(numbers) and set(words_of(column.name)) & set(IDS.split()):
         return "id"
     if len(kinds) > FEW and bool(np.isin(np.diff(numbers), (0, 1)).all()):
         return "counter"
-    within = ((kinds % 100, 1, 31), (kinds // 100 % 100, 1, 12), (kinds // 10000, 1900, 2100))
-    days = np.logical_and.reduce([(part >= low) & (part <= high) for part, low, high in within])
-    return "date" if bool(days.all()) else ""
+    return "date" if are_days(kinds) else ""
 
 
 def _refuse_nearly(column: Column) -> None:
@@ -184,11 +197,6 @@ def _refuse_nearly(column: Column) -> None:
     column.refuse_text(text, why)
 
 
-def _words(name: str) -> list[str]:
-    """``PatientID`` and ``patient_id`` as patient, id."""
-    return [word.lower() for word in re.findall(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])", name)]
-
-
 def _classes_of(column: Column) -> dict[str, Any]:
     """Classes of the target, or the range of a number.
 
@@ -200,6 +208,7 @@ def _classes_of(column: Column) -> dict[str, Any]:
     if column.sort in ("times", "other"):
         raise FieldError("target", column.name, f"holds {column.sort}: a number or few texts can be predicted")
     column.refuse(_missing_target(column), "is missing: fill it in, or remove the row")
+    _refuse_ids(column)
     if not column.numeric:
         if all(map(is_time, column.kinds)):
             raise FieldError("target", column.name, "holds dates or times: store them as numbers, such as years")
@@ -218,15 +227,26 @@ def _classes_of(column: Column) -> dict[str, Any]:
     return {"target_range": _limits_of(column)}
 
 
+def _refuse_ids(column: Column) -> None:
+    """Refuse a target that names rows or persons: no value comes twice, and they are no numbers with a point."""
+    if len(column.texts) < MANY or column.texts.nunique() < len(column.texts):
+        return
+    if not column.numeric:
+        raise FieldError("target", column.name, "holds another text in each row: it names rows, and is no class")
+    whole = bool((column.numbers == np.floor(column.numbers)).all())
+    pointed = column.rows.style.decimal
+    floats = column.sort == "numbers" and column.values.dtype.kind == "f"
+    if whole and not floats and not any(pointed in text for text in column.texts):
+        accepted = "holds another whole number in each row, as ids and counters do: name the column to predict. "
+        accepted += f"If it is an amount, write its numbers with a point (5{pointed}0)"
+        raise FieldError("target", column.name, accepted)
+
+
 def _missing_target(column: Column) -> NDArray[np.bool_]:
     """Which targets are missing; "unknown" beside other texts too, and "none" among numbers alone."""
     if column.numeric or column.sort == "empty":
         return missing_of(column.values, vague=True)
-    return missing_of(column.values, marks=_in_any_case(column.texts, VAGUE - {"none", "nil", "na"}))
-
-
-def _in_any_case(texts: Any, words: frozenset[str]) -> list[str]:
-    return [text for text in texts.unique() if text.casefold() in words]
+    return missing_of(column.values, marks=in_any_case(column.texts, VAGUE - {"none", "nil", "na"}))
 
 
 def _limits_of(column: Column) -> list[Any]:
@@ -270,35 +290,3 @@ def _no_number(column: Column) -> str:
     """Which value makes texts of a column of numbers."""
     row = int(np.flatnonzero(np.isnan(column.numbers) & ~column.missing)[0])
     return f"{column.rows.where(column.name, row)} = {column.texts.iloc[row]!r}: is no number, as most others are"
-
-
-def _odd(column: Column, fix: str = "") -> list[str]:
-    """What is odd about a column that is used, for whoever reads what `init` prints; `fix`: of a sign of a gap."""
-    if not column.numeric:
-        words = ", ".join(map(repr, _in_any_case(column.present_texts, VAGUE)))
-        said = f"column {column.name!r}: {words} is taken as one of its texts, not as missing"
-        return [said] if words else []
-    numbers = column.present_numbers
-    kinds, counts = np.unique(numbers, return_counts=True)
-    ends = (0, -1) if len(kinds) > 2 else ()
-    said_of = [_sentinel(column.name, float(kinds[end]), int(counts[end]), kinds, fix) for end in ends]
-    whole = bool((numbers == np.floor(numbers)).all())
-    if whole and 2 < len(kinds) <= FEW * 5 and set(_words(column.name)) & {"id", "ids", "code", "key", "type"}:
-        said_of.append(f"column {column.name!r} is read as amounts: if its numbers are codes, list them as texts")
-    if whole and len(numbers) > FEW and bool((np.diff(numbers) > 0).all()):
-        said_of.append(f"column {column.name!r} rises from row to row: if it counts rows or visits, take it out")
-    return [line for line in said_of if line]
-
-
-def _sentinel(column: str, value: float, count: int, kinds: NDArray[np.float64], fix: str) -> str:
-    """What is said of the lowest or highest number if it looks like a sign of a gap; "" otherwise."""
-    others = kinds[kinds != value]
-    spread = max(float(others.max() - others.min()), 1e-300)
-    gap = float(np.abs(others - value).min())
-    nines = re.fullmatch(r"-?(9{2,}|8{3,}|7{3,})", f"{value:.15g}") is not None
-    alone = value < 0 <= others.min() and value == int(value)
-    lonely = value == 0 and len(others) > 2 and float(others.min()) >= 5 * float(np.median(np.diff(others)))
-    if not alone and not lonely and (not nines or (gap <= spread / 2 and value >= 0)):
-        return ""
-    fix = fix or f"write {column} = {{ indicator = true, marks = [{value:.15g}] }} in [data.missing]"
-    return f"column {column!r}: {value:.15g} in {count} rows: if it stands for a missing value, {fix}"

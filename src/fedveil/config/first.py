@@ -67,6 +67,7 @@ def first_config(
     missing: str = "",
     decimal: str = "",
     thousands: str = "",
+    encoding: str = "",
     positive: str | Callable[[Sequence[str]], str] = "",
 ) -> tuple[str, list[str]]:
     """The text of a TOML file that runs, and what was chosen for its reader, a line each.
@@ -94,6 +95,8 @@ def first_config(
         Of a table's inputs: refuse missing values, or add an input that says where one is missing.
     decimal, thousands : str
         How a CSV file writes numbers; by default as it looks.
+    encoding : str
+        Of a CSV file; by default UTF-8.
     positive : str or callable
         Of two classes the one that counts as positive, or what chooses it from their names; default: the second.
 
@@ -103,7 +106,7 @@ def first_config(
         If the data cannot be loaded, or do not suffice for so many clients.
     """
     protect = require_unit("protect", protect, PROTECTS)
-    written = {"missing": missing, "decimal": decimal, "thousands": thousands}
+    written = {"missing": missing, "decimal": decimal, "thousands": thousands, "encoding": encoding}
     about, left_out, noticed = _about(data, target, person, site, written)
     dataset = load(**about)
     if protect == "person" and dataset.group is None:
@@ -217,6 +220,6 @@ def _chosen(about: dict[str, Any], epsilon: float | None, read: list[str]) -> li
     if "target" in about:
         kind = f"one of {about['classes']}" if "classes" in about else f"a number within {about['target_range']}"
         said.append(f'[data] target = "{about["target"]}": {kind}')
-    style = [f'{key} = "{about[key]}"' for key in ("separator", "decimal", "thousands") if key in about]
+    style = [f'{key} = "{about[key]}"' for key in ("separator", "decimal", "thousands", "encoding") if key in about]
     said += [f"[data] {', '.join(style)}: as the file looks"] * bool(style)
     return said + [f"read_off = {read}: agree on these without looking at the data"] * bool(read)

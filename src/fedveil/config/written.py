@@ -27,6 +27,7 @@ from fedveil.data.values import (
 from fedveil.errors import FieldError
 
 LARGEST = (2_000_000, 2**30)  # rows and bytes, as `TableFile` has them
+UTF8 = "utf-8"
 MOST_ARE = 0.8  # of the values; then the others are the odd ones
 
 
@@ -95,19 +96,14 @@ class Column:
 
     def refuse(self, bad: NDArray[np.bool_], accepted: str, shown: str = "") -> None:
         """Refuse the column by the first row where `bad` is true, with its value or with `shown`."""
-
-        def own(row: int) -> str:
-            value = self.values.iloc[row]
-            return shown or (value if isinstance(value, str) and value.strip() else "missing")
-
-        self.rows.refuse(self.name, bad, own, accepted)
+        self.rows.refuse(self.name, bad, lambda row: shown or self.rows.shown(self.name, row), accepted)
 
     def refuse_text(self, text: str, accepted: str) -> None:
         """Refuse the column by the first row that holds this text."""
         self.refuse((self.texts == text).to_numpy(dtype=bool), accepted, text)
 
 
-def read_written(path: Path, decimal: str, thousands: str) -> tuple[Rows, dict[str, str]]:
+def read_written(path: Path, decimal: str, thousands: str, encoding: str = "") -> tuple[Rows, dict[str, str]]:
     """The rows of a table, and the keys of ``[data]`` that say how a CSV file is written.
 
     Parameters
@@ -116,6 +112,8 @@ def read_written(path: Path, decimal: str, thousands: str) -> tuple[Rows, dict[s
         The file.
     decimal, thousands : str
         How its numbers are written; both empty: as it looks.
+    encoding : str
+        Of a CSV file; by default UTF-8.
 
     Raises
     ------
@@ -125,7 +123,7 @@ def read_written(path: Path, decimal: str, thousands: str) -> tuple[Rows, dict[s
     given = Style(decimal or ".", thousands) if decimal or thousands else None
     for separator in (",", ";", "\t", "|"):
         try:
-            rows = read_table("data", path, separator, given or PLAIN, LARGEST)
+            rows = read_table("data", path, separator, given or PLAIN, LARGEST, encoding or UTF8)
         except FieldError as error:
             if error.field != "data.separator":
                 raise
@@ -136,7 +134,8 @@ def read_written(path: Path, decimal: str, thousands: str) -> tuple[Rows, dict[s
         if given is None and rows.file.lower().endswith((".csv", ".csv.gz")):
             rows = replace(rows, style=_style(rows, separator))
         keys = {"separator": separator, "decimal": rows.style.decimal, "thousands": rows.style.thousands}
-        usual = {"separator": ",", "decimal": ".", "thousands": ""}
+        usual = {"separator": ",", "decimal": ".", "thousands": "", "encoding": UTF8}
+        keys["encoding"] = encoding or UTF8
         return rows, {key: value for key, value in keys.items() if value != usual[key]}
     raise FieldError("data", str(path), "has one column: a target and an input are needed")
 

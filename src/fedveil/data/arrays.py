@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.data.labels import Array, classes_in, data_set
+from fedveil.data.labels import Array, classes_in, data_set, require_roles
 from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError, require_choice, require_positive
 
@@ -73,6 +73,7 @@ def load_npz(
     labels = {f"{file.name}:{key}": half[1] for (_, key), half in zip(pairs, halves, strict=True)}
     number = classes_in("data.classes", classes, absent, labels)
     names = tuple(str(n) for n in arrays["class_names"].reshape(-1)) if "class_names" in arrays else ()
+    require_roles({"inputs": keys[0], "targets": keys[1], "data.client_array": client_array, "data.person": person})
     whose = [
         (f"{file.name}:{name}", arrays[require_choice(field, name, arrays)]) if name else None
         for field, name in (("data.client_array", client_array), ("data.person", person))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedveil.data.gaps import Gap, gap_of
-from fedveil.data.labels import count_classes, data_set
+from fedveil.data.labels import count_classes, data_set, require_roles
 from fedveil.data.rows import Rows
 from fedveil.data.sets import DataSet
 from fedveil.data.values import spelt_twice
@@ -96,6 +96,9 @@ class TableSpec:
             _once(f"data.columns.{name}", declared)
         if not isinstance(self.classes, int):
             _once("data.classes", self.classes)
+        require_roles(
+            {"data.target": self.target, "data.client_column": self.client_column, "data.person": self.person}
+        )
         for name in self.missing or ():
             self.gap(name)
 
@@ -177,8 +180,6 @@ def labelled(rows: Sequence[Rows], x: Sequence[Tensor], spec: TableSpec, **known
             partial(train.where, spec.client_column),
         )
     if spec.person:
-        if spec.person == spec.target:
-            raise FieldError("data.person", spec.person, "is the target: name the column that says whose a row is")
         train.require("data.person", spec.person)
         place = partial(train.where, spec.person)
         people = f"{train.file}:{spec.person}", train.present(spec.person), place

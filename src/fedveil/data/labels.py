@@ -79,6 +79,17 @@ def classes_in(field: str, declared: int, absent: Sequence[int], parts: Mapping[
     return 0
 
 
+def require_roles(roles: Mapping[str, str]) -> None:
+    """Refuse a column that is said to be two things; by the options that name columns, of which some are empty."""
+    taken: dict[str, str] = {}
+    for option, name in roles.items():
+        if name and (other := taken.setdefault(name, option)) != option:
+            fix = ""
+            if "person" in option and "target" not in other:
+                fix = ": where each client is a person, leave it out and protect clients"
+            raise FieldError(option, name, f"is what {other} names as well, and can be one of the two{fix}")
+
+
 def data_set(
     halves: Sequence[tuple[Tensor, Tensor]],
     clients: tuple[str, Ids] | tuple[str, Ids, Callable[[int], str]] | None = None,

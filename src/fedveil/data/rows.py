@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,31 +56,30 @@ class Rows:
         for row in np.flatnonzero(bad)[:1].tolist():
             raise FieldError(self.where(column, row), shown(row), accepted)
 
+    def shown(self, column: str, row: int) -> str:
+        """What a refusal shows of a value."""
+        value = self.frame[column].iloc[row]
+        if isinstance(value, Real) and value == value:
+            return str(value)
+        return value if isinstance(value, str) and value.strip() else "missing"
+
     def present(self, column: str, missing: NDArray[np.bool_] | None = None) -> "pandas.Series[Any]":
         """The values of a column without a gap."""
         values = self.frame[column]
         missing = missing_of(values) if missing is None else missing
         count = f" ({int(missing.sum())} rows in all)" if missing.sum() > 1 else ""
         said = f"must not be empty{count}: fill it in, remove the row, or of an input set data.missing"
-        self.refuse(column, missing, lambda row: self._gap(values.iloc[row]), said)
+        self.refuse(column, missing, partial(self.shown, column), said)
         return values
 
     def sites(self, column: str) -> NDArray[np.str_]:
         """Which site each row is from [N]."""
         values = self.frame[column]
         missing = missing_of(values, vague=True)
-        self.refuse(
-            column,
-            missing,
-            lambda row: self._gap(values.iloc[row]),
-            "must name a site: it decides which client holds the row. Fill it in or remove the row",
-        )
+        said = "must name a site: it decides which client holds the row. Fill it in or remove the row"
+        self.refuse(column, missing, partial(self.shown, column), said)
         names: NDArray[np.str_] = values.astype(str).to_numpy(dtype=np.str_)
         return names
-
-    @staticmethod
-    def _gap(value: Any) -> str:
-        return value if isinstance(value, str) and value.strip() else "missing"
 
     def numbers(self, column: str, gap: Gap | None = None) -> NDArray[np.float64]:
         """The finite numbers of a column; NaN where a value is missing, if `gap` says what stands in for it."""

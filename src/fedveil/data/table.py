@@ -1,5 +1,6 @@
 """Tables: CSV and parquet files, a row an example."""
 
+import codecs
 import gzip
 import re
 import zlib
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     import pandas
 
 
+UNNAMED = "Unnamed: 0"  # what pandas.read_csv calls a first column without a name
 INDEX = r"Unnamed: \d+|__index_level_\d+__"  # what pandas calls a row index that it wrote or read
-_UTF8 = "save it as UTF-8 (iconv -f ... -t utf-8, or CSV UTF-8 in a spreadsheet)"
+_UTF8 = """name what it is, data.encoding = 'cp1252' (Windows) or 'latin-1', say, or save it as UTF-8"""
 _HEADERLESS = "is named by a number or a date, as its values are: put a header line first"
 
 
@@ -32,7 +34,7 @@ class TableFile(TableSpec):
     Parameters
     ----------
     path : str or Path
-        A ``.csv`` or ``.csv.gz`` file (UTF-8), or ``.parquet`` (needs pyarrow).
+        A ``.csv`` or ``.csv.gz`` file, or ``.parquet`` (needs pyarrow).
     test_path : str
         Another file, the server's test half.
     separator, decimal : str
@@ -40,6 +42,8 @@ class TableFile(TableSpec):
     thousands : str
         What stands between groups of digits in a CSV file: ``","``, ``"."``, ``"'"`` or a space. By default a number
         with one of them is refused.
+    encoding : str
+        Of CSV files, by a name that Python knows, e.g. ``"cp1252"`` or ``"utf-16"``.
     max_rows : int
         Most rows of a file.
     max_gib : float
@@ -51,6 +55,7 @@ class TableFile(TableSpec):
     separator: str = ","
     decimal: str = "."
     thousands: str = ""
+    encoding: str = "utf-8"
     max_rows: int = 2_000_000
     max_gib: float = 1.0
 
@@ -64,13 +69,15 @@ class TableFile(TableSpec):
         """
         require_count("data.max_rows", self.max_rows)
         bounds = (self.max_rows, int(require_positive("data.max_gib", self.max_gib) * 2**30))
-        how = (self.separator, Style(self.decimal, self.thousands), bounds)
+        how = (self.separator, Style(self.decimal, self.thousands), bounds, self.encoding)
         train = read_table("data.path", self.path, *how)
         test = read_table("data.test_path", self.test_path, *how) if self.test_path else None
         return from_rows("table", train, test, self, f"From the file {train.file}.")
 
 
-def read_table(field: str, path: str | Path, separator: str, style: Style, bounds: tuple[int, int]) -> Rows:
+def read_table(
+    field: str, path: str | Path, separator: str, style: Style, bounds: tuple[int, int], encoding: str = "utf-8"
+) -> Rows:
     """Read a file whole.
 
     Parameters
@@ -85,6 +92,8 @@ def read_table(field: str, path: str | Path, separator: str, style: Style, bound
         How numbers are written in it.
     bounds : tuple of int
         Most rows, and most bytes that it may unpack to.
+    encoding : str
+        Of CSV.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -93,7 +102,8 @@ def read_table(field: str, path: str | Path, separator: str, style: Style, bound
     if name.endswith(".parquet"):
         frame, index, lines, style = *_parquet(field, file, max_rows, max_bytes), False, PLAIN
     elif name.endswith((".csv", ".csv.gz")):
-        frame, lines = _csv(field, file, separator, max_rows, max_bytes)
+        content = _text(field, file, encoding, _unpacked(field, file, max_bytes))
+        frame, lines = _csv(field, file, separator, max_rows, content)
         index = tuple(column for column in frame.columns if re.fullmatch(INDEX, column))
     else:
         raise FieldError(field, str(file), "must end in .csv, .csv.gz or .parquet")
@@ -104,17 +114,47 @@ def read_table(field: str, path: str | Path, separator: str, style: Style, bound
     return Rows(file.name, frame, style, index, lines)
 
 
-def _csv(field: str, file: Path, separator: str, max_rows: int, max_bytes: int) -> tuple["pandas.DataFrame", bool]:
+def _text(field: str, file: Path, encoding: str, content: bytes) -> bytes:
+    """The content of a CSV file as UTF-8, without a byte order mark.
+
+    Raises
+    ------
+    FieldError
+        By its row, for a byte that is no text in this encoding.
+    """
+    try:
+        known = codecs.lookup(encoding).name
+        "a".encode(known)
+    except (LookupError, TypeError, UnicodeError) as error:
+        accepted = "must be an encoding that Python knows, such as 'utf-8', 'cp1252', 'latin-1' or 'utf-16'"
+        raise FieldError("data.encoding", encoding, accepted) from error
+    wide = content[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in content[:1000]
+    if wide and not known.startswith(("utf-16", "utf-32")):
+        raise FieldError(field, str(file), "is UTF-16, or no text: write data.encoding = 'utf-16', or save it as UTF-8")
+    try:
+        text = content.decode(known)
+    except UnicodeDecodeError as error:
+        before = content[: error.start].decode(known, errors="replace") + "?"
+        unquoted = "".join(before.split('"')[::2])  # in quotes a line's end is a part of the value
+        row = sum(1 for line in unquoted.splitlines() if line.strip()) - 1
+        where = f"row {row}" if row else "the header"
+        accepted = f"is no text in {known}, in {where} (byte {error.start}): {_UTF8}"
+        raise FieldError(field, str(file), accepted) from error
+    if "\0" in text:
+        raise FieldError(
+            field, str(file), f"holds characters of number 0 if it is read as {known}: it is something else"
+        )
+    return text.removeprefix("\ufeff").encode()
+
+
+def _csv(field: str, file: Path, separator: str, max_rows: int, content: bytes) -> tuple["pandas.DataFrame", bool]:
     """The rows, every value as text; and whether row i stands in line i + 1."""
     pd = pandas_module()
-    content = _unpacked(field, file, max_bytes)
     if not content.strip():
         raise FieldError(field, str(file), "is empty: a header line and rows are needed")
-    if content[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in content[:1000]:
-        raise FieldError(field, str(file), f"is UTF-16, or no text: {_UTF8}")
-    first = content.lstrip(b"\xef\xbb\xbf").split(b"\n", 1)[0].strip()
+    first = content.split(b"\n", 1)[0].strip()
     if first.lower().startswith(b"sep="):
-        accepted = f"begins with {first.decode(errors='replace')!r}, a note for spreadsheets: take the first line out"
+        accepted = f"begins with {first.decode()!r}, a note for spreadsheets: take the first line out"
         raise FieldError(field, str(file), accepted)
     # every value as text: identifiers keep their zeros, and what is no number can be named with its row
     as_text = {"header": None, "dtype": str, "sep": separator, "keep_default_na": False, "na_values": [""]}
@@ -126,17 +166,21 @@ def _csv(field: str, file: Path, separator: str, max_rows: int, max_bytes: int) 
         whole = pd.read_csv(BytesIO(content), nrows=max_rows + 2, **as_text)
     except FieldError:
         raise
-    except UnicodeDecodeError as error:
-        accepted = f"is not UTF-8 (byte {error.start}: perhaps Windows-1252 or Latin-1): {_UTF8}"
-        raise FieldError(field, str(file), accepted) from error
     except ValueError as error:  # rows that are longer than the header, too
-        comment = " (the first line is a comment: take it out)" if content.lstrip(b"\xef\xbb\xbf")[:1] == b"#" else ""
-        accepted = "cannot be read as CSV in UTF-8, as many values a row as names in the header"
+        comment = " (the first line is a comment: take it out)" if content[:1] == b"#" else ""
+        accepted = "cannot be read as CSV, as many values a row as names in the header"
         raise FieldError(field, str(file), f"{accepted}: {str(error).strip()}{comment}") from error
     rows = whole.iloc[1:].reset_index(drop=True)
+    if not header[0] and len(header) > 1 and _numbers_rows(rows[0]):
+        header[0] = UNNAMED
     _check_header(file.name, header, rows)
     ends = content.rstrip(b"\r\n").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     return rows.set_axis(header, axis=1), ends.count(b"\n") == len(rows)
+
+
+def _numbers_rows(values: "pandas.Series[str]") -> bool:
+    """Whether a column without a name is the index that ``DataFrame.to_csv`` writes: another whole number a row."""
+    return bool(len(values)) and bool(values.str.fullmatch(r"\d+", na=False).all()) and values.is_unique
 
 
 def _check_header(name: str, header: Sequence[str], rows: "pandas.DataFrame") -> None:
