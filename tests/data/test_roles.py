@@ -15,7 +15,7 @@ N = 30
 @pytest.fixture
 def ward(tmp_path):
     frame = pd.DataFrame(
-        {"who": [f"p{i}" for i in range(N)], "ward": ["a", "b"] * (N // 2), "age": np.arange(N) * 7 % 30}
+        {"who": [f"p{i}" for i in range(N)], "ward": ["a", "b"] * (N // 2), "age": np.arange(N) * 7 % 11}
     )
     frame["ill"] = [0, 0, 1] * (N // 3)
     frame.to_csv(tmp_path / "t.csv", index=False)
