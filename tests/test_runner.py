@@ -3,15 +3,19 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedveil.accounting import Ledger
+from fedveil.accounting.ledger import opening_digest
 from fedveil.config import load, parse
 from fedveil.errors import FieldError, LedgerError
 from fedveil.grid import compare
 from fedveil.runs import run
+from fedveil.runs.checkpoint import Checkpoint
 from fedveil.runs.disk import LedgerFiles
 from fedveil.runs.runner import Silent
 
@@ -255,7 +259,7 @@ def test_an_unreadable_whole_line_is_refused(ledger):
 
 def test_a_shortened_or_missing_ledger_is_refused(ledger):
     ledger.write_text(ledger.read_text().splitlines(keepends=True)[0])
-    with pytest.raises(LedgerError, match="has 1 whole lines, fewer than the 2"):
+    with pytest.raises(LedgerError, match="has 1 whole lines, fewer than the 3"):
         resume(ledger)
     ledger.unlink()
     with pytest.raises(LedgerError, match="has 0 whole lines"):
@@ -275,7 +279,7 @@ def test_a_torn_line_that_never_left_is_removed(ledger):
     progress = StopAfter()
     resume(ledger, progress)
     assert any("half-written last line was removed; its release never left" in text for text in progress.said)
-    assert len(ledger.read_text().splitlines()) == 4
+    assert len(ledger.read_text().splitlines()) == 5
 
 
 @pytest.mark.parametrize("missing", [1, 2, 3])
@@ -284,7 +288,7 @@ def test_a_torn_line_that_its_checksum_proves_whole_counts_as_spent(ledger, miss
     ledger.write_text(whole[:-missing])  # the line end, and one or two brackets
     said = []
     book = LedgerFiles(ledger.parent, _run_id(ledger), durable=False, message=said.append)
-    book.resume({"server": 2})
+    book.resume({"server": 3})
     assert "completed and counts as spent" in said[0]
     assert ledger.read_text() == whole
 
@@ -481,3 +485,36 @@ def test_a_runs_folder_is_its_owners_and_names_what_carries_no_noise(tmp_path):
         assert (out / name).exists()
         assert name in named
     assert {"metrics.jsonl", "summary.json", "checkpoint"} <= set(values["private"])
+
+
+@pytest.mark.parametrize(
+    ("name", "parties"), [("global with fedadam", {"server"}), ("sga-ldp", {"server", "0", "1", "2"})]
+)
+@pytest.mark.parametrize("kind", ["reproducible", "secure"])
+def test_the_first_line_of_each_ledger_binds_the_parties_of_the_run(tmp_path, name, parties, kind):
+    run(config(**METHODS[name], source={"kind": kind}), tmp_path / "run")
+    ledgers = LedgerFiles(tmp_path / "run" / "ledger", _run_id_of(tmp_path / "run"), durable=False, message=print)
+    ledgers.resume({})
+    opening = ledgers.books["server"].opening
+    assert set(opening["parties"]) == parties <= ledgers.books.keys()
+    assert (opening["trust"], opening["delta"]) == ("local" if name == "sga-ldp" else "central", 1e-5)
+    rest = [ledgers.books[party].opening for party in parties - {"server"}]
+    assert all(one == {"of": opening_digest(opening)} for one in rest)
+
+
+def test_a_run_whose_ledgers_bind_nothing_goes_on_without(tmp_path):
+    """As an earlier version left it."""
+    spec, folder = config(**METHODS["global with fedadam"]), tmp_path / "run"
+    interrupt(spec, folder, 2)
+    ledger = folder / "ledger" / "server.jsonl"
+    old = Ledger(_run_id_of(folder), "server")
+    entries = Ledger.parse(old.run, "server", ledger.read_text().splitlines()).entries
+    ledger.write_text("".join(f"{old.commit(entry)}\n" for entry in entries))
+    checkpoint = Checkpoint.read(folder / "checkpoint")
+    replace(checkpoint, lines={"server": 2}).write(folder / "checkpoint")
+    assert run(spec, folder, resume=True).values["rounds"] == 4
+    assert Ledger.parse(old.run, "server", ledger.read_text().splitlines()).opening is None
+
+
+def _run_id_of(folder):
+    return json.loads((folder / "checkpoint" / "run.json").read_text())["run_id"]

@@ -177,3 +177,37 @@ def test_model_and_count():
 def test_nothing_is_spent_by_nothing():
     assert nothing().guarantee.status == "none"
     assert (nothing("local").guarantee.trust, nothing().guarantee.trust) == ("local", "central")
+
+
+OPENING = {"trust": "central", "delta": 1e-5, "parties": ["server", "0"], "sites_run": "7"}
+
+
+def test_the_first_line_binds_a_run_and_is_read_back():
+    ledger = Ledger("run", "server")
+    lines = [ledger.bind(OPENING)]
+    assert ledger.opening == OPENING
+    lines.append(ledger.bind({**OPENING, "sites_run": "8"}))  # a deployed run that goes on
+    read = Ledger.parse("run", "server", lines)
+    assert (read.opening, read.lines, read.checksum) == (OPENING, 2, ledger.checksum)
+    assert [one["sites_run"] for one in read.openings] == ["7", "8"]
+    with pytest.raises(LedgerError, match="edited"):
+        Ledger.parse("run", "server", [lines[0].replace('"0"', '"1"')])
+    with pytest.raises(LedgerError, match="missing"):
+        Ledger.parse("run", "server", lines[1:])
+
+
+@pytest.mark.parametrize("changed", [{"delta": 1e-4}, {"parties": ["server"]}, {"more": 1}])
+def test_a_run_that_goes_on_binds_nothing_else(changed):
+    ledger = Ledger("run", "server")
+    ledger.bind(OPENING)
+    with pytest.raises(LedgerError, match=next(iter(changed))):
+        ledger.bind({**OPENING, **changed, "sites_run": "8"})
+
+
+def test_nothing_is_bound_after_a_release_or_in_a_data_set_s_ledger():
+    with pytest.raises(LedgerError):
+        Ledger("run", "charite", "head").bind(OPENING)
+    ledger = Ledger("run", "server")
+    ledger.declare({"mu": 1.0})
+    with pytest.raises(LedgerError):
+        ledger.bind(OPENING)

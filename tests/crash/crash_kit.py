@@ -312,11 +312,11 @@ class Case:
         return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
 
     def ledgers(self):
-        """The entries of every party, whole lines only, and without the budget it declared before them."""
+        """The entries of every party, whole lines only, and without what it declared before them."""
         books = {}
         for path in sorted((self.folder / "ledger").glob("*.jsonl")):
             for value in (json.loads(line) for line in path.read_text().split("\n")[:-1]):
-                books.setdefault(value["party"], []).extend([value] if "budget" not in value else [])
+                books.setdefault(value["party"], []).extend([value] if "round" in value else [])
         return books
 
     def check_kept(self):

@@ -130,14 +130,14 @@ def folder(finished, tmp_path):
 
 
 def edited(lines):
-    return [lines[0], lines[1].replace('"attempt": 0', '"attempt": 1'), lines[2]]
+    return [*lines[:1], lines[1].replace('"attempt": 0', '"attempt": 1'), *lines[2:]]
 
 
 DAMAGE = {
     "edited": (edited, "line 2 was edited"),
     "without its first line": (lambda lines: lines[1:], "line 1 was edited or a line before it is missing"),
-    "without its last line": (lambda lines: lines[:-1], "2 whole lines, fewer than the 3 of the checkpoint"),
-    "out of order": (lambda lines: [lines[1], lines[0], lines[2]], "line 1 was edited or a line before it is missing"),
+    "without its last line": (lambda lines: lines[:-1], "3 whole lines, fewer than the 4 of the checkpoint"),
+    "out of order": (lambda lines: [lines[1], lines[0], *lines[2:]], "line 1 was edited or a line before it is missing"),
     "empty": (lambda lines: [], "0 whole lines"),
 }
 

@@ -94,7 +94,7 @@ def test_of_two_processes_that_go_on_one_is_refused(tmp_path):
     with pytest.raises(FieldError, match=f"is being written to by process {second.pid}"):
         run(config(), folder, resume=True)
     assert second.end() == 0
-    assert len((folder / "ledger" / "server.jsonl").read_text().splitlines()) == 3
+    assert len((folder / "ledger" / "server.jsonl").read_text().splitlines()) == 4
 
 
 def test_the_lock_of_a_killed_process_keeps_nobody_out(tmp_path):
@@ -205,7 +205,7 @@ def test_a_budget_without_room_for_a_redraw_leaves_the_checkpointed_model(tmp_pa
     left = load_file(folder / "model.safetensors")
     assert torch.equal(torch.cat([v.reshape(-1) for v in left.values()]).sort().values, kept.sort().values)
     lines = (folder / "ledger" / "server.jsonl").read_text().splitlines()
-    assert [json.loads(line).get("round") for line in lines] == [None, 1, 2]  # the budget itself comes first
+    assert [json.loads(line).get("round") for line in lines] == [None, None, 1, 2]  # what binds the run, and the budget
     assert summary.values["guarantees"]["server"]["epsilon"] <= 7.0
 
 

@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import FedAdam
 from test_flower_strategy import LAYOUT, VANILLA, app, run
 
 from fedveil.accounting import Filter, Ledger, ParticipationFilter
+from fedveil.accounting.ledger import RUN_OF_SITES
 from fedveil.engines.flower.records import write_broadcast
 from fedveil.engines.party import COMBINE, lacking_rounds
 from fedveil.engines.server import ServerParty
@@ -80,6 +81,7 @@ def test_a_folder_goes_on_with_the_account_of_all_rounds(tmp_path, number, seed)
     run_id = json.loads((folder / "ledger" / "server.jsonl").read_text().splitlines()[0])["run"]
     ledger = Ledger.parse(run_id, "server", (folder / "ledger" / "server.jsonl").read_text().splitlines())
     assert [entry.key for entry in ledger.entries] == [(r, COMBINE) for r in range(1, 7)]
+    assert {RUN_OF_SITES, "parties"} <= ledger.openings[0].keys()
     assert not lacking_rounds(ledger)
 
 

@@ -124,7 +124,7 @@ def test_what_a_given_server_brings_itself_is_not_given_beside_it(tmp_path):
     ledger, store = folder.open(VANILLA, LAYOUT, 1, source, "flower")
     kept = ServerParty(VANILLA, LAYOUT, ledger, source, store=store, tutor=lambda model, number: model)
     run(FedVeilStrategy(kept, rounds=1, folder=folder, seed=0), app())
-    assert len((tmp_path / "o" / "ledger" / "server.jsonl").read_text().splitlines()) == 1
+    assert len((tmp_path / "o" / "ledger" / "server.jsonl").read_text().splitlines()) == 2
     assert Summary.read(tmp_path / "o").values["rounds"] == 1
 
 

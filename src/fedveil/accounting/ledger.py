@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # whoever only plans does not wait for PyTorch
 Kind = Literal["model", "update", "gradient", "index", "metric", "count", "sum", "share"]
 Key = tuple[int, str]  # (round, purpose): the party is the ledger's own
 _encoded = json.JSONEncoder(sort_keys=True).encode
+RUN_OF_SITES = "sites_run"  # of an opening: the framework's id, by which clients' own ledgers know the run
 OPEN = "open"  # the digest of an intent: nothing was handed over yet
 FORMAT = 3  # of the lines written now; what noise did not cover where one is older is said by `Entry.doubt`
 
@@ -197,6 +198,9 @@ class Ledger:
         Lines committed; more than entries where intents were closed or a budget was declared.
     budget : dict, optional
         Terms of the filter under which the first release was made; see `declare`.
+    openings : list of dict
+        What the first line binds, and the lines of a deployed run that went on; see `bind`. Empty in ledgers of earlier
+        versions.
 
     Examples
     --------
@@ -212,6 +216,7 @@ class Ledger:
     def __init__(self, run: str, party: str, head: str | None = None) -> None:
         self.run, self.party, self.head = run, party, head
         self.budget: dict[str, float] | None = None
+        self.openings: list[dict[str, Any]] = []
         self.entries: list[Entry] = []
         self.earlier: list[Entry] = []
         self.lines = 0
@@ -269,6 +274,43 @@ class Ledger:
             entries.append(entry)
         return line
 
+    @property
+    def opening(self) -> Mapping[str, Any] | None:
+        """What the first line binds; None in ledgers of earlier versions."""
+        return self.openings[0] if self.openings else None
+
+    def bind(self, opening: Mapping[str, Any]) -> str:
+        """Record, as the first line, what a run is: who may release, and what every epsilon of it rests on.
+
+        A deployed run that goes on is bound again, under the framework's new id of it (`RUN_OF_SITES`); nothing else
+        may differ.
+
+        Parameters
+        ----------
+        opening : mapping
+            Plain values: of the server the parties by name, trust, delta, terms; of any other party the digest of
+            these (`opening_digest`), as ``{"of": digest}``.
+
+        Returns
+        -------
+        str
+            The line to store, without its end.
+
+        Raises
+        ------
+        LedgerError
+            If another line is the first, or the first binds something else; for a data set's ledger, which many runs
+            share.
+        """
+        known = self.opening
+        if self.head is not None or (known is None and self.lines):
+            raise LedgerError(f"{self.party}: a run is bound in the first line of its own ledger, and there is another")
+        if known is not None and (RUN_OF_SITES not in known or _without_run(known) != _without_run(opening)):
+            other = ", ".join(sorted(k for k in {*known, *opening} if known.get(k) != opening.get(k)))
+            raise LedgerError(f"{self.party}: the ledger's first line binds another run (see {other}); start a new one")
+        self.openings.append(dict(opening))
+        return self._chained(_encoded({"run": self.run, "party": self.party, "opening": self.openings[-1]}))
+
     def declare(self, budget: Mapping[str, float]) -> str:
         """Record the budget that a filter will hold the party to: only one set before the first release is a promise.
 
@@ -314,7 +356,8 @@ class Ledger:
                 values = json_of(line)
                 checksum = values.pop("checksum")
                 owner, budget = (values["run"], values["party"]), values.get("budget")
-                entry = None if budget else _entry_of(values)
+                opening = _opening_of(values)
+                entry = None if budget or opening is not None else _entry_of(values)
             except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
                 raise LedgerError(f"{where} cannot be read ({error}); restore the file or start a new run") from error
             if owner[1] != party or (head is None and owner[0] != run):
@@ -322,7 +365,9 @@ class Ledger:
                 raise LedgerError(f"{where} belongs to {of}; restore the file or start a new run")
             if checksum != cls._checksum(ledger._chain, _encoded(values)):
                 raise LedgerError(f"{where} was edited or a line before it is missing; restore it or start a new run")
-            if entry is None:
+            if opening is not None:
+                ledger.bind(opening)
+            elif entry is None:
                 ledger.declare(budget)
             else:
                 ledger._commit(entry, owner[0])
@@ -346,6 +391,25 @@ class Ledger:
     @staticmethod
     def _checksum(chain: str, text: str) -> str:
         return hashlib.sha256((chain + text).encode()).hexdigest()
+
+
+def _without_run(opening: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in opening.items() if name != RUN_OF_SITES}
+
+
+def opening_digest(opening: Mapping[str, Any]) -> str:
+    """SHA-256 of what a server's first line binds, by which the other parties' first lines know it."""
+    return hashlib.sha256(_encoded(dict(opening)).encode()).hexdigest()
+
+
+def _opening_of(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a line binds; None for any other line."""
+    if "opening" not in values:
+        return None
+    opening = values["opening"]
+    if values.keys() != {"run", "party", "opening"} or not isinstance(opening, dict):
+        raise ValueError("an opening line has run, party and a table, and nothing else")
+    return opening
 
 
 def _entry_of(values: Mapping[str, Any]) -> Entry:

@@ -32,15 +32,12 @@ class RunKeeper(Protocol):
 
     Attributes
     ----------
-    run : str
-        The framework's id of the run, by which clients' own ledgers know it.
     path : Path
         Of the folder.
     opened : bool
         Whether a run was begun in it.
     """
 
-    run: str
     path: Path
     opened: bool
 
@@ -48,6 +45,9 @@ class RunKeeper(Protocol):
         self, method: Method, layout: Layout, rounds: int, source: Source, engine: str, done: int = 0
     ) -> tuple[Ledger, LineStore]:
         """Begin a run, or go on after the rounds that are done: the server's ledger, and what makes a line durable."""
+
+    def begin(self, run: str, delta: float) -> None:
+        """Bind what the run is, before anything is asked: the framework's id, by which clients' own ledgers know it."""
 
     def finish_round(self, log: Round, metrics: Mapping[str, float]) -> None:
         """Make a round durable."""

@@ -22,6 +22,7 @@ from fedveil.mechanisms import Source
 from fedveil.methods import Method
 from fedveil.reading import json_of
 from fedveil.runs.disk import FolderLock, LedgerFiles, append, make_folder, write_atomic, write_result
+from fedveil.runs.opening import opening_of_server
 from fedveil.runs.rows import METRICS_CSV, METRICS_FILE, Row, parse_row, row_of, rows_csv
 from fedveil.runs.summary import REPRODUCIBLE, core_of
 
@@ -81,6 +82,11 @@ class ServerFolder:
                 self._lock.release()
                 raise
         return self._ledgers.open(SERVER)
+
+    def begin(self, run: str, delta: float) -> None:
+        """Bind the run, by the framework's id, in the first line of the server's ledger."""
+        self.run = run
+        self._ledgers.begin(opening_of_server(self._method, delta, self._engine, run), [SERVER])
 
     def _go_on(self, done: int) -> None:
         """Read the ledger and the figures of the rounds that are done; what lies beyond them stays charged."""

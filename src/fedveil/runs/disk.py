@@ -12,6 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedveil.accounting import Ledger
+from fedveil.accounting.ledger import RUN_OF_SITES, opening_digest
 from fedveil.config.folders import MODEL
 from fedveil.engines.files import lock as _lock
 from fedveil.engines.files import sync
@@ -173,6 +174,9 @@ class Ledgers:
         book = self.books.setdefault(party, Ledger(self.run_id, party))
         return book, lambda line: None
 
+    def begin(self, opening: Mapping[str, Any], parties: Sequence[str]) -> None:
+        """Bind the run in the first lines of its parties' ledgers, where they outlast it."""
+
     def flush(self) -> None:
         """Make every line durable."""
 
@@ -237,6 +241,34 @@ class LedgerFiles(Ledgers):
                 few = f"has {book.lines} whole lines, fewer than the {recorded[party]} of the checkpoint"
                 raise LedgerError(f"ledger of {party!r} {few}; restore the file or start a new run")
             self.books[party] = book
+
+    def begin(self, opening: Mapping[str, Any], parties: Sequence[str]) -> None:
+        """Bind the run in the first line of its parties' ledgers; written with whatever comes next.
+
+        A run that goes on keeps what its server's first line says. One of an earlier version, whose ledgers bind
+        nothing, stays as it is.
+
+        Parameters
+        ----------
+        opening : mapping
+            Of the server's ledger; see `Ledger.bind`.
+        parties : sequence of str
+            Whose ledgers are bound, the server's among them.
+        """
+        books = {party: self.open(party)[0] for party in parties}
+        if any(book.lines and book.opening is None for book in self.books.values()):
+            return
+        server = books[SERVER]
+        went_on = server.opening is not None and opening.get(RUN_OF_SITES) not in [
+            one.get(RUN_OF_SITES) for one in server.openings
+        ]
+        if went_on:
+            self._pending.setdefault(SERVER, []).append(server.bind(opening))
+        bound = server.opening or opening
+        for party, book in books.items():
+            if not book.lines:
+                first = bound if party == SERVER else {"of": opening_digest(bound)}
+                self._pending.setdefault(party, []).append(book.bind(first))
 
     def open(self, party: str) -> tuple[Ledger, LineStore]:
         if self._unread:

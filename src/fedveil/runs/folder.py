@@ -94,8 +94,11 @@ class RunFolder:
             self.close()
             raise
 
-    def create(self) -> None:
-        """Make the folder of a new run, tidy that of a resumed one; nothing is written before this."""
+    def create(self, opening: Mapping[str, Any]) -> None:
+        """Make the folder of a new run, tidy that of a resumed one; nothing is written before this.
+
+        The run's ledgers begin with its opening (`fedveil.runs.opening`).
+        """
         if not self._resumed:
             make_folder(self.path)
             self._lock.take()
@@ -112,6 +115,7 @@ class RunFolder:
             write_atomic(self.path / RUN_ID, json.dumps({"run_id": self.run_id}).encode())
             write_atomic(self.path / CONFIG, self.config.to_toml().encode())
         mark_private(self.path, UNNOISED)
+        self.ledgers.begin(opening, opening["parties"])
 
     def close(self) -> None:
         """Let other processes write here."""

@@ -15,6 +15,7 @@ from fedveil.engines import RoundRecord
 from fedveil.engines.seams import Probe
 from fedveil.runs.disk import Ledgers
 from fedveil.runs.folder import RunFolder, new_run_id
+from fedveil.runs.opening import opening_of
 from fedveil.runs.prepare import Setup, here, prepare
 from fedveil.runs.rows import Row, row_of
 from fedveil.runs.summary import Summary, summary_of
@@ -127,7 +128,7 @@ def run(
         federation = setup.federation(ledgers, own, (lambda text: None) if setting else progress.say)
         rows: list[Row] = folder.rows if folder else []
         if folder is not None:
-            folder.create()
+            folder.create(opening_of(setup, federation, label))
             if folder.checkpoint is not None:
                 folder.checkpoint.restore(federation)
 

@@ -210,7 +210,7 @@ class FedVeilStrategy(Strategy):
                 raise FieldError(f"initial_arrays[{name!r}]", given, accepted)
         self._timeout = timeout
         if self._folder is not None:
-            self._folder.run = str(grid.run.run_id)
+            self._folder.begin(str(grid.run.run_id), self._serving.delta)
 
         def measured(number: int, arrays: ArrayRecord) -> MetricRecord | None:
             metrics = None if evaluate_fn is None else evaluate_fn(number, arrays)

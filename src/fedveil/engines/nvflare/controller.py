@@ -156,9 +156,9 @@ class ServerController(Controller):  # type: ignore[misc]
         if folder is None and source.deployable:
             require_first(out.with_name(BEGUN))
         server = served(self._method, layout, self.rounds, source, self._budget, folder, "nvflare")
-        if folder is not None:
-            folder.run = fl_ctx.get_job_id()
         serving = self._serving = Serving(server, self.rounds, self.delta, folder, self.min_clients, self.logger)
+        if folder is not None:
+            folder.begin(fl_ctx.get_job_id(), serving.delta)
         self.history = serving.history
         try:
             for number in range(1, self.rounds + 1):
