@@ -137,7 +137,10 @@ DAMAGE = {
     "edited": (edited, "line 2 was edited"),
     "without its first line": (lambda lines: lines[1:], "line 1 was edited or a line before it is missing"),
     "without its last line": (lambda lines: lines[:-1], "3 whole lines, fewer than the 4 of the checkpoint"),
-    "out of order": (lambda lines: [lines[1], lines[0], *lines[2:]], "line 1 was edited or a line before it is missing"),
+    "out of order": (
+        lambda lines: [lines[1], lines[0], *lines[2:]],
+        "line 1 was edited or a line before it is missing",
+    ),
     "empty": (lambda lines: [], "0 whole lines"),
 }
 
