@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedveil import games as games
     from fedveil import gdp as gdp
     from fedveil import grid as grid
+    from fedveil import home as home
     from fedveil import layout as layout
     from fedveil import learning as learning
     from fedveil import mechanisms as mechanisms
@@ -75,6 +76,8 @@ if TYPE_CHECKING:
     from fedveil.engines import Turn as Turn
     from fedveil.errors import FedVeilError as FedVeilError
     from fedveil.errors import FieldError as FieldError
+    from fedveil.home import ReleasedModel as ReleasedModel
+    from fedveil.home import load as load
     from fedveil.layout import Layout as Layout
     from fedveil.learning import ClientData as ClientData
     from fedveil.learning import Learner as Learner

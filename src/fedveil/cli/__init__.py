@@ -10,7 +10,7 @@ import typer
 import typer.core
 
 from fedveil import __version__
-from fedveil.cli import advise, audit, data, report, running, shared, site
+from fedveil.cli import advise, audit, data, home, report, running, shared, site
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.registry import Registry
 
@@ -91,6 +91,8 @@ join_packages(app)
 app.command()(audit.audit)
 app.command()(report.report)
 app.command()(data.apply)
+app.command()(home.export)
+app.command()(home.predict)
 app.command()(audit.verify)
 app.add_typer(data.app, name="data")
 app.add_typer(site.ledger, name="ledger")

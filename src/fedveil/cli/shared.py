@@ -187,3 +187,9 @@ def numbered(path: Path) -> Iterator[Path]:
 def fresh(path: Path) -> Path:
     """The first of path, path-2, path-3, ... that holds nothing."""
     return next(one for one in numbered(path) if not one.exists() or (one.is_dir() and not any(one.iterdir())))
+
+
+def fresh_file(path: Path) -> Path:
+    """The first of path, path-2, ... (before its ending) that does not exist."""
+    named = (one.with_suffix(path.suffix) for one in numbered(path.with_suffix("")))
+    return next(one for one in named if not one.exists())

@@ -97,6 +97,7 @@ def load_folder(
         classes=len(names),
         counted=not classes,
         class_names=tuple(names),
+        inputs={"kind": "pictures", "mode": mode, "size": list(wanted or ())},
         note=note,
         licence="that of the folder",
     )

@@ -149,16 +149,31 @@ def from_rows(name: str, train: Rows, test: Rows | None, spec: TableSpec, note: 
     rows, inputs = [train] if test is None else [train, test], spec.inputs(train)
     for part in rows:
         spec.inputs(part)
-    made = [_inputs(part, inputs, spec) for part in rows]
+    made = [inputs_of(part, inputs, spec) for part in rows]
     return labelled(
         rows,
         [x for x, _ in made],
         spec,
         name=name,
         local_columns=made[0][1] if spec.scale == "client" else (),
+        inputs=_constants(inputs, spec),
         note=" ".join(part for part in (note, _note(spec, train)) if part),
         licence="that of the file",
     )
+
+
+def _constants(inputs: Sequence[str], spec: TableSpec) -> dict[str, Any]:
+    """What turns another row into an example: columns in order, with what was declared of each."""
+    declared = spec.columns if isinstance(spec.columns, Mapping) else {}
+    return {
+        "kind": "table",
+        "columns": [[name, list(declared.get(name, ()))] for name in inputs],
+        "scale": spec.scale,
+        "outside": spec.outside,
+        "missing": {name: spec.missing[name] for name in inputs if spec.missing and name in spec.missing},
+        "target": spec.target,
+        "target_range": list(spec.target_range),
+    }
 
 
 def labelled(rows: Sequence[Rows], x: Sequence[Tensor], spec: TableSpec, **known: Any) -> DataSet:
@@ -203,7 +218,7 @@ def _note(spec: TableSpec, rows: Rows) -> str:
     return " ".join(said)
 
 
-def _inputs(part: Rows, inputs: Sequence[str], spec: TableSpec) -> tuple[Tensor, tuple[int, ...]]:
+def inputs_of(part: Rows, inputs: Sequence[str], spec: TableSpec) -> tuple[Tensor, tuple[int, ...]]:
     """[N, F] float32, and which of the F are numeric."""
     blocks: list[NDArray[Any]] = []
     numeric: list[int] = []

@@ -5,7 +5,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedveil.errors import FieldError, require_choice
 
@@ -49,6 +49,9 @@ class DataSet:
         [N, H, W] uint8, what may be sensitive in each image: bit j of a pixel stands for `region_names[j]`.
     region_names : tuple of str
         At most 8 kinds.
+    inputs : mapping
+        How a row or picture of a file becomes an example, as plain values: declared constants, no value of the data.
+        Empty where no file has such rows.
     note : str
         What a report must say beside figures from this set.
     licence : str
@@ -70,6 +73,7 @@ class DataSet:
     local_columns: tuple[int, ...] = ()
     regions: "Tensor | None" = None
     region_names: tuple[str, ...] = ()
+    inputs: "Mapping[str, Any]" = field(default_factory=dict)
     note: str = ""
     licence: str = ""
 

@@ -5,7 +5,7 @@ import gzip
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,7 +72,9 @@ class TableFile(TableSpec):
         how = (self.separator, Style(self.decimal, self.thousands), bounds, self.encoding)
         train = read_table("data.path", self.path, *how)
         test = read_table("data.test_path", self.test_path, *how) if self.test_path else None
-        return from_rows("table", train, test, self, f"From the file {train.file}.")
+        made = from_rows("table", train, test, self, f"From the file {train.file}.")
+        written = {"separator": self.separator, "decimal": self.decimal, "thousands": self.thousands}
+        return replace(made, inputs={**made.inputs, **written})
 
 
 def read_table(

@@ -15,7 +15,8 @@ from fedveil.engines import RoundRecord
 from fedveil.engines.party import SERVER, LineStore, lacking_rounds
 from fedveil.engines.server import Round
 from fedveil.engines.serving import Serving
-from fedveil.errors import FieldError, LedgerError
+from fedveil.errors import FieldError, LedgerError, require_a
+from fedveil.home.description import Description
 from fedveil.layout import Layout
 from fedveil.logs import logger
 from fedveil.mechanisms import Source
@@ -36,6 +37,9 @@ class ServerFolder:
     ----------
     path : str or Path
         New or empty; or that of a run that goes on, of which some rounds are done.
+    about : Description, optional
+        What the model takes, and names of its classes: stored beside it, so that `fv.load` can answer. A server that is
+        given none knows arrays alone.
 
     Attributes
     ----------
@@ -43,8 +47,10 @@ class ServerFolder:
         The framework's id of the run, by which clients' own ledgers know it.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path, self.opened, self.run = Path(path), False, ""
+    def __init__(self, path: str | Path, about: Description | None = None) -> None:
+        if about is not None:
+            require_a("about", about, Description, "must be a Description: fedveil.home.describe(...)")
+        self.path, self.about, self.opened, self.run = Path(path), about, False, ""
 
     def open(
         self, method: Method, layout: Layout, rounds: int, source: Source, engine: str, done: int = 0
@@ -114,7 +120,7 @@ class ServerFolder:
         """Write the last released model and the summary, and let go of the folder."""
         self._ledgers.flush()
         state_dicts = [self._layout.views(model) for model in models]
-        write_result(self.path, state_dicts, self._summary(serving, stopped, clients))
+        write_result(self.path, state_dicts, self._summary(serving, stopped, clients), self.about)
         self._lock.release()
 
     def _summary(self, serving: Serving, stopped: str, clients: int) -> dict[str, Any]:

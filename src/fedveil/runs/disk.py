@@ -18,6 +18,7 @@ from fedveil.engines.files import lock as _lock
 from fedveil.engines.files import sync
 from fedveil.engines.party import SERVER, LineStore
 from fedveil.errors import FieldError, LedgerError
+from fedveil.home.description import DESCRIPTION, Description
 from fedveil.reading import json_of
 
 LOCK = ".lock"
@@ -140,14 +141,22 @@ def make_folder(path: Path) -> None:
     sync(path.parent)
 
 
-def write_result(folder: Path, models: Sequence[Mapping[str, Tensor]], summary: Mapping[str, Any]) -> None:
-    """Write the last released model, or hypotheses, and then the summary, by which a run is finished."""
+def write_result(
+    folder: Path,
+    models: Sequence[Mapping[str, Tensor]],
+    summary: Mapping[str, Any],
+    about: Description | None = None,
+) -> None:
+    """Write the last released model, or hypotheses, what it takes, and then the summary, by which a run is finished."""
     arrays = {
         name if len(models) == 1 else f"hypothesis.{j}.{name}": value.detach().cpu().contiguous().clone()
         for j, named in enumerate(models)
         for name, value in named.items()
     }
-    write_atomic(folder / MODEL, save(arrays, metadata={"format": "pt"}))
+    weights = save(arrays, metadata={"format": "pt"})
+    write_atomic(folder / MODEL, weights)
+    if about is not None:
+        write_atomic(folder / DESCRIPTION, about.of(weights, len(models)).promising(summary).to_text().encode())
     write_atomic(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
 

@@ -13,6 +13,7 @@ from fedveil.config.folders import CONFIG, RUN, RUN_ID, refuse_used, remedy, req
 from fedveil.config.loading import load
 from fedveil.engines import Federation
 from fedveil.errors import FieldError, LedgerError, damaged
+from fedveil.home.description import Description
 from fedveil.reading import json_of
 from fedveil.runs.checkpoint import Checkpoint
 from fedveil.runs.disk import FolderLock, LedgerFiles, Ledgers, append, make_folder, write_atomic, write_result
@@ -134,10 +135,12 @@ class RunFolder:
         if self.rows:
             write_atomic(self.path / METRICS_CSV, rows_csv(self.rows))
 
-    def finish(self, state_dicts: Sequence[Mapping[str, Tensor]], summary: Mapping[str, Any]) -> None:
-        """Write the last released model and the summary."""
+    def finish(
+        self, state_dicts: Sequence[Mapping[str, Tensor]], summary: Mapping[str, Any], about: Description | None = None
+    ) -> None:
+        """Write the last released model, what it takes, and the summary."""
         self.ledgers.flush()
-        write_result(self.path, state_dicts, summary)
+        write_result(self.path, state_dicts, summary, about)
 
     def _reopen(self) -> None:
         require_begun(self.path, RUN)

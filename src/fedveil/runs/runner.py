@@ -13,6 +13,7 @@ import torch
 from fedveil.config.experiment import Config
 from fedveil.engines import RoundRecord
 from fedveil.engines.seams import Probe
+from fedveil.runs.described import about_of
 from fedveil.runs.disk import Ledgers
 from fedveil.runs.folder import RunFolder, new_run_id
 from fedveil.runs.opening import opening_of
@@ -151,7 +152,7 @@ def run(
         seconds = perf_counter() - began
         values = summary_of(setup, federation, history.stopped, ledgers, rows, label, seconds, conclude([own])[0])
         if folder is not None:
-            folder.finish(history.state_dicts, values)
+            folder.finish(history.state_dicts, values, about_of(setup))
     return Summary(values, rows)
 
 

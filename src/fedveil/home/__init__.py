@@ -1,0 +1,17 @@
+"""Take a released model home: describe what it takes, load it, ask it, export it with a card."""
+
+from typing import TYPE_CHECKING
+
+from fedveil.registry import lazy
+
+if TYPE_CHECKING:
+    from fedveil.home.description import DESCRIPTION as DESCRIPTION
+    from fedveil.home.description import Description as Description
+    from fedveil.home.description import describe as describe
+    from fedveil.home.description import promise_values as promise_values
+    from fedveil.home.export import export as export
+    from fedveil.home.released import Answer as Answer
+    from fedveil.home.released import ReleasedModel as ReleasedModel
+    from fedveil.home.released import load as load
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -1,0 +1,201 @@
+"""What a released model takes and means: network, inputs, classes, version and promise, as model.json keeps them."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import nn
+
+from fedveil.data.sets import DataSet
+from fedveil.errors import FieldError, nearest, require_a, require_choice, require_count
+from fedveil.learning.losses import LossFunction, evaluating, outputs_of
+from fedveil.learning.objective import OutputMeaning, meaning_of
+from fedveil.reading import json_of
+
+DESCRIPTION = "model.json"
+FORMAT = "fedveil model 1"
+TASKS = ("classification", "segmentation", "regression")
+REMOVABLE = "reproducible, not for deployment"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What a model takes, what its outputs mean, and what was promised of it. Nothing in it is measured.
+
+    Attributes
+    ----------
+    network : str
+        A name of `fedveil.learning.MODELS`, or one of yours, ``"package.module:Net"``.
+    options : mapping
+        Of the network.
+    input_shape : tuple of int
+        Of one example.
+    outputs : int
+        Classes, or targets of a regression.
+    task : {"classification", "segmentation", "regression"}
+        What is predicted.
+    meaning : str
+        What outputs are: see `fedveil.learning.objective.meaning_of`.
+    classes : tuple of str
+        Their names, in the order of the outputs.
+    positive : str
+        Of two classes the one that counts as positive.
+    positive_named : bool
+        Whether somebody said so; otherwise it is the second.
+    inputs : mapping
+        How a row of a file becomes an example: ``kind`` and what belongs to it; empty where that is not known.
+    hypotheses : int
+        Models in the file; each client used the one that fitted it best.
+    digest : str
+        SHA-256 of the weights' file.
+    promise : mapping
+        ``text`` (unit, relation, trust, total), ``parties`` with the same of each, ``conditions``, ``source``.
+    method, data, licence, note, version : str
+        Of the run.
+    """
+
+    network: str
+    options: Mapping[str, Any]
+    input_shape: tuple[int, ...]
+    outputs: int
+    task: str
+    meaning: str
+    classes: tuple[str, ...] = ()
+    positive: str = ""
+    positive_named: bool = False
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    hypotheses: int = 1
+    digest: str = ""
+    promise: Mapping[str, Any] = field(default_factory=dict)
+    method: str = ""
+    data: str = ""
+    licence: str = ""
+    note: str = ""
+    version: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself."""
+        require_choice("task", self.task, TASKS)
+        require_choice("meaning", self.meaning, get_args(OutputMeaning))
+        require_count("outputs", self.outputs)
+        require_count("hypotheses", self.hypotheses)
+        for size in self.input_shape:
+            require_count("input_shape", size)
+        if self.task != "regression" and len(self.classes) < 2:
+            raise FieldError("classes", list(self.classes), "must name at least two classes, in the outputs' order")
+        if len(set(self.classes)) != len(self.classes):
+            raise FieldError("classes", list(self.classes), "must name each class once")
+        if self.positive:
+            require_choice("positive", self.positive, self.classes)
+
+    @property
+    def removable(self) -> bool:
+        """Whether whoever knows the run's seed can take the noise off."""
+        return bool(self.promise.get("source", "") == REMOVABLE)
+
+    def to_text(self) -> str:
+        """The file's text."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+
+    @classmethod
+    def read(cls, file: Path) -> "Description":
+        """What a file says.
+
+        Raises
+        ------
+        FieldError
+            If it is no description, or contradicts itself.
+        """
+        try:
+            values = json_of(file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise FieldError("RUN", str(file), f"cannot be read ({error}): restore the file") from error
+        require_a("RUN", values, Mapping, f"{file.name} must be a table")
+        if values.get("format") != FORMAT:
+            accepted = f"{file.name} has another format than {FORMAT!r}: read it with the version that wrote it"
+            raise FieldError("format", values.get("format"), accepted)
+        known = {f.name: f for f in fields(cls)}
+        for name in values:
+            if name != "format" and name not in known:
+                raise FieldError(f"{file.name}: {name}", values[name], nearest(name, known))
+        for name in ("network", "options", "input_shape", "outputs", "task", "meaning"):
+            if name not in values:
+                raise FieldError(f"{file.name}: {name}", "missing", "the file lacks it: restore it")
+        given = {name: values[name] for name in known if name in values}
+        for name in ("input_shape", "classes"):
+            if name in given:
+                require_a(f"{file.name}: {name}", given[name], list, "must be a list")
+                given[name] = tuple(given[name])
+        for name in ("options", "inputs", "promise"):
+            if name in given:
+                require_a(f"{file.name}: {name}", given[name], Mapping, "must be a table")
+        for name in ("network", "positive", "digest", "method", "data", "licence", "note", "version"):
+            if name in given:
+                require_a(f"{file.name}: {name}", given[name], str, "must be a text")
+        for name in given.get("classes", ()):
+            require_a(f"{file.name}: classes", name, str, "must be texts")
+        return cls(**given)
+
+    def of(self, weights: bytes, hypotheses: int) -> "Description":
+        """The same, for these weights."""
+        return replace(self, digest=hashlib.sha256(weights).hexdigest(), hypotheses=hypotheses)
+
+    def promising(self, summary: Mapping[str, Any]) -> "Description":
+        """The same, with what a run's summary says was promised."""
+        version = str(summary.get("versions", {}).get("fedveil", ""))
+        return replace(self, promise=promise_values(summary), method=str(summary.get("method", "")), version=version)
+
+
+def describe(
+    module: nn.Module, network: str, options: Mapping[str, Any], dataset: DataSet, loss: str | LossFunction
+) -> Description:
+    """Describe a network and the set that it was trained on: shapes, names and declared constants, no values of it.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The network; it is asked once, with zeros, for the shape of its outputs.
+    network, options
+        By which it is built.
+    dataset : DataSet
+        What was dealt out.
+    loss : str or callable
+        What was trained.
+    """
+    some = next(module.parameters())
+    example = torch.zeros(
+        1, *dataset.input_shape, dtype=some.dtype if dataset.x.is_floating_point() else dataset.x.dtype
+    )
+    with evaluating(module), torch.no_grad():
+        shape = tuple(outputs_of(module(example.to(some.device))).shape)
+    return Description(
+        network=network,
+        options=dict(options),
+        input_shape=dataset.input_shape,
+        outputs=dataset.outputs,
+        task=dataset.task,
+        meaning=meaning_of(loss, shape, dataset.y[:1]),
+        classes=dataset.names(),
+        positive=dataset.names()[1] if dataset.classes == 2 else "",
+        inputs=dict(dataset.inputs),
+        data=dataset.name,
+        licence=dataset.licence,
+    )
+
+
+def promise_values(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What a summary promises: sentences that carry unit, relation, trust and total, with what they rest on."""
+    parties: Mapping[str, Mapping[str, Any]] = summary.get("guarantees", {})
+    stated: Sequence[str] = [c for values in parties.values() for c in values.get("conditions", ())]
+    return {
+        "text": str(summary.get("guarantee", "none")),
+        "parties": {party: str(values.get("text", "none")) for party, values in parties.items()},
+        "conditions": list(dict.fromkeys(stated)),
+        "reason": next((str(v["reason"]) for v in parties.values() if v.get("reason")), ""),
+        "trust": str(summary.get("trust", "")),
+        "source": str(summary.get("source", "")),
+    }

@@ -1,0 +1,130 @@
+"""Turn a file of new examples into what a released model takes, by the constants that its run stored."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.data.arrays import images, read_npz
+from fedveil.data.frames import TableSpec, inputs_of
+from fedveil.data.pictures import MAX_PIXELS, SUFFIXES, decode
+from fedveil.data.sets import own_scale
+from fedveil.data.table import read_table
+from fedveil.data.values import Style
+from fedveil.errors import FieldError
+from fedveil.home.description import Description
+
+TABLES = (".csv", ".csv.gz", ".parquet")
+MOST_ROWS = 2_000_000
+MOST_BYTES = 2**30
+MOST_PICTURES = 200_000
+
+
+def examples_of(about: Description, path: Path, reference: Path | None = None) -> tuple[Tensor, list[str]]:
+    """Examples [N, ...] of a file or a folder, and what each is called.
+
+    Parameters
+    ----------
+    about : Description
+        Says how the run's data became examples.
+    path : Path
+        A table, an npz file with an array ``x``, a picture, or a folder of pictures.
+    reference : Path, optional
+        A table whose rows give the scale, where the run scaled each site's columns by the site's own training rows.
+
+    Raises
+    ------
+    FieldError
+        For a file of another kind than the run's, a column that is not there, a value that cannot be used.
+    """
+    if not path.exists():
+        raise FieldError("DATA", str(path), "is neither a file nor a folder")
+    kind = _kind(path)
+    wanted = str(about.inputs.get("kind", ""))
+    if kind == "arrays":
+        return _arrays(path)
+    if kind != wanted:
+        takes = {"table": "a table (.csv, .csv.gz, .parquet)", "pictures": "pictures, or a folder of them"}
+        accepted = takes.get(wanted, f"arrays: the run's data ({about.data}) came from no file of rows or pictures")
+        raise FieldError("DATA", str(path), f"is no input of this model, which takes {accepted}; or an npz with x")
+    return _table(about.inputs, path, reference) if kind == "table" else _pictures(about.inputs, path)
+
+
+def _kind(path: Path) -> str:
+    name = path.name.lower()
+    if path.is_dir() or name.endswith(SUFFIXES):
+        return "pictures"
+    if name.endswith(TABLES):
+        return "table"
+    if name.endswith(".npz"):
+        return "arrays"
+    known = ", ".join((*TABLES, ".npz", *SUFFIXES))
+    raise FieldError("DATA", str(path), f"must be a folder of pictures, or end in one of {known}")
+
+
+def _table(inputs: Mapping[str, Any], path: Path, reference: Path | None) -> tuple[Tensor, list[str]]:
+    """Rows of a table; the target and the ids need not be there."""
+    columns = {str(name): list(declared) for name, declared in inputs["columns"]}
+    spec = _spec(inputs, columns)
+    rows = _rows("DATA", path, inputs)
+    for name in columns:
+        rows.require(f"column {name}", name)
+    x, numeric = inputs_of(rows, list(columns), spec)
+    if spec.scale == "client" and numeric:
+        if reference is None:
+            accepted = "each site scaled its columns by its own training rows, which no run stores: give the rows of "
+            raise FieldError("--reference", "missing", f"{accepted}the site that asks, --reference ROWS.csv")
+        own, _ = inputs_of(_rows("--reference", reference, inputs), list(columns), spec)
+        x = own_scale(x, numeric, own)
+    elif reference is not None:
+        raise FieldError("--reference", str(reference), f"is for data.scale = 'client'; this run's is {spec.scale!r}")
+    return x, [str(row + 1) for row in range(len(x))]
+
+
+def _spec(inputs: Mapping[str, Any], columns: Mapping[str, list[Any]]) -> TableSpec:
+    """How the run read its columns; the target plays no part."""
+    named = {f.name for f in fields(TableSpec)} & {"scale", "outside", "missing"}
+    given = {name: inputs[name] for name in named if name in inputs}
+    declared: Any = columns if any(columns.values()) else list(columns)
+    return TableSpec(target="", target_range=(0.0, 1.0), columns=declared, **given)
+
+
+def _rows(field: str, path: Path, inputs: Mapping[str, Any]) -> Any:
+    style = Style(str(inputs.get("decimal", ".")), str(inputs.get("thousands", "")))
+    return read_table(field, path, str(inputs.get("separator", ",")), style, (MOST_ROWS, MOST_BYTES))
+
+
+def _pictures(inputs: Mapping[str, Any], path: Path) -> tuple[Tensor, list[str]]:
+    """Pictures of a folder, in the order of their names, or a single one."""
+    files = sorted(f for f in path.rglob("*") if f.name.lower().endswith(SUFFIXES)) if path.is_dir() else [path]
+    if not files:
+        raise FieldError("DATA", str(path), f"holds no picture ({', '.join(SUFFIXES)})")
+    if len(files) > MOST_PICTURES:
+        raise FieldError("DATA", str(path), f"holds more than {MOST_PICTURES:,} pictures: give a smaller folder")
+    size = tuple(inputs["size"]) if inputs.get("size") else None
+    names = [str(f.relative_to(path)) if path.is_dir() else f.name for f in files]
+    mode = str(inputs.get("mode", "auto"))
+    made = []
+    for name, file in zip(names, files, strict=True):
+        pixels = decode(name, file, mode=mode, size=size, max_pixels=MAX_PIXELS)
+        made.append(images(pixels[None], "last", name))
+        if made[-1].shape != made[0].shape:
+            raise FieldError(name, tuple(made[-1].shape[1:]), f"must be like {names[0]}, {tuple(made[0].shape[1:])}")
+    return torch.cat(made), names
+
+
+def _arrays(path: Path) -> tuple[Tensor, list[str]]:
+    """The array ``x`` of an npz file, read as a run reads its own."""
+    arrays = read_npz(path)
+    if "x" not in arrays:
+        raise FieldError("DATA", str(path), f"holds {', '.join(sorted(arrays)) or 'no array'}, and must hold x")
+    x = arrays["x"]
+    if x.dtype.kind not in "buif" or x.ndim < 2 or not len(x):
+        raise FieldError("x", (str(x.dtype), x.shape), "must hold numbers, a row an example")
+    if not np.isfinite(x.astype(np.float64)).all():
+        raise FieldError("x", "NaN or infinity", "must be finite: remove the row or fill it in")
+    return images(x, "auto", "x"), [str(row + 1) for row in range(len(x))]

@@ -1,0 +1,351 @@
+"""A released model that answers: loaded from the folder of a run or of an export, without a pickle."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_of
+from torch import Tensor, nn
+
+from fedveil.errors import FieldError, require_a, require_count
+from fedveil.home.description import DESCRIPTION, Description
+from fedveil.home.reading import examples_of
+from fedveil.learning.inputs import Inputs
+from fedveil.learning.losses import evaluating, outputs_of
+from fedveil.learning.models import MODELS, build_model
+
+WEIGHTS = "model.safetensors"
+HYPOTHESIS = "hypothesis."
+_AT_ONCE = 512
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says of examples.
+
+    Attributes
+    ----------
+    names : tuple of str
+        What each example is called: a row's number from 1, or a picture's name.
+    labels : ndarray
+        [N]: names of classes, or numbers in units of the target.
+    probabilities : ndarray or None
+        [N, C], columns in the order of `classes`; None for numbers.
+    classes : tuple of str
+        The classes.
+    """
+
+    names: tuple[str, ...]
+    labels: NDArray[Any]
+    probabilities: NDArray[np.float64] | None
+    classes: tuple[str, ...]
+
+
+class ReleasedModel:
+    """The model of a finished run, with what it takes and what was promised of it.
+
+    Attributes
+    ----------
+    module : torch.nn.Module
+        The network with the released weights, in evaluation mode.
+    about : Description
+        What it takes, its classes, version and promise.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> folder = mkdtemp() + "/run"
+    >>> digits = {"data": {"name": "digits", "clients": 4}, "model": {"name": "logistic"}}
+    >>> _ = fv.runs.run(fv.config.parse({"name": "mine", "rounds": 1, **digits}), folder)
+    >>> mine = fv.load(folder)
+    >>> mine.classes[:3], mine.promise
+    (('0', '1', '2'), 'none')
+    >>> mine.predict_proba(torch.zeros(2, 1, 8, 8)).shape
+    (2, 10)
+    """
+
+    def __init__(self, module: nn.Module, about: Description) -> None:
+        self.module, self.about = module.eval(), about
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the columns of `predict_proba`."""
+        return self.about.classes
+
+    @property
+    def positive(self) -> str:
+        """Of two classes the one that counts as positive; otherwise empty."""
+        return self.about.positive
+
+    @property
+    def promise(self) -> str:
+        """What was promised, with unit, relation, trust and total."""
+        return str(self.about.promise.get("text", "none"))
+
+    def __repr__(self) -> str:
+        what = ", ".join(self.classes) or f"{self.about.outputs} numbers"
+        return f"ReleasedModel({self.about.network}: {what}; {self.promise})"
+
+    def outputs(self, x: Any) -> Tensor:
+        """What the network itself gives for examples [N, *input_shape] that are scaled as the run's were.
+
+        Raises
+        ------
+        FieldError
+            For another shape, or values that are not finite.
+        """
+        examples = torch.as_tensor(np.asarray(x)) if not isinstance(x, Tensor) else x
+        wanted = self.about.input_shape
+        if tuple(examples.shape[1:]) != wanted or not len(examples):
+            raise FieldError("x", tuple(examples.shape), f"must be [N, {', '.join(map(str, wanted))}], N at least 1")
+        if examples.is_floating_point() and not bool(examples.isfinite().all()):
+            raise FieldError("x", "NaN or infinity", "must be finite: remove the row or fill it in")
+        inputs, parts = Inputs.of(self.module), []
+        with evaluating(self.module), torch.no_grad():
+            for start in range(0, len(examples), _AT_ONCE):
+                parts.append(outputs_of(self.module(inputs(examples[start : start + _AT_ONCE]))))
+        return torch.cat(parts).to(torch.float64)
+
+    def predict_proba(self, x: Any) -> NDArray[np.float64]:
+        """Probabilities [N, C] of the classes (of pixels [N, C, H, W]), in the order of `classes`.
+
+        Raises
+        ------
+        FieldError
+            Of a model that predicts numbers.
+        """
+        if self.about.meaning == "values" or self.about.task == "regression":
+            raise FieldError("predict_proba", self.about.task, "is of classes: use predict")
+        outputs, meaning = self.outputs(x), self.about.meaning
+        if meaning in ("classes", "soft classes"):
+            return np.asarray(outputs.softmax(1).numpy())
+        yes = (outputs.sigmoid() if meaning == "logits" else outputs).reshape(len(outputs), -1)
+        both = torch.cat([1 - yes, yes], 1) if yes.shape[1] == 1 else yes
+        return np.asarray(both.numpy())
+
+    def predict(self, x: Any, threshold: float | None = None) -> NDArray[Any]:
+        """The likeliest class of each example by its name; or numbers in units of the target.
+
+        Parameters
+        ----------
+        x : array or Tensor
+            [N, *input_shape], scaled as the run's examples were.
+        threshold : float, optional
+            Of two classes: the probability from which the positive one is named. Default: whichever is likelier.
+        """
+        if self.about.task == "regression":
+            _require_no(threshold, "the model predicts numbers")
+            return self._in_units(self.outputs(x).numpy())
+        return self._named(self.predict_proba(x), threshold)
+
+    def read(self, path: str | Path, *, reference: str | Path | None = None, threshold: float | None = None) -> Answer:
+        """What the model says of the rows of a table, of pictures, or of the array ``x`` of an npz file.
+
+        Parameters
+        ----------
+        path : path
+            What to read, with the run's columns.
+        reference : path, optional
+            Rows of the site that asks, where each site scaled columns by its own rows.
+        threshold : float, optional
+            As for `predict`.
+        """
+        x, names = examples_of(self.about, Path(path), None if reference is None else Path(reference))
+        if self.about.task == "regression":
+            _require_no(threshold, "the model predicts numbers")
+            return Answer(tuple(names), self._in_units(self.outputs(x).numpy()), None, ())
+        if self.about.task == "segmentation":
+            accepted = "it names a class a pixel: use fedveil apply, or ReleasedModel.predict"
+            raise FieldError("DATA", str(path), accepted)
+        probabilities = self.predict_proba(x)
+        return Answer(tuple(names), self._named(probabilities, threshold), probabilities, self.classes)
+
+    def _named(self, probabilities: NDArray[np.float64], threshold: float | None) -> NDArray[Any]:
+        chosen = probabilities.argmax(1)
+        if threshold is not None:
+            if len(self.classes) != 2 or probabilities.ndim != 2:
+                raise FieldError("threshold", threshold, f"is for two classes, and there are {len(self.classes)}")
+            if not 0 < threshold < 1:
+                raise FieldError("threshold", threshold, "must be a probability above 0 and below 1")
+            positive = self.classes.index(self.positive)
+            chosen = np.where(probabilities[:, positive] >= threshold, positive, 1 - positive)
+        return np.asarray(np.array(self.classes)[chosen])
+
+    def _in_units(self, outputs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Numbers in the target's own units, where its range was declared."""
+        values = outputs[:, 0] if outputs.ndim == 2 and outputs.shape[1] == 1 else outputs
+        low, high = self.about.inputs.get("target_range") or (0.0, 1.0)
+        return np.asarray(low + (high - low) * values)
+
+
+def load(
+    run: str | Path,
+    *,
+    model: nn.Module | Callable[[], nn.Module] | str | None = None,
+    hypothesis: int | None = None,
+    about: Description | None = None,
+) -> ReleasedModel:
+    """Load the model of a finished run, of a cell of a comparison, or of an export. No pickle is read.
+
+    Parameters
+    ----------
+    run : path
+        The folder.
+    model : torch.nn.Module, callable or str, optional
+        A network of your own, what builds it, or its place, ``"package.module:Net"``. A file that names a module of
+        somebody's own imports nothing: you name it.
+    hypothesis : int, optional
+        Which model, from 0 on, where the run trained several.
+    about : Description, optional
+        For a folder without ``model.json``, such as that of a deployed server.
+
+    Raises
+    ------
+    FieldError
+        If something is missing, by its name; if weights do not fit the network, or are not those that were described.
+
+    Examples
+    --------
+    >>> try:
+    ...     fv.load("runs/nothing")
+    ... except fv.FieldError as error:
+    ...     print(error.field)
+    RUN
+    """
+    require_a("run", run, (str, Path), "must be the path of a run's folder")
+    folder = Path(run)
+    weights_of(folder)
+    given = about if about is not None else description_in(folder)
+    arrays = arrays_of(folder, given, hypothesis)
+    module = _built(given, model)
+    _put(module, arrays, folder)
+    return ReleasedModel(module, given)
+
+
+def arrays_of(folder: Path, about: Description, hypothesis: int | None = None) -> dict[str, Tensor]:
+    """The weights of one model of a folder, which have to be those that are described.
+
+    Raises
+    ------
+    FieldError
+        If they are others, or several and none is chosen.
+    """
+    weights = weights_of(folder)
+    if about.digest and about.digest != hashlib.sha256(weights).hexdigest():
+        accepted = f"is not the file that {DESCRIPTION} describes: restore both"
+        raise FieldError("RUN", str(folder / WEIGHTS), accepted)
+    return _one_of(_arrays_in(folder, weights), hypothesis)
+
+
+def weights_of(folder: Path) -> bytes:
+    """The bytes of a folder's weights.
+
+    Raises
+    ------
+    FieldError
+        Naming what the folder lacks.
+    """
+    file = folder / WEIGHTS
+    if file.is_file():
+        return file.read_bytes()
+    if not folder.is_dir():
+        raise FieldError("RUN", str(folder), "is no folder: give that of a finished run")
+    why = f"lacks {WEIGHTS}: finish the run with `fedveil run {folder} --resume`"
+    if (folder / "model.pt").is_file():
+        why = "holds model.pt alone, a pickle, which is never read: export it again with --to safetensors"
+    elif cells := sorted(one.parent.name for one in folder.glob(f"cells/*/{WEIGHTS}")):
+        why = f"holds several runs; name one: {', '.join(f'cells/{cell}' for cell in cells[:8])}"
+    elif (folder / "cells").is_dir():
+        why = "holds runs played side by side, which keep no model: fedveil run CELL/config.toml"
+    raise FieldError("RUN", str(folder), why)
+
+
+def description_in(folder: Path) -> Description:
+    """What the folder's ``model.json`` says.
+
+    Raises
+    ------
+    FieldError
+        If there is none: naming what is not known then.
+    """
+    file = folder / DESCRIPTION
+    if not file.is_file():
+        lacks = f"lacks {DESCRIPTION}: network, input columns and their scaling, classes, positive class, promise"
+        way = "`fedveil export RUN --to safetensors` describes an earlier run anew where its data are; for a "
+        way += "server's folder give --config FILE, whose [data] and [model] say it (in Python, about=)"
+        raise FieldError("RUN", str(folder), f"{lacks}. {way}")
+    return Description.read(file)
+
+
+def hypotheses_in(arrays: Mapping[str, Tensor]) -> int:
+    """How many models a file of weights holds."""
+    numbers = {name.split(".")[1] for name in arrays if name.startswith(HYPOTHESIS)}
+    return max(1, len(numbers))
+
+
+def _arrays_in(folder: Path, weights: bytes) -> dict[str, Tensor]:
+    try:
+        return tensors_of(weights)
+    except SafetensorError as error:
+        raise FieldError("RUN", str(folder / WEIGHTS), f"cannot be read ({error}): restore the file") from error
+
+
+def _one_of(arrays: dict[str, Tensor], hypothesis: int | None) -> dict[str, Tensor]:
+    count = hypotheses_in(arrays)
+    if count == 1:
+        if hypothesis:
+            raise FieldError("hypothesis", hypothesis, "there is one model: leave it out")
+        return arrays
+    if hypothesis is None:
+        accepted = f"the run trained {count} models, and each site used the one that fitted it: 0 to {count - 1}"
+        raise FieldError("hypothesis", "missing", accepted)
+    if require_count("hypothesis", hypothesis, least=0) >= count:
+        raise FieldError("hypothesis", hypothesis, f"there are 0 to {count - 1}")
+    head = f"{HYPOTHESIS}{hypothesis}."
+    return {name.removeprefix(head): value for name, value in arrays.items() if name.startswith(head)}
+
+
+def _built(about: Description, model: nn.Module | Callable[[], nn.Module] | str | None) -> nn.Module:
+    if model is not None and not isinstance(model, str):
+        module = model if isinstance(model, nn.Module) else model()
+        require_a("model", module, nn.Module, "must be a torch.nn.Module, or a function that builds one")
+        return module
+    name = about.network if model is None else model
+    if model is None and name not in MODELS:
+        accepted = "is a module of somebody's own, whose code is not imported on a file's word: give it, "
+        accepted += "fv.load(run, model=Net()) or --module package.module:Net"
+        raise FieldError("network", about.network, accepted)
+    return build_model(name, input_shape=about.input_shape, outputs=about.outputs, seed=0, **dict(about.options))
+
+
+def _put(module: nn.Module, arrays: Mapping[str, Tensor], folder: Path) -> None:
+    """Weights into a network: every one of them, of its shape, and finite."""
+    own = module.state_dict()
+    lacking = [name for name in own if name not in arrays]
+    unknown = [name for name in arrays if name not in own]
+    if lacking or unknown:
+        accepted = f"does not fit the network: it lacks {_few(lacking)}, and the network has no {_few(unknown)}"
+        if lacking and not unknown:
+            accepted = f"lacks {_few(lacking)}: sites keep statistics of their own, and a server no frozen weights"
+        raise FieldError("RUN", str(folder / WEIGHTS), accepted)
+    for name, value in arrays.items():
+        if value.shape != own[name].shape:
+            raise FieldError(name, tuple(value.shape), f"the network's is {tuple(own[name].shape)}")
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise FieldError(name, "NaN or infinity", "the run diverged: its model answers nothing")
+    module.load_state_dict(dict(arrays))
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join([*names[:5], "..."] if len(names) > 5 else names) or "nothing"
+
+
+def _require_no(threshold: float | None, why: str) -> None:
+    if threshold is not None:
+        raise FieldError("threshold", threshold, f"{why}: leave it out")
