@@ -10,9 +10,9 @@ from fedveil.attacks.bounds import epsilon_ceiling
 from fedveil.attacks.statistics import auc_interval
 from fedveil.cli import app
 from fedveil.config import load
-from fedveil.config.folders import AUDIT
 from fedveil.config.sections import Data
 from fedveil.errors import FieldError
+from fedveil.files import AUDIT
 from fedveil.games import ParticipationGame, participation, play
 from fedveil.games.scoring import HONEST as BEHAVED
 from fedveil.games.scoring import Case, Replicate

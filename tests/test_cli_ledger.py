@@ -15,7 +15,7 @@ from fedveil.cli import app
 from fedveil.cli.site import runs_of
 from fedveil.engines.history import total_of
 from fedveil.engines.lifetime import LifetimeLedger, read_ledger
-from fedveil.report.planning import spent_of
+from fedveil.evidence import spent_of
 
 MU = Guarantee(unit="client", relation="replace-one", trust="local", scope="round", bound=GDP(0.6))
 LOOSE = Guarantee(

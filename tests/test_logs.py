@@ -15,7 +15,7 @@ import fedveil
 from fedveil.cli import app
 from fedveil.errors import FedVeilError, FieldError, cleaned
 from fedveil.logs import LONGEST, escaping, logger, traced
-from fedveil.report.table import Table
+from fedveil.tables import Table
 
 SOURCE = Path(fedveil.__file__).parent
 FORGED = "FedVeil: all is well"

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from fedveil.cli import app
 from fedveil.config import ConfigError, parse
 from fedveil.errors import FieldError
+from fedveil.evidence import numerics_of
 from fedveil.grid import Store
 from fedveil.learning import build_model
 from fedveil.runs.prepare import prepare
-from fedveil.runs.provenance import numerics_of
 from fedveil_studies.frame import Choices, Reproduction, Selection, find, names
 from fedveil_studies.frame.files import Pages
 from fedveil_studies.frame.measure import measured

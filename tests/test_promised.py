@@ -16,8 +16,8 @@ from fedveil.config import Config
 from fedveil.config.course import Stopping
 from fedveil.config.loading import assign, parse
 from fedveil.config.sections import Budget
+from fedveil.evidence import advice_tables
 from fedveil.methods import METHODS, Broadcast, PublicFacts, Publishing, build, parameters
-from fedveil.report.planning import advice_tables
 from fedveil.runs.promised import guarantees_of
 from fedveil.runs.runner import run
 

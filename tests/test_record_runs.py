@@ -9,11 +9,11 @@ from fedveil.config import load
 from fedveil.config.variants import configure, variants_of
 from fedveil.data.patches import LENGTH, RingFeatures, learn_patches, learn_rings
 from fedveil.errors import FedVeilError, FieldError
+from fedveil.files import Ledgers
 from fedveil.report.planning import meaning_of
 from fedveil.report.tables import worst_guarantee
 from fedveil.runs import run
 from fedveil.runs.deal import deal_out
-from fedveil.runs.disk import Ledgers
 from fedveil.runs.prepare import prepare
 
 

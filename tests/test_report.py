@@ -8,6 +8,7 @@ from rich.console import Console
 
 from fedveil.config import parse
 from fedveil.errors import FedVeilError
+from fedveil.evidence import last_rounds
 from fedveil.grid import compare
 from fedveil.registry import optional
 from fedveil.report import figures
@@ -15,7 +16,6 @@ from fedveil.report.figures import pareto
 from fedveil.report.progress import Display
 from fedveil.report.tables import comparison_notes, comparison_tables, run_table
 from fedveil.runs import Summary, run
-from fedveil.runs.rows import last_rounds
 
 LOCAL = [{"method": "vanilla"}, {"method": "group"}, {"method": "sga-ldp"}]
 

@@ -21,11 +21,10 @@ from fedveil.cli import app
 from fedveil.config import parse
 from fedveil.engines.lifetime import LifetimeLedger, begin_ledger
 from fedveil.errors import FieldError, LedgerError
+from fedveil.evidence import Book, promise_of_sites, read_books, used_of
 from fedveil.games import GAMES, play
 from fedveil.grid import compare
 from fedveil.report.audits import show
-from fedveil.report.planning import used_of
-from fedveil.report.statement.books import Book, promise_of_sites, read_books
 from fedveil.report.statement.check import check
 from fedveil.report.statement.document import ABSENT, WORDS, encoded, protected
 from fedveil.report.statement.gather import gather

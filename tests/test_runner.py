@@ -13,10 +13,10 @@ from fedveil.accounting import Ledger
 from fedveil.accounting.ledger import opening_digest
 from fedveil.config import load, parse
 from fedveil.errors import FieldError, LedgerError
+from fedveil.files import LedgerFiles
 from fedveil.grid import compare
 from fedveil.runs import run
 from fedveil.runs.checkpoint import Checkpoint
-from fedveil.runs.disk import LedgerFiles
 from fedveil.runs.runner import Silent
 
 LINEAR = {"name": "breast-cancer", "clients": 3}

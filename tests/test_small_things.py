@@ -16,8 +16,8 @@ from fedveil.config import load, presets
 from fedveil.config.first import first_config
 from fedveil.errors import FieldError
 from fedveil.report.audit_tables import answered, folded
-from fedveil.report.table import Table, write
 from fedveil.runs.runner import Silent, run
+from fedveil.tables import Table, write
 
 X = torch.randn(80, 4, generator=torch.Generator().manual_seed(0))
 Y = (X.sum(1) > 0).long()

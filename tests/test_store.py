@@ -11,9 +11,10 @@ from fedveil.accounting import Policy
 from fedveil.config import load, parse
 from fedveil.config.tables import ConfigError, options_of
 from fedveil.errors import FieldError
+from fedveil.evidence import NUMERICS
 from fedveil.grid import Cell, Store, cell, distinct
 from fedveil.learning import LocalTraining
-from fedveil.runs import deal, provenance
+from fedveil.runs import deal
 from fedveil.runs.runner import Silent
 
 PINNED = Path(__file__).parent / "defaults.json"
@@ -65,8 +66,8 @@ def test_numerics_and_data_are_part_of_the_key(monkeypatch):
     monkeypatch.setattr(cell, "data_digest", lambda spec: "0123456789")
     other = Cell("a", config()).key
     assert (other[:12], other[-6:]) == (before[:12], "012345")
-    for path in provenance.NUMERICS:
-        monkeypatch.setitem(provenance.NUMERICS, path, 3)
+    for path in NUMERICS:
+        monkeypatch.setitem(NUMERICS, path, 3)
     assert Cell("a", config()).numerics == 3  # as in files of one number for all
 
 
@@ -88,9 +89,9 @@ def test_a_key_holds_the_numbers_of_the_paths_it_takes_alone(monkeypatch):
         ("stacked", {"stacked", "either"}),
         ("noise", set(cells)),
     ):
-        monkeypatch.setitem(provenance.NUMERICS, path, provenance.NUMERICS[path] + 1)
+        monkeypatch.setitem(NUMERICS, path, NUMERICS[path] + 1)
         assert {name for name, c in cells.items() if Cell("a", c).key != before[name]} == moved
-        monkeypatch.setitem(provenance.NUMERICS, path, provenance.NUMERICS[path] - 1)
+        monkeypatch.setitem(NUMERICS, path, NUMERICS[path] - 1)
 
 
 @pytest.mark.parametrize("name", ["digits-fedre", "digits-group", "digits-record", "digits-sga-ldp", "digits-compare"])
@@ -159,10 +160,10 @@ def defaults():
 def test_a_default_does_not_change_unsaid():
     """Keys leave defaults out, so that a changed one must raise `NUMERICS`; a new option changes none of these."""
     pinned = json.loads(PINNED.read_text())
-    assert pinned["numerics"] == provenance.NUMERICS, "write defaults.json anew: python tests/test_store.py"
+    assert pinned["numerics"] == NUMERICS, "write defaults.json anew: python tests/test_store.py"
     now = {" ".join(key): repr(value) for key, value in defaults().items()}
     changed = {key: (value, now[key]) for key, value in pinned["defaults"].items() if now.get(key, value) != value}
-    assert not changed, f"raise fedveil.runs.provenance.NUMERICS and write defaults.json anew: {changed}"
+    assert not changed, f"raise fedveil.evidence.NUMERICS and write defaults.json anew: {changed}"
 
 
 def test_every_cell_is_run_once_and_found_again(tmp_path):
@@ -236,5 +237,5 @@ def test_a_sigma_is_the_average_of_its_sources_runs(tmp_path, executor):
 
 if __name__ == "__main__":
     pinned = {" ".join(key): repr(value) for key, value in sorted(defaults().items())}
-    values = {"numerics": provenance.NUMERICS, "defaults": pinned}
+    values = {"numerics": NUMERICS, "defaults": pinned}
     PINNED.write_text(json.dumps(values, indent=1) + "\n")

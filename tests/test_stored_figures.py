@@ -6,9 +6,9 @@ import pytest
 
 from fedveil.config import parse
 from fedveil.errors import FieldError
+from fedveil.evidence import MEASURES, parse_row
 from fedveil.learning.metrics import metric_names
 from fedveil.runs import Summary, run
-from fedveil.runs.rows import MEASURES, parse_row
 
 TOML = {
     "name": "few",

@@ -26,4 +26,4 @@ from fedveil.engines.flower.strategy import FedVeilStrategy as FedVeilStrategy
 from fedveil.engines.lifetime import begin_ledger as begin_ledger
 from fedveil.engines.messages import UnprotectedError as UnprotectedError
 from fedveil.engines.server import ServerParty as ServerParty
-from fedveil.runs.deployed import ServerFolder as ServerFolder
+from fedveil.evidence import ServerFolder as ServerFolder

@@ -13,7 +13,7 @@ from fedveil.engines.nvflare.controller import ServerController
 from fedveil.engines.nvflare.filters import PrivacyFilter as PrivacyFilter
 from fedveil.engines.nvflare.filters import ReleaseFilter as ReleaseFilter
 from fedveil.engines.nvflare.quiet import JobGuard as JobGuard
-from fedveil.runs.deployed import ServerFolder
+from fedveil.evidence import ServerFolder
 
 
 class FedVeilController(ServerController):

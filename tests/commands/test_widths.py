@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from fedveil.report.progress import Display
-from fedveil.report.table import Table
+from fedveil.tables import Table
 
 WIDTHS = (40, 60, 80, 200)
 HEADER = ("attack", "setting", "AUC (95%)", "measured epsilon >=", "AUC without defence", "valid", "why")

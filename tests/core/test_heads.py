@@ -50,7 +50,7 @@ class Books:
 
 @pytest.fixture
 def books(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedveil.engines.files.PATIENCE", 0.2)
+    monkeypatch.setattr("fedveil.files.locked.PATIENCE", 0.2)
     return Books(tmp_path)
 
 
@@ -307,7 +307,7 @@ RELEASED = 7
 
 @pytest.mark.skipif(os.name != "posix", reason="needs symbolic links")
 def test_six_processes_release_the_one_that_is_left(books, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedveil.engines.files.PATIENCE", 60.0)  # as it is: all six get in
+    monkeypatch.setattr("fedveil.files.locked.PATIENCE", 60.0)  # as it is: all six get in
     # through three names of its folder, while a cleaner deletes every lock that lies about
     books.release(1, 2)
     for name in ("a", "b"):

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from fedveil.accounting import Filter, Guarantee, Spend, epsilon_of_mu, plan, total
 from fedveil.aggregation import FedAdam, FedAvg, FedOpt
 from fedveil.errors import FieldError
+from fedveil.evidence import plan_table
 from fedveil.gdp import meaning_of_mu, rounded_down, rounded_up
 from fedveil.methods import SGALDP, GlobalDP
 from fedveil.methods.publishing import Publishing
-from fedveil.report.planning import plan_table
 
 DELTA = 1e-5
 MU = st.floats(1e-3, 1e4)

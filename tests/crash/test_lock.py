@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 
 from fedveil.config import parse
 from fedveil.errors import FieldError, LedgerError
+from fedveil.files import LOCK as FILE
+from fedveil.files import FolderLock
 from fedveil.runs import run
 from fedveil.runs.checkpoint import Checkpoint
-from fedveil.runs.disk import LOCK as FILE
-from fedveil.runs.disk import FolderLock
 from fedveil.runs.runner import Silent
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
@@ -139,7 +139,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
     def refuse(handle):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("fedveil.runs.disk._lock", refuse)
+    monkeypatch.setattr("fedveil.files.disk.lock", refuse)
     with pytest.raises(FieldError, match=r"cannot be locked \(No locks available\): give a folder"):
         run(config(), tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == [FILE]

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.cli.build import build_fab_from_disk
 from test_chain import HEAD, METHOD, PLAIN, released
 
-from fedveil.engines.files import read_private
 from fedveil.engines.lifetime import read_head
 from fedveil.errors import FedVeilError
+from fedveil.files import read_private
 from fedveil.node.bundle import APPROVAL, FIRST, _signed, make_signer
 from fedveil.node.guard import WORDS
 from fedveil.node.isolation import require_isolation

@@ -270,7 +270,7 @@ def _hold(folder, held, done):
 
 
 def test_one_process_at_a_time(folder, monkeypatch):
-    monkeypatch.setattr("fedveil.engines.files.PATIENCE", 0.1)
+    monkeypatch.setattr("fedveil.files.locked.PATIENCE", 0.1)
     context = multiprocessing.get_context("fork")
     held, done = context.Event(), context.Event()
     other = context.Process(target=_hold, args=(folder, held, done))

@@ -121,7 +121,7 @@ def test_a_data_set_answers_while_code_of_another_tries_to_hold_its_files(attemp
     asking = Thread(target=ask_b)
     asking.start()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("fedveil.engines.files.PATIENCE", 2.0)
+        patched.setattr("fedveil.files.locked.PATIENCE", 2.0)
         attempts(f"""
 import time
 held = []

@@ -116,7 +116,7 @@ def test_a_full_disk_lets_nothing_out(own, monkeypatch):
     def full(handle, data):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fedveil.engines.files.os.write", full)
+    monkeypatch.setattr("fedveil.files.locked.os.write", full)
     refused(asked(policy), policy, FAILED)
 
 
@@ -129,7 +129,7 @@ def test_a_disk_that_cannot_be_written_lets_nothing_out(own, monkeypatch):
             raise OSError(errno.EROFS, "Read-only file system", str(path))
         return opening(path, flags, *mode)
 
-    monkeypatch.setattr("fedveil.engines.files.os.open", refusing)
+    monkeypatch.setattr("fedveil.files.locked.os.open", refusing)
     refused(asked(policy), policy, FAILED)
 
 
@@ -137,7 +137,7 @@ def test_two_jobs_at_once_wait_and_then_say_so(own, monkeypatch, tmp_path, caplo
     policy = own()
     folder = policy.parent / "ledgers"
     with LifetimeLedger(folder, "ward", "other", head=policy.parent.with_name("node-head")):
-        monkeypatch.setattr("fedveil.engines.files.PATIENCE", 0.1)
+        monkeypatch.setattr("fedveil.files.locked.PATIENCE", 0.1)
         refused(asked(policy), policy, FAILED)
     assert not asked(policy).has_error()
 

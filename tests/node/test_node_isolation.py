@@ -74,7 +74,7 @@ socket.socket(socket.AF_UNIX).connect(own.getsockname())
 
 def test_what_an_app_leaves_behind_is_ended_before_its_answer_is_used(played, tmp_path, monkeypatch):
     """A process of its own session that takes the ledger's lock as soon as it is free, and would hold it."""
-    monkeypatch.setattr("fedveil.engines.files.PATIENCE", 5.0)
+    monkeypatch.setattr("fedveil.files.locked.PATIENCE", 5.0)
     ledger = tmp_path / "node" / "ledgers" / "ward.jsonl"
     _, replies = played(
         f"""

@@ -45,7 +45,7 @@ def advise(
     """Say what is possible and what is hopeless for a federation, or what an existing configuration really promises."""
     from fedveil.accounting import advise as choices
     from fedveil.accounting import reading
-    from fedveil.report.planning import reading_table
+    from fedveil.evidence import reading_table
 
     if unit is not None:
         said, unit = unit, require_unit("--unit", unit, ("client", "record", "person"))
@@ -121,7 +121,7 @@ def beside_public(ranked: "Sequence[Choice]", begun: bool) -> str:
 
 
 def _show(choices: "tuple[Choice, ...]", delta: float) -> None:
-    from fedveil.report.planning import advice_tables
+    from fedveil.evidence import advice_tables
 
     tables = advice_tables(choices, delta, console_for().width)
     show(tables, tables[-1].notes)

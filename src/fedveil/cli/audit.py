@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedveil.attacks.verdict import Verdict
     from fedveil.games import Game, Judgement
     from fedveil.games.guarantees.game import PartyGame
-    from fedveil.report.table import Table
+    from fedveil.tables import Table
 
 REPLICATES = """Runs with the target, and as many without (default: 30; from 6 on they can prove anything). \
 Membership: runs of each setting (3). Inversion: clients that are attacked (30)."""
@@ -100,7 +100,7 @@ def audit(
 
 def _folder(where: str, game: "Game[Judgement]") -> Path:
     """Inside the run folder that was named, or runs/<name>-audit; with a number where that holds another audit."""
-    from fedveil.config.folders import AUDIT, CONFIG, kind_of
+    from fedveil.files import AUDIT, CONFIG, kind_of
     from fedveil.games.folder import differing
     from fedveil.games.game import spec_of
 
@@ -129,7 +129,7 @@ def verify(
     planted bugs, which the audit has to find.
     """
     from fedveil.games import guarantees
-    from fedveil.report.table import Table
+    from fedveil.tables import Table
 
     folder = out or shared.fresh(Path("runs/guarantees"))
     if canaries:
@@ -157,8 +157,8 @@ def verify(
 
 def _refuse_another(folder: Path, games: "Mapping[str, PartyGame]") -> None:
     """Refuse a folder that holds anything else, or what `verify` found when it was asked for something else."""
-    from fedveil.config.folders import refuse_strangers
     from fedveil.errors import FieldError, damaged
+    from fedveil.files import refuse_strangers
     from fedveil.reading import json_of
 
     refuse_strangers(folder, [f"{name}{kind}" for name in PARTS for kind in (".json", ".md")])
@@ -232,7 +232,7 @@ of its curve, by the independent rates)"""
 def _canaries(game: "PartyGame", folder: Path) -> None:
     """One table: declared, measured, and measured with planted bugs."""
     from fedveil.games.guarantees.canaries import EVERY
-    from fedveil.report.table import NOTHING, Table
+    from fedveil.tables import NOTHING, Table
 
     def line(measured: "Verdict", *bugs: "Verdict") -> list[str]:
         figures = [measured.details.get("declared"), measured.point, measured.details["ceiling"]]

@@ -19,7 +19,7 @@ def data_list(
 ) -> None:
     """List the data sets, and whether they can be loaded on this machine."""
     from fedveil.data import SOURCES
-    from fedveil.report.table import Table
+    from fedveil.tables import Table
 
     rows = [(name, info.description, info.size, info.licence, info.here) for name, info in SOURCES.items()]
     header = ("name", "what it is", "size", "licence", "here")
@@ -52,7 +52,7 @@ def data_show(
     seed: Seed = None,
 ) -> None:
     """Show who holds what: a table, and partition.png and partition.csv in --out (default: runs/<name>-data)."""
-    from fedveil.config.folders import refuse_strangers
+    from fedveil.files import refuse_strangers
     from fedveil.report.partition import FILES, VIEW, headline, tables, write
     from fedveil.runs.deal import deal_out
 
@@ -118,7 +118,7 @@ def apply(
     The files show the scans: they are as private as these.
     """
     from fedveil.report.applied import apply_model
-    from fedveil.report.table import Table
+    from fedveil.tables import Table
 
     where = out or run / "applied"
     rows = []

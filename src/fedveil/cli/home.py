@@ -51,12 +51,12 @@ def predict(
     hypothesis: Hypothesis = None,
 ) -> None:
     """Ask the model of a run about new rows or pictures; a line each in a CSV file, as private as what was asked."""
-    from fedveil.config.folders import CONFIG
     from fedveil.errors import FieldError
+    from fedveil.files import CONFIG
     from fedveil.home import load
     from fedveil.learning import MODELS
-    from fedveil.report.table import Table
     from fedveil.runs.described import described
+    from fedveil.tables import Table
 
     about = described(run, config)
     own = about.network not in MODELS and ((run / CONFIG).is_file() or config is not None)

@@ -52,7 +52,7 @@ def report(
 
 def _verify(path: Path, ledgers: list[Path]) -> None:
     from fedveil.report.statement.check import check
-    from fedveil.report.table import Table
+    from fedveil.tables import Table
 
     checks = check(path, ledgers)
     said = {True: "agrees", False: "DIFFERS", None: "not looked at"}
@@ -69,8 +69,7 @@ def _verify(path: Path, ledgers: list[Path]) -> None:
 def _budget(paths: list[Path], policy: Path | None) -> None:
     from fedveil.engines.lifetime import read_policy
     from fedveil.errors import FieldError
-    from fedveil.report.planning import used_of
-    from fedveil.report.statement.books import read_books
+    from fedveil.evidence import read_books, used_of
 
     rule = read_policy(policy)
     if rule is None:

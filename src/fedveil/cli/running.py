@@ -95,8 +95,8 @@ def run(
 
             from fedveil import runs
             from fedveil.report.progress import Display
-            from fedveil.report.table import write
             from fedveil.report.tables import run_table
+            from fedveil.tables import write
 
         folder = out or shared.folder_of(config, spec.name)
         again.folder, again.command = folder, f"fedveil run {shlex.quote(str(folder))} --resume"
@@ -134,8 +134,8 @@ def compare(
             from fedveil.games.participation import attack_settings, check_audit, with_attacks
             from fedveil.report.figures import draw
             from fedveil.report.progress import Display
-            from fedveil.report.table import write
             from fedveil.report.tables import WIDE, comparison_notes, comparison_tables
+            from fedveil.tables import write
 
         usual = shared.folder_of(config, spec.name)
         folder = out or (usual if resume else shared.fresh(usual))
@@ -183,7 +183,7 @@ def plan(
     """
     from fedveil.accounting import plan as make
     from fedveil.errors import FieldError
-    from fedveil.report.planning import plan_table
+    from fedveil.evidence import plan_table
 
     values, conditions = ({}, ()) if config is None else _planned(config)
     if epsilon is not None:  # what is asked for takes the place of what follows from it
@@ -233,7 +233,7 @@ def presets(
 ) -> None:
     """List the packaged configurations, for `run` and `compare`, or print one."""
     from fedveil.config.loading import presets, text_of
-    from fedveil.report.table import Table
+    from fedveil.tables import Table
 
     if name is not None:
         text, _ = text_of(name)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedveil.grid.jobs import Factory
-    from fedveil.report.table import Table
+    from fedveil.tables import Table
 
 REFUSED, STOPPED, NO_REPLY, INTERRUPTED = 2, 3, 4, 130
 
@@ -171,7 +171,7 @@ def show(tables: "Iterable[Table]", notes: Iterable[str] = (), whole: bool = Fal
 
 def folder_of(config: str, name: str) -> Path:
     """The folder that was named as the configuration, or runs/<name>."""
-    from fedveil.config.folders import CONFIG
+    from fedveil.files import CONFIG
 
     path = Path(config)
     return path if (path / CONFIG).is_file() else Path("runs") / name

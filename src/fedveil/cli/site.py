@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedveil.accounting import Policy
     from fedveil.accounting.ledger import Ledger
     from fedveil.engines.heads import Head
-    from fedveil.report.table import Table
+    from fedveil.tables import Table
 
 By = Annotated[str, typer.Option(metavar="WHO", help="Who begins or makes it, and why; recorded in it.")]
 ledger = typer.Typer(help="The lifetime ledger of a data set: what was ever released from it.", no_args_is_help=True)
@@ -54,7 +54,7 @@ def ledger_show(
     from fedveil.accounting import Policy
     from fedveil.engines.lifetime import read_head, read_ledger, read_policy
     from fedveil.errors import FieldError
-    from fedveil.report.planning import spent_of
+    from fedveil.evidence import spent_of
 
     rule = read_policy(policy) or Policy(distance=1.0, delta=delta)
     if path.is_dir():
@@ -84,9 +84,8 @@ def of_run(path: Path) -> bool:
 def tables_of_run(path: Path, policy: "Policy") -> "tuple[list[Table], list[str]]":
     """A line a party of a run's ledgers, what a single one spent, and the notes below."""
     from fedveil.engines.party import begun_midway
-    from fedveil.report.planning import spent_of
-    from fedveil.report.statement.books import read_books
-    from fedveil.report.table import Table
+    from fedveil.evidence import read_books, spent_of
+    from fedveil.tables import Table
 
     rows, notes, ledgers = [], [], []
     for run, books in read_books([path]).runs.items():
@@ -134,7 +133,7 @@ def runs_of(ledger: "Ledger", lines: list[str]) -> "Table":
     import json
 
     from fedveil.accounting import OPEN
-    from fedveil.report.table import Table
+    from fedveil.tables import Table
 
     head, latest = json.loads(ledger.head or "{}"), {}
     for values in map(json.loads, lines):
@@ -217,7 +216,7 @@ def node_init(
 def node_check(folder: Folder) -> None:
     """Say what binds on this machine and what does not; exit code 2 if something needed is missing."""
     from fedveil.node.site import check_site
-    from fedveil.report.table import Table
+    from fedveil.tables import Table
 
     findings = check_site(folder)
     show([Table(("what", "binds", "why"), [(f.what, f.binds, f.why) for f in findings], str(folder))])

@@ -9,9 +9,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from fedveil.config.folders import CONFIG, remedy
 from fedveil.config.places import with_places
 from fedveil.errors import FedVeilError, FieldError, damaged, nearest
+from fedveil.files import CONFIG, remedy
 from fedveil.reading import toml_of
 from fedveil.registry import entry_points
 

@@ -20,8 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedveil.accounting import OPEN
-from fedveil.engines.files import LockedFile, create, replace_file
 from fedveil.errors import FieldError, LedgerError
+from fedveil.files import LockedFile, create, replace_file
 from fedveil.reading import json_of
 
 

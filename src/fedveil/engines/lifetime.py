@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedveil.accounting import Ledger, Policy
-from fedveil.engines.files import LockedFile, create, sync
 from fedveil.engines.heads import Head, SecondPlace, checksum_of, opens
 from fedveil.errors import FieldError, LedgerError
+from fedveil.files import LockedFile, create, sync
 from fedveil.methods import METHODS, require_method
 from fedveil.reading import json_of, toml_of
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from fedveil.accounting import OPEN, Entry, Ledger, Policy, Spend, SpendFilter, digest
 from fedveil.errors import BudgetError, LedgerError
+from fedveil.files import SERVER as SERVER
+from fedveil.files import LineStore as LineStore
 from fedveil.mechanisms import Source
 from fedveil.methods import Method, Releases
 
-LineStore = Callable[[str], None]  # takes a committed ledger line; durable when it returns
-
-SERVER, VALIDATORS = "server", "validation-"  # name its ledger, and begin the names of validation clients'
+VALIDATORS = "validation-"  # begins the names of validation clients' ledgers
 COMBINE, PUBLISH, VALIDATE = "combine", "publish", "validate"
 
 

@@ -28,7 +28,7 @@ QUOTED_BEFORE = "rounds before this server's are in the clients' own ledgers alo
 
 
 class RunKeeper(Protocol):
-    """Where a deployed run is kept; `fedveil.runs.deployed.ServerFolder` is one.
+    """Where a deployed run is kept; `fedveil.evidence.ServerFolder` is one.
 
     Attributes
     ----------

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedveil.accounting import Policy, SumPolicy
-from fedveil.engines.files import LEDGER, read_private, write_private
 from fedveil.engines.lifetime import ledger_id
 from fedveil.engines.node import RUN
 from fedveil.errors import FieldError
+from fedveil.files import LEDGER, read_private, write_private
 from fedveil.mechanisms import Source
 from fedveil.secure import PublicKey, Site, SiteKey, roster
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.config import Config
-from fedveil.config.folders import AUDIT, CONFIG, SPEC, kind_of, remedy
 from fedveil.config.loading import load
 from fedveil.errors import FieldError, damaged
+from fedveil.files import AUDIT, CONFIG, SPEC, kind_of, remedy
 from fedveil.reading import json_of
 from fedveil.runs.folder import differences
 

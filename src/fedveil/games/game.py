@@ -21,21 +21,20 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from fedveil.attacks import Verdict
 from fedveil.config import Config
 from fedveil.config.course import Comparison, Randomness, Setting
-from fedveil.config.folders import AUDIT, CELLS, CONFIG, SPEC
 from fedveil.config.variants import configure, variants_of
 from fedveil.errors import FieldError, nearest, require_choice, require_count
+from fedveil.evidence import REPRODUCIBLE, versions
+from fedveil.files import AUDIT, CELLS, CONFIG, SPEC, write_atomic
 from fedveil.games.folder import refuse_another
 from fedveil.grid import Cell, Finished, Store
 from fedveil.grid.cell import stated
 from fedveil.grid.jobs import Factory
 from fedveil.registry import Registry
 from fedveil.runs import Progress
-from fedveil.runs.disk import write_atomic
 from fedveil.runs.folder import mark_private
 from fedveil.runs.prepare import resolve_device
-from fedveil.runs.provenance import provenance, versions
+from fedveil.runs.provenance import provenance
 from fedveil.runs.runner import Silent, one_thread
-from fedveil.runs.summary import REPRODUCIBLE
 
 RESULT = "audit.json"
 USUAL = "participation"

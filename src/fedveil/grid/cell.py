@@ -19,12 +19,11 @@ from fedveil.engines import Federation, RoundRecord
 from fedveil.engines.seams import Probe
 from fedveil.engines.warning import RunWarning
 from fedveil.errors import FieldError
+from fedveil.evidence import REPRODUCIBLE, Row, core_of, numerics_of, row_of
 from fedveil.methods import METHODS, GlobalDP, Publishing
 from fedveil.runs.deal import data_digest
 from fedveil.runs.promised import guarantees_of
-from fedveil.runs.provenance import numerics_of
-from fedveil.runs.rows import Row, row_of
-from fedveil.runs.summary import REPRODUCIBLE, Summary, core_of
+from fedveil.runs.summary import Summary
 
 ELSEWHERE = ("name", "device")  # what a run is called, and where it is done, changes none of its figures
 ABSENT = "?" * 6

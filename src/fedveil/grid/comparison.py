@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.config import Config, load
-from fedveil.config.folders import CELLS, COMPARISON, CONFIG, refuse_used, require_begun
 from fedveil.config.variants import Variant, configure, variants_of
 from fedveil.errors import FieldError, NoReplyError, require_count
+from fedveil.files import CELLS, COMPARISON, CONFIG, make_folder, refuse_used, require_begun, write_atomic
 from fedveil.grid.cell import Cell, Finished
 from fedveil.grid.jobs import Factory
 from fedveil.grid.store import Store
 from fedveil.reading import toml_of
 from fedveil.runs import Progress, Summary
-from fedveil.runs.disk import make_folder, write_atomic
 from fedveil.runs.folder import mark_private
 from fedveil.runs.prepare import check
 

@@ -22,12 +22,12 @@ from fedveil.config import Config
 from fedveil.engines import Lockstep
 from fedveil.engines.seams import Probe
 from fedveil.errors import FedVeilError
+from fedveil.evidence import Row, row_of
+from fedveil.files import Ledgers
 from fedveil.grid.cell import Cell
 from fedveil.registry import Registry
-from fedveil.runs.disk import Ledgers
 from fedveil.runs.folder import new_run_id
 from fedveil.runs.prepare import Setup, prepare
-from fedveil.runs.rows import Row, row_of
 from fedveil.runs.runner import Judge, begin, conclude, one_thread
 from fedveil.runs.summary import Summary, summary_of
 

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from fedveil.config.folders import CELLS, CONFIG, STUDY, kind_of, refuse_others
 from fedveil.errors import FieldError
+from fedveil.evidence import METRICS_FILE
+from fedveil.files import CELLS, CONFIG, STUDY, FolderLock, kind_of, make_folder, refuse_others
 from fedveil.grid.cell import ABSENT, Cell, Finished, Outcome
 from fedveil.runs import Summary
-from fedveil.runs.disk import FolderLock, make_folder
-from fedveil.runs.rows import METRICS_FILE
 
 CLAIMS = ".claims"  # a lock a cell, for drivers that share a folder
 
@@ -127,7 +126,7 @@ class Kept:
         Parameters
         ----------
         kind : str
-            What the folder is to hold; see `fedveil.config.folders`.
+            What the folder is to hold; see `fedveil.files.folders`.
         shared : bool
             Whether only finished runs are read.
 

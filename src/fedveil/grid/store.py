@@ -9,15 +9,14 @@ from pathlib import Path
 from time import perf_counter, sleep
 
 from fedveil.config import Config, load
-from fedveil.config.folders import CONFIG
 from fedveil.errors import FedVeilError, FieldError, NoReplyError
+from fedveil.evidence import METRICS_FILE, Row
+from fedveil.files import CONFIG, make_folder, write_atomic
 from fedveil.grid.cell import Cell, Finished, Outcome, distinct, matched, play_made
 from fedveil.grid.jobs import Factory, Jobs, block_size, run_together
 from fedveil.grid.kept import Kept
 from fedveil.runs import Progress, Summary, run
-from fedveil.runs.disk import make_folder, write_atomic
 from fedveil.runs.prepare import Setup, here, prepare, resolve_device
-from fedveil.runs.rows import METRICS_FILE, Row
 from fedveil.runs.runner import Silent, judged
 
 PATIENCE = 60.0  # seconds between two lines on runs that go on in other processes

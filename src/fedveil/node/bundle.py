@@ -20,8 +20,8 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from fedveil.engines.files import read_private, write_private
 from fedveil.errors import FieldError
+from fedveil.files import read_private, write_private
 from fedveil.reading import toml_of
 
 LARGEST = 1 << 28  # bytes, unpacked

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 from fedveil.accounting import Policy
-from fedveil.engines.files import replace_file, wait_for
 from fedveil.engines.lifetime import begin_ledger, read_head
 from fedveil.errors import FedVeilError, FieldError
+from fedveil.files import replace_file, wait_for
 from fedveil.node.guard import NodePolicy, private_folders, require_private
 from fedveil.node.isolation import require_hidden, require_isolation
 from fedveil.node.launch import CLIENT, OTHERS

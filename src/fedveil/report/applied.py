@@ -14,11 +14,11 @@ from scipy import ndimage
 from torch import nn
 
 from fedveil.config import load
-from fedveil.config.folders import MODEL, refuse_used
 from fedveil.config.tables import fields_of
 from fedveil.data.pages import Grey, grey_pages
 from fedveil.data.pictures import MAX_PIXELS, pillow
 from fedveil.errors import FieldError
+from fedveil.files import MODEL, refuse_used
 from fedveil.learning import build_model
 from fedveil.learning.losses import evaluating
 

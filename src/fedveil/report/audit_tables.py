@@ -14,7 +14,7 @@ from fedveil.games import Audit
 from fedveil.games.game import Refused
 from fedveil.games.scoring import Scored, row_of
 from fedveil.gdp import rounded_down
-from fedveil.report.table import NOTHING, Table, grouped_by, shown
+from fedveil.tables import NOTHING, Table, grouped_by, shown
 
 CEILINGS = (20, 50, 100, 300, 1000)
 SUPPOSED = " *"  # behind the name of an attack on metrics that are not published so

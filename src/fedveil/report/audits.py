@@ -16,7 +16,7 @@ from fedveil.report.audit_figures import audit_figure, evidence_figure, roc_figu
 from fedveil.report.audit_tables import answer, audit_notes, audit_tables, compared, folded, headline
 from fedveil.report.canvas import keep
 from fedveil.report.plotting import Figure, own_style
-from fedveil.report.table import NOTHING, Table, shown, write
+from fedveil.tables import NOTHING, Table, shown, write
 
 PAGE = "audit"
 MOST = 8  # images in a row

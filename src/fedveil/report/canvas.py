@@ -6,8 +6,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from fedveil.files import write_atomic
 from fedveil.report.plotting import Axes, Figure, MaxNLocator, own_style
-from fedveil.runs.disk import write_atomic
 
 # Okabe and Ito's palette, which people with colour-blindness can tell apart; each setting has a marker of its own too.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00")

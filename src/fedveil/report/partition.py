@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from fedveil.data import DataSet, Holding
+from fedveil.files import make_folder, write_atomic
 from fedveil.report.canvas import keep
 from fedveil.report.plotting import Axes, Figure, own_style
-from fedveil.report.table import Table, shown
-from fedveil.runs.disk import make_folder, write_atomic
+from fedveil.tables import Table, shown
 
 MANY = 60  # clients: beyond, table and picture show the whole instead of each
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from fedveil.errors import cleaned
-from fedveil.runs.rows import Row
+from fedveil.evidence import Row
 
 LINES = 20  # plain lines a run or audit, about
 ROOM = 80  # columns of a terminal that has room for a bar

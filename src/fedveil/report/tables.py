@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from fedveil.evidence import OF_TWO as RARE
 from fedveil.gdp import rounded_up
 from fedveil.report.planning import meaning_of, useful
-from fedveil.report.table import NOTHING, Table, grouped_by, shown
-from fedveil.runs.rows import OF_TWO as RARE
 from fedveil.runs.summary import Summary
+from fedveil.tables import NOTHING, Table, grouped_by, shown
 
 OF_TWO = ("accuracy", *RARE)
 SHORT = {

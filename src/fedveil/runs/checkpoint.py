@@ -13,17 +13,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, uint8
 
-from fedveil.config.folders import remedy
 from fedveil.engines import Federation
 from fedveil.engines.history import Best
 from fedveil.engines.states import pack, unpack
 from fedveil.errors import damaged
+from fedveil.files import make_folder, remedy, write_atomic
 from fedveil.learning import ClientData
 from fedveil.learning.learner import Trainer
 from fedveil.learning.local import Trained
 from fedveil.learning.streams import Key
 from fedveil.reading import json_of
-from fedveil.runs.disk import make_folder, write_atomic
 
 FILE = "round.safetensors"
 PLAIN = "fedveil"  # the one entry of the metadata: the checksum, a space, the values

@@ -8,9 +8,9 @@ from safetensors.torch import load as tensors_of
 
 from fedveil import learning
 from fedveil.config.experiment import Config
-from fedveil.config.folders import CONFIG
 from fedveil.config.loading import load
 from fedveil.errors import FieldError
+from fedveil.files import CONFIG
 from fedveil.home.description import DESCRIPTION, Description, describe
 from fedveil.home.released import description_in, hypotheses_in, weights_of
 from fedveil.reading import json_of

@@ -9,15 +9,27 @@ from typing import Any
 from torch import Tensor
 
 from fedveil.config.experiment import Config
-from fedveil.config.folders import CONFIG, RUN, RUN_ID, refuse_used, remedy, require_begun
 from fedveil.config.loading import load
 from fedveil.engines import Federation
 from fedveil.errors import FieldError, LedgerError, damaged
+from fedveil.evidence import METRICS_CSV, METRICS_FILE, Row, parse_row, rows_csv, write_result
+from fedveil.files import (
+    CONFIG,
+    RUN,
+    RUN_ID,
+    FolderLock,
+    LedgerFiles,
+    Ledgers,
+    append,
+    make_folder,
+    refuse_used,
+    remedy,
+    require_begun,
+    write_atomic,
+)
 from fedveil.home.description import Description
 from fedveil.reading import json_of
 from fedveil.runs.checkpoint import Checkpoint
-from fedveil.runs.disk import FolderLock, LedgerFiles, Ledgers, append, make_folder, write_atomic, write_result
-from fedveil.runs.rows import METRICS_CSV, METRICS_FILE, Row, parse_row, rows_csv
 
 
 def new_run_id(config: Config) -> str:

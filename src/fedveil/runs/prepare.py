@@ -14,16 +14,16 @@ from fedveil.config.experiment import Config
 from fedveil.engines import Budgets, Evaluation, Execution, Federation, PerClient, Shared
 from fedveil.engines.seams import Behaviour, Probe, Turn
 from fedveil.errors import FieldError
+from fedveil.evidence import OF_TWO
+from fedveil.files import Ledgers
 from fedveil.learning import ClientData
 from fedveil.learning.learner import Learner
 from fedveil.learning.metrics import DEFAULT
 from fedveil.methods import ClientSide, Method
 from fedveil.registry import optional
 from fedveil.runs.deal import Dealt, deal_out, split_clients
-from fedveil.runs.disk import Ledgers
 from fedveil.runs.models import first_models, learner_of
 from fedveil.runs.poisoning import Poisoning, poisoning_of
-from fedveil.runs.rows import OF_TWO
 from fedveil.runs.settings import About, unusual
 from fedveil.runs.world import Shares, share_out
 

@@ -22,11 +22,11 @@ from fedveil.engines import Federation
 from fedveil.engines.history import publishable, totals_of
 from fedveil.engines.party import COMBINE, SERVER
 from fedveil.errors import FieldError
+from fedveil.files import Ledgers
 from fedveil.gdp import rounded_up
 from fedveil.mechanisms import NoSource, ReproducibleSource
 from fedveil.methods import Broadcast, ClientFacts, Method, Refusal, Releases, ServerFacts
 from fedveil.methods.record import RecordDP
-from fedveil.runs.disk import Ledgers
 from fedveil.runs.prepare import Setup, prepare
 from fedveil.secure import FEWEST
 

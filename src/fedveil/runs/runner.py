@@ -13,12 +13,12 @@ import torch
 from fedveil.config.experiment import Config
 from fedveil.engines import RoundRecord
 from fedveil.engines.seams import Probe
+from fedveil.evidence import Row, row_of
+from fedveil.files import Ledgers
 from fedveil.runs.described import about_of
-from fedveil.runs.disk import Ledgers
 from fedveil.runs.folder import RunFolder, new_run_id
 from fedveil.runs.opening import opening_of
 from fedveil.runs.prepare import Setup, here, prepare
-from fedveil.runs.rows import Row, row_of
 from fedveil.runs.summary import Summary, summary_of
 
 _TURN = RLock()  # torch's number of threads and its tracer of models are the process's

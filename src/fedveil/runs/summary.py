@@ -10,26 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Guarantee
 from fedveil.accounting.guarantee import read_off
-from fedveil.config.folders import remedy
 from fedveil.data import DataSet
 from fedveil.engines import Federation
 from fedveil.errors import damaged, require_a
-from fedveil.layout import Layout
+from fedveil.evidence import (
+    MEASURES,
+    METRICS_FILE,
+    REPRODUCIBLE,
+    Row,
+    by_present_names,
+    core_of,
+    parse_row,
+)
+from fedveil.files import Ledgers, remedy
 from fedveil.learning import ClientData, evaluate, evaluate_clients
-from fedveil.methods import Method
 from fedveil.reading import json_of
 from fedveil.runs.deal import data_digest
-from fedveil.runs.disk import Ledgers
 from fedveil.runs.folder import UNNOISED
 from fedveil.runs.prepare import Setup
 from fedveil.runs.promised import guarantees_of
-from fedveil.runs.provenance import numerics_of, versions
-from fedveil.runs.rows import MEASURES, METRICS_FILE, Row, by_present_names, last_rounds, noise_over_rounds, parse_row
 
 MEASURED = ("metrics", "last_rounds", "test_metrics")  # tables of figures by name
-REPRODUCIBLE = "reproducible, not for deployment"
 
 
 @dataclass(frozen=True)
@@ -122,38 +124,6 @@ def _largest(labels: Tensor) -> float:
     """The share of the most frequent class among labels that are not void."""
     counts = labels[labels >= 0].bincount()
     return float(counts.max()) / max(1, int(counts.sum())) if len(counts) else 0.0
-
-
-def core_of(
-    label: str,
-    method: Method,
-    layout: Layout,
-    rows: Sequence[Row],
-    guarantee: Guarantee,
-    delta: float,
-    trainer: str = "auto",
-) -> dict[str, Any]:
-    """What every summary holds, whoever ran the rounds."""
-    counted = {kind: sum(len(row[kind]) for row in rows) for kind in ("failed", "invalid", "refused")}
-    noisy = method.noisy
-    persons = noisy is not None and noisy.noisy_steps.images > 0
-    return {
-        "setting": label,
-        "method": method.name,
-        "trust": method.client.trust,
-        "measures": MEASURES,
-        "metrics": rows[-1]["metrics"] if rows else {},
-        "last_rounds": last_rounds(rows),
-        "test_metrics": {},
-        "guarantee": guarantee.describe(delta),
-        "noise": noise_over_rounds(rows),
-        "rounds": len(rows),
-        "replies": {"used": sum(row["replies"] for row in rows), **counted},
-        "dimension": layout.size,
-        "versions": versions(),
-        "numerics": numerics_of(noisy is not None, trainer, person=persons),
-        "seconds": {"rounds": round(sum(row["seconds"] for row in rows), 3)},
-    }
 
 
 def summary_of(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedveil.grid import Finished
-    from fedveil.report.table import Table
+    from fedveil.tables import Table
     from fedveil_studies.frame.files import Pages
     from fedveil_studies.frame.reproduction import Reproduction, Selection
 
@@ -132,7 +132,7 @@ def _listed() -> "Table":
     """Every study, by the study.toml of its package; where there is none, and of this process, it has to be loaded."""
     from importlib.metadata import entry_points
 
-    from fedveil.report.table import Table
+    from fedveil.tables import Table
 
     files = {one.name: _described(one.module) for one in entry_points(group="fedveil.studies")}
     loaded = sys.modules.get("fedveil_studies.frame.checking")

@@ -18,14 +18,13 @@ from fedveil.accounting import Policy
 from fedveil.accounting.guarantee import DOUBTS
 from fedveil.engines.party import SERVER
 from fedveil.errors import FieldError, LedgerError, damaged
+from fedveil.evidence import Books, promise_of_sites, promises, read_books, spent_of
 from fedveil.reading import json_of
-from fedveil.report.planning import spent_of
-from fedveil.report.statement.books import Books, promise_of_sites, promises, read_books
 from fedveil.report.statement.document import FORMAT, encoded
 from fedveil.report.statement.gather import agree, largest_epsilon
 from fedveil.report.statement.page import form_of, page_of
 from fedveil.report.statement.sections import headline_of, unit_of
-from fedveil.report.table import grouped_by
+from fedveil.tables import grouped_by
 
 
 @dataclass(frozen=True)

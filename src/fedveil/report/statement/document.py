@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedveil.accounting import VACUOUS
+from fedveil.evidence import NEIGHBOURS
 from fedveil.gdp import rounded_up
 from fedveil.reading import toml_of
 
@@ -23,7 +24,7 @@ def source(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-WORDS: Mapping[str, Mapping[str, str]] = toml_of(source("words.toml"))
+WORDS: Mapping[str, Mapping[str, str]] = {**toml_of(source("words.toml")), "neighbours": NEIGHBOURS}
 
 
 @dataclass(frozen=True)

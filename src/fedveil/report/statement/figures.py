@@ -14,11 +14,11 @@ import numpy as np
 from scipy.stats import binomtest
 
 from fedveil.attacks.statistics import roc, student_interval
+from fedveil.evidence import Row
 from fedveil.report.canvas import COLOURS, DASHES, dot, plain, whole_numbers
 from fedveil.report.plotting import Figure, own_style
 from fedveil.report.statement.document import Chart, Grid, Series
 from fedveil.report.statement.gather import Run
-from fedveil.runs.rows import Row
 
 MOST = 120  # points of a line
 CURVES: Mapping[str, tuple[str, str, Callable[[Row], float | None]]] = {

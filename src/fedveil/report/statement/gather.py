@@ -9,14 +9,14 @@ from typing import Any
 
 from fedveil.accounting import Policy
 from fedveil.accounting.guarantee import read_off
-from fedveil.config.folders import AUDIT, CELLS, COMPARISON, CONFIG, kind_of
 from fedveil.engines.lifetime import read_policy
 from fedveil.errors import FieldError, LedgerError, damaged, nearest
+from fedveil.evidence import Book, Books, promise_of_sites, promises, read_books
+from fedveil.files import AUDIT, CELLS, COMPARISON, CONFIG, kind_of
 from fedveil.reading import json_of, toml_of
-from fedveil.report.statement.books import Book, Books, promise_of_sites, promises, read_books
 from fedveil.report.statement.document import WORDS
-from fedveil.report.table import grouped_by
 from fedveil.runs.summary import Summary
+from fedveil.tables import grouped_by
 
 COMPARED, AUDITED, CANARIES = "comparison.json", "audit.json", "canaries.json"
 Promises = Mapping[str, Mapping[str, Any]]  # by party

@@ -16,17 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import fedveil
-from fedveil.config.folders import refuse_strangers
 from fedveil.errors import FieldError, damaged, require_choice
+from fedveil.evidence import spent_of
+from fedveil.files import make_folder, refuse_strangers, write_atomic
 from fedveil.gdp import rounded_up
 from fedveil.reading import json_of
 from fedveil.report.canvas import COLOURS
-from fedveil.report.planning import spent_of
 from fedveil.report.statement.document import ABSENT, WORDS, Chart, Report, beside, protected, source
 from fedveil.report.statement.figures import svg_of
 from fedveil.report.statement.gather import Gathered, Run
 from fedveil.report.statement.sections import headline_of, sections_of, unprotected_quantities
-from fedveil.runs.disk import make_folder, write_atomic
 from fedveil.runs.provenance import provenance
 
 PAGE_TEMPLATE, CARD_TEMPLATE = "report.html.j2", "card.yaml.j2"

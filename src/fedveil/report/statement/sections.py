@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedveil.engines.party import SERVER
-from fedveil.report.planning import spent_of
+from fedveil.evidence import spent_of
 from fedveil.report.statement.document import (
     WORDS,
     Fact,
@@ -18,7 +18,7 @@ from fedveil.report.statement.document import (
 )
 from fedveil.report.statement.figures import accuracy_rows, curves, roc_charts
 from fedveil.report.statement.gather import Gathered, Promises, Run
-from fedveil.report.table import NOTHING
+from fedveil.tables import NOTHING
 
 PROVEN = ("formal", "conditional")
 CHOSEN = ("privacy.clip", "privacy.epsilon", "privacy.noise_multiplier", "local.lr", "local.epochs")

@@ -7,9 +7,9 @@ from statistics import fmean, stdev
 from typing import Any, Self
 
 from fedveil.config import Config
+from fedveil.evidence import LAST
 from fedveil.grid import Cell, Outcome
 from fedveil.runs.prepare import Setup
-from fedveil.runs.rows import LAST
 from fedveil.runs.summary import Summary
 from fedveil_studies.frame.result import Published, Result, Value, interval_of
 

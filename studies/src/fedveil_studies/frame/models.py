@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedveil.config import Config
-from fedveil.config.folders import remedy
 from fedveil.config.sections import Data
 from fedveil.data import DataSet
 from fedveil.errors import FieldError, damaged
+from fedveil.files import remedy
 from fedveil.grid import Outcome
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, build_model, predict

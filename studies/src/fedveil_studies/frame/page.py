@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from fedveil.report.table import NOTHING, Table
+from fedveil.tables import NOTHING, Table
 from fedveil_studies.frame.audited import Audited, read_audits
 from fedveil_studies.frame.claims import best_of, judge
 from fedveil_studies.frame.described import ClaimOf

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from fedveil.grid import Cell, Store
-from fedveil.report.table import NOTHING, Table
+from fedveil.tables import NOTHING, Table
 from fedveil_studies.frame.result import Published, Result
 from fedveil_studies.frame.study import Study
 

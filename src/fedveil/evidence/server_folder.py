@@ -10,22 +10,21 @@ from typing import Any
 from torch import Tensor
 
 from fedveil.accounting import Ledger, guarantee_values
-from fedveil.config.folders import refuse_used
 from fedveil.engines import RoundRecord
 from fedveil.engines.party import SERVER, LineStore, lacking_rounds
 from fedveil.engines.server import Round
 from fedveil.engines.serving import Serving
 from fedveil.errors import FieldError, LedgerError, require_a
+from fedveil.evidence.opening import opening_of_server
+from fedveil.evidence.rows import METRICS_CSV, METRICS_FILE, Row, parse_row, row_of, rows_csv
+from fedveil.evidence.summary import REPRODUCIBLE, core_of, write_result
+from fedveil.files import FolderLock, LedgerFiles, append, make_folder, refuse_used, write_atomic
 from fedveil.home.description import Description
 from fedveil.layout import Layout
 from fedveil.logs import logger
 from fedveil.mechanisms import Source
 from fedveil.methods import Method
 from fedveil.reading import json_of
-from fedveil.runs.disk import FolderLock, LedgerFiles, append, make_folder, write_atomic, write_result
-from fedveil.runs.opening import opening_of_server
-from fedveil.runs.rows import METRICS_CSV, METRICS_FILE, Row, parse_row, row_of, rows_csv
-from fedveil.runs.summary import REPRODUCIBLE, core_of
 
 _LOG = logger("flwr")
 

@@ -164,7 +164,7 @@ def _of_terminal(text: object) -> Text:
 
 def write(folder: Path, name: str, tables: Sequence[Table], notes: Sequence[str] = (), first: str = "") -> list[str]:
     """Write tables as a Markdown page, with a text above and notes below, and as CSV, a file each; the files' names."""
-    from fedveil.runs.disk import write_atomic  # with PyTorch, which a table alone does not need
+    from fedveil.files import write_atomic  # with PyTorch, which a table alone does not need
 
     lines = [line for table in tables for line in replace(table, notes=()).markdown()]
     files = {f"{name}.md": "\n".join([*([first, ""] if first else []), *lines, *(f"* {note}" for note in notes), ""])}

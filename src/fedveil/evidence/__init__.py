@@ -1,0 +1,49 @@
+"""What a run leaves and what it proves: its rounds and summary, a server's folder, ledgers read from files."""
+
+from typing import TYPE_CHECKING
+
+from fedveil.registry import lazy
+
+if TYPE_CHECKING:
+    from fedveil.evidence.books import Book as Book
+    from fedveil.evidence.books import Books as Books
+    from fedveil.evidence.books import plain as plain
+    from fedveil.evidence.books import promise_of_sites as promise_of_sites
+    from fedveil.evidence.books import promises as promises
+    from fedveil.evidence.books import read_books as read_books
+    from fedveil.evidence.costs import NEIGHBOURS as NEIGHBOURS
+    from fedveil.evidence.costs import WIDE as WIDE
+    from fedveil.evidence.costs import advice_tables as advice_tables
+    from fedveil.evidence.costs import plan_table as plan_table
+    from fedveil.evidence.costs import reading_table as reading_table
+    from fedveil.evidence.costs import spent_of as spent_of
+    from fedveil.evidence.costs import used_of as used_of
+    from fedveil.evidence.numerics import NUMERICS as NUMERICS
+    from fedveil.evidence.numerics import numerics_of as numerics_of
+    from fedveil.evidence.numerics import versions as versions
+    from fedveil.evidence.opening import opening_of_server as opening_of_server
+    from fedveil.evidence.opening import parties_of as parties_of
+    from fedveil.evidence.opening import terms_of as terms_of
+    from fedveil.evidence.rows import FIGURES as FIGURES
+    from fedveil.evidence.rows import FORMERLY as FORMERLY
+    from fedveil.evidence.rows import LAST as LAST
+    from fedveil.evidence.rows import MEASURES as MEASURES
+    from fedveil.evidence.rows import METRICS_CSV as METRICS_CSV
+    from fedveil.evidence.rows import METRICS_FILE as METRICS_FILE
+    from fedveil.evidence.rows import OF_TWO as OF_TWO
+    from fedveil.evidence.rows import Row as Row
+    from fedveil.evidence.rows import by_present_names as by_present_names
+    from fedveil.evidence.rows import last_rounds as last_rounds
+    from fedveil.evidence.rows import noise_of as noise_of
+    from fedveil.evidence.rows import noise_over_rounds as noise_over_rounds
+    from fedveil.evidence.rows import parse_row as parse_row
+    from fedveil.evidence.rows import row_of as row_of
+    from fedveil.evidence.rows import rows_csv as rows_csv
+    from fedveil.evidence.server_folder import ServerFolder as ServerFolder
+    from fedveil.evidence.server_folder import rows_of as rows_of
+    from fedveil.evidence.server_folder import run_of as run_of
+    from fedveil.evidence.summary import REPRODUCIBLE as REPRODUCIBLE
+    from fedveil.evidence.summary import core_of as core_of
+    from fedveil.evidence.summary import write_result as write_result
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -1,0 +1,46 @@
+"""Files that are kept safe: locked, private, replaced at once; a run's ledgers as files; what a folder holds."""
+
+from typing import TYPE_CHECKING
+
+from fedveil.registry import lazy
+
+if TYPE_CHECKING:
+    from fedveil.files.disk import LOCK as LOCK
+    from fedveil.files.disk import FolderLock as FolderLock
+    from fedveil.files.disk import InUseError as InUseError
+    from fedveil.files.disk import append as append
+    from fedveil.files.disk import make_folder as make_folder
+    from fedveil.files.disk import write_atomic as write_atomic
+    from fedveil.files.folders import AUDIT as AUDIT
+    from fedveil.files.folders import CELLS as CELLS
+    from fedveil.files.folders import COMPARISON as COMPARISON
+    from fedveil.files.folders import CONFIG as CONFIG
+    from fedveil.files.folders import MODEL as MODEL
+    from fedveil.files.folders import RUN as RUN
+    from fedveil.files.folders import RUN_ID as RUN_ID
+    from fedveil.files.folders import SERVERS_LEDGER as SERVERS_LEDGER
+    from fedveil.files.folders import SPEC as SPEC
+    from fedveil.files.folders import STUDY as STUDY
+    from fedveil.files.folders import kind_of as kind_of
+    from fedveil.files.folders import refuse_others as refuse_others
+    from fedveil.files.folders import refuse_strangers as refuse_strangers
+    from fedveil.files.folders import refuse_used as refuse_used
+    from fedveil.files.folders import remedy as remedy
+    from fedveil.files.folders import require_begun as require_begun
+    from fedveil.files.folders import unused as unused
+    from fedveil.files.ledgers import SERVER as SERVER
+    from fedveil.files.ledgers import SHARED as SHARED
+    from fedveil.files.ledgers import LedgerFiles as LedgerFiles
+    from fedveil.files.ledgers import Ledgers as Ledgers
+    from fedveil.files.ledgers import LineStore as LineStore
+    from fedveil.files.locked import LEDGER as LEDGER
+    from fedveil.files.locked import LockedFile as LockedFile
+    from fedveil.files.locked import create as create
+    from fedveil.files.locked import lock as lock
+    from fedveil.files.locked import read_private as read_private
+    from fedveil.files.locked import replace_file as replace_file
+    from fedveil.files.locked import sync as sync
+    from fedveil.files.locked import wait_for as wait_for
+    from fedveil.files.locked import write_private as write_private
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -1,0 +1,127 @@
+"""Files that outlast a crash: added to, or replaced at once; and folders that one process at a time writes to."""
+
+import io
+import os
+import platform
+from pathlib import Path
+
+from fedveil.errors import FieldError
+from fedveil.files.locked import lock, sync
+
+LOCK = ".lock"
+
+
+class InUseError(FieldError):
+    """A folder that another process writes to."""
+
+
+class FolderLock:
+    """A folder that only this object may write to, from `take` to `release`.
+
+    The operating system holds the lock and lets go of it when the process ends, however it ends: a file that a killed
+    process left behind keeps nobody out. The file names the process that holds it, or was killed; `release` empties it.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the file lies.
+    name : str
+        The file's.
+    """
+
+    def __init__(self, folder: Path, name: str = LOCK) -> None:
+        self._folder, self._name, self._handle = folder, name, -1
+
+    def try_take(self) -> bool:
+        """Lock the folder, unless somebody else holds it."""
+        try:
+            self.take()
+        except InUseError:
+            return False
+        return True
+
+    def take(self) -> None:
+        """Lock the folder.
+
+        Raises
+        ------
+        InUseError, FieldError
+            If somebody else holds it; if the file system knows no locks.
+        """
+        handle = os.open(self._folder / self._name, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            lock(handle)
+        except (BlockingIOError, PermissionError) as error:
+            os.lseek(handle, 0, os.SEEK_SET)
+            holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
+            os.close(handle)
+            accepted = f"is being written to by {holder}: wait until that has ended, or end it"
+            raise InUseError("--out", str(self._folder), accepted) from error
+        except OSError as error:
+            os.close(handle)
+            accepted = f"cannot be locked ({error.strerror}): give a folder on a file system that can, as a local one"
+            raise FieldError("--out", str(self._folder), accepted) from error
+        os.ftruncate(handle, 0)
+        os.lseek(handle, 0, os.SEEK_SET)
+        os.write(handle, f"process {os.getpid()} on {platform.node()}\n".encode())
+        self._handle = handle
+
+    def release(self) -> None:
+        """Let go, if it is held. The file stays: removing it would let two processes lock two files of one name."""
+        if self._handle >= 0:
+            os.ftruncate(self._handle, 0)
+            os.close(self._handle)
+            self._handle = -1
+
+
+def append(path: Path, text: str) -> None:
+    """Append to a file and wait for the disk; a failed write leaves the file as it was."""
+    with io.open(path, "ab", opener=_mine) as file:  # noqa: UP020 - the crash tests watch io.open
+        before = file.tell()
+        try:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+            if before == 0:
+                sync(path.parent)
+        except OSError:
+            os.truncate(path, before)
+            raise
+
+
+def write_atomic(path: Path, content: bytes, writer: str = "") -> None:
+    """Replace a file's content at once: after a crash there is the old one or the new one.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    content : bytes
+        What it is to hold.
+    writer : str
+        Tells apart processes that may write the same file at the same time; without locks, the last one stands.
+    """
+    temporary = path.with_name(f".{path.name}{writer}.part")
+    with io.open(temporary, "wb", opener=_mine) as file:  # noqa: UP020
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
+def _mine(path: str, flags: int) -> int:
+    """Open a file that its owner alone may read: what a run leaves is not all noised."""
+    return os.open(path, flags, 0o600)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder for its owner alone, and those it lies in, unless they are there; wait for the disk."""
+    if not path.parent.exists():
+        make_folder(path.parent)
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        accepted = f"cannot be made ({error.strerror}): give a folder of your own with --out (in Python, out=)"
+        raise FieldError("--out", str(path), accepted) from error
+    sync(path.parent)
