@@ -709,7 +709,7 @@ BUGS = (
         "test_hostile_input",
     ),
     # runs and their folders
-    _bug("two processes write", "FolderLock.take", "_lock(handle)", "pass", LOCKS),
+    _bug("two processes write", "FolderLock.take", "lock(handle)", "pass", LOCKS),
     _bug(
         "a ledger can be emptied with its checkpoint",
         "RunFolder._verify",
