@@ -11,7 +11,6 @@ from importlib.resources import files
 from typing import Any
 
 from fedveil.accounting import VACUOUS
-from fedveil.evidence import NEIGHBOURS
 from fedveil.gdp import rounded_up
 from fedveil.reading import toml_of
 
@@ -24,7 +23,7 @@ def source(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-WORDS: Mapping[str, Mapping[str, str]] = {**toml_of(source("words.toml")), "neighbours": NEIGHBOURS}
+WORDS: Mapping[str, Mapping[str, str]] = toml_of(source("words.toml"))
 
 
 @dataclass(frozen=True)
