@@ -126,7 +126,7 @@ def read_off(
     found.about |= {"missing": gaps} if gaps else {}
     predicted = Column(rows, target)
     found.about |= _classes_of(predicted)
-    found.said += odd(predicted, "take these rows out")
+    found.said += odd(predicted, "take these rows out") + _rare(predicted, found.about)
     if site:
         found.about |= {"client_column": site}
     return found
@@ -154,6 +154,9 @@ def _kind(column: Column) -> str:
         return "date"
     _refuse_nearly(column)
     if _mostly_numbers(column):
+        odd_ones = np.isnan(column.numbers) & ~column.missing
+        if odd_ones.sum() == 1:
+            column.refuse(odd_ones[:1], "is no number, as all others are: a second header, or units? Take the row out")
         return "codes"
     return "texts" if column.present_texts.nunique() > FEW else ""
 
@@ -209,6 +212,8 @@ def _classes_of(column: Column) -> dict[str, Any]:
         raise FieldError("target", column.name, f"holds {column.sort}: a number or few texts can be predicted")
     column.refuse(_missing_target(column), "is missing: fill it in, or remove the row")
     _refuse_ids(column)
+    if len(column.texts) > 1 and column.texts.nunique() == 1:
+        raise FieldError("target", column.name, "is the same in each row: there is nothing to predict")
     if not column.numeric:
         if all(map(is_time, column.kinds)):
             raise FieldError("target", column.name, "holds dates or times: store them as numbers, such as years")
@@ -225,6 +230,15 @@ def _classes_of(column: Column) -> dict[str, Any]:
     if len(kinds) <= FEW and (kinds == np.floor(kinds)).all():
         return {"classes": _texts_once(column)}
     return {"target_range": _limits_of(column)}
+
+
+def _rare(column: Column, about: dict[str, Any]) -> list[str]:
+    """What is said of classes of a single row."""
+    if "classes" not in about or len(column.texts) < MANY:
+        return []
+    counts = column.texts.value_counts()
+    once = ", ".join(map(repr, sorted(counts.index[counts == 1])[:3]))
+    return [f"target {column.name!r}: a single row is of class {once}: is it one?"] if once else []
 
 
 def _refuse_ids(column: Column) -> None:

@@ -14,6 +14,7 @@ FEW = 20  # texts, or whole numbers, that are classes or categories; more are va
 _EPOCH = (6e8, 2.2e9)  # seconds since 1970: 1989 to 2039
 _UNITS = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
 _SERIAL = (14_000, 75_000)  # days since 1900, as spreadsheets count them: 1938 to 2105
+_MONTH = re.compile(r"(?:0?[1-9]|1[0-2])[.,](?:19|20)\d\d")
 _DAY_WORDS = "date datum day tag birth birthday dob geburt geburtsdatum admission admitted discharge"
 
 
@@ -61,6 +62,7 @@ def _sentinel(column: str, value: float, count: int, kinds: NDArray[np.float64],
     spread = max(float(others.max() - others.min()), 1e-300)
     gap = float(np.abs(others - value).min())
     nines = re.fullmatch(r"-?(9{2,}|8{3,}|7{3,})", f"{value:.15g}") is not None
+    nines = nines or (value in (7, 8, 9) and len(others) > 1 and gap >= spread)
     alone = value < 0 <= others.min() and value == int(value)
     lonely = value == 0 and len(others) > 2 and float(others.min()) >= 5 * float(np.median(np.diff(others)))
     if not alone and not lonely and (not nines or (gap <= spread / 2 and value >= 0)):
@@ -72,7 +74,8 @@ def _sentinel(column: str, value: float, count: int, kinds: NDArray[np.float64],
 def _time(column: Column, fix: str) -> str:
     """What is said of numbers that are moments or days; "" of others."""
     kinds = np.unique(column.present_numbers)
-    looks = _moment(kinds) or _day(kinds, set(words_of(column.name)))
+    months = len(kinds) > 2 and column.sort == "texts" and all(map(_MONTH.fullmatch, column.kinds))
+    looks = "months such as 1.2024" if months else _moment(kinds) or _day(kinds, set(words_of(column.name)))
     fix = "store what matters as a number, such as a year or an age" + (" in years" if fix else ", or take it out")
     return f"column {column.name!r} is read as amounts, and looks like {looks}: {fix}" if looks else ""
 

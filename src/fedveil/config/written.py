@@ -28,6 +28,8 @@ from fedveil.errors import FieldError
 
 LARGEST = (2_000_000, 2**30)  # rows and bytes, as `TableFile` has them
 UTF8 = "utf-8"
+FEWEST = 5  # rows of a table that may end in their sum
+TOTALS = "total totals sum summe gesamt mean average mittelwert durchschnitt"
 MOST_ARE = 0.8  # of the values; then the others are the odd ones
 
 
@@ -133,6 +135,7 @@ def read_written(path: Path, decimal: str, thousands: str, encoding: str = "") -
         _refuse_own_names(rows)
         if given is None and rows.file.lower().endswith((".csv", ".csv.gz")):
             rows = replace(rows, style=_style(rows, separator))
+        _refuse_total(rows)
         keys = {"separator": separator, "decimal": rows.style.decimal, "thousands": rows.style.thousands}
         usual = {"separator": ",", "decimal": ".", "thousands": "", "encoding": UTF8}
         keys["encoding"] = encoding or UTF8
@@ -147,6 +150,20 @@ def _refuse_own_names(rows: Rows) -> None:
         if column.sort == "texts" and str(name) in column.kinds:
             accepted = "is what its column is called: the file has no header line, or one between its rows"
             column.refuse((column.texts == str(name)).to_numpy(dtype=bool), accepted, "a name of a column")
+
+
+def _refuse_total(rows: Rows) -> None:
+    """Refuse a last row that sums up the others."""
+    last = np.arange(len(rows.frame)) == len(rows.frame) - 1
+    for name in rows.frame.columns if len(last) >= FEWEST else ():
+        column = Column(rows, name)
+        if column.sort == "texts" and str(column.texts.iloc[-1]).casefold() in TOTALS.split():
+            accepted = "sums up the rows above it: take the last row out"
+            column.refuse(last & (column.texts.value_counts()[column.texts.iloc[-1]] == 1), accepted)
+        if column.numeric and not column.missing[-1]:
+            above, total = column.present_numbers[:-1], column.present_numbers[-1]
+            sums_up = len(above) > 2 and total > 2 * np.abs(above).max() and np.isclose(total, above.sum(), 1e-9)
+            column.refuse(last & sums_up, "is the sum of the rows above it: take the last row out")
 
 
 def _style(rows: Rows, separator: str) -> Style:

@@ -1,7 +1,9 @@
 """Checks of what examples are labelled with: classes from 0 on, without gaps, and the clients they belong to."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unicodedata import category, normalize
 
 import numpy as np
 import torch
@@ -158,12 +160,21 @@ def natural_clients(
         if is_gap(text, vague=True):
             row = int(np.flatnonzero(given == text)[0])
             raise FieldError(at(row), text or "missing", "must name a client: fill it in, or remove the example")
-    if pair := spelt_twice(texts):
+    if pair := spelt_twice(texts, _site_form):
         first, second = sorted(pair, key=lambda text: int(np.flatnonzero(given == text)[0]))
         row, like = (int(np.flatnonzero(given == text)[0]) for text in (second, first))
         accepted = f"is like {first!r} of {at(like)}: one client, or two? Write each client's name in one way"
         raise FieldError(at(row), second, accepted)
     return torch.from_numpy(inverse.astype(np.int64)), tuple(str(v) for v in names)
+
+
+def _site_form(text: str) -> Any:
+    """A site's name as `plain_form` has it, without accents, and with one form of umlauts."""
+    plain = plain_form(text)
+    if not isinstance(plain, str):
+        return plain
+    letters = "".join(sign for sign in normalize("NFD", plain) if category(sign) != "Mn")
+    return re.sub("([aou])e", r"\1", letters)
 
 
 def people_of(name: str, values: Ids, examples: int, place: Callable[[int], str] | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
-from unicodedata import digit, normalize
+from unicodedata import category, digit, normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ MISSING = frozenset(
 _WORDS = "none|unknown|missing|na|n.a.|n.a|nan|null|nil|nat|unk|undefined|not available|not known|unbekannt|k.a."
 VAGUE = frozenset(_WORDS.split("|"))
 SPACES = " \u00a0\u2009\u202f"
+QUOTES = "\"'"
+_JOINTS = re.compile(r"(?<=\w)(?:[-_.\u2010-\u2015]+(?=\w)|\.(?= |$)| - )")  # as in Ward-1, ward_1, St. Mary
 THOUSANDS = ("", ",", ".", "'", " ")
 _GROUPS = {"": "", ",": ",", ".": r"\.", "'": "['\u2019]", " ": f"[{SPACES}]"}
 _DATES = re.compile(
@@ -52,6 +54,8 @@ _NEARLY = {
     "has a power that no reader knows": rf"{_PLAIN}\s*(?:[x×*]\s*10\s*\^?\s*[-+]?\d+|[dD][-+]?\d+)",
     "has an underscore": r"[+-]?\d+(?:_\d+)+",
     "has a fraction": r"[+-]?\d*\s*[¼½¾⅓⅔]|\d+\s*/\s*\d+",
+    "is in quotes": rf"(?:\"\s*{_PLAIN}\s*\"|'\s*{_PLAIN}\s*'?)",
+    "is a formula": r"=.+",
     "has a unit": rf"{_PLAIN}(?:\s*[a-zµμ°Ω][A-Za-zµμ°Ω]{{0,5}}|\s+[A-Z][a-z]?)(?:/[A-Za-zµ0-9]{{1,6}})?",
 }
 LOOSE = ("is below or above a limit", "has a unit", "has a fraction")  # categories, where all are
@@ -195,9 +199,14 @@ def marked(values: "pandas.Series[Any]", marks: Sequence[Any]) -> NDArray[np.boo
     return found
 
 
+def bare(text: str) -> str:
+    """A text without spaces around it and without characters that nobody sees, such as spaces of no width."""
+    return text.strip() if text.isascii() else "".join(sign for sign in text if category(sign) != "Cf").strip()
+
+
 def is_gap(text: str, *, vague: bool = False) -> bool:
     """Whether a text stands for a missing value."""
-    stripped = text.strip()
+    stripped = bare(text)
     return stripped in MISSING or (vague and stripped.casefold() in VAGUE)
 
 
@@ -208,9 +217,11 @@ def is_time(text: str) -> bool:
 
 def nearly_number(text: str, style: Style) -> str:
     """Say why a text that looks like a number is not read as one; "" if it does not look like one."""
-    stripped = text.strip()
+    stripped = bare(text)
     if is_time(stripped):
         return ""
+    if stripped != text.strip() and style.reads(stripped):
+        return "has a character that nobody sees: write the number alone"
     others = [other for other in STYLES if other.reads(stripped)]
     if others:
         ways = {f"{other.number(stripped):.15g}": _written(other) for other in reversed(others)}
@@ -232,14 +243,16 @@ def _written(style: Style) -> str:
 
 
 def plain_form(value: Any) -> Any:
-    """A value without what may differ by chance (case, spaces, accents' form, how a number is written)."""
+    """A value without what may differ by chance: case, spaces, signs between words, accents' and numbers' forms."""
     if not isinstance(value, str):
         return value
-    text = " ".join(normalize("NFKC", value).casefold().split())
+    text = " ".join(normalize("NFKC", bare(value)).casefold().split())
+    if len(text) > 2 and text[0] == text[-1] and text[0] in QUOTES:
+        text = text[1:-1].strip()
     with suppress(InvalidOperation):
         number = Decimal(text)
         return number if number.is_finite() else text
-    return text
+    return " ".join(_JOINTS.sub(" ", text.replace("\u2019", "'").replace("'", "")).split())
 
 
 def spelt_twice(values: Iterable[Any], form: Callable[[Any], Any] = plain_form) -> tuple[Any, Any] | None:
