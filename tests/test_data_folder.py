@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedveil.config.first import first_config
 from fedveil.data import MissingDataError, federate, load
 from fedveil.errors import FieldError
 
@@ -158,3 +159,19 @@ def test_folders_that_are_none(tmp_path):
     save(tmp_path / "val" / "a" / "0.png")
     with pytest.raises(FieldError, match="holds val beside train"):
         load("folder", path=tmp_path)
+
+
+@pytest.mark.parametrize(("one", "other"), [("Cat", "cat"), ("cat", "cat "), ("no_tumor", "no-tumor"), ("1", "01")])
+def test_a_class_that_is_spelt_twice_is_refused_until_both_are_declared(tmp_path, one, other):
+    for label in (one, other, "dog"):
+        save(tmp_path / label / "0.png")
+    with pytest.raises(FieldError, match="class folder"):
+        load("folder", path=tmp_path)
+    assert load("folder", path=tmp_path, classes=[one, other, "dog"]).classes == 3
+
+
+def test_a_single_class_is_no_first_experiment(tmp_path):
+    for i in range(3):
+        save(tmp_path / "cat" / f"{i}.png")
+    with pytest.raises(FieldError, match="cat"):
+        first_config("mine", str(tmp_path), 2, "client")

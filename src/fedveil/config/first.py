@@ -112,6 +112,8 @@ def first_config(
     if protect == "person" and dataset.group is None:
         accepted = 'is needed: the column or array that says whose an example is, "folder" for <class>/<person>/<image>'
         raise FieldError("person", person or None, accepted)
+    if dataset.classes == 1:
+        raise FieldError("data", data, f"has one class, {dataset.names()[0]!r}: there is nothing to tell apart")
     if about["name"] in ("folder", "npz") and dataset.classes:
         about["classes"] = list(dataset.class_names) or dataset.classes
     chosen = _positive(dataset, positive)

@@ -11,6 +11,7 @@ from fedveil.data.arrays import images
 from fedveil.data.labels import data_set
 from fedveil.data.pictures import MAX_PIXELS, MODES, SUFFIXES, size_of, stack
 from fedveil.data.sets import DataSet, MissingDataError
+from fedveil.data.values import spelt_twice
 from fedveil.errors import FieldError, nearest, require_choice, require_count, require_positive
 
 _CLUTTER = ("thumbs.db", "desktop.ini")  # what file managers leave behind; hidden files are passed over as well
@@ -161,6 +162,9 @@ def _image_in(folder: Path) -> str:
 
 def _classes(root: Path, items: Sequence[_Item], declared: Sequence[str], absent: Sequence[str]) -> list[str]:
     classes = sorted({item.label for item in items})
+    if not declared and (pair := spelt_twice(classes)):
+        accepted = f"is like {pair[0]!r}: one class, or two? Name folders in one way, or list both in data.classes"
+        raise FieldError(f"{root.name}: class folder", pair[1], accepted)
     if not declared:
         if absent:
             raise FieldError("data.absent", list(absent), "is for declared classes: list all of them in data.classes")
