@@ -29,7 +29,9 @@ from fedveil.learning.clients import as_client
 from fedveil.ranges import require_within
 from fedveil.runs.runner import Progress, Silent
 from fedveil.runs.summary import Summary
+from fedveil.tables import broken_lines
 
+WIDTH = 180  # columns of a comparison as text
 OwnSetting = AnyMethod | None | tuple[AnyMethod | None, LocalTraining]
 
 
@@ -135,17 +137,11 @@ class Compared(Sequence[Summary]):
 
     def __str__(self) -> str:
         """The table, and what has to be said beside it."""
-        from rich.console import Console
-
         from fedveil.report.tables import comparison_notes, comparison_tables
 
-        console = Console(width=180, no_color=True)
-        with console.capture() as text:
-            for table in comparison_tables(self.summaries, console.width):
-                console.print(table)
-            for note in comparison_notes(self.summaries):
-                console.print(cleaned(note, len(note), keep="\n"), markup=False, highlight=False)
-        return text.get()
+        tables = [table.text(WIDTH) for table in comparison_tables(self.summaries, WIDTH)]
+        notes = [cleaned(note, len(note), keep="\n") for note in comparison_notes(self.summaries)]
+        return "\n".join(line for text in (*tables, *notes) for line in (broken_lines(text, WIDTH))) + "\n"
 
 
 def _made(make: Make, clients: Clients, given: OwnSetting, seed: int) -> Federation:

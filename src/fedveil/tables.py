@@ -2,18 +2,16 @@
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
 from typing import Any, TypeVar
-
-from rich import box
-from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
-from rich.table import Table as RichTable
-from rich.text import Text
+from unicodedata import combining, east_asian_width
 
 from fedveil.errors import cleaned
+from fedveil.files import write_atomic
 
 NOTHING = "-"
 WRAPPED = 24  # letters that a column of sentences needs at least
@@ -80,12 +78,22 @@ class Table:
         title = self.title if set(names) & set(self.numbers[:1]) else ""
         return replace(self, header=names, rows=[[row[i] for i in at] for row in self.rows], title=title)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """For a terminal; notes are printed apart. One that is too narrow gets the columns in several tables."""
-        width = options.max_width
+    def text(self, width: int, rule: str = "─") -> str:
+        """For a terminal of so many columns; notes are printed apart. What is too narrow gets several tables.
+
+        Parameters
+        ----------
+        width : int
+            No line is longer.
+        rule : str
+            The letter that draws the line below the names of columns.
+        """
         broken = self._needed(range(len(self.header)), broken=False) > width
-        for number, columns in enumerate(self._groups(width) if broken else [range(len(self.header))]):
-            yield self._rendered(columns, width, titled=number == 0, broken=broken)
+        groups = self._groups(width) if broken else [list(range(len(self.header)))]
+        lines = broken_lines(self.title, width) if self.title else []
+        for columns in groups:
+            lines += self._drawn(columns, width, broken, rule)
+        return "\n".join(line.rstrip() for line in lines)
 
     def _groups(self, width: int) -> list[list[int]]:
         """Columns that fit beside one another; those that tell the rows apart stand in every group."""
@@ -114,25 +122,31 @@ class Table:
             longest = min(longest, max([WRAPPED, *(len(word) for line in lines for word in line.split())]))
         return max([longest, *map(len, words)])
 
-    def _rendered(self, columns: Sequence[int], width: int, titled: bool, broken: bool) -> RichTable:
+    def _drawn(self, columns: Sequence[int], width: int, broken: bool, rule: str) -> list[str]:
         """Some of the columns; where even these do not fit, words are broken and nothing is left out."""
         listed = not any(self.header)
-        style = None if listed else box.SIMPLE_HEAD
-        title = Text(self.title) if self.title and titled else None
-        table = RichTable(
-            title=title, title_justify="left", title_style="", box=style, show_edge=False, padding=(0, 1, 0, 0)
-        )
-        table.show_header = not listed
+        gap = 1 if listed else 2
+        names = [fill(self.header[i], self._least(i, broken)) if broken else self.header[i] for i in columns]
+        rows = [[_of_terminal(row[i]) for i in columns] for row in self.rows]
+        head = [_of_terminal(name) for name in names]
         fits = (2 * self._least(0, broken) if listed else self._needed(columns, broken)) <= width
-        for i in columns:
-            name = self.header[i]
-            keeps = fits and (i == 0 if listed else name not in self.wraps)
-            shown = fill(name, self._least(i, broken)) if broken else name
-            justify: JustifyMethod = "right" if name in self.numbers else "left"
-            table.add_column(_of_terminal(shown), no_wrap=keeps, overflow="fold", justify=justify)
-        for row in self.rows:
-            table.add_row(*(_of_terminal(row[i]) for i in columns))
-        return table
+        keeps = [fits and (i == 0 if listed else self.header[i] not in self.wraps) for i in columns]
+        natural = [max(letters(line) for row in (head, *rows) for line in row[c].split("\n")) for c in range(len(head))]
+        widths = narrowed(natural, keeps, width - gap * (len(columns) - 1) - 1)
+        right = [self.header[i] in self.numbers for i in columns]
+
+        def drawn(cells: Sequence[str]) -> list[str]:
+            texts = [broken_lines(text, size) for text, size in zip(cells, widths, strict=True)]
+            height = max(map(len, texts))
+            filled = [[*text, *[""] * (height - len(text))] for text in texts]
+            how = list(zip(widths, right, strict=True))
+            return [
+                (" " * gap).join(padded(part, *one) for part, one in zip(line, how, strict=True))
+                for line in zip(*filled, strict=True)
+            ]
+
+        lines = [] if listed else [*drawn(head), rule * (sum(widths) + gap * len(widths) - 1)]
+        return [*lines, *(line for row in rows for line in drawn(row))]
 
     def markdown(self) -> list[str]:
         """Lines, with the title as a heading and the notes as a list."""
@@ -157,15 +171,69 @@ class Table:
         return text.getvalue()
 
 
-def _of_terminal(text: object) -> Text:
+def _of_terminal(text: object) -> str:
     """A cell, which can hold another party's words: nothing in it moves a terminal."""
-    return Text(cleaned(text, len(str(text)), keep="\n"))
+    return cleaned(text, len(str(text)), keep="\n")
+
+
+def letters(text: str) -> int:
+    """Columns of a terminal that a text takes: letters of East Asian scripts take two, marks above others none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in text)
+
+
+def padded(text: str, width: int, right: bool) -> str:
+    """A text with blanks before or behind it."""
+    blanks = " " * (width - letters(text))
+    return blanks + text if right else text + blanks
+
+
+def narrowed(widths: Sequence[int], keeps: Sequence[bool], room: int) -> list[int]:
+    """Widths that fit into the room there is: the widest gives first, one that keeps its width only if all do."""
+    now = list(widths)
+    while sum(now) > max(room, len(now)):
+        giving = [i for i, keep in enumerate(keeps) if not keep and now[i] > 1] or [
+            i for i, size in enumerate(now) if size > 1
+        ]
+        widest = max(giving, key=lambda i: now[i])
+        now[widest] -= 1
+    return now
+
+
+def broken_lines(text: str, width: int) -> list[str]:
+    """A text in lines of at most `width` columns, broken between words; a longer word is broken itself."""
+    lines = []
+    for whole in text.split("\n"):
+        line, taken = "", 0
+        for word in re.findall(r"\s*\S+\s*", whole) or [whole]:
+            if line and taken + letters(word.rstrip()) > width:
+                lines.append(line.rstrip())
+                line, taken, word = "", 0, word.lstrip()
+            for part in _pieces(word, width):
+                if line and taken + letters(part.rstrip()) > width:
+                    lines.append(line.rstrip())
+                    line, taken = "", 0
+                line, taken = line + part, taken + letters(part)
+        lines.append(line.rstrip())
+    return lines
+
+
+def _pieces(word: str, width: int) -> list[str]:
+    """A word in parts that fit."""
+    if letters(word.rstrip()) <= width:
+        return [word]
+    parts, part = [], ""
+    for letter in word:
+        if part and letters(part + letter) > width and not letter.isspace():
+            parts.append(part)
+            part = ""
+        part += letter
+    return [*parts, part]
 
 
 def write(folder: Path, name: str, tables: Sequence[Table], notes: Sequence[str] = (), first: str = "") -> list[str]:
     """Write tables as a Markdown page, with a text above and notes below, and as CSV, a file each; the files' names."""
-    from fedveil.files import write_atomic  # with PyTorch, which a table alone does not need
-
     lines = [line for table in tables for line in replace(table, notes=()).markdown()]
     files = {f"{name}.md": "\n".join([*([first, ""] if first else []), *lines, *(f"* {note}" for note in notes), ""])}
     files |= {f"{name}-{i}.csv" if i > 1 else f"{name}.csv": table.csv() for i, table in enumerate(tables, 1)}

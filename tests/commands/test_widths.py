@@ -25,9 +25,7 @@ ROWS = [
 
 
 def printed(thing, width):
-    text = io.StringIO()
-    Console(file=text, width=width, force_terminal=True, color_system=None, legacy_windows=False).print(thing)
-    return text.getvalue()
+    return thing.text(width)
 
 
 def letters(text):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedveil.checks import require_unit
-from fedveil.cli.shared import console_for, say, show
+from fedveil.cli.shared import say, show, width
 from fedveil.errors import FieldError, nearest
 from fedveil.reading import toml_of
 
@@ -123,7 +123,7 @@ def beside_public(ranked: "Sequence[Choice]", begun: bool) -> str:
 def _show(choices: "tuple[Choice, ...]", delta: float) -> None:
     from fedveil.evidence import advice_tables
 
-    tables = advice_tables(choices, delta, console_for().width)
+    tables = advice_tables(choices, delta, width())
     show(tables, tables[-1].notes)
 
 

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
 from pathlib import Path
+from shutil import get_terminal_size
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
 from fedveil.errors import cleaned
 from fedveil.logs import LONGEST
+from fedveil.tables import broken_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -132,6 +134,17 @@ OUTPUT = Output()
 PIPE = 1000  # columns where nobody reads line by line: words and rows stay whole
 
 
+def terminal() -> TextIO:
+    """Where words for people go: standard output, or standard error if tables go to programs."""
+    return sys.stderr if OUTPUT.json else sys.stdout
+
+
+def width() -> int:
+    """Columns of the terminal, or as many as it takes where output goes elsewhere."""
+    columns = get_terminal_size().columns
+    return columns if terminal().isatty() else max(columns, PIPE)
+
+
 def console_for() -> "Console":
     """The terminal, or a page as wide as it takes when output goes elsewhere; silent, or stderr, if asked for."""
     from rich.console import Console
@@ -153,10 +166,11 @@ def executor_of(name: str) -> "Factory | None":
 
 def say(*lines: str, whole: bool = False) -> None:
     """Print lines as they stand; a whole one is not broken, so that a path in it can be copied."""
-    console = console_for()
+    if OUTPUT.quiet:
+        return
     for line in lines:
         line = cleaned(line, len(line), keep="\n")
-        console.print(line, markup=False, highlight=False, soft_wrap=whole)
+        terminal().write("\n".join([line] if whole else broken_lines(line, width())) + "\n")
 
 
 def show(tables: "Iterable[Table]", notes: Iterable[str] = (), whole: bool = False) -> None:
@@ -164,9 +178,18 @@ def show(tables: "Iterable[Table]", notes: Iterable[str] = (), whole: bool = Fal
     for table in tables:
         if OUTPUT.json:
             sys.stdout.write(json.dumps(table.values()) + "\n")
-        else:
-            console_for().print(table)
+        elif not OUTPUT.quiet:
+            terminal().write(table.text(width(), "─" if _writes("─") else "-") + "\n")
     say(*notes, whole=whole)
+
+
+def _writes(letter: str) -> bool:
+    """Whether the terminal's encoding has a letter."""
+    try:
+        letter.encode(terminal().encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def folder_of(config: str, name: str) -> Path:
