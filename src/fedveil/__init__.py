@@ -76,6 +76,8 @@ if TYPE_CHECKING:
     from fedveil.engines import Turn as Turn
     from fedveil.errors import FedVeilError as FedVeilError
     from fedveil.errors import FieldError as FieldError
+    from fedveil.estimators import FederatedClassifier as FederatedClassifier
+    from fedveil.estimators import FederatedRegressor as FederatedRegressor
     from fedveil.home import ReleasedModel as ReleasedModel
     from fedveil.home import load as load
     from fedveil.layout import Layout as Layout

@@ -157,7 +157,8 @@ def _columns(about: Description) -> Iterator[str]:
         said = json.dumps(declared) if declared else "as it is"
         yield f"| {_plain(name)} | {_plain(said)} | {_plain(gap)} |"
     yield ""
-    yield f"Scaling: {_plain(about.inputs.get('scale', ''))}; outside a declared range: {_plain(about.inputs['outside'])}."
+    scale, outside = _plain(about.inputs.get("scale", "")), _plain(about.inputs.get("outside", ""))
+    yield f"Scaling: {scale}; outside a declared range: {outside}."
     yield ""
 
 
