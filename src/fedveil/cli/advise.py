@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from fedveil.accounting import Choice
 
 
+DELTA = 1e-5  # where nobody says one
+CHOSEN = ("epsilon", "delta", "examples", "dimension")  # beside an experiment's file
 WHOSE = 'the data say whose each example is, and this promises single examples: unit = "person" promises people'
 
 
@@ -33,11 +35,11 @@ def advise(
     dimension: Annotated[int | None, typer.Option(help="Trainable parameters.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Target of the total.")] = None,
-    delta: Annotated[float, typer.Option(help="Of every epsilon.")] = 1e-5,
+    delta: Annotated[float | None, typer.Option(help="Of every epsilon; default: the file's, or 1e-5.")] = None,
     unit: Annotated[str | None, typer.Option(help="client, record or person; default: what is known.")] = None,
     records_per_person: Annotated[int | None, typer.Option(help="The most records of one person, as declared.")] = None,
     trust: Annotated[str | None, typer.Option(help="central, local, trusted sum or secure sum; default: all.")] = None,
-    relation: Annotated[str, typer.Option(help="Neighbours.")] = "zero-out",
+    relation: Annotated[str | None, typer.Option(help="Neighbours; default: zero-out.")] = None,
     clip: Annotated[float | None, typer.Option(help="Existing: the clipping norm. Reads a configuration.")] = None,
     sigma: Annotated[float | None, typer.Option(help="Existing: deviation of its noise.")] = None,
     sensitivity: Annotated[float | None, typer.Option(help="Existing: what sigma is for, if not the clip.")] = None,
@@ -64,6 +66,7 @@ def advise(
     existing = {**base, "clip": clip, "sigma": sigma, "sensitivity": sensitivity}
     tables = _tables(config)
     if config is not None and not tables.keys() & {"advise", "existing"}:
+        _refuse_unused({**target, **existing})
         _experiment(config, target)
         return
     if "existing" in tables or clip is not None:
@@ -71,7 +74,7 @@ def advise(
         show([reading_table(options)])
     if "advise" in tables or clip is None or clients is not None:
         asked = tables.get("advise", {})
-        _show(_called(choices, target, asked), asked.get("delta", delta))
+        _show(_called(choices, target, asked), asked.get("delta", delta or DELTA))
 
 
 def _tables(config: str | None) -> dict[str, Any]:
@@ -84,6 +87,16 @@ def _tables(config: str | None) -> dict[str, Any]:
         return {}
 
 
+def _refuse_unused(options: Mapping[str, Any]) -> None:
+    """Refuse options of which an experiment's own file says what they are."""
+    for name, value in options.items():
+        if value is not None and name not in CHOSEN:
+            accepted = (
+                f"is what CONFIG says: change it there, or leave CONFIG out. Beside it go --{', --'.join(CHOSEN)}"
+            )
+            raise FieldError(f"--{name.replace('_', '-')}", value, accepted)
+
+
 def _experiment(name: str, target: Mapping[str, Any]) -> None:
     """Say what an experiment's run promises, and rank what else reaches its epsilon or the one asked for."""
     from fedveil.accounting.guarantee import VACUOUS
@@ -92,7 +105,7 @@ def _experiment(name: str, target: Mapping[str, Any]) -> None:
     from fedveil.runs.promised import choices, prepared, promised
 
     config = load(name)
-    setup, delta = prepared(config), config.privacy.budget.delta
+    setup, delta = prepared(config), target["delta"] or config.privacy.budget.delta
     promise = promised(setup)
     guarantee = promise.guarantee
     show([promise_table(config.privacy.method, promise, delta)])
@@ -102,7 +115,7 @@ def _experiment(name: str, target: Mapping[str, Any]) -> None:
     if epsilon is None:
         say("--epsilon 4, say, ranks what reaches that total for this federation")
         return
-    ranked = choices(setup, promise, epsilon, target["examples"], target["dimension"])
+    ranked = choices(setup, promise, epsilon, target["examples"], target["dimension"], delta)
     _show(ranked, delta)
     if setup.dealt.public is not None:
         say(beside_public(ranked, config.model.start == "public"))

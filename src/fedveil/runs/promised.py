@@ -7,6 +7,7 @@ record what each release would cost; nothing is trained, and nothing leaves. Led
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from statistics import median
@@ -30,6 +31,7 @@ from fedveil.methods.record import RecordDP
 from fedveil.runs.prepare import Setup, prepare
 from fedveil.secure import FEWEST
 
+FEW = 2  # a budget that holds fewer than one in so many rounds is said
 REACH = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # mu of the worst client at the distances of its curve, or about
 
 
@@ -109,10 +111,31 @@ def promised(setup: Setup) -> Promise:
     return Promise(replace(totals.worst, hypotheses_apart=None), totals.validation, done, rounds, first, at_most)
 
 
+def few_rounds(setup: Setup) -> tuple[str, ...]:
+    """What to say before a run whose budget holds only a few of its rounds."""
+    budget, config = setup.config.privacy.budget, setup.config
+    if budget.epsilon is None and budget.participations is None and budget.leakage_cap is None:
+        return ()
+    here = config.model_copy(update={"engine": "local", "source": Randomness()})
+    with suppress(FieldError):  # what is refused, the run refuses
+        promise = promised(replace(setup, config=here))
+        if FEW * promise.rounds < promise.planned:
+            return (
+                f"[privacy.budget] holds {promise.rounds} of the {promise.planned} rounds that are asked for: plan the "
+                "noise for as many as are wanted, or ask for fewer (fedveil advise says what the run promises)",
+            )
+    return ()
+
+
 def choices(
-    setup: Setup, promise: Promise, epsilon: float, examples: int | None = None, dimension: int | None = None
+    setup: Setup,
+    promise: Promise,
+    epsilon: float,
+    examples: int | None = None,
+    dimension: int | None = None,
+    delta: float | None = None,
 ) -> tuple[Choice, ...]:
-    """What else reaches a total epsilon for this federation."""
+    """What else reaches a total epsilon for this federation, at the configuration's delta or another one."""
     config, promised = setup.config, promise.guarantee
     own = setup.config.privacy.options  # what is planned there stays planned
     people = own.get("people")
@@ -122,7 +145,7 @@ def choices(
         dimension=dimension or setup.learner.layout.size,
         rounds=config.rounds,
         epsilon=epsilon,
-        delta=config.privacy.budget.delta,
+        delta=delta or config.privacy.budget.delta,
         relation=promised.relation if promised.proven and not promised.by_distance else "zero-out",
         people=None if people is None else max(1, round(people)),
         unit="person" if promised.unit == "person" else None,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from threading import RLock
 from time import perf_counter
@@ -19,6 +20,7 @@ from fedveil.runs.described import about_of
 from fedveil.runs.folder import RunFolder, new_run_id
 from fedveil.runs.opening import opening_of
 from fedveil.runs.prepare import Setup, here, prepare
+from fedveil.runs.promised import few_rounds
 from fedveil.runs.summary import Summary, summary_of
 
 _TURN = RLock()  # torch's number of threads and its tracer of models are the process's
@@ -122,6 +124,8 @@ def run(
             folder = RunFolder(Path(out), config, resume=resume, message=progress.say)
             stack.callback(folder.close)
         setup = prepare(config, memo)
+        if not setting and not resume:
+            setup = replace(setup, warnings=(*setup.warnings, *few_rounds(setup)))
         for warning in () if setting else setup.warnings:  # a comparison says them once, beside its table
             progress.say(warning)
         ledgers = folder.ledgers if folder else Ledgers(new_run_id(config))
