@@ -1,5 +1,6 @@
 """Modules that stand for another one, and parameters that are no plain tensors: refused with the way out."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,12 +9,46 @@ from torch import Tensor, jit, nn
 from fedveil.errors import FieldError
 
 _SEVERAL = "is on several devices, which FedVeil does without"
+COMPILED = (
+    "the model was compiled (torch.compile), and is trained as plain PyTorch: what is meant is its own module, "
+    "model._orig_mod, whose names the state dictionaries have"
+)
 _WAYS_OUT = {
     "DataParallel": f"{_SEVERAL}: give the model in it, model.module",
     "DistributedDataParallel": f"{_SEVERAL}: give the model in it, model.module",
     "FullyShardedDataParallel": f"{_SEVERAL}: give the model as it was before it was wrapped",
     "OptimizedModule": "is what torch.compile returned: give the model itself, model._orig_mod",
 }
+
+
+def uncompiled(model: Any, tell: Callable[[], None]) -> Any:
+    """The module that ``torch.compile`` took, or a function of such modules; anything else as it is.
+
+    Parameters
+    ----------
+    model : torch.nn.Module or callable
+        What a federation is given. A part of it that is compiled by itself is left, and refused elsewhere.
+    tell : callable
+        Called where one was compiled: it is trained as plain PyTorch, to the numbers of the module itself.
+    """
+    if isinstance(model, nn.Module):
+        if not _is_compiled(model):
+            return model
+        tell()
+        return uncompiled(model._orig_mod, tell)
+    if not callable(model) or isinstance(model, type):
+        return model
+
+    def build() -> Any:
+        return uncompiled(model(), tell)
+
+    build.__name__ = getattr(model, "__name__", "a function")
+    return build
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    kinds = {kind.__name__: kind.__module__ for kind in type(module).__mro__}
+    return kinds.get("OptimizedModule", "").startswith("torch.")
 
 
 def require_unwrapped(module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Options beside an experiment's file: `advise` takes them or refuses them, and `run` says what a budget cannot hold."""
+"""Options beside an experiment's file are taken or refused, and `run` says what a budget cannot hold."""
 
 import json
 

@@ -179,8 +179,16 @@ def test_a_model_whose_rows_follow_their_examples_is_taken(model):
     assert not fv.Federation(model=model, clients=clients(), method=record()).run(1).rounds[0].zeroed
 
 
-@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.jit.script, torch.compile])
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    ("wrap", "inside"),
+    [
+        (nn.DataParallel, False),
+        (nn.DataParallel, True),
+        (torch.jit.script, False),
+        (torch.jit.script, True),
+        (torch.compile, True),
+    ],
+)
 def test_a_module_that_stands_for_another_is_refused_by_name(wrap, inside):
     model = wrap(nn.Sequential(nn.Flatten(), nn.Linear(30, 2)))
     with pytest.raises(fv.FieldError, match="give the"):

@@ -66,6 +66,7 @@ def look_at_plain_training(cell):
             federation(cell, model)
         return
     own = federation(cell, model, **(cell.options or {}))
+    model = getattr(model, "_orig_mod", model)  # of a compiled one the module itself
     before = {name: value.clone() for name, value in model.state_dict().items()}
     wanted = by_hand(cell, model, own.layout) if cell.compared else None
     found = own.run(1).models[0]
@@ -100,6 +101,7 @@ def look_at_record_level(cell):
             return
     model = fv.learning.mend(built(cell)) if cell.mended else built(cell)
     own = federation(cell, model, CLIPPED_LR, method=record())
+    model = getattr(model, "_orig_mod", model)
     done = own.run(1)
     assert not done.rounds[0].zeroed
     assert torch.isfinite(done.models).all()

@@ -329,7 +329,7 @@ ZOO = [
     Cell("Stored channels last", lambda: I.ResNet(I.groups, False).to(memory_format=torch.channels_last), IMAGES),
     Cell("Features centred by the batch", Centred, record="other examples"),
     Cell("`model.compile()`", compiled_in_place),
-    Cell("`torch.compile(model)`", lambda: torch.compile(Shared()), plain="_orig_mod", record="_orig_mod"),
+    Cell("`torch.compile(model)`", lambda: torch.compile(Shared(), backend="eager")),
     Cell("`nn.DataParallel(model)`", lambda: nn.DataParallel(Shared()), plain="model.module", record="model.module"),
     Cell(
         "`torch.jit.script(model)`",
@@ -381,7 +381,6 @@ REASONS = {
     "batch_first": "refused: rows follow other rows",
     "other examples": "refused: rows follow other rows",
     "sparse=True": "refused: sparse gradients show words",
-    "_orig_mod": "refused: give `model._orig_mod`",
     "model.module": "refused: give `model.module`",
     "scripted": "refused: give the module it was made from",
     "persistent=False": "refused: buffers on PyTorch's own layer",

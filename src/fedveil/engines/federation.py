@@ -33,6 +33,7 @@ from fedveil.learning.learner import Learned
 from fedveil.learning.metrics import metric_names
 from fedveil.mechanisms import ReproducibleSource, Source, begin_normals
 from fedveil.methods import Broadcast, SecureSum, in_order
+from fedveil.wrapped import COMPILED, uncompiled
 
 
 class Federation:
@@ -113,8 +114,13 @@ class Federation:
         each = method if isinstance(method, PerClient) else PerClient(method)
         self.method = assembly.resolve_method(each.method)
         self.client_sides = assembly.client_sides_of(self.method, each.sides, len(self.clients))
+        compiled: list[str] = []
         module, starts = assembly.initial_broadcast(
-            model, self.method.server.hypotheses, seed, shared.buffers, shared.initial
+            uncompiled(model, lambda: compiled.append(COMPILED)),
+            self.method.server.hypotheses,
+            seed,
+            shared.buffers,
+            shared.initial,
         )
         self.layout = Layout.from_module(module, buffers=shared.buffers)
         how = (self.method, self.clients, shared.region, execution.trainer, execution.workers)
@@ -125,7 +131,7 @@ class Federation:
             self.learner.private_trainer.check_sizes(self.clients, least=1 if execution.single_examples else 2)
         tell = execution.tell or partial(warn, category=RunWarning, stacklevel=4)
         self.warnings = Warnings(self.method, self.layout, tell)
-        odd = (*oddities(self.clients), *same_examples(self.clients))
+        odd = (*compiled, *oddities(self.clients), *same_examples(self.clients))
         for line in odd if execution.learner is None else ():
             self.warnings.say(line, line)
         self.cohort_size = assembly.cohort_size(clients_per_round, len(self.clients), self.method)
