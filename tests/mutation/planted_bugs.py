@@ -1567,8 +1567,8 @@ BUGS = (
     ),
     _bug(
         "record: a gradient just below the clip is not shrunk",
-        "PerExample.clipped_sum",
-        "clip * (1 - max(SHRINK, 0 if alone else 2 * terms ** 2 * 2.0 ** (-53)))",
+        "lowered",
+        "clip * max(0.0, 1 - max(SHRINK, 2 * terms ** 2 * 2.0 ** (-53)))",
         "clip",
         f"{PRIVATE}::test_the_clip_pays_for_what_float64_rounds",
     ),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedveil.layout import Layout
 
 _SOUND = 1e-10  # how far products of a basis's rows may be from 0 or 1: ten thousand times what rounding leaves
+_LONGEST = 1e100  # squared: beyond float32, and short enough that no product with a square below float64 is a length
 _BLOCK = 1 << 18  # numbers that are held in float64 at once: they should stay in a core's cache
 
 Named = list[tuple[str, Tensor]]
@@ -75,10 +76,12 @@ class Products:
         self._wide: Tensor | None = None  # output gradients in float64
 
     def squares(self) -> Tensor:
-        """Squared norms [B]: products of two."""
+        """Squared norms [B]: products of two, and infinite where one is so long that the other may have got lost."""
         self._wide = self._b.to(torch.float64)
-        own = (self._wide * self._wide).sum(0)
-        return own.addcmul(own, self._lengths) if "bias" in self._names else own.mul_(self._lengths)
+        own, lengths = (self._wide * self._wide).sum(0), self._lengths
+        if self._b.dtype == torch.float64:
+            own, lengths = (square.masked_fill(square > _LONGEST, math.inf) for square in (own, lengths))
+        return own.addcmul(own, lengths) if "bias" in self._names else own.mul_(lengths)
 
     def parts(self) -> list[Tensor]:
         """Output gradients, and inputs unless they are the examples themselves."""

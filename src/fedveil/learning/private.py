@@ -80,6 +80,10 @@ class PrivateTrainer(SequentialTrainer):
         if noisy.summed and local.optimizer != "sgd":
             accepted = 'must be "sgd": a trusted sum promises nothing about the sum of steps that are not linear'
             raise FieldError("optimizer", local.optimizer, accepted)
+        for block in layout.blocks if noisy.summed else ():
+            if block.dtype not in (torch.float32, torch.float64):
+                accepted = "rounds a share's noise away, and no record's step: train a sum in float32, model.float()"
+                raise FieldError(block.name, block.dtype, accepted)
         losses_of(local.loss)
         if local.unusual:
             accepted = "has no form with noise inside training: leave it out, and lr a number"
@@ -159,6 +163,10 @@ class PrivateTrainer(SequentialTrainer):
             if noisy.public_size and 0 < noisy.units < n:
                 accepted = f"must be at most units = {noisy.units}, beyond which sums overflow: raise it"
                 raise FieldError(field, n, accepted)
+            held, fine = noisy.most or n, noisy.deviation / (2 * self._coarsest * noisy.clip)
+            if noisy.summed and held > fine:  # their gradients may all be alike, and then their sum rounds as n C does
+                accepted = f"must be at most {fine:.0f} in a sum: beyond them rounding undoes its share of the noise; "
+                raise FieldError(field, held, f"{accepted}train in float64, or use the method 'record' without a sum")
             if noisy.public_size and n < least:
                 raise FieldError(field, n, f"must be at least {least}: join the silo with another, or run without it")
             if noisy.public_size and noisy.rate < 1 and n < lot * (1 - 1e-9):
@@ -170,10 +178,15 @@ class PrivateTrainer(SequentialTrainer):
         if not self.noisy.summed:
             return
         moved = self.noisy.lr * self.noisy.deviation / self.noisy.denominator
-        grid = torch.finfo(starts.dtype).eps * (float(starts.abs().max()) + self.noisy.lr * self.noisy.clip)
+        grid = self._coarsest * (float(starts.abs().max()) + self.noisy.lr * self.noisy.clip)
         if moved < 2 * grid:
             accepted = f"moves weights by noise of {moved:.2g}, which rounding to {grid:.2g} would undo: raise it, or "
             raise FieldError("lr", self.noisy.lr, f"{accepted}train in float64, or use the method 'record'")
+
+    @property
+    def _coarsest(self) -> float:
+        """Of the parameters' types, the share by which the coarsest rounds."""
+        return max(torch.finfo(block.dtype).eps for block in self.layout.blocks)
 
     def _noisy(self, start: Tensor, client: ClientData, key: Key, source: Source) -> Trained:
         noisy, n = self.noisy, len(self._lots.units_of(client))
