@@ -85,6 +85,40 @@ def test_several_labels_by_hand_and_against_scikit_learn():
     assert found["micro_auc"] == pytest.approx(oracle.roc_auc_score(truth, SEVERAL, average="micro"))
 
 
+def test_each_of_several_labels_has_figures_of_its_own():
+    names = ("auc[each]", "f1[each]", "accuracy[1]", "sensitivity[2]", "specificity[2]", "exact_match")
+    loss = nn.BCEWithLogitsLoss()
+    groups, found = metrics_of_groups(SEVERAL, SEVERAL_Y, [10, 0, len(SEVERAL) - 10], names, loss)
+    said, truth = (SEVERAL > 0).int(), SEVERAL_Y.int()
+    labels = range(SEVERAL.shape[1])
+    assert set(found) == {
+        "examples",
+        "exact_match",
+        "accuracy[1]",
+        "sensitivity[2]",
+        "specificity[2]",
+        *(f"auc[{k}]" for k in labels),
+        *(f"f1[{k}]" for k in labels),
+    }
+    for k in labels:
+        assert found[f"auc[{k}]"] == pytest.approx(oracle.roc_auc_score(truth[:, k], SEVERAL[:, k]))
+        assert found[f"f1[{k}]"] == pytest.approx(oracle.f1_score(truth[:, k], said[:, k], average="macro"))
+        assert groups[0][f"f1[{k}]"] == pytest.approx(
+            oracle.f1_score(truth[:10, k], said[:10, k], average="macro", zero_division=0)
+        )
+    assert found["accuracy[1]"] == pytest.approx(oracle.accuracy_score(truth[:, 1], said[:, 1]))
+    assert found["sensitivity[2]"] == pytest.approx(oracle.recall_score(truth[:, 2], said[:, 2]))
+    assert found["specificity[2]"] == pytest.approx(oracle.recall_score(truth[:, 2], said[:, 2], pos_label=0))
+
+
+@pytest.mark.parametrize("name", ["auc[9]", "loss[0]", "rmse[0]", "auk[0]", "auc[-1]"])
+def test_a_figure_of_a_label_that_is_not_there_is_refused(name):
+    with pytest.raises(FieldError, match="metrics"):
+        metrics(SEVERAL, SEVERAL_Y, [name], nn.BCEWithLogitsLoss())
+    with pytest.raises(FieldError, match="metrics"):
+        metrics(LOGITS, Y, ["auc[0]"])
+
+
 def test_shares_of_classes_are_classes():
     shares = F.one_hot(Y, 3).float()
     found = metrics(LOGITS, shares, loss=nn.CrossEntropyLoss())

@@ -100,6 +100,12 @@ class Answers:
         vars(other).update({name: vars(self)[name] for name in ("predicted", "probabilities") if name in vars(self)})
         return other
 
+    def of_label(self, label: int) -> "Answers":
+        """Of several labels that may hold, one alone: two classes, of which 1 is that it holds."""
+        yes = self.outputs[:, label]
+        outputs, labels = np.stack([np.zeros_like(yes), yes], 1), self.labels[:, label].astype(np.int64)
+        return replace(self, task="classes", outputs=outputs, labels=labels, asked=None)
+
     @cached_property
     def images(self) -> "Answers":
         """The same with each image as a group of its own."""

@@ -10,6 +10,7 @@ The unit that is counted is a label: one an example, or one a pixel where a mode
 """
 
 import math
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -217,6 +218,8 @@ def task_of(y: Tensor, loss: Loss | None = None, outputs: Sequence[int] | None =
 def metric_names(names: Sequence[str] | None, task: TaskKind) -> tuple[str, ...]:
     """Metrics to compute: the given ones, or the task's usual ones.
 
+    Where several labels may hold, ``auc[2]`` is that of label 2 alone, and ``auc[each]`` that of every one.
+
     Raises
     ------
     FieldError
@@ -226,12 +229,41 @@ def metric_names(names: Sequence[str] | None, task: TaskKind) -> tuple[str, ...]
     for name in chosen:
         if name == "macro_auc":
             raise FieldError("metrics", name, "is called 'auc'; what was called so is 'micro_auc'")
+        base, label = _of_label(name)
+        if label and task == "labels" and base in METRICS and base != "loss" and "classes" in METRICS[base].tasks:
+            continue
+        if label and base in METRICS:
+            accepted = f"is the figure of one label, where several may hold; labels are {task}: write {base!r}"
+            raise FieldError("metrics", name, accepted)
         if name not in METRICS:
             raise FieldError("metrics", name, nearest(name, METRICS))
         if task not in METRICS[name].tasks:
             known = ", ".join(other for other, m in METRICS.items() if task in m.tasks)
             raise FieldError("metrics", name, f"does not exist where labels are {task}; there are: {known}")
     return chosen
+
+
+def _of_label(name: str) -> tuple[str, str]:
+    """A figure's name and the label it is of: ``auc[2]`` as "auc", "2"; with an empty label where it is of all."""
+    found = re.fullmatch(r"(\w+)\[(\d+|each)\]", name)
+    return (found[1], found[2]) if found else (name, "")
+
+
+def _each_label(names: Sequence[str], labels: int) -> tuple[str, ...]:
+    """The names with ``[each]`` written out for so many labels."""
+    every: list[str] = []
+    for name in names:
+        base, label = _of_label(name)
+        every += [f"{base}[{k}]" for k in range(labels)] if label == "each" else [name]
+        if label.isdecimal() and int(label) >= labels:
+            raise FieldError("metrics", name, f"there are {labels} labels: 0 to {labels - 1}, or [each]")
+    return tuple(dict.fromkeys(every))
+
+
+def _column(name: str, answers: Answers) -> Floats:
+    """A figure of each group."""
+    base, label = _of_label(name)
+    return METRICS[base].function(answers.of_label(int(label)) if label else answers)
 
 
 def metrics(outputs: Tensor, y: Tensor, names: Sequence[str] | None = None, loss: Loss | None = None) -> Figures:
@@ -277,7 +309,7 @@ def metrics_of_groups(
     if not len(y):
         return [{"examples": 0} for _ in sizes], {"examples": 0}
     task = task_of(y, loss, outputs.shape)
-    chosen = metric_names(names, task)
+    chosen = _each_label(metric_names(names, task), outputs.shape[1] if task == "labels" else 1)
     held = [size for size in sizes if size]
     answers, void = _answers(task, outputs.detach(), y, held, loss)
     opaque = loss is not None and "loss" in chosen and not (isinstance(loss, str) and loss in LABELWISE)
@@ -295,7 +327,7 @@ def metrics_of_groups(
 
 
 def _figures(answers: Answers, sizes: Sequence[int], chosen: Sequence[str]) -> list[Figures]:
-    columns = [np.asarray(METRICS[name].function(answers), np.float64).tolist() for name in chosen]
+    columns = [np.asarray(_column(name, answers), np.float64).tolist() for name in chosen]
     rows = zip(*columns, strict=True) if chosen else iter([()] * len(sizes))
     figures: list[Figures] = []
     for size in sizes:
