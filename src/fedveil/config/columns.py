@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from fedveil.config.oddities import FEW, are_days, in_any_case, odd, words_of
 from fedveil.config.written import MOST_ARE, Column, read_written
 from fedveil.data.labels import require_roles
+from fedveil.data.several import are_lists, labels_in
 from fedveil.data.values import LOOSE, VAGUE, is_time, missing_of, nearly_number, spelt_twice
 from fedveil.errors import FieldError, require_choice
 
@@ -126,7 +128,8 @@ def read_off(
     found.about |= {"missing": gaps} if gaps else {}
     predicted = Column(rows, target)
     found.about |= _classes_of(predicted)
-    found.said += odd(predicted, "take these rows out") + _rare(predicted, found.about)
+    if not are_lists(predicted.values):
+        found.said += odd(predicted, "take these rows out") + _rare(predicted, found.about)
     if site:
         found.about |= {"client_column": site}
     return found
@@ -208,6 +211,8 @@ def _classes_of(column: Column) -> dict[str, Any]:
     FieldError
         By its row, for a target that is missing or cannot be read.
     """
+    if are_lists(column.values):
+        return {"classes": labels_in(column.values, partial(column.rows.where, column.name))}
     if column.sort in ("times", "other"):
         raise FieldError("target", column.name, f"holds {column.sort}: a number or few texts can be predicted")
     column.refuse(_missing_target(column), "is missing: fill it in, or remove the row")

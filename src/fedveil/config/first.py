@@ -18,6 +18,7 @@ from fedveil.config.loading import parse
 from fedveil.config.tables import dumps
 from fedveil.data import NATURAL, SOURCES, DataSet, load
 from fedveil.data.sets import with_positive
+from fedveil.data.several import LOSS
 from fedveil.errors import FieldError, nearest, require_choice, require_count
 
 PROTECTS = {
@@ -132,8 +133,13 @@ def first_config(
         "record": {"method": "record", **promise, "examples": planned},
         "person": {"method": "record", "unit": "person", **promise, "people": planned, **_most(dataset)},
     }.get(protect, {"method": "vanilla"})
-    loss = "cross_entropy" if dataset.classes else "mse"
-    steps = {"lr": RATE[loss]} if noisy else {"lr": 0.1, "epochs": 2, "batch_size": 16}
+    several = not dataset.classes and bool(about.get("classes"))
+    loss = "cross_entropy" if dataset.classes else LOSS if several else "mse"
+    steps = (
+        {"lr": RATE["mse" if loss == "mse" else "cross_entropy"]}
+        if noisy
+        else {"lr": 0.1, "epochs": 2, "batch_size": 16}
+    )
     rule = {"aggregator": {"name": "fedavgm", "momentum": 0.9}} if noisy else {}
     image = len(dataset.input_shape) == 3 and min(dataset.input_shape[1:]) >= EDGE
     said = []
@@ -157,7 +163,7 @@ def first_config(
     text = re.sub(r"\[\n((?: +.*,\n)+)\]", lambda m: f"[{' '.join(m[1].split())[:-1]}]", text)  # a list a line
     parse(tomllib.loads(text))
     return text, said + noticed + _chosen(
-        about, total if promised and epsilon is None else None, read if promised else []
+        about, total if promised and epsilon is None else None, read if promised else [], several
     )
 
 
@@ -216,11 +222,12 @@ def _most(dataset: DataSet) -> dict[str, int]:
     return {name: count for name, count in most.items() if name == "records_per_person" or count > 1}
 
 
-def _chosen(about: dict[str, Any], epsilon: float | None, read: list[str]) -> list[str]:
+def _chosen(about: dict[str, Any], epsilon: float | None, read: list[str], several: bool) -> list[str]:
     """What the file says that nobody was asked."""
     said = [] if epsilon is None else [f"[privacy] epsilon = {epsilon:g}, in total: less protects more"]
     if "target" in about:
-        kind = f"one of {about['classes']}" if "classes" in about else f"a number within {about['target_range']}"
+        held = "any of" if several else "one of"
+        kind = f"{held} {about['classes']}" if "classes" in about else f"a number within {about['target_range']}"
         said.append(f'[data] target = "{about["target"]}": {kind}')
     style = [f'{key} = "{about[key]}"' for key in ("separator", "decimal", "thousands", "encoding") if key in about]
     said += [f"[data] {', '.join(style)}: as the file looks"] * bool(style)

@@ -14,6 +14,7 @@ from fedveil.data.gaps import Gap, gap_of
 from fedveil.data.labels import count_classes, data_set, require_roles
 from fedveil.data.rows import Rows
 from fedveil.data.sets import DataSet
+from fedveil.data.several import are_lists, held_labels
 from fedveil.data.values import spelt_twice
 from fedveil.errors import FieldError, nearest, require_choice
 
@@ -36,7 +37,8 @@ class TableSpec:
     target : str
         The column to predict.
     classes : int or sequence of str
-        Makes it a classification: the number of classes (the target holds 0, 1, ...), or their names in order.
+        Makes it a classification: the number of classes (the target holds 0, 1, ...), or their names in order. Of a
+        target that holds lists, the labels of which several may hold; its loss is that of each (``BCEWithLogitsLoss``).
     absent : sequence of int
         Classes that are meant to have no row here; any other gap is refused.
     target_range : sequence of float
@@ -181,7 +183,10 @@ def labelled(rows: Sequence[Rows], x: Sequence[Tensor], spec: TableSpec, **known
     for part in rows:
         part.require("data.target", spec.target)
     targets, train = [_targets(part, spec) for part in rows], rows[0]
-    if spec.classes:
+    if spec.classes and targets[0].is_floating_point():
+        names = [*range(spec.classes)] if isinstance(spec.classes, int) else spec.classes
+        known["note"] = f"{known.get('note', '')} Outputs say which labels hold: {', '.join(map(str, names))}.".strip()
+    elif spec.classes:
         names = () if isinstance(spec.classes, int) else tuple(spec.classes)
         labels = {f"{part.file}:{spec.target}": y.numpy() for part, y in zip(rows, targets, strict=True)}
         declared = spec.classes if isinstance(spec.classes, int) else len(names)
@@ -267,6 +272,9 @@ def _targets(part: Rows, spec: TableSpec) -> Tensor:
         low, high = spec.target_range
         values = part.bounded(spec.target, low, high, spec.outside)
         return torch.from_numpy(((values - low) / (high - low)).astype(np.float32))
+    if are_lists(part.frame[spec.target]):
+        held = held_labels(part.frame[spec.target], spec.classes, partial(part.where, spec.target))
+        return torch.from_numpy(held)
     if not isinstance(spec.classes, int):
         return torch.from_numpy(part.codes(spec.target, spec.classes))
     values = part.numbers(spec.target)

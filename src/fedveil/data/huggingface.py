@@ -78,7 +78,7 @@ class SavedDataset(TableSpec):
         first = next(iter(splits.values()))
         pictures = _pictures(first.features, self.image_column)
         require_choice("data.target", self.target, first.features)
-        named = getattr(first.features[self.target], "names", None)
+        named = _class_names(first.features[self.target])
         meant = {f.name: getattr(self, f.name) for f in fields(TableSpec)}
         meant |= {"classes": self.classes or tuple(named or ()), "scale": "none" if pictures else self.scale}
         spec = TableSpec(**meant)
@@ -93,6 +93,11 @@ class SavedDataset(TableSpec):
             accepted = f"must be like those of {self.split}, {tuple(x[0].shape[1:])}: set data.size or data.mode"
             raise FieldError(self.test_split, tuple(x[-1].shape[1:]), accepted)
         return labelled(rows, x, spec, name="huggingface", note=note, licence="that of the set")
+
+
+def _class_names(kind: Any) -> Sequence[str]:
+    """The names of a column of type ClassLabel, or of lists of them."""
+    return getattr(kind, "names", None) or getattr(getattr(kind, "feature", None), "names", None) or ()
 
 
 def _pictures(features: Mapping[str, Any], image_column: str) -> list[str]:
@@ -133,9 +138,15 @@ def _frame(name: str, split: Any, spec: TableSpec, pictures: Sequence[str]) -> R
     """The columns that are no images, with the names of classes in place of their numbers."""
     table = split.remove_columns(list(pictures)).with_format(None)
     frame = table.to_pandas()
-    names = getattr(table.features.get(spec.target), "names", None)
+    names = _class_names(table.features.get(spec.target))
     if names and not isinstance(spec.classes, int):
-        frame[spec.target] = [names[v] if v == v and 0 <= v < len(names) else None for v in frame[spec.target]]
+
+        def name_of(value: Any) -> Any:
+            if hasattr(value, "__len__"):
+                return [name_of(one) for one in value]
+            return names[value] if value == value and value is not None and 0 <= value < len(names) else None
+
+        frame[spec.target] = [name_of(value) for value in frame[spec.target]]
     return Rows(name, frame, index=tuple(column for column in frame.columns if re.fullmatch(INDEX, str(column))))
 
 

@@ -125,7 +125,8 @@ def single(loss: str | LossFunction) -> str | Labelwise:
     FieldError
         For any other.
     """
-    known = loss if isinstance(loss, str | Labelwise) else labelwise(loss)
+    by_path = isinstance(loss, str) and ":" in loss  # "package.module:function"
+    known = loss if isinstance(loss, str | Labelwise) and not by_path else labelwise(loss_of(loss))
     if known is None or (isinstance(known, str) and known not in LABELWISE):
         accepted = f"has no known form for single examples, which record level clips: use {', '.join(LABELWISE)}, or "
         raise FieldError("loss", loss, f'{accepted}one of PyTorch\'s with reduction="mean": {", ".join(NAMES)}')

@@ -1,0 +1,105 @@
+"""Targets that are lists: which of several labels hold for an example."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.data.values import is_gap, sort_of
+from fedveil.errors import FieldError, nearest
+
+if TYPE_CHECKING:
+    import pandas
+
+_LISTS = (list, tuple, set, frozenset, np.ndarray)
+LOSS = "torch.nn.functional:binary_cross_entropy_with_logits"
+
+
+def are_lists(values: "pandas.Series[Any]") -> bool:
+    """Whether a column holds lists, with gaps or without."""
+    if sort_of(values) != "other":
+        return False
+    return all(isinstance(value, _LISTS) for value in values if value is not None and value is not np.nan)
+
+
+def labels_in(values: "pandas.Series[Any]", where: Callable[[int], str]) -> int | list[str]:
+    """The labels of a column of lists: their names, or their number where they are numbers from 0 on.
+
+    Raises
+    ------
+    FieldError
+        By its row, for a value that is missing or no label; or where there are fewer than two.
+    """
+    rows = _read(values, where)
+    kinds = {item for row in rows for item in row}
+    if len(kinds) < 2:
+        raise FieldError("target", sorted(map(str, kinds)), "must hold at least two labels in lists")
+    numbers = [kind for kind in kinds if isinstance(kind, int)]
+    if len(numbers) < len(kinds):
+        return sorted(map(str, kinds))
+    if min(numbers) < 0:
+        raise FieldError("target", min(numbers), "labels in lists are texts, numbers from 0 on, or a 0 or 1 for each")
+    return len(rows[0]) if _marks_each(rows, len(rows[0])) else max(numbers) + 1
+
+
+def held_labels(
+    values: "pandas.Series[Any]", labels: int | Sequence[str], where: Callable[[int], str]
+) -> NDArray[np.float32]:
+    """Which labels hold [N, L], 0 or 1.
+
+    Parameters
+    ----------
+    values : Series
+        Lists of labels; or of as many 0 and 1 as there are labels.
+    labels : int or sequence of str
+        Their number, for labels 0, 1, ..., or their names.
+    where : callable
+        What a refusal calls a row.
+
+    Raises
+    ------
+    FieldError
+        By its row, for what is none of the labels, is twice in a list, or could be meant in two ways.
+    """
+    names: list[Any] = [*range(labels)] if isinstance(labels, int) else list(labels)
+    rows = _read(values, where)
+    if _marks_each(rows, len(names)):
+        if names and not any(len(set(row)) < len(row) for row in rows):
+            accepted = "may be labels, or say of each whether it holds: write labels as texts"
+            raise FieldError(where(0), rows[0], accepted)
+        return np.array(rows, dtype=np.float32)
+    held = np.zeros((len(rows), len(names)), dtype=np.float32)
+    places = {str(name): place for place, name in enumerate(names)}
+    for i, row in enumerate(rows):
+        for item in row:
+            if str(item) not in places:
+                raise FieldError(where(i), item, nearest(str(item), list(places)))
+            if held[i, places[str(item)]]:
+                raise FieldError(where(i), item, "is twice in a list")
+            held[i, places[str(item)]] = 1
+    return held
+
+
+def _read(values: "pandas.Series[Any]", where: Callable[[int], str]) -> list[list[int | str]]:
+    rows = []
+    for i, value in enumerate(values):
+        if not isinstance(value, _LISTS):
+            raise FieldError(where(i), "missing", "must be a list, an empty one where no label holds")
+        rows.append([_label(item, i, where) for item in value])
+    return rows
+
+
+def _label(item: Any, row: int, where: Callable[[int], str]) -> int | str:
+    if isinstance(item, str) and not is_gap(item):
+        return item.strip()
+    if isinstance(item, bool | np.bool_ | int | np.integer):
+        return int(item)
+    if isinstance(item, float | np.floating) and item == np.floor(item):
+        return int(item)
+    raise FieldError(where(row), item, "is no label: texts, or whole numbers from 0 on")
+
+
+def _marks_each(rows: list[list[int | str]], labels: int) -> bool:
+    """Whether lists say of each label whether it holds, by a 0 or a 1."""
+    return labels > 1 and all(len(row) == labels and set(row) <= {0, 1} for row in rows)
