@@ -12,7 +12,7 @@ import pytest
 from fedveil.config import parse
 from fedveil.grid import compare
 from fedveil.report.statement.gather import gather
-from fedveil.report.statement.page import page_of, report_of
+from fedveil.report.statement.page import PAGE, files_of
 
 pytestmark = pytest.mark.browser
 REPORTS = Path(__file__).resolve().parents[2] / "results" / "reports"
@@ -21,7 +21,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # Looks at the page from inside, and leaves what it saw where --dump-dom shows it.
 LOOK = """<script>
 addEventListener("load", () => {
-  const box = document.querySelector("input[data-line]"), line = document.getElementById(box.dataset.line);
+  const box = document.querySelector("figure input"), known = box.dataset.line;  // of an earlier version's page
+  const line = known ? document.getElementById(known) : box.closest("figure").querySelector(".drawn0");
   const shown = [line.getBoundingClientRect().width > 0];
   for (let i = 0; i < 2; i++) { box.click(); shown.push(getComputedStyle(line).display !== "none"); }
   const luminance = (text) => {
@@ -71,10 +72,16 @@ def page(tmp_path_factory):
     }
     privacy = {"method": "global", "noise_multiplier": 4.0, "clip": 1.0}
     compare(parse({**config, "privacy": privacy, "compare": {"settings": settings}}), path / "run", seeds=2)
-    text = page_of(report_of(gather([path / "run"], [], None, None)), {})
-    assert text.count("</body>") == 1
-    (path / "page.html").write_text(text.replace("</body>", LOOK))
+    text = files_of(gather([path / "run"], [], None, None))[PAGE].decode()
+    (path / PAGE).write_text(text)
+    (path / "page.html").write_text(looked_at(text))
     return path / "page.html"
+
+
+def looked_at(text):
+    """A page that looks at itself, which its own policy would not let it."""
+    assert text.count("</body>") == text.count("<meta http-equiv") == 1
+    return re.sub(r"<meta http-equiv[^>]*>", "", text.replace("</body>", LOOK))
 
 
 def opened(browser, page, tmp_path, *options):
@@ -101,9 +108,18 @@ def test_the_page_fits_can_be_read_and_its_lines_switched(browser, page, tmp_pat
     assert re.fullmatch(r"H1( H2( H3)*)+", seen["levels"])
 
 
+def test_the_page_s_own_policy_lets_no_script_run(browser, page, tmp_path):
+    policy = re.search(r"<meta http-equiv[^>]*>", (page.parent / PAGE).read_text())[0]
+    (tmp_path / "page.html").write_text(page.read_text().replace("<head>", f"<head>{policy}"))
+    how = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
+    command = [browser, *how, (tmp_path / "page.html").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert not re.search(r'data-seen="', done.stdout)
+
+
 def test_an_error_on_the_page_would_be_seen(browser, page, tmp_path):
     broken = tmp_path / "broken.html"
-    broken.write_text(page.read_text().replace("<script>", "<script>missing.call();", 1))
+    broken.write_text(page.read_text().replace("<script>", "<script>missing.call();</script><script>", 1))
     assert opened(browser, broken, tmp_path / "profile")[1]
 
 
@@ -123,7 +139,7 @@ def test_it_prints_on_a_few_sheets_of_a4(browser, page, tmp_path):
 def test_a_committed_page_opens_with_its_pictures(browser, tmp_path, name):
     text = (REPORTS / name / "report.html").read_text()
     file = tmp_path / "page.html"
-    file.write_text(text.replace("</body>", LOOK))
+    file.write_text(looked_at(text))
     seen, console = opened(browser, file, tmp_path / "profile", "--window-size=500,900")
     assert not console
     assert seen["wide"] <= seen["room"]

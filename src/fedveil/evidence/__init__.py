@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from fedveil.evidence.books import Books as Books
     from fedveil.evidence.books import plain as plain
     from fedveil.evidence.books import promise_of_sites as promise_of_sites
-    from fedveil.evidence.books import promises as promises
     from fedveil.evidence.books import read_books as read_books
     from fedveil.evidence.costs import NEIGHBOURS as NEIGHBOURS
     from fedveil.evidence.costs import WIDE as WIDE

@@ -1,7 +1,7 @@
 """Ledgers as files: those of runs, by run and party, and those of data sets; what they promise, and their digests."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 from fedveil.accounting import Guarantee, Ledger, guarantee_values
 from fedveil.engines.history import totals_of
 from fedveil.engines.lifetime import read_ledger
-from fedveil.engines.party import SERVER
 from fedveil.errors import FieldError, LedgerError
 from fedveil.reading import json_of
 
@@ -24,15 +23,25 @@ class Book:
         Checked line by line.
     lines : tuple of str
         As they lie in the file; of a data set's ledger without the first.
+    file : Path, optional
+        Of a data set's ledger.
     """
 
     ledger: Ledger
     lines: tuple[str, ...]
+    file: Path | None = None
 
-    def of(self, run: str, count: int | None = None) -> "Book":
-        """The first `count` lines, as one run sees them."""
-        lines = self.lines[:count]
-        return Book(Ledger.parse(run, self.ledger.party, lines, self.ledger.head), lines)
+    def of(self, *runs: str) -> "Book":
+        """The same lines, as a run sees them that went on under other ids."""
+        first, *more = [Ledger.parse(run, self.ledger.party, self.lines, self.ledger.head) for run in runs]
+        for other in more:
+            first.entries += other.entries
+        return Book(first, self.lines)
+
+    def up_to(self, count: int) -> "Book":
+        """The first `count` lines, which an earlier report knew."""
+        ledger, lines = self.ledger, self.lines[:count]
+        return Book(Ledger.parse(ledger.run, ledger.party, lines, ledger.head), lines)
 
     def values(self) -> dict[str, Any]:
         """Party, number of lines, head of the chain and digest of the bytes; for JSON."""
@@ -55,7 +64,7 @@ def read_books(paths: Iterable[Path]) -> Books:
     Raises
     ------
     LedgerError
-        If a line was edited, or lacks its end.
+        If a line was edited, or lacks its end; if two files are of one party or of data sets of one name, and differ.
     FieldError
         If there is no such file.
     """
@@ -70,14 +79,25 @@ def read_books(paths: Iterable[Path]) -> Books:
                 ledger, own, torn = read_ledger(file)
                 if torn:
                     raise LedgerError(f"{file}: its last line has no end; restore the file")
-                sets[file.stem] = Book(ledger, tuple(own))
+                if file.stem in sets and sets[file.stem].lines != tuple(own):
+                    raise LedgerError(f"{file}: there is another ledger of a data set {file.stem!r}; name one of them")
+                sets[file.stem] = Book(ledger, tuple(own), file)
             else:
-                for key, line in _lines_of(file):
-                    lines.setdefault(key, []).append(line)
+                _add(lines, file)
     runs: dict[str, dict[str, Book]] = {}
     for (run, party), own in lines.items():
         runs.setdefault(run, {})[party] = Book(Ledger.parse(run, party, own), tuple(own))
     return Books(runs, sets)
+
+
+def _add(lines: dict[tuple[str, str], list[str]], file: Path) -> None:
+    """Add a file's lines to those of their parties; a file that is given twice counts once."""
+    own: dict[tuple[str, str], list[str]] = {}
+    for key, line in _lines_of(file):
+        own.setdefault(key, []).append(line)
+    for (run, party), read in own.items():
+        if lines.setdefault((run, party), read) != read:
+            raise LedgerError(f"{file}: there is another ledger of run {run!r}, party {party!r}; name one of them")
 
 
 def _lines_of(file: Path) -> Iterable[tuple[tuple[str, str], str]]:
@@ -100,15 +120,6 @@ def _of_data(file: Path) -> bool:
         return "dataset" in json_of(first)
     except (ValueError, TypeError):
         return False
-
-
-def promises(trust: str, books: Mapping[str, Book], delta: float, beside: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What a run's ledgers add up to, on conditions beside them: of the server that adds noise, or the worst client."""
-    totals = totals_of(trust, {party: book.ledger for party, book in books.items()}, beside)
-    counted, validation = totals.worst, totals.validation
-    by_party = {SERVER if trust == "central" else "worst client": counted}
-    by_party |= {} if validation is None else {"validation clients": validation}
-    return {party: plain(guarantee, delta) for party, guarantee in by_party.items()}
 
 
 def promise_of_sites(trust: str, books: Mapping[str, Book], clients: int, delta: float) -> dict[str, dict[str, Any]]:

@@ -34,4 +34,4 @@ def parties_of(federation: Federation) -> Sequence[str]:
 def terms_of(method: Method, setting: str, delta: float, engine: str) -> dict[str, Any]:
     """What every opening says, whoever runs the rounds."""
     named = {"setting": setting, "method": method.name, "trust": method.client.trust, "delta": delta}
-    return {**named, "engine": engine, "read_off": [], "clients": None, "terms": {}}
+    return {**named, "engine": engine, "conditions": [], "clients": None, "terms": {}}

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from fedveil.accounting.guarantee import read_off
 from fedveil.engines import Federation
 from fedveil.evidence import parties_of, terms_of
 from fedveil.runs.prepare import Setup
@@ -13,7 +14,7 @@ def opening_of(setup: Setup, federation: Federation, setting: str) -> dict[str, 
     config = setup.config
     return {
         **terms_of(federation.method, setting, config.privacy.budget.delta, config.engine),
-        "read_off": list(config.read_off),
+        "conditions": list(read_off(config.read_off)),
         "clients": len(federation.clients),
         "terms": json.loads(json.dumps(config.privacy.options, default=str)),
         "parties": parties_of(federation),

@@ -1,35 +1,40 @@
-"""A report recomputed from its own bytes and the ledgers, on any machine: what agrees, and what does not.
+"""A report checked on any machine: its evidence against ledgers, and its files against what follows from them.
 
-It tells edits of any one file. It does not stop a forger: charts are not compared, the parties of a run are bound in no
-ledger, and whoever edits report and ledgers together leaves nothing to notice. The head of a ledger in a second place
-(`fedveil ledger show --head`) and a signature on report.json are for that.
+What ledgers carry is added up again, and has to be what the report says. The page, the card and report.json are made
+again from that evidence and from what the author says, and compared whole. Whoever holds the true ledgers cannot be
+shown another promise. Ledgers that were edited together with the report are noticed by the heads of data sets in a
+second place alone.
 """
 
 import hashlib
-import json
 import re
 from base64 import b64decode
-from collections.abc import Iterator, Mapping, Set
-from dataclasses import asdict, dataclass, replace
+from binascii import Error as NotBase64
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from fedveil.accounting import Policy
-from fedveil.accounting.guarantee import DOUBTS
-from fedveil.engines.party import SERVER
+from fedveil.engines.lifetime import read_head
 from fedveil.errors import FieldError, LedgerError, damaged
-from fedveil.evidence import Books, promise_of_sites, promises, read_books, spent_of
+from fedveil.evidence import Book, Books, read_books
 from fedveil.reading import json_of
+from fedveil.report.statement import earlier
+from fedveil.report.statement.agreement import agree, found_since, promises_differ
+from fedveil.report.statement.carried import carried
 from fedveil.report.statement.document import FORMAT, encoded
-from fedveil.report.statement.gather import agree, largest_epsilon
-from fedveil.report.statement.page import form_of, page_of
-from fedveil.report.statement.sections import headline_of, unit_of
-from fedveil.tables import grouped_by
+from fedveil.report.statement.gather import set_values
+from fedveil.report.statement.page import PAGE, REPORT, files_of, form_of
+from fedveil.report.statement.subject import Subject
+
+MISSING = "does not lie beside the report"
+OTHER = "is of another version of FedVeil: its figures are checked, and what it looks like is not"
+COMPARED_APART = ("promises", "faults")  # of a run's evidence
 
 
 @dataclass(frozen=True)
 class Checked:
-    """One thing that was looked at; `holds` is None where there was nothing to look at.
+    """One thing that was looked at; `holds` is None where it could not be.
 
     Attributes
     ----------
@@ -39,18 +44,27 @@ class Checked:
         Whether it agrees.
     why : str
         Why not.
-    promise : bool
-        Whether it is a run's promise, composed anew.
+    kind : {"", "promise", "file"}
+        Whether it is a run's promise, added up anew; or a file, compared whole.
     """
 
     what: str
     holds: bool | None
     why: str = ""
-    promise: bool = False
+    kind: Literal["", "promise", "file"] = ""
 
 
-def check(report: Path, ledgers: list[Path]) -> list[Checked]:
-    """Recompute what a report says.
+def check(report: Path, ledgers: Sequence[Path], heads: Path | None = None) -> list[Checked]:
+    """Compare a report with ledgers, and its files with what follows from them.
+
+    Parameters
+    ----------
+    report : Path
+        report.json; the page and the card lie beside it.
+    ledgers : sequence of Path
+        Of runs and data sets; files and folders.
+    heads : Path, optional
+        The second place of data sets' ledgers.
 
     Raises
     ------
@@ -60,16 +74,15 @@ def check(report: Path, ledgers: list[Path]) -> list[Checked]:
     try:
         raw = report.read_bytes()
         values = json_of(raw)
-        if values["format"] != FORMAT:
+        if values["format"] not in (FORMAT, earlier.FORMAT):
             raise ValueError(f"its format is {values['format']!r}, and this version reads {FORMAT!r}")
-        checks = [Checked("report.json", raw == encoded(values), "its bytes are not those that were written")]
-        checks += _beside(report.parent, values["files"])
-        books = _known(read_books(ledgers), evidence := values["evidence"])
-        for run in evidence["runs"]:
-            checks += _run(run, books)
-        checks += [*_sets(evidence, books), *_words(report.parent, values)]
-    except LedgerError as error:
-        checks.append(Checked("ledgers", False, str(error)))
+        checks = [Checked(REPORT, raw == encoded(values), "its bytes are not those that were written", "file")]
+        try:
+            books = read_books(ledgers)
+        except LedgerError as error:
+            return [*checks, Checked("ledgers", False, str(error))]
+        values = earlier.as_today(values) if values["format"] == earlier.FORMAT else values
+        checks += [*_promises(values, books), *_sets(values, books, heads), *_files(report, raw, values)]
     except FieldError:
         raise
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -77,102 +90,106 @@ def check(report: Path, ledgers: list[Path]) -> list[Checked]:
     return [one if one.holds is not True else replace(one, why="") for one in checks]
 
 
-def _known(books: Books, evidence: Mapping[str, Any]) -> Books:
-    """Ledgers of data sets up to where the report knew them: they have grown since."""
-    counts = {one["ledger"]["party"]: one["ledger"]["lines"] for one in evidence["sets"]}
-    sets = {name: book.of("", counts[name]) for name, book in books.sets.items() if name in counts}
-    return Books(books.runs, sets)
-
-
-def _beside(folder: Path, files: Mapping[str, str]) -> Iterator[Checked]:
-    for name, digest in files.items():
-        if not (folder / name).is_file():
-            yield Checked(name, None, "does not lie beside the report")
+def _promises(values: Mapping[str, Any], books: Books) -> Iterator[Checked]:
+    """Add up each run's ledgers, and compare them with what the report says that they carry."""
+    for held, said in zip(values["evidence"]["runs"], values["said"]["runs"], strict=True):
+        seed = said.get("seed")
+        name = str(held["setting"]) if seed is None else f"{held['setting']}, seed {seed}"
+        own = books.runs.get(held["run"], {})
+        known = {one["party"]: one["lines"] for one in held["sites"]}
+        sets = {party: book.up_to(known[party]) if party in known else book for party, book in books.sets.items()}
+        if not own and not known.keys() & sets.keys():
+            yield Checked(f"{name}: promise", None, "its ledgers are not among --ledgers", "promise")
             continue
-        own = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        yield Checked(name, own == digest, "is not the file that was written with the report")
+        yield from _run(name, held, said, own, sets)
 
 
-def _run(run: Mapping[str, Any], books: Books) -> Iterator[Checked]:
-    name = run["setting"] if run["seed"] is None else f"{run['setting']}, seed {run['seed']}"
-    if not books.runs and not books.sets:
-        yield Checked(f"{name}: promise", None, "there are no ledgers: give them by --ledgers", promise=True)
+def _run(
+    name: str, held: Mapping[str, Any], said: Mapping[str, Any], own: Mapping[str, Book], sets: Mapping[str, Book]
+) -> Iterator[Checked]:
+    found = carried(held["run"], own, said, sets)
+    given = vars(found)
+    differ = [k for k in given if k in held and k not in COMPARED_APART and not agree(given[k], held[k])]
+    why = "; ".join([*found.faults, *([f"they give other {', '.join(differ)}"] if differ else [])])
+    yield Checked(f"{name}: ledgers", not why, why)
+    quoted = sorted(said.get("promises", {}).keys() - found.promises.keys())
+    if quoted:
+        yield Checked(f"{name}: {', '.join(quoted)}", None, "no ledger gives it: the report has the author's word")
+    if not found.promises and not held["promises"]:
+        yield Checked(f"{name}: promise", None, "no ledger of --ledgers gives it", "promise")
         return
-    own, sites = books.runs.get(run["run"], {}), run["sites"]
-    known = {book["party"]: book for book in run["ledgers"]}
-    checks = {
-        "not among --ledgers": [*(known.keys() - own.keys()), *(set(sites["names"]) - books.sets.keys())],
-        "not the bytes that the report knew": [p for p in known.keys() & own.keys() if own[p].values() != known[p]],
-        "not known to the report": own.keys() - known.keys(),
-    }
-    wrong = [f"{what}: {', '.join(sorted(parties)[:5])}" for what, parties in checks.items() if parties]
-    if known or wrong:
-        yield Checked(f"{name}: ledgers", not wrong, "; ".join(wrong))
-    if checks["not among --ledgers"]:
-        return
-    given = promises(run["trust"], own, run["delta"], run.get("beside", ())) if known else {}
-    held = {party: books.sets[party].of(sites["run"]) for party in sites["names"]}
-    given |= promise_of_sites(run["trust"], held, sites["clients"], run["delta"])
-    said = run["promises"].keys()
-    yield from _parties(name, given.keys(), said) if given else ()
-    if both := given.keys() & said:
-        unsaid = [doubt for party in both for doubt in _without_doubts(given[party], run["promises"][party])]
-        same = all(agree(given[party], run["promises"][party]) for party in both)
-        yield Checked(f"{name}: promise", same, "the ledgers give another promise", promise=True)
-        for doubt in dict.fromkeys(unsaid):
-            yield Checked(f"{name}: lines of an earlier version", None, f"it holds if, too, {doubt}")
-    else:
-        yield Checked(f"{name}: promise", None, "no ledger that the report knows gives it", promise=True)
+    other = promises_differ(found.promises, held["promises"])
+    yield Checked(f"{name}: promise", not other, other, "promise")
+    if not found.bound:
+        unbound = "they name no parties: one may be missing, and who the author says to trust, at which delta"
+        yield Checked(f"{name}: ledgers of an earlier version", None, unbound)
+    both = found.promises.keys() & held["promises"].keys()
+    doubts = [doubt for party in both for doubt in found_since(found.promises[party], held["promises"][party])]
+    for doubt in dict.fromkeys(doubts):
+        yield Checked(f"{name}: lines of an earlier version", None, f"it holds if, too, {doubt}")
 
 
-def _parties(name: str, given: Set[str], said: Set[str]) -> Iterator[Checked]:
-    """Compare the parties whose promises a run's ledgers give with those that the report names.
-
-    Where clients protect themselves in a deployment, the report has what the server was quoted, and their own ledgers:
-    no ledger gives the first. A report that says so of any other run leaves its promise unchecked.
-    """
-    deployed = not said & {SERVER, "worst client"}
-    left_out = () if deployed else given - said
-    if left_out:
-        yield Checked(f"{name}: parties", False, f"the report leaves out {', '.join(sorted(left_out))}")
-    if unknown := said - given:
-        holds = None if deployed else False
-        yield Checked(f"{name}: parties", holds, f"no ledger gives the promise of {', '.join(sorted(unknown))}")
-
-
-def _without_doubts(given: dict[str, Any], said: Mapping[str, Any]) -> list[str]:
-    """Take out of a promise the conditions that were found after a report was written, and return them."""
-    doubts = [one for one in given.get("conditions", []) if one in DOUBTS and one not in said.get("conditions", [])]
-    if doubts:
-        given["conditions"] = [one for one in given["conditions"] if one not in doubts]
-    return doubts
-
-
-def _sets(evidence: Mapping[str, Any], books: Books) -> Iterator[Checked]:
-    policy = Policy.from_dict(evidence["policy"]) if evidence["policy"] else Policy(distance=1.0)
-    for one in evidence["sets"]:
-        name, book = one["ledger"]["party"], books.sets.get(one["ledger"]["party"])
+def _sets(values: Mapping[str, Any], books: Books, heads: Path | None) -> Iterator[Checked]:
+    """Compare ledgers of data sets up to where the report knew them: they may have grown since."""
+    for one in values["evidence"]["sets"]:
+        party, book = one["ledger"]["party"], books.sets.get(one["ledger"]["party"])
+        name = f"data set {party}"
         if book is None:
-            yield Checked(f"data set {name}", False if books.runs or books.sets else None, "is not among --ledgers")
-        elif book.values() != one["ledger"]:
-            yield Checked(f"data set {name}", False, "its ledger is another, or was shortened")
-        else:
-            same = spent_of(book.ledger, policy).rows == one["spent"]
-            yield Checked(f"data set {name}", same, "what was spent is not what the report says")
+            yield Checked(name, None, "its ledger is not among --ledgers", "promise")
+            continue
+        same = agree(set_values(book.up_to(one["ledger"]["lines"]), values["said"]["policy"]), one)
+        yield Checked(name, same, "its ledger is another, was shortened, or gives other sums")
+        yield _head(name, book, heads)
 
 
-def _words(folder: Path, values: Mapping[str, Any]) -> Iterator[Checked]:
-    """Sentences, the table of promises and the page follow from promises that were checked."""
-    promises = grouped_by(values["evidence"]["runs"], lambda run: str(run["setting"]))
-    owed = {label: largest_epsilon([run["promises"] for run in own]) for label, own in promises.items()}
-    yield Checked("sentences", values["headline"] == headline_of(owed), "they do not follow from the promises")
-    table = json_of(json.dumps(asdict(unit_of(owed))))
-    yield Checked("table of promises", values["sections"][0] == table, "it does not follow from the promises")
-    page = folder / "report.html"
-    if not page.is_file() or values["made"]["form"] != form_of():
-        yield Checked("words of the page", None, "it is not there, or of another form")
+def _head(name: str, book: Book, heads: Path | None) -> Checked:
+    if heads is None or book.file is None:
+        return Checked(f"{name}: head", None, "not given (--head FOLDER): lines may be missing at the ledger's end")
+    try:
+        read_head(book.file, heads)
+    except LedgerError as error:
+        return Checked(f"{name}: head", False, str(error))
+    return Checked(f"{name}: head", True)
+
+
+def _files(report: Path, raw: bytes, values: Mapping[str, Any]) -> Iterator[Checked]:
+    """Make all files again from the report's evidence and its author's words, and compare them whole."""
+    if values["form"] != form_of():
+        yield from _other(report.parent, values["files"])
         return
-    shown = re.sub(r"<svg.*?</svg>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    shown = re.sub(r"data:image/png;base64,([^\"]*)", lambda m: hashlib.sha256(b64decode(m[1])).hexdigest(), shown)
-    same = shown == page_of(values, None, lambda chart: "")
-    yield Checked("words of the page", same, "words or pictures are not those of report.json")
+    page, shown = report.parent / PAGE, [one["digest"] for one in values["said"]["attacked"]["pictures"]]
+    if shown and not page.is_file():
+        yield Checked(PAGE, None, MISSING, "file")
+        return
+    there = _pictures(page.read_bytes()) if shown else {}
+    subject = Subject.again(values, {digest: there.get(digest, b"") for digest in shown})
+    for name, content in files_of(subject).items():
+        if name == REPORT:
+            yield Checked("what follows", raw == content, "report.json says what does not follow from it", "file")
+        elif not (report.parent / name).is_file():
+            yield Checked(name, None, MISSING, "file")
+        else:
+            same = (report.parent / name).read_bytes() == content
+            yield Checked(name, same, "is not the file that follows from the report", "file")
+
+
+def _other(folder: Path, files: Mapping[str, str]) -> Iterator[Checked]:
+    """Compare the digests of files that another version made."""
+    for name, digest in files.items():
+        file = folder / name
+        if file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+            yield Checked(name, False, "is not the file that was written with the report", "file")
+        else:
+            yield Checked(name, None, OTHER if file.is_file() else MISSING, "file")
+
+
+def _pictures(page: bytes) -> dict[str, bytes]:
+    """PNGs on a page, by their SHA-256."""
+    found = {}
+    for text in re.findall(rb'data:image/png;base64,([^"]*)"', page):
+        try:
+            content = b64decode(text, validate=True)
+        except NotBase64:
+            continue
+        found[hashlib.sha256(content).hexdigest()] = content
+    return found

@@ -1,6 +1,7 @@
 """The form of a report: sections of lines, tables and charts, all plain values; and promises in sentences.
 
-What nobody said is "not covered"; a heuristic gets the sentence why, and no number.
+What nobody said is "not covered"; a heuristic gets the sentence why, and no number. What follows from no ledger is
+marked as said by the author.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ from fedveil.accounting import VACUOUS
 from fedveil.gdp import rounded_up
 from fedveil.reading import toml_of
 
-FORMAT = "fedveil report 1"
+FORMAT = "fedveil report 2"
 ABSENT = "not covered"
 
 
@@ -28,24 +29,27 @@ WORDS: Mapping[str, Mapping[str, str]] = toml_of(source("words.toml"))
 
 @dataclass(frozen=True)
 class Fact:
-    """A fact with its name; without a text nothing covers it."""
+    """A fact with its name; without a text nothing covers it. `said`: by the author, and no ledger knows it."""
 
     label: str
     text: str = ABSENT
+    said: bool = False
 
     @classmethod
-    def of(cls, label: str, *texts: str | None) -> "Fact":
+    def of(cls, label: str, *texts: str | None, said: bool = False) -> "Fact":
         """Of the texts that there are."""
-        return cls(label, "; ".join(filter(None, texts)) or ABSENT)
+        text = "; ".join(filter(None, texts)) or ABSENT
+        return cls(label, text, said)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table under its title; cells without a text are not covered."""
+    """A table under its title; cells without a text are not covered. `said`: columns that the author says."""
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    said: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -83,13 +87,22 @@ class Picture:
 
 @dataclass(frozen=True)
 class ReportSection:
-    """One question of a reader."""
+    """One question of a reader. `said`: its lines, tables, charts and pictures are the author's, all of them."""
 
     name: str
     lines: Sequence[Fact] = ()
     tables: Sequence[Grid] = ()
     charts: Sequence[Chart] = ()
     pictures: Sequence[Picture] = ()
+    said: bool = False
+
+
+def section_from(values: Mapping[str, Any], name: str) -> ReportSection:
+    """A section that the author says, from its plain values."""
+    tables = [Grid(**one) for one in values["tables"]]
+    charts = [Chart(**{**one, "series": [Series(**line) for line in one["series"]]}) for one in values["charts"]]
+    lines, pictures = [Fact(**one) for one in values["lines"]], [Picture(**one) for one in values["pictures"]]
+    return ReportSection(name, lines, tables, charts, pictures, said=True)
 
 
 @dataclass(frozen=True)
@@ -100,23 +113,26 @@ class Report:
     ----------
     title : str
         Of the page.
-    made : dict
-        By which version, when, with which command.
+    form : str
+        Digest of what makes pages; another one's look otherwise.
     headline : list of dict
-        Setting and sentence: who is protected from whom.
+        Setting, the party that counts and a sentence: who is protected from whom.
     sections : list of ReportSection
         In the order in which they are read.
     evidence : dict
-        Promises, ledgers and digests, by which all can be checked.
+        What the ledgers carry, run by run and data set by data set.
+    said : dict
+        What the author says, from which and the ledgers everything else can be made again.
     files : dict of str to str
         SHA-256 of what lies beside report.json.
     """
 
     title: str
-    made: Mapping[str, Any]
+    form: str
     headline: Sequence[Mapping[str, str]]
     sections: Sequence[ReportSection]
     evidence: Mapping[str, Any]
+    said: Mapping[str, Any]
     files: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> bytes:

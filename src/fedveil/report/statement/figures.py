@@ -1,12 +1,6 @@
-"""The figures of a report: accuracy with its interval, curves over the rounds, ROC curves; and charts as SVG.
+"""The figures of a report, measured by its author: accuracy with its interval, curves over the rounds, ROC curves."""
 
-A drawing takes its colours from the page, so that light, dark and paper are one.
-"""
-
-import re
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
-from io import StringIO
 from statistics import fmean
 from typing import Any
 
@@ -15,10 +9,8 @@ from scipy.stats import binomtest
 
 from fedveil.attacks.statistics import roc, student_interval
 from fedveil.evidence import Row
-from fedveil.report.canvas import COLOURS, DASHES, dot, plain, whole_numbers
-from fedveil.report.plotting import Figure, own_style
-from fedveil.report.statement.document import Chart, Grid, Series
-from fedveil.report.statement.gather import Run
+from fedveil.report.statement.document import Chart, Fact, Grid, ReportSection, Series
+from fedveil.runs.summary import Summary
 
 MOST = 120  # points of a line
 CURVES: Mapping[str, tuple[str, str, Callable[[Row], float | None]]] = {
@@ -34,15 +26,30 @@ CURVES: Mapping[str, tuple[str, str, Callable[[Row], float | None]]] = {
 }
 
 
-def accuracy_rows(runs: Mapping[str, Sequence[Run]]) -> Grid:
+def accuracy_of(runs: Mapping[str, Sequence[Summary]], statuses: Mapping[str, str]) -> ReportSection:
+    """How accurate the model is: settings' runs, and the status of each setting's promise."""
+    every = [summary for own in runs.values() for summary in own]
+    bare = [label for label, status in statuses.items() if status == "none"]
+    public = [summary.values.get("public_model", {}).get("metrics", {}) for summary in every]
+    rivals = {f"{name} {metrics[name]:.3f}" for metrics in public for name in ("accuracy", "rmse") if name in metrics}
+    majority = {f"{summary.values['majority']:.3f}" for summary in every if "majority" in summary.values}
+    lines = [
+        Fact.of("the same without noise", *(f"{label!r} below" for label in bare)),
+        Fact.of("a model of public data alone", *sorted(rivals)),
+        Fact.of("naming the most frequent class", *sorted(majority)),
+    ]
+    return ReportSection("accuracy", lines, [accuracy_rows(runs)] * bool(runs), curves(runs), said=True)
+
+
+def accuracy_rows(runs: Mapping[str, Sequence[Summary]]) -> Grid:
     """Accuracy of each setting with a 95% interval, over its seeds or else over the examples it was measured on."""
     rows = []
     for label, own in runs.items():
-        first = own[0].summary
+        first = own[0]
         name = "rmse" if first.averaged("accuracy") is None and first.averaged("rmse") is not None else "accuracy"
-        means = [value for run in own if (value := run.summary.averaged(name)) is not None]
-        clients = [run.summary.rows[-1].get("clients", {}).get(name, {}) for run in own if run.summary.rows]
-        tested = [run.summary.values["test_metrics"] for run in own]
+        means = [value for summary in own if (value := summary.averaged(name)) is not None]
+        clients = [summary.rows[-1].get("clients", {}).get(name, {}) for summary in own if summary.rows]
+        tested = [summary.values["test_metrics"] for summary in own]
         examples = first.values["metrics"].get("examples") if name == "accuracy" else None
         wanted = ((clients, "median"), (clients, "worst"), (tested, name))
         rest = [[c[key] for c in curves if key in c] for curves, key in wanted]
@@ -63,13 +70,13 @@ def _interval(means: Sequence[float], examples: float | None) -> tuple[str, str]
     return f"{low:.3f} to {high:.3f}", f"{examples:.0f} held-out examples of one seed"
 
 
-def curves(runs: Mapping[str, Sequence[Run]]) -> list[Chart]:
+def curves(runs: Mapping[str, Sequence[Summary]]) -> list[Chart]:
     """Each figure over the rounds, a line a setting: the mean over its seeds, and their range."""
     charts = []
     for name, (title, unit, figure) in CURVES.items():
         series = []
         for colour, (label, own) in enumerate(runs.items()):
-            values = [{row["round"]: v for row in run.summary.rows if (v := figure(row)) is not None} for run in own]
+            values = [{row["round"]: v for row in summary.rows if (v := figure(row)) is not None} for summary in own]
             rounds = sorted(set.intersection(*(set(v) for v in values)))
             if rounds:
                 at = [rounds[i] for i in sorted({round(i * (len(rounds) - 1) / (MOST - 1)) for i in range(MOST)})]
@@ -105,51 +112,3 @@ def roc_charts(audits: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> 
 
 def _short(value: float) -> float:
     return float(f"{value:.4g}")
-
-
-INK, RULE = "#010203", "#040506"  # stand for the page's own colours, and are none of `COLOURS`
-FIRST = "#0a0b"  # begins the stand-in of a line's colour
-INKED: tuple[Any, ...] = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fedveil",
-    "font.family": "sans-serif",
-    "font.size": 10,
-}
-
-
-def svg_of(chart: Chart) -> str:
-    """One drawing, without a legend: the page has one that switches lines on and off by their ids, chart-0, chart-1."""
-    with own_style({**STYLE, **dict.fromkeys(INKED, INK)}):
-        figure = Figure(figsize=(6.4, 3.2), layout="constrained")
-        axes = figure.subplots()
-        plain(axes)
-        axes.grid(color=RULE, linewidth=0.6)
-        for number, line in enumerate(chart.series):
-            name, place = f"{chart.name}-{number}", line.colour % len(COLOURS)
-            colour, dash = f"{FIRST}{place:02x}", DASHES[place]
-            axes.plot(line.x, line.y, color=colour, linestyle=dash, lw=1.8, marker=dot(line.x), gid=name)
-            if len(line.low):
-                axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, lw=0, gid=f"{name}-band")
-        axes.set(xlabel=chart.x, ylabel=chart.y)
-        if chart.logarithmic:
-            axes.set(xscale="log", yscale="log")
-        elif chart.name == "sigma":
-            axes.set_yscale("log")
-        if chart.x == "round":
-            axes.xaxis.set_major_locator(whole_numbers())
-        written = StringIO()
-        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return _for_page(written.getvalue(), chart)
-
-
-def _for_page(svg: str, chart: Chart) -> str:
-    """The drawing alone, with the page's colours, a size that follows the column, and ids of its own."""
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :].strip(), flags=re.DOTALL)
-    svg = svg.replace(INK, "currentColor").replace(RULE, "var(--rule)")
-    svg = re.sub(rf"{FIRST}([0-9a-f]{{2}})", lambda m: f"var(--line{int(m[1], 16)})", svg)
-    svg = re.sub(r'(id="|xlink:href="#|url\(#)(?!' + chart.name + ")", rf"\g<1>{chart.name}-", svg)
-    said = f"{chart.title}: {', '.join(s.label for s in chart.series)}; the table below has the numbers"
-    for size in ("width", "height"):
-        svg = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", svg, count=1)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{escape(said)}"', 1)

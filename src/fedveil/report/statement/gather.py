@@ -1,98 +1,36 @@
-"""What a report is about, read from folders: runs with their ledgers, and audits."""
+"""What a report is about, read from folders: runs with their ledgers, audits, the policy, and what people say.
+
+A summary that its ledgers do not carry is refused here, before a page is written of it.
+"""
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import inf, isclose
 from pathlib import Path
 from typing import Any
 
-from fedveil.accounting import Policy
+import fedveil
 from fedveil.accounting.guarantee import read_off
+from fedveil.accounting.ledger import RUN_OF_SITES
 from fedveil.engines.lifetime import read_policy
-from fedveil.errors import FieldError, LedgerError, damaged, nearest
-from fedveil.evidence import Book, Books, promise_of_sites, promises, read_books
+from fedveil.engines.party import SERVER
+from fedveil.errors import FieldError, LedgerError, damaged, nearest, require_choice
+from fedveil.evidence import Book, Books, read_books, spent_of
 from fedveil.files import AUDIT, CELLS, COMPARISON, CONFIG, kind_of
 from fedveil.reading import json_of, toml_of
+from fedveil.report.statement.agreement import require_carried
+from fedveil.report.statement.attacked import attacked
+from fedveil.report.statement.carried import CLIENT, carried
 from fedveil.report.statement.document import WORDS
+from fedveil.report.statement.figures import accuracy_of
+from fedveil.report.statement.subject import Run, Subject, rule_of
+from fedveil.runs.provenance import provenance
 from fedveil.runs.summary import Summary
-from fedveil.tables import grouped_by
+from fedveil.tables import NOTHING, grouped_by
 
 COMPARED, AUDITED, CANARIES = "comparison.json", "audit.json", "canaries.json"
-Promises = Mapping[str, Mapping[str, Any]]  # by party
 OF_A_RUN = ("participations", "leakage", "curve", "over clients")  # figures of a summary that are no promise
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """A finished run.
-
-    Attributes
-    ----------
-    summary : Summary
-        Its figures.
-    promises : dict
-        By party, as the ledgers have it where there are some, else as the summary says.
-    run : str
-        The id in its ledgers, or an empty text without any.
-    books : dict of str to Book
-        By party.
-    sites : dict of str to Book
-        Of a deployed run, the ledgers of clients' own data sets that know it, by data set.
-    digests : dict of str to str
-        SHA-256 of its configuration and figures, by file.
-    config : dict
-        The configuration; empty for a deployed run, whose server knows none.
-    beside : sequence of str
-        Conditions that follow from it alone.
-    """
-
-    summary: Summary
-    promises: Promises
-    run: str
-    books: Mapping[str, Book]
-    sites: Mapping[str, Book]
-    digests: Mapping[str, str]
-    config: Mapping[str, Any]
-    beside: Sequence[str] = ()
-
-    @property
-    def worst(self) -> Mapping[str, Any]:
-        """The promise that counts."""
-        return next(iter(self.promises.values()))
-
-
-@dataclass(frozen=True, eq=False)
-class Gathered:
-    """Everything that a report is made from; `pictures` are PNGs, by their SHA-256."""
-
-    name: str
-    runs: Sequence[Run]
-    audits: Sequence[Mapping[str, Any]]
-    pictures: Mapping[str, bytes]
-    sets: Mapping[str, Book]
-    policy: Mapping[str, Any]
-    people: Mapping[str, Any]
-
-    @property
-    def by_setting(self) -> dict[str, list[Run]]:
-        """Runs by their setting's label; several are repetitions under other seeds."""
-        return grouped_by(self.runs, lambda run: run.summary.setting)
-
-    @property
-    def promises(self) -> dict[str, Promises]:
-        """The weakest promise of each setting."""
-        return {label: largest_epsilon([run.promises for run in own]) for label, own in self.by_setting.items()}
-
-    @property
-    def rule(self) -> Policy:
-        """The policy in force; without one, one that counts what is spent."""
-        return Policy.from_dict(self.policy) if self.policy else Policy(distance=1.0)
-
-
-def largest_epsilon(promises: Sequence[Promises]) -> Promises:
-    """Of the repetitions of a setting, the weakest promise."""
-    return max(promises, key=lambda own: next(iter(own.values())).get("epsilon", inf))
+BOUND = ("setting", "method", "trust", "engine", "delta", "conditions", RUN_OF_SITES)  # the author says, or ledgers do
+CHOSEN = ("privacy.clip", "privacy.epsilon", "privacy.noise_multiplier", "local.lr", "local.epochs")
 
 
 def gather(
@@ -101,8 +39,9 @@ def gather(
     policy: Path | None,
     people: Path | None,
     *,
+    setting: str | None = None,
     pictures: bool = False,
-) -> Gathered:
+) -> Subject:
     """Read folders of runs, comparisons and audits, and what stands beside them.
 
     Parameters
@@ -113,17 +52,19 @@ def gather(
         Of data sets.
     policy, people : Path, optional
         TOML files: the policy in force, and what only people know.
+    setting : str, optional
+        Whose release the card is about; default: the first with a proof, else the first.
     pictures : bool
         Whether pictures of reconstructions, which show clients' examples, are put into the report.
 
     Raises
     ------
     FieldError
-        If a folder holds nothing finished, or a file cannot be read.
+        If a folder holds nothing finished, a file cannot be read, or there is no such setting.
     LedgerError
         If a ledger was edited, or does not give what a summary says.
     """
-    runs, audits, names, drawn = list[Run](), list[Mapping[str, Any]](), list[str](), dict[str, bytes]()
+    runs, audits, names, drawn = list[tuple[Run, Summary]](), list[Mapping[str, Any]](), list[str](), dict[str, bytes]()
     sets = read_books(ledgers).sets
     for folder in folders:
         if (folder / CONFIG).is_file():
@@ -144,11 +85,47 @@ def gather(
     name = (
         known.get("name") or ", ".join(dict.fromkeys(names)) or ", ".join(folder.resolve().name for folder in folders)
     )
+    by_setting = grouped_by(runs, lambda pair: pair[0].setting)
+    summaries = {label: [summary for _, summary in own] for label, own in by_setting.items()}
+    statuses = {label: own[0][0].worst["status"] for label, own in by_setting.items()}
+    if setting is not None and not runs:
+        raise FieldError("--setting", setting, "needs a run: an audit alone releases nothing")
+    if setting is not None:
+        require_choice("--setting", setting, summaries)
+    rule = _rule(policy)
+    found = Subject(
+        name=name,
+        runs=[run for run, _ in runs],
+        sets=[set_values(book, rule) for _, book in sorted(sets.items())],
+        accuracy=accuracy_of(summaries, statuses),
+        attacked=attacked(audits, drawn, list(summaries)),
+        policy=rule,
+        people=known,
+        setting=setting,
+        made=_made(),
+        pictures=drawn,
+    )
+    return found.read_back()
+
+
+def set_values(book: Book, policy: Mapping[str, Any]) -> dict[str, Any]:
+    """A data set's ledger, and what was spent of it, for JSON."""
+    spent = spent_of(book.ledger, rule_of(policy))
+    rows = [["" if cell == NOTHING else str(cell) for cell in row] for row in spent.rows]
+    return {"ledger": book.values(), "header": list(spent.header), "spent": rows}
+
+
+def _made() -> dict[str, Any]:
+    known = provenance("", [])
+    return {**{name: known[name] for name in ("command", "commit", "date")}, "version": fedveil.__version__}
+
+
+def _rule(policy: Path | None) -> dict[str, Any]:
     read_policy(policy)  # refuses what no policy can say
     rule = {} if policy is None else toml_of(policy.read_text(encoding="utf-8"))
     for path in ("ledger", "head"):
         rule.get("node", {}).pop(path, None)  # folders of a site are nobody else's business
-    return Gathered(name, runs, audits, drawn, sets, rule, known)
+    return rule
 
 
 def _audit(folder: Path, drawn: dict[str, bytes] | None) -> dict[str, Any]:
@@ -190,7 +167,7 @@ def read_people(file: Path | None) -> dict[str, Any]:
     return values
 
 
-def _compared(folder: Path, sets: Mapping[str, Book]) -> list[Run]:
+def _compared(folder: Path, sets: Mapping[str, Book]) -> list[tuple[Run, Summary]]:
     """The runs of a comparison under their settings' labels; its cells hold the rest."""
     cells = {_same(_read(path)): path.parent for path in sorted((folder / CELLS).glob("*/summary.json"))}
     runs = []
@@ -206,48 +183,57 @@ def _same(values: Mapping[str, Any]) -> tuple[str, int, str]:
     return str(values["name"]), int(values["seed"]), str(values["metrics"])
 
 
-def _run(folder: Path, summary: Summary, sets: Mapping[str, Book]) -> Run:
-    """A run with its ledgers, which have to give what its summary says."""
+def _run(folder: Path, summary: Summary, sets: Mapping[str, Book]) -> tuple[Run, Summary]:
+    """A run with its ledgers, which have to carry what its summary says."""
     values = summary.values
     ledgers = read_books([folder / "ledger"]) if (folder / "ledger").is_dir() else Books()
-    run, books = next(iter(ledgers.runs.items()), ("", {}))
+    if len(ledgers.runs) != 1:
+        held = f"its ledgers are of {len(ledgers.runs)} runs" if ledgers.runs else "it has no ledger"
+        raise LedgerError(f"{folder}: {held}, and what a run promises is added up from its own; restore the folder")
+    run, books = next(iter(ledgers.runs.items()))
     files = {name: folder / name for name in (CONFIG, "metrics.jsonl", "summary.json")}
     digests = {name: hashlib.sha256(p.read_bytes()).hexdigest() for name, p in files.items() if p.is_file()}
     config = _read(files[CONFIG]) if CONFIG in digests else {}
-    beside = read_off(config.get("read_off", ()))
-    stated = {party: _promised(promise) for party, promise in values["guarantees"].items()}
-    delta = next((g["delta"] for g in stated.values() if "delta" in g), 1e-5)
-    sites = {name: own for name, book in sets.items() if (own := book.of(values.get("run", ""))).ledger.entries}
-    counted = promise_of_sites(values["trust"], sites, values["clients"], delta)
-    if books and next(iter(stated)) in ("server", "worst client"):  # quotes of a deployed run lie in no ledger of its
-        held = promises(values["trust"], books, delta, beside)
-        for party, promise in held.items():
-            if not agree(promise, stated.get(party, {})):
-                raise LedgerError(f"{folder}: the ledgers give {promise['text']}, summary.json {values['guarantee']}")
-    else:
-        kept = {party: promise for party, promise in stated.items() if party != "median client"} | counted
-        held = dict(sorted(kept.items(), key=lambda item: -item[1].get("epsilon", inf)))
-    return Run(summary, held, run, books, sites if counted else {}, digests, config, beside)
+    stated = {party: _promised(promise) for party, promise in values["guarantees"].items() if party != "median client"}
+    said = {
+        RUN_OF_SITES: values.get("run", ""),
+        "clients": values["clients"],
+        **{name: values[name] for name in ("setting", "method", "trust", "engine")},
+        "delta": next((promise["delta"] for promise in stated.values() if "delta" in promise), 1e-5),
+        "conditions": list(read_off(config.get("read_off", ()))),
+        "seed": values.get("seed"),
+        "rounds_planned": values["rounds_planned"],
+        "published": values.get("published_metrics", {}).get("text"),
+        "failed": sum(values["replies"][kind] for kind in ("failed", "invalid", "refused")),
+        "malicious": values.get("malicious") or {},
+        "derived_from": values.get("derived_from") or "",
+        "data": {name: values.get("data", {}).get(name) for name in ("name", "digest")},
+        "versions": values["versions"],
+        "numerics": values["numerics"],
+        "files": digests,
+        "chosen": {name: _chosen(config, name) for name in CHOSEN} if config else {},
+        "promises": {},
+    }
+    found = carried(run, books, said, sets)
+    if not {SERVER, CLIENT} & found.promises.keys():  # of a deployed run, whose clients' quotes lie in no ledger of it
+        said["promises"] = stated
+    require_carried(folder, found, values, stated)
+    return Run(found, {k: v for k, v in said.items() if not (found.bound and k in BOUND)}), summary
+
+
+def _chosen(config: Mapping[str, Any], name: str) -> Any:
+    table, key = name.split(".")
+    return config.get(table, {}).get(key, "")
 
 
 def _promised(promise: Mapping[str, Any]) -> dict[str, Any]:
+    """What a summary promises, without the figures that are none."""
     return {k: v for k, v in promise.items() if not k.startswith("events") and k not in OF_A_RUN}
 
 
-def agree(first: Any, second: Any) -> bool:
-    """Whether two plain values are the same, numbers to nine digits: other versions round otherwise."""
-    if isinstance(first, Mapping) and isinstance(second, Mapping):
-        return first.keys() == second.keys() and all(agree(first[k], second[k]) for k in first)
-    if isinstance(first, float) and isinstance(second, int | float):
-        return isclose(first, second)
-    if isinstance(first, list) and isinstance(second, list):
-        return len(first) == len(second) and all(map(agree, first, second))
-    return bool(first == second)
-
-
-def _read(path: Path, field: str = "RUN", fix: str = "finish it first, or restore the file") -> Any:
+def _read(path: Path, name: str = "RUN", fix: str = "finish it first, or restore the file") -> Any:
     """What a file of JSON or TOML holds."""
     try:
         return (json_of if path.suffix == ".json" else toml_of)(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise damaged(field, path, error, fix) from error
+        raise damaged(name, path, error, fix) from error
