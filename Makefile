@@ -5,17 +5,20 @@
 #                make test TORCH_ARGS="--index-url <PyTorch's CPU wheel index>"
 #   PYTEST_ARGS  extra arguments for pytest
 #   JOBS         processes of tests and of the demo's runs, each with one thread
+#   SLICE        a slice of the long checks for `make rotate`; `make rotate SLICE=list` names them
 #   BENCH_ARGS   extra arguments for the benchmarks, e.g. BENCH_ARGS=--quick
 
 PYTHON      ?= python3
 TORCH_ARGS  ?=
 PYTEST_ARGS ?=
 JOBS        ?= 2
+SLICE       ?=
 
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+TESTED := -m pytest -q -n $(JOBS) --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python $(TESTED)
 
 # Bytecode is written where a module is first imported, and not for all that is installed.
 export PYTHONDONTWRITEBYTECODE :=
@@ -27,6 +30,10 @@ PEERS := $(BENCH)/bin/python -m pip --disable-pip-version-check install --quiet
 # The site's environment: what writes pages and reads docstrings, and nothing that computes.
 DOCS := .venv-docs
 
+# Environments that stand on the tests' own, and hold other versions of some packages: FLARE 2.7 and 2.8, everything's newest.
+FLARE  := .venv-flare-
+NEWEST := .venv-newest
+
 # Stamps: PyTorch alone; the library (demo); what the tests need, with the studies; linters and Flower's simulation.
 BASE := $(VENV)/.torch-installed
 CORE := $(VENV)/.core-installed
@@ -34,10 +41,10 @@ TEST := $(VENV)/.test-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check slow mutation crash hostile browser notebooks deploy-test deploy-demo wheels docs data-test bench bench-check clean distclean
+.PHONY: help demo test lint types check slow rotate mutation crash hostile fresh browser notebooks deploy-test deploy-demo wheels docs flare-2.7 flare-2.8 newest data-test bench bench-check clean distclean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9. -]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(CORE)  ## compare privacy settings on handwritten digits, then persons (made up) as the unit; prints the tables
 	$(BIN)/fedveil compare --seeds 3 --jobs $(JOBS)
@@ -58,6 +65,9 @@ check: lint types test  ## lint, types and test
 slow: $(DEV)  ## run the long checks
 	@$(PYTEST) -m slow $(PYTEST_ARGS)
 
+rotate: $(TEST)  ## run one slice of all long checks (at most 25 minutes), another with each commit
+	@$(BIN)/python tests/rotate.py $(SLICE)
+
 mutation: $(TEST)  ## plant bugs in copies of the library: the tests have to notice each of them
 	@$(PYTEST) -m slow tests/mutation $(PYTEST_ARGS)
 
@@ -66,6 +76,9 @@ crash: $(TEST)  ## kill runs at every step and at random moments, and go on with
 
 hostile: $(TEST)  ## play a hostile server and hostile clients, 28,000 games and cases, 20,000 policies and 30,000 orders of them; prints the figures
 	@$(PYTEST) -n 0 -s -m slow tests/hostile $(PYTEST_ARGS)
+
+fresh: $(TEST)  ## every page, help, preset and module in a process of its own
+	@$(PYTEST) -m slow tests/fresh $(PYTEST_ARGS)
 
 browser: $(TEST)  ## open a report's page in headless Chromium (which has to be there)
 	@$(PYTEST) -n 0 -m browser tests/browser $(PYTEST_ARGS)
@@ -91,6 +104,12 @@ docs: $(DOCS)/.installed  ## the site, below build/site; a link that leads nowhe
 	cp -r *.md docs results examples studies tests benchmarks Makefile LICENSE CITATION.cff pyproject.toml constraints.txt build/pages/
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
 
+flare-2.7 flare-2.8: flare-%: $(FLARE)%/.installed  ## run the tests of NVIDIA FLARE with an older line of it
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(FLARE)$*/bin/python $(TESTED) -m "" tests/flare $(PYTEST_ARGS)
+
+newest: $(NEWEST)/.installed  ## run the tests with the newest version of each package that pyproject.toml allows
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(NEWEST)/bin/python $(TESTED) --timeout 240 $(PYTEST_ARGS)
+
 bench: $(BENCH)/.installed  ## measure speed beside the peers (20 minutes; keep the machine idle), write docs/benchmarks.md
 	$(BENCH)/bin/python -m benchmarks $(BENCH_ARGS)
 
@@ -102,7 +121,7 @@ clean:  ## remove caches and build products (runs/ stays)
 	find src studies tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## clean, and remove the environment as well
-	rm -rf $(VENV) $(BENCH) $(DOCS)
+	rm -rf $(VENV) $(BENCH) $(DOCS) $(FLARE)* $(NEWEST)
 
 # PyTorch goes first and alone, so that TORCH_ARGS cannot change where anything else comes from; its
 # dependencies follow with the next command.
@@ -128,6 +147,20 @@ $(DOCS)/.installed: Makefile
 	$(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/python -m pip --disable-pip-version-check install --quiet mkdocs==1.6.1 mkdocs-material==9.8.1 "mkdocstrings[python]==1.0.8"
 	@touch $@
+
+# What $(1) does not hold itself, it finds in the tests' environment, with the editable installs that are there.
+define above
+	$(PYTHON) -m venv $(1)
+	below=$$(cd $(VENV)/lib/python3*/site-packages && pwd) && echo "import site; site.addsitedir('$$below')" > $$(echo $(1)/lib/python3*/site-packages)/below.pth
+	$(1)/bin/python -m pip --disable-pip-version-check install --quiet $(2)
+	@touch $(1)/.installed
+endef
+
+$(FLARE)%/.installed: $(TEST)
+	$(call above,$(FLARE)$*,"nvflare==$*.*")
+
+$(NEWEST)/.installed: $(TEST)
+	$(call above,$(NEWEST),--upgrade --upgrade-strategy eager $(TORCH_ARGS) -e ".[test]" -e ./studies)
 
 # A peer that does not install is left out of the comparison, with a word; the rest is measured.
 $(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/requirements.txt

@@ -1,6 +1,7 @@
-"""Shared by every test: reproducible hypothesis examples without a deadline, and seeded global generators."""
+"""Shared by every test: hypothesis examples without a deadline, seeded generators, and parts of a long run."""
 
 import random
+import time
 from io import BytesIO
 
 import numpy as np
@@ -10,6 +11,29 @@ from hypothesis import settings
 
 settings.register_profile("fedveil", deadline=None, derandomize=True, max_examples=50, print_blob=True)
 settings.load_profile("fedveil")
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("fedveil", "slices of long runs (tests/rotate.py)")
+    group.addoption("--part", metavar="K/N", help="of what is selected, the K-th of every N tests")
+    group.addoption("--until", type=float, metavar="SECONDS", help="skip what would begin later, in seconds since 1970")
+
+
+@pytest.hookimpl(trylast=True)  # after -m and -k
+def pytest_collection_modifyitems(config, items):
+    if not config.option.part:
+        return
+    number, count = map(int, config.option.part.split("/"))
+    if not 1 <= number <= count:
+        raise pytest.UsageError(f"--part {config.option.part}: give K/N with K from 1 to N")
+    chosen = items[number - 1 :: count]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    items[:] = chosen
+
+
+def pytest_runtest_setup(item):
+    if item.config.option.until and time.time() > item.config.option.until:
+        pytest.skip("left out: the time of this slice is over")
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,8 @@
 """Each module alone: nothing that it takes from another is there only because somebody else imported it before."""
 
 import ast
+import importlib.util
+import os
 
 import pytest
 from blocks_kit import PAGES, ROOT, blocks_of, fresh, python
@@ -121,10 +123,22 @@ def test_an_attribute_that_needs_another_import_is_found():
     assert missing(ast.parse("import fedveil.config.loading\nfedveil.config.loading.text_of")) == set()
 
 
-LAZY = """
-import importlib, sys
-found = []
-for name in {names!r}:
+def room_of(name):
+    return ".".join(name.split(".")[:2])
+
+
+# Each module in a child of a process that has loaded of other packages no more than everybody has who imports them: the
+# package itself. A process of its own for each would load PyTorch three hundred times.
+ALONE = """
+import importlib, os, sys, traceback
+
+for package in {loaded!r}:
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        pass
+
+def look_at(name):
     module = importlib.import_module(name)
     for attribute in getattr(module, "__all__", []):
         try:
@@ -132,19 +146,57 @@ for name in {names!r}:
         except ImportError as error:
             if not {optional!r} & set(str(error).replace("'", " ").split()):
                 raise
+
+failed = []
+for name in {names!r}:
+    assert not [other for other in sys.modules if other.partition(".")[0] in {ours!r}]
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            look_at(name)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(status)
+    if os.waitpid(child, 0)[1]:
+        failed.append(name)
+print("failed:", *failed)
 """
+LOADED = ("numpy", "torch", "scipy", "sklearn", "pydantic", "typer", "rich", "cryptography", "pandas", "flwr")
 OPTIONAL = {"flwr", "nvflare", "matplotlib", "ray", "wandb"}
+NEEDS = {"nvflare": "nvflare", "flower": "flwr", "node": "flwr"}
+ROOMS = sorted({room_of(name) for name in FILES})
+
+
+def there(name):
+    """Whether the optional package that a module needs is installed."""
+    needed = [package for part, package in NEEDS.items() if part in name.split(".")]
+    return all(importlib.util.find_spec(package) for package in needed)
+
+
+def looked_at(names, folder):
+    code = ALONE.format(names=names, loaded=LOADED, optional=OPTIONAL, ours=set(PACKAGES))
+    done = fresh([*python(), "-W", "error::DeprecationWarning:fedveil", "-c", code], folder)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(name for name in FILES if not name.endswith("__main__")))
-def test_a_module_is_imported_alone_and_has_what_it_offers(name, tmp_path):
-    needs = {"nvflare": "nvflare", "flower": "flwr", "node": "flwr"}
-    for part, package in needs.items():
-        if part in name.split("."):
-            pytest.importorskip(package)
-    done = fresh(
-        [*python(), "-W", "error::DeprecationWarning:fedveil", "-c", LAZY.format(names=[name], optional=OPTIONAL)],
-        tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.parametrize("room", ROOMS)
+def test_each_module_is_imported_alone_and_has_what_it_offers(room, tmp_path):
+    of_the_room = [name for name in FILES if room_of(name) == room]
+    names = [name for name in of_the_room if not name.endswith("__main__") and there(name)]
+    done = looked_at(names, tmp_path)
+    assert done.stdout.split() == ["failed:"], done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_module_that_is_not_whole_alone_is_found(tmp_path):
+    (tmp_path / "half.py").write_text("import xml\nxml.dom.minidom\n")
+    (tmp_path / "wanting.py").write_text("__all__ = ['nothing']\n")
+    (tmp_path / "whole.py").write_text("import torch\n")
+    assert looked_at(["half", "whole", "wanting"], tmp_path).stdout.split() == ["failed:", "half", "wanting"]
