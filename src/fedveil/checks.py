@@ -17,7 +17,6 @@ from fedveil.errors import (
     require_choice,
     require_count,
     require_hypotheses,
-    require_noise,
     require_non_negative,
     require_number,
     require_positive,
@@ -97,7 +96,6 @@ Names = Annotated[Sequence[str], Check(require_names)]
 Text = Annotated[str, Check(require_text)]
 Positive = Annotated[float, Check(require_positive)]
 NonNegative = Annotated[float, Check(require_non_negative)]
-NoiseMultiplier = Annotated[float, Check(require_noise)]
 UnitInterval = Annotated[float, Check(require_unit_interval)]
 Share = Annotated[float, Check(require_share)]
 Fraction = Annotated[float, Check(require_fraction)]
@@ -111,6 +109,8 @@ Workers = Annotated[int, Check(require_workers)]
 Clip = Annotated[float, Check(partial(require_within, "clip"))]
 Radius = Annotated[float, Check(partial(require_within, "radius"))]
 NoiseLevel = Annotated[float, Check(partial(require_within, "noise multiplier"))]
+EventNoise = Annotated[float, Check(partial(require_within, "noise of an event"))]
+EventShift = Annotated[float, Check(partial(require_within, "shift of an event"))]
 NumberNoise = Annotated[float, Check(partial(require_within, "noise of one number"))]
 Rate = Annotated[float, Check(partial(require_within, "rate"))]
 Epsilon = Annotated[float, Check(partial(require_within, "epsilon"))]

@@ -143,19 +143,9 @@ def require_positive(field: str, value: Any) -> float:
     return require_number(field, value, lambda v: v > 0, "must be a finite number above 0")
 
 
-def require_noise(field: str, value: Any) -> float:
-    """Return a noise multiplier as a float, refusing all but finite numbers of at least 1e-100: epsilon has a float."""
-    return require_number(field, value, lambda v: v >= 1e-100, "must be a finite number of at least 1e-100")
-
-
 def require_non_negative(field: str, value: Any) -> float:
     """Return `value` as a float, refusing all but finite numbers of at least 0."""
     return require_number(field, value, lambda v: v >= 0, "must be a finite number of at least 0")
-
-
-def require_delta(field: str, value: Any) -> float:
-    """Return `value` as a float, refusing all but probabilities strictly between 0 and 1."""
-    return require_number(field, value, lambda v: 0 < v < 1, "must be a number strictly between 0 and 1")
 
 
 def require_count(field: str, value: Any, least: int = 1, most: int = _LARGEST) -> int:

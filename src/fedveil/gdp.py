@@ -19,9 +19,9 @@ import numpy as np
 import scipy  # its parts load when they are first used; at once they would double the time of our import
 from numpy.typing import NDArray
 
-from fedveil.errors import FieldError, require_delta, require_non_negative, require_positive
+from fedveil.errors import require_non_negative, require_positive
+from fedveil.ranges import require_within
 
-_LARGEST = 1e150  # the square of a larger mu has no float
 _CERTAIN = 40.0  # Phi(40) is 1 in every float
 RATES = (0.01, 0.001)  # false positive rates of the best attacker that are reported
 
@@ -60,42 +60,13 @@ def _root(target: float, b_of: Callable[[float], float], top: float) -> float:
     def excess(a: float) -> float:
         return max(_log_delta(a, b_of(a)), -1e300) - target
 
-    return _zero(excess, -math.sqrt(-2 * target) - 1.0, top)
-
-
-def _zero(function: Callable[[float], float], last: float, best: float) -> float:
-    """Find where a function changes its sign between two points (Brent 1973, chapter 4).
-
-    To the bit what scipy.optimize.brentq finds with rtol = 1e-14 (a test says so), without the time it takes to load.
-    """
-    at_last, at_best = function(last), function(best)
-    other, at_other, move, before = last, at_last, best - last, best - last
-    while True:
-        if (at_last < 0) != (at_best < 0) and at_last and at_best:  # the zero lies behind the last step
-            other, at_other, move, before = last, at_last, best - last, best - last
-        if abs(at_other) < abs(at_best):
-            last, best, other = best, other, best
-            at_last, at_best, at_other = at_best, at_other, at_best
-        half, least = (other - best) / 2, (1e-300 + 1e-14 * abs(best)) / 2
-        if at_best == 0 or abs(half) < least:
-            return best
-        step = half
-        if abs(before) > least and abs(at_best) < abs(at_last):
-            if last == other:  # a secant, or the inverse of a parabola
-                tried = -at_best * (best - last) / (at_best - at_last)
-            else:
-                one, two = (at_last - at_best) / (last - best), (at_other - at_best) / (other - best)
-                tried = -at_best * (at_other * two - at_last * one) / (two * one * (at_other - at_last))
-            step = tried if 2 * abs(tried) < min(abs(before), 3 * abs(half) - least) else half
-        before, move = (move, step) if step is not half else (half, half)
-        last, at_last = best, at_best
-        best += move if abs(move) > least else math.copysign(least, half)
-        at_best = function(best)
+    lowest = -math.sqrt(-2 * target) - 1.0
+    return float(scipy.optimize.brentq(excess, lowest, top, xtol=1e-300, rtol=1e-14, maxiter=500))
 
 
 def delta_of_mu(mu: float, epsilon: float) -> float:
     """The least delta for which mu-GDP gives (epsilon, delta)-DP."""
-    mu, epsilon = require_non_negative("mu", mu), require_non_negative("epsilon", epsilon)
+    mu, epsilon = require_within("mu", "mu", mu), require_non_negative("epsilon", epsilon)
     return math.exp(log_delta(epsilon, mu)) if mu > 0 else 0.0
 
 
@@ -105,9 +76,9 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     Parameters
     ----------
     mu : float
-        Gaussian-DP parameter, at least 0.
+        Gaussian-DP parameter, from 0 to 1e40.
     delta : float
-        Strictly between 0 and 1.
+        From 1e-15 to below 1.
 
     Returns
     -------
@@ -117,14 +88,12 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     Raises
     ------
     FieldError
-        If a parameter is out of range, or mu so large that epsilon has no float.
+        If a parameter is beyond its ends in `fedveil.ranges`.
     """
-    mu, delta = require_non_negative("mu", mu), require_delta("delta", delta)
+    mu, delta = require_within("mu", "mu", mu), require_within("delta", "delta", delta)
     target = math.log(delta)
     if mu == 0 or log_delta(0.0, mu) <= target:
         return 0.0
-    if mu > _LARGEST:
-        raise FieldError("mu", mu, "is too large for any epsilon: raise the noise multiplier")
     # solved for a, which stays moderate: a root in epsilon itself would lose its digits from mu = 1e8 on
     a = _root(target, lambda a: mu - a, min(mu / 2, _CERTAIN))
     return mu * (mu / 2 - a)
@@ -132,7 +101,7 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
 
 def mu_of_epsilon(epsilon: float, delta: float) -> float:
     """The largest mu for which mu-GDP still gives (epsilon, delta)-DP: the inverse of `epsilon_of_mu`."""
-    epsilon, delta = require_positive("epsilon", epsilon), require_delta("delta", delta)
+    epsilon, delta = require_positive("epsilon", epsilon), require_within("delta", "delta", delta)
 
     def b_of(a: float) -> float:
         return math.hypot(a, math.sqrt(2 * epsilon))  # from epsilon = (b^2 - a^2) / 2
@@ -157,7 +126,7 @@ def compose_mu(mus: Iterable[float]) -> float:
 
 def epsilon_of_rho(rho: float, delta: float) -> float:
     """An epsilon for which rho-zCDP gives (epsilon, delta)-DP (Canonne, Kamath and Steinke 2020, Corollary 13)."""
-    rho, delta = require_non_negative("rho", rho), require_delta("delta", delta)
+    rho, delta = require_non_negative("rho", rho), require_within("delta", "delta", delta)
     if rho == 0:
         return 0.0
 
@@ -234,7 +203,7 @@ class Meaning:
 
 def meaning_of_mu(mu: float) -> Meaning:
     """What mu-GDP means: at a false positive rate a, the best attacker's true positive rate is Phi(mu + Phi^-1(a))."""
-    accuracy = float(scipy.special.ndtr(require_non_negative("mu", mu) / 2))
+    accuracy = float(scipy.special.ndtr(require_within("mu", "mu", mu) / 2))
     power = tuple(float(scipy.special.ndtr(mu + scipy.special.ndtri(rate))) for rate in RATES)
     return Meaning(accuracy=accuracy, power=power)
 

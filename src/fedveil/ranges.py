@@ -72,6 +72,9 @@ RANGES = {
     "epsilon": Range(1e-9, 1e10, "below it rounding decides; above it noise is quieter than a sum's last bits"),
     # normal draws end at 9.35 deviations, which 2^-63 of a coordinate's mass exceeds; four digits are left
     "delta": Range(1e-15, 1.0, "noise has no tails below some 1e-19 a coordinate", open=True),
+    # of an event: of a person in a thousand sums, of groups of them, of other mechanisms' mu; down to the largest mu
+    "noise of an event": Range(1e-40, 1e40, "its mu is one over it, and the square of a larger one has no epsilon"),
+    "shift of an event": Range(5e-324, 1e40, "a larger one has no epsilon"),
     "mu": Range(0.0, 1e40, "the square of a larger one has no epsilon"),
     "mu per distance": Range(0.0, 1e40, "the square of a larger one has no epsilon"),
     "limit": Range(5e-324, 1e30, "no cost is larger, so that it would limit nothing"),

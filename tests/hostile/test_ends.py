@@ -10,16 +10,27 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.accounting import Limits, Policy, advise, plan, reading
-from fedveil.accounting.bounds import GDP
+from fedveil.accounting import Limits, Policy, StepFilter, advise, epsilon, least_noise, plan, reading, step_event
+from fedveil.accounting.bounds import GDP, PLD, ZCDP, MetricDP, MetricGDP
+from fedveil.accounting.events import (
+    Changed,
+    DiscreteGaussian,
+    EuclideanLaplace,
+    Gaussian,
+    Laplace,
+    Mixture,
+    Poisson,
+    events_from_list,
+)
 from fedveil.aggregation import RunningSum
 from fedveil.aggregation.updates import Updates
 from fedveil.clipping import clip
 from fedveil.errors import FieldError
+from fedveil.gdp import delta_of_mu, epsilon_of_mu, epsilon_of_rho, meaning_of_mu, mu_of_epsilon, noise_of_epsilon
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
 from fedveil.learning.per_example import PerExample
-from fedveil.mechanisms import GaussianNoise, ReproducibleSource, SecureSource, noised
+from fedveil.mechanisms import GaussianNoise, ReproducibleSource, SecureSource, gaussian_sigma, noised
 from fedveil.methods import build
 from fedveil.ranges import RANGES
 from fedveil.secure import on_grid
@@ -168,7 +179,12 @@ TAKES = {  # of each kind: whatever takes such a number
         lambda v: fv.SGALDP(similarity_noise=v),
     ],
     "sigma": [lambda v: reading(clip=1.0, sigma=v, rounds=1)],
-    "rate": [lambda v: fv.RecordDP(examples=9, noise_multiplier=1.0, rate=v)],
+    "rate": [
+        lambda v: fv.RecordDP(examples=9, noise_multiplier=1.0, rate=v),
+        lambda v: Poisson(v, Gaussian(1.0)),
+        lambda v: Changed(v, Gaussian(1.0)),
+        lambda v: step_event(1.0, v),
+    ],
     "epsilon": [
         lambda v: fv.RecordDP(examples=9, epsilon=v, rounds=2),
         lambda v: fv.GlobalDP(epsilon=v, rounds=2),
@@ -183,12 +199,49 @@ TAKES = {  # of each kind: whatever takes such a number
         lambda v: Policy(delta=v),
         lambda v: plan(delta=v, rounds=1, epsilon=4.0),
         lambda v: reading(clip=1.0, sigma=1.0, rounds=1, delta=v),
+        lambda v: fv.FedRE(epsilon=4.0, delta=v),
+        lambda v: fv.SGALDP(epsilon_min=1.0, epsilon_max=2.0, delta=v),
+        lambda v: advise(clients=4, examples=9, dimension=9, rounds=2, epsilon=4.0, delta=v),
+        lambda v: gaussian_sigma(4.0, v),
+        lambda v: epsilon_of_mu(1.0, v),
+        lambda v: epsilon_of_rho(1.0, v),
+        lambda v: mu_of_epsilon(4.0, v),
+        lambda v: noise_of_epsilon(4.0, v),
+        lambda v: fv.Filter(4.0, v),
+        lambda v: StepFilter.within(Gaussian(1.0), 4.0, v, "zero-out"),
+        lambda v: epsilon([(Gaussian(1.0), 1)], v),
+        lambda v: epsilon([(Poisson(0.1, Gaussian(1.0)), 1)], v),
+        lambda v: GDP(1.0).epsilon(v, "zero-out"),
+        lambda v: GDP(1.0, 1.0).epsilon_at(1.0, v),
+        lambda v: ZCDP(1.0).epsilon(v, "zero-out"),
+        lambda v: MetricGDP(1.0).epsilon_at(1.0, v),
+        lambda v: MetricDP(1.0, ((EuclideanLaplace(3, 1.0), 1),)).epsilon_at(1.0, v),
+        lambda v: least_noise(4.0, v, 1),
     ],
-    "mu": [GDP],
+    "mu": [GDP, lambda v: epsilon_of_mu(v, 1e-5), lambda v: delta_of_mu(v, 1.0), meaning_of_mu],
+    "mu per distance": [MetricGDP, lambda v: GDP(1.0, v)],
+    "noise of an event": [
+        Gaussian,
+        Laplace,
+        DiscreteGaussian,
+        lambda v: Mixture(v, (1.0,), (1.0,)),
+        lambda v: Poisson(0.1, Gaussian(v)),
+        lambda v: events_from_list([[{"kind": "Gaussian", "noise_multiplier": v}, 1]]),
+        lambda v: step_event(v, 1.0),
+    ],
+    "shift of an event": [lambda v: EuclideanLaplace(3, v)],
     "limit": [lambda v: Limits(mu=v), lambda v: Limits(record_epsilon=v), lambda v: Limits(person_mu=v)],
     "planned units": [lambda v: fv.RecordDP(examples=v, noise_multiplier=1.0)],
     "range of a metric": [lambda v: fv.Publishing(loss_range=v), lambda v: fv.Validation(loss_range=v)],
 }
+
+
+def test_a_release_quieter_than_any_event_joins_a_total_at_the_price_of_the_quietest_event():
+    sampled = PLD(((Poisson(0.1, Gaussian(1.0)), 1),))
+    alone = epsilon(sampled.events, 1e-5)
+    for mu in (1e-41, 5e-324):
+        total = PLD.total([sampled, GDP(mu)], "zero-out")
+        assert total.epsilon(1e-5, "zero-out") == pytest.approx(alone, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", TAKES)

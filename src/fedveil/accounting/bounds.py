@@ -28,6 +28,7 @@ from fedveil.accounting.events import (
 from fedveil.checks import Mu, NonNegative, Parameters, Slope
 from fedveil.errors import FieldError, HeuristicError
 from fedveil.gdp import Meaning, compose_mu, epsilon_of_mu, epsilon_of_rho, meaning_of_curve, meaning_of_mu, rounded_up
+from fedveil.ranges import RANGES
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,11 @@ class PLD(Bound):
     @classmethod
     def total(cls, bounds: Sequence[Any], relation: Relation) -> Bound:
         pairs = [pair for b in bounds if isinstance(b, PLD) for pair in b.events]
-        pairs += [(Gaussian(FACTOR[relation] / b.mu), 1) for b in bounds if isinstance(b, GDP) and b.mu]
+        quietest = RANGES["noise of an event"].most
+        for bound in bounds:
+            if isinstance(bound, GDP) and bound.mu > 0:
+                noise = min(FACTOR[relation] / bound.mu, quietest)  # less noise than there is costs no less
+                pairs.append((Gaussian(noise), 1))
         return cls(tuple(grouped(pairs).items()))
 
     def describe(self) -> str:

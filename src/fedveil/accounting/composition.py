@@ -27,8 +27,9 @@ from fedveil.accounting.events import (
     grouped,
     spilled,
 )
-from fedveil.errors import FieldError, require_delta
+from fedveil.errors import FieldError
 from fedveil.gdp import Curve, compose_mu, delta_of_mu, epsilon_of_mu
+from fedveil.ranges import require_within
 from fedveil.registry import optional
 
 # The grid on which losses lie. Losses are rounded up to it, so that a coarse one is a looser bound; without a limit a
@@ -49,7 +50,7 @@ def epsilon(events: Iterable[tuple[Event, int]], delta: float, relation: Relatio
     events : iterable of (event, count)
         What was released, and how often.
     delta : float
-        Strictly between 0 and 1.
+        From 1e-15 to below 1.
     relation : {"zero-out", "add/remove", "replace-one"}
         Neighbouring inputs. Noise multipliers are sigma / C throughout; the doubled sensitivity of replace-one is
         taken care of here.
@@ -69,7 +70,7 @@ def epsilon(events: Iterable[tuple[Event, int]], delta: float, relation: Relatio
     if not counts:
         return 0.0
     lost = spilled(counts, relation)
-    if require_delta("delta", delta) <= lost:
+    if require_within("delta", "delta", delta) <= lost:
         raise FieldError("delta", delta, f"must be above {lost:.2g}, the chance that a lot of these steps is too large")
     delta -= lost
     if _needs_renyi(counts):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from fedveil.checks import Count, NoiseMultiplier, Parameters, Positive, Share
+from fedveil.checks import Count, EventNoise, EventShift, Parameters, Rate
 from fedveil.errors import FieldError, require_choice, require_count, require_non_negative
 
 Relation = Literal["zero-out", "add/remove", "replace-one"]
@@ -34,7 +34,7 @@ class Gaussian(Parameters):
         z = sigma / C, where C bounds one unit's contribution (under replace-one it can move the sum by 2C).
     """
 
-    noise_multiplier: NoiseMultiplier
+    noise_multiplier: EventNoise
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Laplace(Parameters):
         b / C: scale of the noise over the bound of one unit's contribution.
     """
 
-    scale: Positive
+    scale: EventNoise
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class EuclideanLaplace(Parameters):
     """
 
     dimension: Count
-    shift: Positive
+    shift: EventShift
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class DiscreteGaussian(Parameters):
         z: parameter sigma over the Euclidean bound of one unit's contribution, both on the grid.
     """
 
-    noise_multiplier: NoiseMultiplier
+    noise_multiplier: EventNoise
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Mixture(Parameters):
         Contributions in units of C, and how likely each is.
     """
 
-    noise_multiplier: NoiseMultiplier
+    noise_multiplier: EventNoise
     sensitivities: tuple[float, ...]
     probabilities: tuple[float, ...]
 
@@ -114,12 +114,12 @@ class Poisson(Parameters):
     Parameters
     ----------
     rate : float
-        q, in (0, 1].
+        q, from 1e-9 to 1.
     event : Gaussian or Laplace
         The noise on the sample.
     """
 
-    rate: Share
+    rate: Rate
     event: Gaussian | Laplace
 
 
@@ -135,12 +135,12 @@ class Changed(Parameters):
     Parameters
     ----------
     rate : float
-        q, in (0, 1].
+        q, from 1e-9 to 1.
     event : Gaussian
         The noise on the sample.
     """
 
-    rate: Share
+    rate: Rate
     event: Gaussian
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fedveil.checks import require_whole
-from fedveil.errors import FieldError, require_delta, require_positive
+from fedveil.errors import FieldError, require_positive
 from fedveil.gdp import mu_of_epsilon
 from fedveil.mechanisms.source import Source
+from fedveil.ranges import require_within
 from fedveil.registry import Registry
 
 _BLOCK = 1 << 17  # draws at a time where noise is added a block at a time: the sum stays in the cache
@@ -23,7 +24,7 @@ def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
     Parameters
     ----------
     epsilon, delta : float
-        Target of one release; epsilon > 0, 0 < delta < 1.
+        Target of one release; epsilon above 0, delta from 1e-15 to below 1.
     sensitivity : float
         Largest Euclidean change between neighbouring inputs.
 
@@ -32,7 +33,7 @@ def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
     float
         Standard deviation per coordinate (Balle and Wang 2018, arXiv 1805.06530).
     """
-    epsilon, delta = require_positive("epsilon", epsilon), require_delta("delta", delta)
+    epsilon, delta = require_positive("epsilon", epsilon), require_within("delta", "delta", delta)
     return require_positive("sensitivity", sensitivity) / mu_of_epsilon(epsilon, delta)
 
 
