@@ -124,7 +124,7 @@ def agreement(client: ClientData, device: str) -> dict[str, Any]:
     loop = PlainSteps(few, device, 0.0)
     with full_precision():
         loop.train(torch.from_numpy(epoch_orders([key], [few.examples], 1)[0, 0]))
-        ours = WorkerTrainer(model, layout, local, device, 1, rearrange=True).train(start[None], [few], [key])[0]
+        ours = WorkerTrainer(model, layout, local, device, 1).train(start[None], [few], [key])[0]
     if isinstance(ours, Exception):
         raise ours
     theirs = layout.read(loop.net.own.cpu())

@@ -7,14 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 
 from fedveil.layout import Layout
 from fedveil.learning import BatchedTrainer, ClientData, LocalTraining, SequentialTrainer, WorkerTrainer
-from fedveil.learning import rearranged as rearranging
-from fedveil.learning.inputs import channels_last
-from fedveil.learning.rearranged import LargeDense, in_order, rearranged
-from fedveil.learning.recognised import recognised
 from fedveil.learning.threads import Threads
 
 
@@ -179,91 +175,6 @@ class Pools(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.p1(self.r1(self.c1(x)))
         return self.out(nn.functional.max_pool2d(torch.relu(self.c2(x)), 2).flatten(1))
-
-
-def test_pooling_before_relu_gives_the_same_bits_and_half_known_models_run_as_they_are() -> None:
-    torch.manual_seed(0)
-    model, data = Pools(), clients([7, 12])
-    before = [node.target for node in recognised(model).graph.nodes]
-    assert before.index("r1") < before.index("p1")
-    module = rearranged(model)
-    assert isinstance(module, fx.GraphModule)
-    after = [node.target for node in module.graph.nodes]
-    pool, relu = nn.functional.max_pool2d, torch.relu_
-    assert [target for target in after if target in ("p1", "r1", pool, relu, torch.relu)] == ["p1", relu, pool, relu]
-    layout, local = Layout.from_module(model), LocalTraining(epochs=3, batch_size=4, lr=0.5)
-    starts, keys = layout.read(model).expand(2, -1), [(0, 1, p) for p in range(2)]
-    plain = WorkerTrainer(model, layout, local, workers=1).train(starts, data, keys)
-    moved = WorkerTrainer(model, layout, local, workers=1, rearrange=True).train(starts, data, keys)
-    assert all(torch.equal(a.model, b.model) for a, b in zip(plain, moved, strict=True))  # type: ignore[union-attr]
-    model.r1.register_forward_hook(lambda layer, args, output: 2 * output)
-    assert rearranged(model) is model
-
-
-def test_what_is_read_twice_is_not_written_over() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.out = nn.Linear(64, 8), nn.Linear(8, 8), nn.Linear(8, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.first(torch.relu(x.flatten(1)))
-            return self.out(torch.relu(torch.relu(x) * torch.relu(self.second(x))))
-
-    model, data = Twice(), clients([7, 12])
-    targets = [node.target for node in rearranged(model).graph.nodes]  # type: ignore[union-attr]
-    assert targets.count(torch.relu_) == 1
-    layout, local = Layout.from_module(model), LocalTraining(batch_size=4, lr=0.5)
-    starts, keys = layout.read(model).expand(2, -1), [(0, 1, p) for p in range(2)]
-    plain = WorkerTrainer(model, layout, local, workers=1).train(starts, data, keys)
-    moved = WorkerTrainer(model, layout, local, workers=1, rearrange=True).train(starts, data, keys)
-    assert all(torch.equal(a.model, b.model) for a, b in zip(plain, moved, strict=True))  # type: ignore[union-attr]
-
-
-class Tall(nn.Module):
-    """Dense layers: one alone, one called twice, two with one weight, one on three axes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alone, self.twice, self.wide = nn.Linear(64, 12), nn.Linear(12, 12), nn.Linear(4, 4, bias=False)
-        self.one, self.other, self.out = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 3)
-        self.other.weight = self.one.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.tanh(self.alone(x.flatten(1)))
-        x = self.wide(torch.tanh(self.twice(torch.tanh(self.twice(x)))).reshape(-1, 3, 4)).flatten(1)
-        return self.out(torch.relu(self.other(torch.tanh(self.one(x)))))
-
-
-@pytest.mark.parametrize("batch", [4, 40])
-@pytest.mark.parametrize(
-    "more", [{}, {"momentum": 0.5}, {"prox": 0.3}, {"optimizer": "adam"}, {"schedule": "cosine", "epochs": 3}]
-)
-def test_large_dense_layers_take_the_steps_of_plain_ones(
-    more: dict[str, float], batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rearranging, "LARGE", 1)
-    monkeypatch.setattr(rearranging, "PART", 100)  # several parts of each weight
-    torch.manual_seed(0)
-    model, data = Tall().double(), clients([45, 90])
-    assert {n for n, m in rearranged(model).named_modules() if isinstance(m, LargeDense)} == {"alone", "wide", "out"}
-    layout, local = Layout.from_module(model), LocalTraining(**{"batch_size": batch, "lr": 0.1, "epochs": 2, **more})
-    starts, keys = layout.read(model).expand(2, -1), [(0, 1, p) for p in range(2)]
-    plain = WorkerTrainer(model, layout, local, workers=1).train(starts, data, keys)
-    moved = WorkerTrainer(model, layout, local, workers=1, rearrange=True).train(starts, data, keys)
-    for a, b in zip(plain, moved, strict=True):
-        assert (a.model - starts[0]).abs().max() > 1e-3  # type: ignore[union-attr]
-        assert torch.allclose(a.model, b.model, rtol=0, atol=1e-9 if "optimizer" in more else 1e-13)  # type: ignore[union-attr]
-        assert b.loss == pytest.approx(a.loss, rel=1e-12)  # type: ignore[union-attr]
-
-
-def test_gradients_of_flattened_images_keep_their_order_of_memory() -> None:
-    orders = []
-    images = channels_last(torch.rand(5, 4, 3, 3)).requires_grad_() * 2
-    same = in_order(images)
-    same.register_hook(lambda grad: orders.append(grad.stride()))
-    same.flatten(1).square().sum().backward()
-    assert orders == [(36, 1, 12, 4)] == [images.stride()]
 
 
 def test_a_module_of_ones_own_that_can_be_read_has_several_workers() -> None:

@@ -88,15 +88,14 @@ def run(
 ) -> None:
     """Run one experiment. Exit code 2: refused; 3: a budget or early stopping ended it; 4: no client replied."""
     with shared.refusals() as again:
-        with shared.loading():
-            from fedveil.config import load
+        from fedveil.config import load
 
-            spec = load(config, assign or [], engine=engine, device=device, seed=seed)
+        spec = load(config, assign or [], engine=engine, device=device, seed=seed)
 
-            from fedveil import runs
-            from fedveil.report.progress import Display
-            from fedveil.report.tables import run_table
-            from fedveil.tables import write
+        from fedveil import runs
+        from fedveil.report.progress import Display
+        from fedveil.report.tables import run_table
+        from fedveil.tables import write
 
         folder = out or shared.folder_of(config, spec.name)
         again.folder, again.command = folder, f"fedveil run {shlex.quote(str(folder))} --resume"
@@ -124,18 +123,17 @@ def compare(
 ) -> None:
     """Compare privacy settings side by side: table, curves, accuracy against attacks, noise and epsilon."""
     with shared.refusals() as again:
-        with shared.loading():
-            from fedveil.config import load
+        from fedveil.config import load
 
-            spec = load(config, assign or [], engine=engine, device=device, seed=seed)
+        spec = load(config, assign or [], engine=engine, device=device, seed=seed)
 
-            from fedveil import grid
-            from fedveil.errors import require_count
-            from fedveil.games.participation import attack_settings, check_audit, with_attacks
-            from fedveil.report.figures import draw
-            from fedveil.report.progress import Display
-            from fedveil.report.tables import WIDE, comparison_notes, comparison_tables
-            from fedveil.tables import write
+        from fedveil import grid
+        from fedveil.errors import require_count
+        from fedveil.games.participation import attack_settings, check_audit, with_attacks
+        from fedveil.report.figures import draw
+        from fedveil.report.progress import Display
+        from fedveil.report.tables import WIDE, comparison_notes, comparison_tables
+        from fedveil.tables import write
 
         usual = shared.folder_of(config, spec.name)
         folder = out or (usual if resume else shared.fresh(usual))

@@ -1,17 +1,14 @@
 """What the commands share: options, refusals as one line and an exit code, folders."""
 
-import gc
 import json
 import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import count
 from pathlib import Path
 from shutil import get_terminal_size
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
@@ -87,26 +84,6 @@ def refusals() -> Iterator[Resumption]:
         fail(f"{error.filename or 'file'}: {error.strerror or error}", REFUSED)
     except KeyboardInterrupt:
         fail(f"interrupted{again}", INTERRUPTED)
-
-
-@contextmanager
-def loading() -> Iterator[None]:
-    """Load modules in three quarters of the time: no garbage is looked for, and `numpy.f2py` is loaded when it is used.
-
-    `scipy.special` takes everything out of NumPy, in which that part, a translator of Fortran, is the longest.
-    """
-    gc.disable()
-    try:
-        import numpy
-
-        waiting = ModuleType("numpy.f2py")
-        vars(waiting)["__getattr__"] = lambda name: getattr(import_module("numpy.f2py"), name)
-        vars(numpy).setdefault("f2py", waiting)
-        yield
-    finally:
-        gc.freeze()
-        gc.unfreeze()  # all that is there is old: a look at the young ones passes it over
-        gc.enable()
 
 
 def fail(text: str, code: int) -> None:

@@ -38,7 +38,7 @@ class WorkerTrainer:
 
     Parameters
     ----------
-    model, layout, local, device, precision, rearrange
+    model, layout, local, device, precision
         See `SequentialTrainer`.
     workers : int
         Threads. Models with modules that this library does not know to be free of shared randomness are trained by
@@ -54,7 +54,6 @@ class WorkerTrainer:
         workers: int = 2,
         *,
         precision: str = "full",
-        rearrange: bool = False,
     ) -> None:
         workers = require_workers("workers", workers)
         unknown = None if workers == 1 else _unknown(model)
@@ -62,7 +61,7 @@ class WorkerTrainer:
             _LOG.info("training on one worker: %s may draw from the shared generator", unknown)
             workers = 1
         self._threads, shared = Threads(), workers == 1
-        how: dict[str, Any] = {"precision": precision, "rearrange": rearrange, "before_step": self._threads.stay}
+        how: dict[str, Any] = {"precision": precision, "before_step": self._threads.stay}
         self._trainers = [
             SequentialTrainer(model, layout, local, device, shared_random=shared, **how) for _ in range(workers)
         ]
@@ -143,7 +142,7 @@ def make_trainer(
             _LOG.info("clients are trained one after another: %s", error.reason)
     if example is not None:
         rehearse(model, layout, local, device, *example)
-    return WorkerTrainer(model, layout, local, device, workers, precision=precision, rearrange=kind == "auto")
+    return WorkerTrainer(model, layout, local, device, workers, precision=precision)
 
 
 def _unknown(model: nn.Module) -> str | None:

@@ -1,12 +1,10 @@
 """Local training: one client after another on one model, every stream keyed, nothing shared between clients."""
 
-import ctypes
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -23,7 +21,6 @@ from fedveil.learning.losses import loss_of, outputs_of
 from fedveil.learning.made_up import labels, not_trainable, probes
 from fedveil.learning.objective import void_labels
 from fedveil.learning.own_state import OwnState
-from fedveil.learning.rearranged import LargeDense, rearranged
 from fedveil.learning.streams import Key, epoch_orders, stream, with_keyed_dropout
 from fedveil.mechanisms.source import keyed_seed
 
@@ -64,8 +61,7 @@ class SequentialTrainer:
     local : LocalTraining
         What to do.
     device : str
-        Where to train, e.g. ``"cpu"`` or ``"cuda"``. Results come back on the CPU. Who trains there has the process
-        keep up to half a gigabyte of freed memory for the next step (`keep_freed_memory`).
+        Where to train, e.g. ``"cpu"`` or ``"cuda"``. Results come back on the CPU.
     precision : {"full", "bfloat16"}
         Of products and convolutions; parameters, sums and the optimiser stay as they are. ``"bfloat16"`` trains other
         models (each update is several percent off), faster on machines that have it.
@@ -74,9 +70,6 @@ class SequentialTrainer:
         threads must not, see `WorkerTrainer`.
     before_step : callable, optional
         Called before every step; what it raises ends the training.
-    rearrange : bool
-        Read the forward method once, and run it in the order that reads memory less often, see `rearranged`. A method
-        that cannot be read is run as it is.
     """
 
     def __init__(
@@ -89,14 +82,11 @@ class SequentialTrainer:
         precision: str = "full",
         shared_random: bool = True,
         before_step: Callable[[], None] | None = None,
-        rearrange: bool = False,
     ) -> None:
         self._half = require_choice("precision", precision, ("full", "bfloat16")) == "bfloat16"
         self._shared_random, self._before_step = shared_random, before_step
         self.layout, self.local = layout, local
         self._device = device_of(device)
-        if self._device.type == "cpu":
-            keep_freed_memory()  # before threads begin, each of which would have a heap of its own
         self._model = deepcopy(model).to(self._device).train()
         self._generator = torch.Generator()
         with_keyed_dropout(self._model, self._generator)
@@ -113,12 +103,6 @@ class SequentialTrainer:
         self._own_state = OwnState(self._model)
         self._kept = sorted(self._buffers.keys() & set(layout.kept))
         self._loss = loss_of(local.loss)
-        self._forward: nn.Module = self._model
-        if rearrange:
-            self._forward = rearranged(self._model, not self._half and self._device.type == "cpu")
-        direct = {id(p) for p in self._parameters if local.optimizer == "sgd" and not (local.momentum or local.prox)}
-        large = [m for m in self._forward.modules() if isinstance(m, LargeDense)]
-        self._stepping = [layer for layer in large if id(layer.weight) in direct]
 
     def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
         """Train each client from its own start.
@@ -170,8 +154,6 @@ class SequentialTrainer:
                     if self._before_step is not None:
                         self._before_step()
                     rate = local.rate(key[1], step, steps)
-                    for layer in self._stepping:
-                        layer.rate = rate
                     loss = self._gradients(*batch_of(client, rows, self._inputs))
                     if not local.slack or (self._moved(start) > local.slack):
                         for p, anchor in zip(self._parameters, anchors, strict=False):
@@ -205,7 +187,7 @@ class SequentialTrainer:
         """Leave the gradient of a batch in the parameters, and return the mean loss."""
         self._model.zero_grad()
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
-            outputs = outputs_of(self._forward(x))
+            outputs = outputs_of(self._model(x))
             if y.numel() and void_labels(self.local.loss, y, outputs.shape).all():
                 loss = 0.0 * outputs.sum()  # nothing is asked for, where a mean over no label would be no number
             else:
@@ -304,20 +286,6 @@ def _fused(values: Sequence[Tensor]) -> bool:
     """
     exact = all(value.dtype in (torch.float32, torch.float64) for value in values)
     return all(value.device.type == "cuda" or (value.device.type == "cpu" and exact) for value in values)
-
-
-@cache
-def keep_freed_memory() -> None:
-    """Let this process keep what tensors free, up to half a gigabyte: a step wants the same blocks as the one before.
-
-    glibc returns large blocks at once, and every 4 KB of the next ones then cost a page fault: a fourth of a step of
-    the paper's CNN on a busy machine. Other C libraries are left as they are.
-    """
-    with suppress(AttributeError, TypeError, OSError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(-3, 1 << 28)  # M_MMAP_THRESHOLD: up to so many bytes a block is one of the heap
-        mallopt(-1, 1 << 29)  # M_TRIM_THRESHOLD: so many free ones at its end are kept
-        mallopt(-8, 1)  # M_ARENA_MAX: threads have one heap, without which theirs hold 64 MB each
 
 
 def _longest(update: Tensor, share: float) -> Tensor:
