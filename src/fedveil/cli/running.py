@@ -93,6 +93,7 @@ def run(
         spec = load(config, assign or [], engine=engine, device=device, seed=seed)
 
         from fedveil import runs
+        from fedveil.report.classified import classified_tables
         from fedveil.report.progress import Display
         from fedveil.report.tables import run_table
         from fedveil.tables import write
@@ -100,9 +101,11 @@ def run(
         folder = out or shared.folder_of(config, spec.name)
         again.folder, again.command = folder, f"fedveil run {shlex.quote(str(folder))} --resume"
         summary = runs.run(spec, folder, resume=resume, progress=Display(shared.console_for()))
-        table = run_table(summary)
-        write(folder, "table", [table])
-        shared.show([table], [f"written to {folder}"], whole=True)
+        tables = [run_table(summary), *classified_tables(summary)]
+        write(folder, "table", tables)
+        tables = tables[:1] if shared.OUTPUT.json else tables  # whose data hold the others
+        notes = dict.fromkeys(note for table in tables for note in table.notes)
+        shared.show(tables, [*notes, f"written to {folder}"], whole=True)
         shared.stop_early([summary.stopped])
 
 
@@ -130,6 +133,7 @@ def compare(
         from fedveil import grid
         from fedveil.errors import require_count
         from fedveil.games.participation import attack_settings, check_audit, with_attacks
+        from fedveil.report.classified import compared_table
         from fedveil.report.figures import draw
         from fedveil.report.progress import Display
         from fedveil.report.tables import WIDE, comparison_notes, comparison_tables
@@ -153,8 +157,10 @@ def compare(
             attack_settings(spec, folder, audit, Display(console))
         summaries = with_attacks(summaries, folder)
         files = draw(summaries, folder)
-        shared.show(comparison_tables(summaries, console.width), comparison_notes(summaries))
-        written = write(folder, "table", comparison_tables(summaries, WIDE), comparison_notes(summaries))
+        measured, notes = compared_table(summaries), comparison_notes(summaries)
+        beside = [] if shared.OUTPUT.json else measured  # the first table's data hold them
+        shared.show([*comparison_tables(summaries, console.width), *beside], notes)
+        written = write(folder, "table", [*comparison_tables(summaries, WIDE), *measured], notes)
         names = ", ".join(["comparison.json", *written, *(f.stem + kind for f in files for kind in (".png", ".pdf"))])
         shared.say(f"written to {folder}: {names}", whole=True)
         shared.stop_early([s.stopped for s in summaries])

@@ -5,7 +5,11 @@ from fedveil.learning.answers import Answers as Answers
 from fedveil.learning.answers import Figures as Figures
 from fedveil.learning.answers import metric as metric
 from fedveil.learning.batched import BatchedTrainer as BatchedTrainer
+from fedveil.learning.classified import ClassFigure as ClassFigure
+from fedveil.learning.classified import Classified as Classified
+from fedveil.learning.classified import classified as classified
 from fedveil.learning.clients import ClientData as ClientData
+from fedveil.learning.evaluation import answers_of_clients as answers_of_clients
 from fedveil.learning.evaluation import choose as choose
 from fedveil.learning.evaluation import choose_each as choose_each
 from fedveil.learning.evaluation import client_losses as client_losses
@@ -20,6 +24,7 @@ from fedveil.learning.local import LocalTraining as LocalTraining
 from fedveil.learning.local import Trained as Trained
 from fedveil.learning.losses import LOSSES as LOSSES
 from fedveil.learning.losses import predict as predict
+from fedveil.learning.metrics import answers_to as answers_to
 from fedveil.learning.metrics import metrics as metrics
 from fedveil.learning.models import MODELS as MODELS
 from fedveil.learning.models import build_model as build_model

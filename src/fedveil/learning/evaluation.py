@@ -221,6 +221,24 @@ def evaluate_clients(
     dict
         Pooled: computed once on the predictions of all clients, so that every example counts the same.
     """
+    held = answers_of_clients(model, layout, models, clients, chosen)
+    if not held:
+        return [{"examples": 0} for _ in clients], {"examples": 0}
+    every = torch.cat([outputs for outputs, _ in held.values()])
+    y = torch.cat([truth for _, truth in held.values()])
+    return metrics_of_groups(every, y, [c.held_out for c in clients], names, loss)
+
+
+def answers_of_clients(
+    model: nn.Module, layout: Layout, models: Tensor, clients: Sequence[ClientData], chosen: Sequence[int]
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Outputs of each client's hypothesis on what the client held out, and the truth; by client that holds any.
+
+    Parameters
+    ----------
+    model, layout, models, clients, chosen
+        See `evaluate_clients`.
+    """
     layout.check(models, "models")
     if models.dim() != 2 or len(clients) != len(chosen):
         given = (tuple(models.shape), len(clients), len(chosen))
@@ -230,8 +248,6 @@ def evaluate_clients(
         for i, c in enumerate(clients)
         if c.test_x is not None and c.test_y is not None and len(c.test_x)
     }
-    if not held:
-        return [{"examples": 0} for _ in clients], {"examples": 0}
     outputs: dict[int, Tensor] = {}
     alike: dict[tuple[int, int | None], list[int]] = {}  # by hypothesis, and apart where a client has its own buffers
     for i in held:
@@ -242,5 +258,4 @@ def evaluate_clients(
         x = torch.cat([held[i][0] for i in members])
         together = predict(model, layout, models[j], x, buffers=clients[members[0]].buffers)
         outputs |= zip(members, torch.split(together, [len(held[i][0]) for i in members]), strict=True)
-    every, y = torch.cat([outputs[i] for i in held]), torch.cat([truth for _, truth in held.values()])
-    return metrics_of_groups(every, y, [c.held_out for c in clients], names, loss)
+    return {i: (outputs[i], y) for i, (_, y) in held.items()}

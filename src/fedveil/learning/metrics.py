@@ -326,6 +326,12 @@ def metrics_of_groups(
     return figures, _figures(together, [len(y)], chosen)[0]
 
 
+def answers_to(outputs: Tensor, y: Tensor, loss: Loss | None = None) -> Answers | None:
+    """Answers of one group beside the truth, without void labels; None where outputs and labels cannot be compared."""
+    task = task_of(y, loss, outputs.shape)
+    return None if task == "other" or not len(y) else _answers(task, outputs.detach(), y, [len(y)], loss)[0]
+
+
 def _figures(answers: Answers, sizes: Sequence[int], chosen: Sequence[str]) -> list[Figures]:
     columns = [np.asarray(_column(name, answers), np.float64).tolist() for name in chosen]
     rows = zip(*columns, strict=True) if chosen else iter([()] * len(sizes))

@@ -11,6 +11,7 @@ import numpy as np
 from fedveil.accounting import VACUOUS
 from fedveil.report import canvas
 from fedveil.report.canvas import COLOURS, MARKERS, wrapped
+from fedveil.report.classified import classes_figure
 from fedveil.report.plotting import Axes, Figure, Line2D, own_style
 from fedveil.report.tables import based, covered, grouped, headline, quality, swept, worst_guarantee
 from fedveil.runs.summary import Summary
@@ -23,7 +24,7 @@ ATTACKED, NOISE = "attack", "noise"  # panels; one of epsilons is named by their
 
 
 def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
-    """Write ``curves.png`` and ``pareto.png``, and the same as PDF.
+    """Write ``curves.png`` and ``pareto.png``, of two classes ``classes.png``, and the same as PDF.
 
     Returns
     -------
@@ -31,6 +32,8 @@ def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
         The files.
     """
     drawn = {"curves.png": curves(summaries), "pareto.png": pareto(summaries)}
+    if (measured := classes_figure(summaries)) is not None:
+        drawn["classes.png"] = measured
     return [canvas.keep(figure, folder / name, 150) for name, figure in drawn.items()]
 
 

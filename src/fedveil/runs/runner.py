@@ -16,6 +16,7 @@ from fedveil.engines import RoundRecord
 from fedveil.engines.seams import Probe
 from fedveil.evidence import Row, row_of
 from fedveil.files import Ledgers
+from fedveil.runs.classified import classified_of
 from fedveil.runs.described import about_of
 from fedveil.runs.folder import RunFolder, new_run_id
 from fedveil.runs.opening import opening_of
@@ -155,6 +156,8 @@ def run(
                 folder.leave()
         seconds = perf_counter() - began
         values = summary_of(setup, federation, history.stopped, ledgers, rows, label, seconds, conclude([own])[0])
+        if found := classified_of(setup, federation):
+            values["classified"] = found
         if folder is not None:
             folder.finish(history.state_dicts, values, about_of(setup))
     return Summary(values, rows)
