@@ -1,4 +1,6 @@
-"""A cohort that trusts the server answers as one tensor: the same bits, the same checks, the same replies."""
+"""What a cohort sends: the same bits wherever its models lie, and models that are added as they come."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,27 +8,35 @@ from engine_kit import OPTIONS, federation, images
 
 import fedveil as fv
 from fedveil.accounting import digest
-from fedveil.engines import replying
+from fedveil.errors import ReplyError
 from fedveil.learning import training
-from fedveil.methods import CohortReplies, build, models_of
+from fedveil.learning.batched import BatchedTrainer
+from fedveil.methods import build, models_of
 
 
-def models(name, together, monkeypatch, rounds=3, **options):
-    if not together:
-        monkeypatch.setattr(replying.Replying, "_stacked", lambda self, asked, learned: None)
+def ran(name, lone, monkeypatch, **options):
+    """Models, digests in the ledger, figures and digests of replies; `lone`: no two models lie in one tensor."""
     kept = []
 
     class Keeper:
         name, figures = "keeper", ()
 
         def __call__(self, seen):
-            kept.append(({p: digest(r) for p, r in seen.received.items()}, type(seen.received) is CohortReplies))
+            kept.append({p: digest(r) for p, r in seen.received.items()})
             return {}
 
-    made = federation(name, evaluation=fv.Evaluation(probes=[Keeper()]), **options)
-    history = made.run(rounds)
+    with monkeypatch.context() as patched:
+        if lone:
+            train = BatchedTrainer.train
+            patched.setattr(BatchedTrainer, "train", lambda self, *a: [_copied(o) for o in train(self, *a)])
+        made = federation(name, evaluation=fv.Evaluation(probes=[Keeper()]), **options)
+        history = made.run(3)
     lines = [entry.digest for entry in made.server.ledger.entries]
     return history.models, lines, [dict(r.round.report) for r in history.rounds], kept
+
+
+def _copied(outcome):
+    return replace(outcome, model=outcome.model.clone())
 
 
 @pytest.mark.parametrize(
@@ -37,21 +47,18 @@ def models(name, together, monkeypatch, rounds=3, **options):
         ("global", {"noise_multiplier": 0.2, "order": "printed"}),
     ],
 )
-def test_bits_ledger_figures_and_replies_are_those_of_replies_looked_at_one_by_one(name, options, monkeypatch):
+def test_bits_ledger_figures_and_replies_do_not_follow_where_the_models_lie(name, options, monkeypatch):
     method = build(name, **options)
-    together = models(name, True, monkeypatch, method=method)
-    alone = models(name, False, monkeypatch, method=method)
+    together = ran(name, False, monkeypatch, method=method)
+    alone = ran(name, True, monkeypatch, method=method)
     assert torch.equal(together[0], alone[0])
-    assert together[1:3] == alone[1:3]
-    assert [replies for replies, _ in together[3]] == [replies for replies, _ in alone[3]]
-    assert {stacked for _, stacked in together[3]} == {True}
-    assert {stacked for _, stacked in alone[3]} == {False}
+    assert together[1:] == alone[1:]
 
 
 @pytest.mark.parametrize("rule", [fv.FedMedian(), fv.FedAdam(), fv.FedAvg("examples"), fv.Krum(malicious=1)])
 def test_every_rule_sees_the_same(rule, monkeypatch):
     own = {"n": 5, "method": build("vanilla", rule), "clients": [images(p, 4 + p) for p in range(5)]}
-    assert torch.equal(models("vanilla", True, monkeypatch, **own)[0], models("vanilla", False, monkeypatch, **own)[0])
+    assert torch.equal(ran("vanilla", False, monkeypatch, **own)[0], ran("vanilla", True, monkeypatch, **own)[0])
 
 
 @pytest.mark.parametrize("fault", ["nan", "raise"])
@@ -120,12 +127,10 @@ def test_of_models_added_as_they_come_one_that_breaks_is_its_clients_alone(monke
 
 def test_models_are_added_as_they_come_and_none_is_kept(monkeypatch):
     made, seen = wide(execution=fv.Execution(trainer="sequential")), []
-    monkeypatch.setattr(made.server, "combine", lambda broadcast, replies, *_: seen.append(replies) or 1 / 0)
+    monkeypatch.setattr(made.server, "combine", lambda broadcast, replies, *_, **__: seen.append(replies) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         made.run(1)
     [replies] = seen
-    assert list(replies) == [0, 1, 2, 3, 4]
-    with pytest.raises(fv.FieldError, match="came"):
-        replies[0]
-    with pytest.raises(fv.FieldError, match="came"):
-        models_of(replies.stacked)
+    assert {p: [r.kind for r in reply] for p, reply in replies.items()} == {p: ["count", "metric"] for p in range(5)}
+    with pytest.raises(ReplyError):
+        models_of(list(replies.values()))

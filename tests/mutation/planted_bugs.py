@@ -1837,21 +1837,6 @@ BUGS = (
         "if False:\n    raise BudgetError(self._recorded(round_))",
         "test_record",
     ),
-    _bug(
-        "sga-ldp: a cohort shares one stream",
-        "SGALDP.protect_each",
-        "sources[i]",
-        "sources[rows[0]].child(0)",
-        "test_together::test_sga_ldp_is_the_same_together_and_alone_over_rounds",
-    ),
-    _bug(
-        "group: a cohort shares one stream",
-        "GroupPrivacy.protect_each",
-        "sources[i]",
-        "sources[rows[0]]",
-        "test_together::test_each_row_is_what_its_client_would_send_alone",
-        "test_together::test_a_federation_has_the_same_models_states_and_ledgers",
-    ),
     # the studies' verdicts
     _bug(
         "a claim that is contradicted holds",

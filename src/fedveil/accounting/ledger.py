@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # whoever only plans does not wait for PyTorch
     from torch import Tensor
 
 Kind = Literal["model", "update", "gradient", "index", "metric", "count", "sum", "share"]
+_KINDS = get_args(Kind)
 Key = tuple[int, str]  # (round, purpose): the party is the ledger's own
 _encoded = json.JSONEncoder(sort_keys=True).encode
 RUN_OF_SITES = "sites_run"  # of an opening: the framework's id, by which clients' own ledgers know the run
@@ -45,10 +46,11 @@ class Release:
     name: str = ""
 
     def __post_init__(self) -> None:
-        from torch import Tensor
+        import torch
 
-        require_choice("kind", self.kind, get_args(Kind))
-        if not isinstance(self.value, Tensor):
+        if self.kind not in _KINDS:
+            require_choice("kind", self.kind, _KINDS)
+        if not isinstance(self.value, torch.Tensor):
             raise FieldError("value", type(self.value).__name__, "must be a tensor")
 
 

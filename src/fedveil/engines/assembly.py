@@ -190,13 +190,13 @@ def require_success(round_: int, trained: Sequence[int], zeroed: Mapping[int, st
 
 def client_releases(learned: Learned) -> methods.Releases:
     """What a trained client would send if nothing protected it."""
-    if learned.trained.total is not None:
-        return (Release("sum", learned.trained.total),)
-    return (
-        Release("model", learned.trained.model),
-        Release("count", _number(learned.trained.examples)),
-        Release("metric", torch.tensor(learned.trained.loss, dtype=torch.float64), "train_loss"),
-    )
+    trained = learned.trained
+    if trained.total is not None:
+        return (Release("sum", trained.total),)
+    loss = Release("metric", torch.tensor(trained.loss, dtype=torch.float64), "train_loss")
+    beside = (Release("count", _number(trained.examples)), loss)
+    # of a model that was added when it came nothing is left
+    return (Release("model", trained.model), *beside) if trained.model.numel() else beside
 
 
 @lru_cache(maxsize=4096)

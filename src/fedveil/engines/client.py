@@ -180,15 +180,13 @@ class ClientParty(Party):
         known = self.ledger.find((round_, PROTECT))
         return self._source.child(self.ledger.party, round_, purpose, 0 if known is None else known.attempt)
 
-    def release(self, releases: Releases, facts: ClientFacts, protected: Protected | None = None) -> Releases:
+    def release(self, releases: Releases, facts: ClientFacts) -> Releases:
         """Protect what training gave, commit it, hand it over; under local trust a failure is a zero update.
 
         Parameters
         ----------
         releases, facts
             Of the trained client.
-        protected : Protected, optional
-            What its method makes of them with `stream`, where that was computed together with other clients.
 
         Raises
         ------
@@ -199,8 +197,6 @@ class ClientParty(Party):
             protected = self.method.client.protect(releases, facts, self.state, NoSource())
             self.state = protected.state
             return protected.releases
-        if protected is not None:
-            return self._answer(facts.broadcast, lambda: self._affordable(protected))
         round_ = facts.broadcast.public.round
         facts = replace(facts, site=self._site)
         return self._answer(facts.broadcast, lambda: self._protect(releases, facts, self.stream(round_)))
@@ -313,9 +309,7 @@ class ClientParty(Party):
         return protected.releases
 
     def _protect(self, releases: Releases, facts: ClientFacts, source: Source) -> Protected:
-        return self._affordable(self.method.client.protect(releases, facts, self.state, source))
-
-    def _affordable(self, protected: Protected) -> Protected:
+        protected = self.method.client.protect(releases, facts, self.state, source)
         if self._quoted is not None and dearer(protected.spend, self._quoted):
             accepted = "must not cost more than was quoted before training: did the broadcast tell the truth?"
             raise FieldError("spend", protected.spend.guarantee.describe(), accepted)

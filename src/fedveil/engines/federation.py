@@ -32,7 +32,7 @@ from fedveil.learning.clients import as_client
 from fedveil.learning.learner import Learned
 from fedveil.learning.metrics import metric_names
 from fedveil.mechanisms import ReproducibleSource, Source, begin_normals
-from fedveil.methods import Broadcast, SecureSum, in_order
+from fedveil.methods import Broadcast, SecureSum
 from fedveil.wrapped import COMPILED, uncompiled
 
 
@@ -286,9 +286,10 @@ class Federation:
             If that is because clients have used up their budgets.
         """
         assembly.require_success(asked.broadcast.public.round, asked.partitions, collected.zeroed)
-        arrived, report, (start, *_) = in_order(collected.replies), dict[str, float](), asked.broadcast.models
+        arrived, report, start = list(collected.replies.values()), dict[str, float](), asked.broadcast.models[0]
         try:
-            opened, log = self.server.combine(asked.broadcast, collected.replies, collected.failed, asked.refused)
+            arrived_whole = (collected.replies, collected.failed, asked.refused, 1, collected.added)
+            opened, log = self.server.combine(asked.broadcast, *arrived_whole)
             report = dict(log.report)
         except NoReplyError as error:
             raise self.members.used_up(asked, error) from error

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedveil.accounting import Filter, Guarantee, Ledger, total, unprotected
 from fedveil.accounting.bounds import Heuristic
+from fedveil.aggregation import RunningSum
 from fedveil.engines.party import SERVER, VALIDATORS, begun_midway
 from fedveil.engines.server import Round
 from fedveil.errors import FieldError, nearest
@@ -88,6 +89,8 @@ class Collected:
         server cannot tell: this is the experimenter's view.
     loss : float
         Median training loss of those who trained, which the experimenter may see.
+    added : RunningSum, optional
+        The sum of the models, where they were added as they came: then no reply holds one.
     """
 
     replies: Mapping[int, Releases]
@@ -95,6 +98,7 @@ class Collected:
     scales: dict[int, tuple[float, ...]] = field(default_factory=dict)
     zeroed: dict[int, str] = field(default_factory=dict)
     loss: float = 0.0
+    added: RunningSum | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedveil.accounting import model_of
 from fedveil.aggregation import RunningSum
@@ -19,19 +18,7 @@ from fedveil.learning import ClientData, WorkerTrainer
 from fedveil.learning.learner import Learned, Learner, Task
 from fedveil.learning.local import Trained
 from fedveil.learning.streams import Key
-from fedveil.methods import (
-    UNMEASURED,
-    Broadcast,
-    ClientFacts,
-    CohortReplies,
-    Protected,
-    Refusal,
-    Releases,
-    Stacked,
-    Summed,
-    TrustedServer,
-    running_sum,
-)
+from fedveil.methods import Broadcast, Refusal, Releases, TrustedServer, running_sum
 
 
 class Adding:
@@ -43,33 +30,29 @@ class Adding:
         Of the clients in this order.
     partitions : sequence of int
         Of all who train.
-
-    Attributes
-    ----------
-    invalid : dict of int to str
-        Partitions whose model cannot be used, with the reason.
     """
 
     def __init__(self, running: RunningSum, partitions: Sequence[int]) -> None:
-        self.running, self.invalid = running, dict[int, str]()
+        self.running = running
         self._open = {partition: place for place, partition in enumerate(partitions)}
 
     def __call__(self, key: Key, outcome: Trained | Exception) -> Trained | Exception:
-        """Take one client's, by its key."""
+        """Take one client's, by its key; a model that no sum takes goes on, for the server to refuse."""
         place = self._open.pop(key[2])
         if isinstance(outcome, Exception):
             self.running.take(place, None)
             return outcome
         try:
             self.running.take(place, outcome.model)
-        except FieldError as error:
-            self.invalid[key[2]] = f"{UNMEASURED}: {error}"
+        except FieldError:
+            return replace(outcome, model=outcome.model.clone())  # the next client is trained in its memory
         return replace(outcome, model=torch.empty(0))
 
-    def end(self) -> None:
-        """Wait for nobody any longer."""
+    def end(self) -> RunningSum:
+        """The sum of those who came; nobody is waited for any longer."""
         for place in self._open.values():
             self.running.take(place, None)
+        return self.running
 
 
 class Replying:
@@ -107,19 +90,13 @@ class Replying:
         return replace(collected, loss=median(losses)) if losses else collected
 
     def _sent(self, asked: Asked, learned: Sequence[Learned | Exception]) -> Collected:
-        if isinstance(asked.task.then, Adding):
-            return self._summed(asked, learned, asked.task.then)
-        if (cohort := self._stacked(asked, learned)) is not None:
-            return Collected(cohort)
-        replies = dict(asked.answered)
-        collected = Collected(replies)
+        adding, replies = asked.task.then, dict(asked.answered)
+        collected = Collected(replies, added=adding.end() if isinstance(adding, Adding) else None)
         outcomes = dict(zip(asked.partitions, learned, strict=True))
         fellows = [p for p in asked.partitions if p in self.behaviours]
-        together = self._protected_together(asked.broadcast, outcomes)
         for partition in asked.partitions:
             if partition not in self.behaviours:
-                together_with = together.get(partition)
-                self._reply(partition, outcomes[partition], asked.broadcast, replies, collected, together_with)
+                self._reply(partition, outcomes[partition], asked.broadcast, replies, collected)
         others = None
         if any(self.behaviours[p].omniscient for p in fellows):
             trained = {p: o for p, o in outcomes.items() if isinstance(o, Learned) and p not in self.behaviours}
@@ -141,64 +118,14 @@ class Replying:
         """The same round; what is trained is added at once, where a server's side in this state needs no more."""
         task, start, learner = asked.task, asked.broadcast.models[0], self._members.learner
         alone = type(learner) is Learner and isinstance(learner.trainer, WorkerTrainer)
-        if not (alone and self._pass_on(asked)):
+        identity = type(self._method.client) is TrustedServer and not asked.answered
+        if not (alone and identity and self.behaviours.keys().isdisjoint(asked.partitions)):
             return asked
         counts = torch.tensor([client.examples for client in task.clients], dtype=torch.float64)
         running = running_sum(self._method.server, start, counts, asked.broadcast.public.cohort, state)
         if running is None:
             return asked
         return replace(asked, task=replace(task, then=Adding(running, asked.partitions)))
-
-    def _summed(self, asked: Asked, learned: Sequence[Learned | Exception], added: Adding) -> Collected:
-        """The replies whose models were added as they came."""
-        added.end()
-        outcomes = dict(zip(asked.partitions, learned, strict=True))
-        trained = {p: o.trained for p, o in outcomes.items() if isinstance(o, Learned) and p not in added.invalid}
-        counts, losses = _figures(list(trained.values()))
-        summed = Summed(added.running, asked.broadcast.models[0], counts, losses)
-        collected = Collected(CohortReplies(tuple(trained), summed, added.invalid))
-        for partition, outcome in outcomes.items():
-            if isinstance(outcome, Exception):
-                self._reply(partition, outcome, asked.broadcast, {}, collected)
-        return collected
-
-    def _pass_on(self, asked: Asked) -> bool:
-        """Whether all who are asked train, and send what they trained."""
-        identity = type(self._method.client) is TrustedServer and not asked.answered
-        return identity and self.behaviours.keys().isdisjoint(asked.partitions)
-
-    def _stacked(self, asked: Asked, learned: Sequence[Learned | Exception]) -> CohortReplies | None:
-        """The replies looked at together, where all clients trained and send what they trained."""
-        if not self._pass_on(asked):
-            return None
-        trained = [o.trained for o in learned if isinstance(o, Learned) and o.trained.failure is None]
-        models = [t.model for t in trained]
-        if len(models) < max(len(learned), 1) or len({(m.shape, m.dtype) for m in models}) > 1:
-            return None
-        return CohortReplies(asked.partitions, Stacked(models, asked.broadcast.models[0], *_figures(trained)))
-
-    def _protected_together(
-        self, broadcast: Broadcast, outcomes: Mapping[int, Learned | Exception]
-    ) -> dict[int, tuple[ClientFacts, Protected]]:
-        """What methods that offer it protect for many clients in one computation, with each client's own stream."""
-        side = self._method.together
-        if side is None:
-            return {}
-        alone = {*self.behaviours, *self._members.sides}
-        trained = {p: o for p, o in outcomes.items() if isinstance(o, Learned) and p not in alone}
-        if len(trained) < 2:
-            return {}
-        parties = [self._members.party(p) for p in trained]
-        facts = [client_facts(broadcast, self._members.layout, o) for o in trained.values()]
-        each = side.protect_each(
-            torch.stack([o.trained.model for o in trained.values()]),
-            facts,
-            [party.state for party in parties],
-            [party.stream(broadcast.public.round) for party in parties],
-        )
-        return {
-            p: (f, protected) for p, f, protected in zip(trained, facts, each, strict=True) if protected is not None
-        }
 
     def _reply(
         self,
@@ -207,7 +134,6 @@ class Replying:
         broadcast: Broadcast,
         replies: dict[int, Releases],
         collected: Collected,
-        together: tuple[ClientFacts, Protected] | None = None,
     ) -> None:
         """Add one client's reply, or why there is none."""
         party, bypass = self._members.party(partition), self.bypasses(partition)
@@ -220,9 +146,6 @@ class Replying:
             elif bypass:  # no other release is expected of a client under local trust
                 replies[partition] = client_releases(outcome)[: 1 if local else None]
                 return
-            elif together is not None:
-                facts, protected = together
-                replies[partition] = party.release((), facts, protected)
             else:
                 facts = client_facts(broadcast, self._members.layout, outcome)
                 replies[partition] = party.release(client_releases(outcome), facts)
@@ -243,9 +166,3 @@ class Replying:
         """What a client trains on: its own data, or what its behaviour makes of them."""
         data, behaviour = self._members.data[partition], self.behaviours.get(partition)
         return data if behaviour is None else behaviour.data(data, partition, round_)
-
-
-def _figures(trained: Sequence[Trained]) -> tuple[Tensor, Tensor]:
-    """Examples and losses [n], float64."""
-    counts = torch.tensor([t.examples for t in trained], dtype=torch.float64)
-    return counts, torch.tensor([t.loss for t in trained], dtype=torch.float64)

@@ -9,22 +9,13 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Ledger, Release, Spend, SpendFilter, digest
+from fedveil.aggregation import RunningSum
 from fedveil.engines.assembly import AnyMethod, resolve_method
 from fedveil.engines.party import COMBINE, PUBLISH, SERVER, VALIDATE, LineStore, Party, forget, lacking_rounds
 from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError, ReplyError, cleaned, require_a
 from fedveil.layout import Layout
 from fedveil.mechanisms import SecureSource, Source
-from fedveil.methods import (
-    Broadcast,
-    CohortReplies,
-    Combined,
-    PublicFacts,
-    Releases,
-    ServerFacts,
-    check_reply,
-    in_order,
-    stack_models,
-)
+from fedveil.methods import Broadcast, Combined, PublicFacts, Releases, Replies, ServerFacts, check_reply, stack_models
 from fedveil.methods.publishing import Publishing, Validation
 from fedveil.methods.sums import SecureSum
 from fedveil.secure import PublicKey
@@ -217,6 +208,7 @@ class ServerParty(Party):
         failed: Mapping[int, str] | None = None,
         refused: Mapping[int, str] | None = None,
         least: int = 1,
+        added: RunningSum | None = None,
     ) -> tuple[Broadcast, Round]:
         """Drop unusable replies, combine the rest, commit, and open the next round.
 
@@ -230,6 +222,8 @@ class ServerParty(Party):
             Partitions without a reply, with reasons.
         least : int
             Usable replies that a round needs.
+        added : RunningSum, optional
+            The sum of the models, where replies hold none.
 
         Raises
         ------
@@ -240,38 +234,15 @@ class ServerParty(Party):
             before; nothing was handed over.
         """
         self.require_rounds(broadcast.public.round - 1)
-        usable, invalid = self._admitted(replies, broadcast.models.dtype)
-        public, noisy = broadcast.public, self.method.noisy
+        public = broadcast.public
+        together, partitions, invalid = self._admitted(replies, broadcast.models[0], added)
         failed, refused = ({p: cleaned(why) for p, why in (given or {}).items()} for given in (failed, refused))
-        if not usable and refused and not failed and not invalid:
-            raise BudgetError(f"round {public.round}: every client declined ({next(iter(refused.values()))})")
-        if not usable:
-            reasons = {**failed, **invalid, **refused}
-            few = dict(list(reasons.items())[:10])
-            raise NoReplyError(f"round {public.round}: no usable reply from {len(reasons)} clients; {few}")
-        if len(usable) < least:
-            lost = dict(list({**failed, **invalid, **refused}.items())[:10])
-            usable_replies = f"{len(usable)} usable {'reply' if len(usable) == 1 else 'replies'}"
-            raise NoReplyError(f"round {public.round}: {usable_replies}, and min_clients is {least}; {lost}")
-        releases = in_order(usable)
-        scores = None
-        if self.scorer is not None and "public_scores" in self.method.server.needs:
-            scores = self.scorer(stack_models(releases))
-        lesson = None
-        if self.tutor is not None and "public_update" in self.method.server.needs:
-            lesson = self.tutor(broadcast.models[0], public.round) - broadcast.models[0]
-        facts = ServerFacts(
-            broadcast=broadcast,
-            layout=self.layout,
-            partitions=tuple(usable),
-            public_scores=scores,
-            public_update=lesson,
-            question=None if noisy is None else noisy.question(broadcast, self.layout),
-        )
+        _require_enough(public.round, len(partitions), least, {**failed, **invalid}, refused)
+        facts = self._facts(broadcast, together, partitions)
         result: list[Combined] = []
 
         def make(source: Source) -> tuple[Releases, Spend]:
-            combined = self.method.server.combine(releases, facts, self.state, source)
+            combined = self.method.server.combine(together, facts, self.state, source)
             self._require_declared(combined.spend)
             result[:] = [combined]
             return (Release("model", combined.models),), combined.spend
@@ -280,7 +251,7 @@ class ServerParty(Party):
         combined, self.state = result[0], result[0].state
         following = replace(public, round=public.round + 1, roster=(), attempt=0)
         opened = Broadcast(models=combined.models, public=following)
-        log = Round(public.round, tuple(usable), failed, invalid, refused, dict(combined.report), combined.spend)
+        log = Round(public.round, partitions, failed, invalid, refused, dict(combined.report), combined.spend)
         return opened, log
 
     def _require_declared(self, spend: Spend) -> None:
@@ -292,27 +263,45 @@ class ServerParty(Party):
             raise FieldError("method", self.method.name, f"the server side {accepted}")
 
     def _admitted(
-        self, replies: Mapping[int, Releases], dtype: torch.dtype
-    ) -> tuple[Mapping[int, Releases], dict[int, str]]:
-        """The replies that can be used, ascending by partition, and why the others cannot."""
-        if isinstance(replies, CohortReplies) and replies.stacked.sound(self.layout.size, dtype):
-            return replies, replies.invalid
-        invalid: dict[int, str] = {}
-        usable: dict[int, Releases] = {}
-        noisy, server = self.method.noisy, self.method.server
+        self, replies: Mapping[int, Releases], start: Tensor, added: RunningSum | None
+    ) -> tuple[Replies, tuple[int, ...], dict[int, str]]:
+        """The replies that can be used and their partitions, ascending, and why the others cannot be used."""
+        server, noisy = self.method.server, self.method.noisy
         counted = server.rule is not None and server.rule.by_examples
-        for partition in sorted(replies):
+        ordered = dict(sorted(replies.items()))
+        together = Replies(list(ordered.values()), added)
+        if noisy is None and together.sound(start, counted):
+            return together, tuple(ordered), {}
+        usable, invalid = dict[int, Releases](), dict[int, str]()
+        for partition, reply in ordered.items():
             try:
                 if isinstance(server, SecureSum):
-                    server.check_reply(replies[partition], self.layout.size)
+                    server.check_reply(reply, self.layout.size)
                 else:
-                    check_reply(replies[partition], self.layout.size, dtype, counted)
+                    check_reply(reply, self.layout.size, start.dtype, counted, added is not None)
                 if noisy is not None:
-                    noisy.require_terms(replies[partition])
-                usable[partition] = replies[partition]
+                    noisy.require_terms(reply)
+                usable[partition] = reply
             except ReplyError as error:
                 invalid[partition] = cleaned(error)
-        return usable, invalid
+        return Replies(list(usable.values()), added), tuple(usable), invalid
+
+    def _facts(self, broadcast: Broadcast, replies: Replies, partitions: tuple[int, ...]) -> ServerFacts:
+        """What the method needs beside the replies."""
+        start, needs, noisy = broadcast.models[0], self.method.server.needs, self.method.noisy
+        scores = lesson = None
+        if self.scorer is not None and "public_scores" in needs:
+            scores = self.scorer(stack_models(replies))
+        if self.tutor is not None and "public_update" in needs:
+            lesson = self.tutor(start, broadcast.public.round) - start
+        return ServerFacts(
+            broadcast=broadcast,
+            layout=self.layout,
+            partitions=partitions,
+            public_scores=scores,
+            public_update=lesson,
+            question=None if noisy is None else noisy.question(broadcast, self.layout),
+        )
 
     def publish(self, round_: int, names: Sequence[str], figures: Tensor, counts: Tensor) -> Releases:
         """Commit and hand over the round's metrics; nothing where publishing is off or the budget does not hold them.
@@ -344,3 +333,16 @@ class ServerParty(Party):
             )
         except BudgetError:  # it depends on public costs alone, so that silence tells nothing
             return ()
+
+
+def _require_enough(round_: int, usable: int, least: int, lost: Mapping[int, str], refused: Mapping[int, str]) -> None:
+    """Refuse a round with too few usable replies; one that everybody declined is the end of a budget."""
+    if not usable and refused and not lost:
+        raise BudgetError(f"round {round_}: every client declined ({next(iter(refused.values()))})")
+    reasons = {**lost, **refused}
+    some = dict(list(reasons.items())[:10])
+    if not usable:
+        raise NoReplyError(f"round {round_}: no usable reply from {len(reasons)} clients; {some}")
+    if usable < least:
+        replies = f"{usable} usable {'reply' if usable == 1 else 'replies'}"
+        raise NoReplyError(f"round {round_}: {replies}, and min_clients is {least}; {some}")

@@ -12,13 +12,13 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from fedveil.accounting import count_of
+from fedveil.accounting import count_of, model_of
 from fedveil.accounting.planning import ENOUGH
 from fedveil.clipping import Rows
 from fedveil.errors import cleaned
 from fedveil.layout import Layout
 from fedveil.logs import LONGEST
-from fedveil.methods import ClientFacts, Method, Releases, Stacked, Summed, models_of
+from fedveil.methods import ClientFacts, Method, Releases, models_of
 
 LOST = 25.0  # nats: worse than guessing among ten thousand million classes
 FAR = 4.0  # times the length of the updates, from which a clip only adds noise
@@ -163,14 +163,11 @@ class Warnings:
         """
         if self._method.client.trust != "central" or not replies:
             return
-        known = report.get("update_norm_median")
-        if known is None and isinstance(replies, Summed):
-            known = median(replies.updates.lengths.tolist())
-        length = self.trained(start, models_of(replies) if known is None else (), loss, kind, known)
-        if isinstance(replies, Stacked):
-            empty = len(replies) - int(replies.counts.count_nonzero())
-        else:
-            empty = sum(count_of(reply) == 0 for reply in replies)
+        known, models = report.get("update_norm_median"), list[Tensor]()
+        if known is None:
+            models = [model for model in map(model_of, replies[:ASKED]) if model is not None]
+        length = self.trained(start, models, loss, kind, known)
+        empty = sum(count_of(reply) == 0 for reply in replies)
         if empty:
             self.say("empty", f"{empty} of {len(replies)} clients hold no example to train on: they return the model")
         self.noise(report.get("noise_to_clip", 0.0), report.get("clip", 0.0), length)

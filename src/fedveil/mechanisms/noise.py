@@ -1,7 +1,7 @@
 """The noise itself: Gaussian, and n-dimensional Laplace under the Euclidean distance."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -134,25 +134,6 @@ def _on_grid(vector: Tensor, scale: float) -> Tensor:
     """Round a vector in place to multiples of the power of two that lies 20 to 21 binary digits below a scale."""
     grid = 2.0 ** (math.floor(math.log2(scale)) - 20)
     return vector.div_(grid).round_().mul_(grid)
-
-
-def euclidean_laplace_rows(epsilons: Tensor, size: int, sources: Sequence[Source], dtype: torch.dtype) -> Tensor:
-    """Noise [n, size] of n parties, each row as `EuclideanLaplaceNoise` draws it from that party's source, to the bit.
-
-    Parameters
-    ----------
-    epsilons : Tensor
-        [n], float64, finite and positive.
-    """
-    if not bool(((epsilons > 0) & epsilons.isfinite()).all()):
-        raise FieldError("epsilon", epsilons.tolist(), "must be finite and positive")
-    require_whole("size", size)
-    drawn = [(_drawn(source).normal(size), source.gamma(size)) for source in sources]
-    directions = torch.stack([direction for direction, _ in drawn])
-    gammas = torch.tensor([gamma for _, gamma in drawn], dtype=torch.float64)
-    # `sample` divides a number by a tensor, which torch does by the tensor's reciprocal
-    factors = directions.norm(dim=1).reciprocal() * (gammas / epsilons)
-    return directions.mul_(factors[:, None]).to(dtype)
 
 
 def _drawn(source: Source) -> Source:

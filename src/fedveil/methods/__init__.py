@@ -8,7 +8,6 @@ from fedveil.aggregation import Aggregator
 from fedveil.errors import FieldError, nearest, require_a
 from fedveil.methods.central import CentralState as CentralState
 from fedveil.methods.contract import ClientSide as ClientSide
-from fedveil.methods.contract import CohortSide as CohortSide
 from fedveil.methods.contract import Method as Method
 from fedveil.methods.contract import NoisyClientSide as NoisyClientSide
 from fedveil.methods.contract import ServerSide as ServerSide
@@ -40,12 +39,9 @@ from fedveil.methods.record import RecordDP as RecordDP
 from fedveil.methods.record_terms import fitting as fitting
 from fedveil.methods.record_terms import require_own_sum
 from fedveil.methods.replies import UNMEASURED as UNMEASURED
-from fedveil.methods.replies import CohortReplies as CohortReplies
-from fedveil.methods.replies import Stacked as Stacked
-from fedveil.methods.replies import Summed as Summed
+from fedveil.methods.replies import Replies as Replies
 from fedveil.methods.replies import check_figures as check_figures
 from fedveil.methods.replies import check_reply as check_reply
-from fedveil.methods.replies import in_order as in_order
 from fedveil.methods.replies import models_of as models_of
 from fedveil.methods.replies import stack_counts as stack_counts
 from fedveil.methods.replies import stack_models as stack_models

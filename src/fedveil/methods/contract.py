@@ -4,10 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, ClassVar, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
-from torch import Tensor
 
 from fedveil.accounting import Filter, Relation, Spend, SpendFilter, Trust
 from fedveil.aggregation import Aggregator, NoState
@@ -26,8 +25,6 @@ from fedveil.methods.facts import (
     ServerFacts,
 )
 from fedveil.secure import SumContext
-
-SMALL = 1024  # parameters up to which a cohort is protected together: longer sums are taken in blocks of another size
 
 
 class ClientSide(Protocol):
@@ -120,16 +117,6 @@ class NoisyClientSide(ClientSide, Protocol):
 
     def require_terms(self, releases: Releases) -> None:
         """Refuse, on the server, a reply whose noise cannot be part of what is promised about all (`ReplyError`)."""
-
-
-@runtime_checkable
-class CohortSide(Protocol):
-    """What a client side may offer beside: many clients of one round in one computation, for simulations."""
-
-    def protect_each(
-        self, models: Tensor, facts: Sequence[ClientFacts], states: Sequence[Any], sources: Sequence[Source]
-    ) -> list[Protected | None]:
-        """What `protect` gives for each of n trained models [n, d], to the bit; None where only `protect` can tell."""
 
 
 class ServerSide(Protocol):
@@ -242,11 +229,6 @@ class Method:
     def least_sites(self) -> int:
         """Sites of the smallest roster of a secure sum; 0 where there is none."""
         return int(getattr(self.client, "least_sites", 0))
-
-    @property
-    def together(self) -> CohortSide | None:
-        """The client side, if it protects many clients in one computation."""
-        return self.client if isinstance(self.client, CohortSide) else None
 
     def __post_init__(self) -> None:
         """Refuse a side that lacks something, and weights that would need what local trust keeps on the client."""

@@ -27,8 +27,7 @@ from fedveil.clipping import norms
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.mechanisms import EuclideanLaplaceNoise, GaussianNoise, Source, noised
-from fedveil.mechanisms.noise import euclidean_laplace_rows
-from fedveil.methods.contract import SMALL, ClientDefaults, ServerDefaults
+from fedveil.methods.contract import ClientDefaults, ServerDefaults
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, Protected, Releases, ServerFacts
 from fedveil.methods.replies import stack_models
 
@@ -100,36 +99,6 @@ class GroupPrivacy(ClientDefaults):
             epsilon = self._public_epsilon(self.fallback_radius if self.radius is None else self.radius, len(model))
         released = noised(model, EuclideanLaplaceNoise(epsilon), source)
         return Protected((Release("model", released),), self._spend((epsilon,), facts.broadcast), state)
-
-    def protect_each(
-        self, models: Tensor, facts: Sequence[ClientFacts], states: Sequence[NoState], sources: Sequence[Source]
-    ) -> list[Protected | None]:
-        """`protect` for trained clients of small models, to the bit; None for one that has to be protected alone."""
-        size, broadcast = models.shape[1], facts[0].broadcast
-        if self.noise_multiplier == 0 or size > SMALL or sources[0].deployable:
-            return [None] * len(facts)
-        lengths = torch.linalg.vector_norm(models, dim=1, dtype=torch.float64)
-        starts = broadcast.models[torch.tensor([f.chosen for f in facts])]
-        steps = torch.linalg.vector_norm(models - starts, dim=1, dtype=torch.float64)
-        if self.radius is None:
-            epsilons = torch.full_like(steps, size) / (self.noise_multiplier * steps)
-        else:
-            epsilons = torch.full_like(steps, self._public_epsilon(self.radius, size))
-        usable = (lengths.isfinite() & (steps > 0) & epsilons.isfinite() & (epsilons > 0)).nonzero().reshape(-1)
-        rows = usable.tolist()
-        if not rows:
-            return [None] * len(facts)
-        common, used = self._spend((), broadcast), [sources[i] for i in rows]
-        if self.distribution == "gaussian":
-            drawn = GaussianNoise(common.scale[0])
-            noise = torch.stack([drawn.sample(size, source=source, dtype=models.dtype) for source in used])
-        else:
-            noise = euclidean_laplace_rows(epsilons[usable], size, used, models.dtype)
-        protected: list[Protected | None] = [None] * len(facts)
-        for i, model, epsilon in zip(rows, models[usable] + noise, epsilons[usable].tolist(), strict=True):
-            spend = common if self.radius is not None else replace(common, scale=(epsilon,))
-            protected[i] = Protected((Release("model", model),), spend, states[i])
-        return protected
 
     def _public_epsilon(self, radius: float, dimension: int) -> float:
         return dimension / (self.noise_multiplier * radius)

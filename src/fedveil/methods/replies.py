@@ -1,6 +1,6 @@
 """What arrived at the server: admitted, and as tensors."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from math import isfinite
 from typing import Any
@@ -8,133 +8,118 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Release, count_of, model_of
+from fedveil.accounting import count_of, model_of
 from fedveil.aggregation import RunningSum, Updates
 from fedveil.clipping import Rows, norms
 from fedveil.errors import FieldError, ReplyError
 from fedveil.methods.facts import Releases
 
 
-class Stacked(Sequence[Releases]):
-    """Replies of clients that trust the server, looked at together; one of them is made when it is asked for.
+class Replies(Sequence[Releases]):
+    """The replies that a round combines; what is computed of all of them is computed once.
 
     Parameters
     ----------
-    models : sequence of Tensor
-        n of one shape and type [d].
-    start : Tensor
-        [d], the model that was broadcast.
-    counts : Tensor
-        [n], float64.
-    losses : Tensor
-        [n], float64, the clients' training losses.
+    releases : sequence of Releases
+        One a client, in the order of `ServerFacts.partitions`.
+    added : RunningSum, optional
+        The sum of their models, where these were added as they came: no reply holds its own.
     """
 
-    def __init__(self, models: Rows, start: Tensor, counts: Tensor, losses: Tensor) -> None:
-        self.models, self.start, self.counts, self.losses = in_one(models), start, counts, losses
-
-    @cached_property
-    def updates(self) -> Updates:
-        """What the clients changed, checked and clipped as one tensor."""
-        return Updates(self.models, self.start)
+    def __init__(self, releases: Sequence[Releases], added: RunningSum | None = None) -> None:
+        self._releases, self._added = releases, added
+        self._changed: tuple[Tensor, Updates] | None = None
 
     def __len__(self) -> int:
-        return len(self.models)
+        return len(self._releases)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return Stacked(self.models[index], self.start, self.counts[index], self.losses[index])
-        metric = Release("metric", self.losses[index], "train_loss")
-        return Release("model", self.models[index]), Release("count", self.counts[index]), metric
+        return self._releases[index]
 
-    def sound(self, dimension: int, dtype: torch.dtype) -> bool:
-        """Whether `check_reply` would admit each of them, whether or not the rule needs their counts."""
-        if self.start.dtype != dtype or self.models[0].dtype != dtype or self.models[0].shape != (dimension,):
-            return False
+    @cached_property
+    def models(self) -> Rows:
+        """The received models [d], one a reply, or all of them [n, d].
+
+        Raises
+        ------
+        ReplyError
+            If a reply holds none.
+        """
+        if not self._models or len(self._models) < len(self):
+            raise ReplyError("combine needs at least one reply, each with a model")
+        return in_one(self._models)
+
+    @cached_property
+    def counts(self) -> Tensor | None:
+        """The received example counts [n] in float64, or None unless every reply has one."""
+        return torch.tensor(self._counts, dtype=torch.float64) if len(self._counts) == len(self) else None
+
+    def updates(self, start: Tensor) -> Updates:
+        """The received models minus the one [d] that was broadcast."""
+        if self._added is not None:
+            return self._added
+        if self._changed is None or self._changed[0].data_ptr() != start.data_ptr():
+            self._changed = start, Updates(self.models, start)
+        return self._changed[1]
+
+    def sound(self, start: Tensor, counted: bool) -> bool:
+        """Whether `check_reply` would admit each of them; they are looked at together."""
         try:
-            self.updates.lengths  # noqa: B018 - of finite numbers, or an error
-        except FieldError:
+            if not self._alike(start):
+                return False
+            self.updates(start).lengths  # noqa: B018 - of finite numbers, or an error
+            counts = self.counts
+        except (FieldError, ReplyError):
             return False
-        least, most = self.counts.aminmax()
-        return 0 <= float(least) <= float(most) <= LARGEST_COUNT
+        if counts is None:
+            return not (counted or self._counts)
+        least, most = map(float, counts.aminmax())
+        return 0 <= least <= most <= LARGEST_COUNT
+
+    def _alike(self, start: Tensor) -> bool:
+        """Whether the models are like the start; a reply with a model that was to be added has one that no sum took."""
+        if self._added is not None:
+            return not self._models
+        return all(model.dtype == start.dtype and model.shape == start.shape for model in self._models)
+
+    @cached_property
+    def _models(self) -> list[Tensor]:
+        return [model for model in map(model_of, self._releases) if model is not None]
+
+    @cached_property
+    def _counts(self) -> list[float]:
+        return [count for count in map(count_of, self._releases) if count is not None]
 
 
-def in_one(rows: Rows) -> Rows:
+def in_one(rows: Sequence[Tensor]) -> Rows:
     """The tensor [n, d] of which n tensors [d] are the rows, in order; the rows themselves where there is none."""
-    whole = None if isinstance(rows, Tensor) or not rows else rows[0]._base
+    whole = rows[0]._base if rows else None
     if whole is None or whole.shape != (len(rows), *rows[0].shape) or whole.dtype != rows[0].dtype:
         return rows
     own = zip(rows, whole, strict=True)
-    alike = all(a._base is whole and a.data_ptr() == b.data_ptr() and a.stride() == b.stride() for a, b in own)
-    return whole if alike else rows
-
-
-class Summed(Stacked):
-    """Replies whose models were added as they came: they, and single replies, cannot be asked for.
-
-    Parameters
-    ----------
-    updates : RunningSum
-        Their sum.
-    start, counts, losses : Tensor
-        See `Stacked`; of those that came.
-    """
-
-    def __init__(self, updates: RunningSum, start: Tensor, counts: Tensor, losses: Tensor) -> None:
-        super().__init__((), start, counts, losses)
-        self.updates = updates
-
-    def __len__(self) -> int:
-        return len(self.counts)
-
-    def __getitem__(self, index: Any) -> Any:
-        raise FieldError("replies", index, "were added as they came: give the federation a probe, and all are kept")
-
-    def sound(self, dimension: int, dtype: torch.dtype) -> bool:
-        """As of `Stacked`: a running sum takes nothing that is not finite, or not like the start."""
-        counted = bool(((self.counts >= 0) & (self.counts <= LARGEST_COUNT)).all())
-        return counted and self.start.dtype == dtype and self.start.shape == (dimension,)
-
-
-class CohortReplies(Mapping[int, Releases]):
-    """Replies by partition, ascending, whose models are one tensor.
-
-    Parameters
-    ----------
-    partitions : sequence of int
-        Ascending.
-    stacked : Stacked
-        In that order.
-    invalid : mapping of int to str, optional
-        Partitions whose reply was found to be unusable before, with the reason.
-    """
-
-    def __init__(self, partitions: Sequence[int], stacked: Stacked, invalid: Mapping[int, str] | None = None) -> None:
-        self.partitions, self.stacked, self.invalid = tuple(partitions), stacked, dict(invalid or {})
-
-    def __getitem__(self, partition: int) -> Releases:
-        if partition not in self.partitions:
-            raise KeyError(partition)
-        return self.stacked[self.partitions.index(partition)]  # type: ignore[no-any-return]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.partitions)
-
-    def __len__(self) -> int:
-        return len(self.partitions)
-
-
-def in_order(replies: Mapping[int, Releases]) -> Sequence[Releases]:
-    """The replies in the order of the mapping."""
-    return replies.stacked if isinstance(replies, CohortReplies) else list(replies.values())
+    same = all(a._base is whole and a.data_ptr() == b.data_ptr() and a.stride() == b.stride() for a, b in own)
+    return whole if same else rows
 
 
 UNMEASURED = "the model holds NaN, infinity or numbers too large to be measured"
 LARGEST_COUNT = 2.0**53  # sums of larger ones could overflow, and would end the run for everybody
 
 
-def check_reply(releases: Releases, dimension: int, dtype: torch.dtype, counted: bool = False) -> None:
-    """Admit a reply to `combine`, the same under every engine; `counted` says that it has to carry its count.
+def check_reply(
+    releases: Releases, dimension: int, dtype: torch.dtype, counted: bool = False, added: bool = False
+) -> None:
+    """Admit a reply to `combine`, the same under every engine.
+
+    Parameters
+    ----------
+    releases : Releases
+        The reply.
+    dimension, dtype
+        Of the model that was broadcast.
+    counted : bool
+        Whether the reply has to carry its count.
+    added : bool
+        Whether its model was added to a sum as it came: then it holds none, unless that failed.
 
     Raises
     ------
@@ -145,8 +130,18 @@ def check_reply(releases: Releases, dimension: int, dtype: torch.dtype, counted:
         model, count = model_of(releases), count_of(releases)
     except FieldError as error:
         raise ReplyError(str(error)) from error
-    if model is None:
+    if model is None and not added:
         raise ReplyError("the reply holds no model")
+    if model is not None:
+        _check_model(model, dimension, dtype)
+        if added:
+            raise ReplyError(UNMEASURED)
+    if counted and count is None:
+        raise ReplyError("the example count is missing, by which the rule weighs clients")
+    _check_count(count)
+
+
+def _check_model(model: Tensor, dimension: int, dtype: torch.dtype) -> None:
     if model.dtype != dtype or tuple(model.shape) != (dimension,):
         raise ReplyError(f"the model is {tuple(model.shape)} {model.dtype}; needed: ({dimension},) {dtype}")
     try:
@@ -154,9 +149,6 @@ def check_reply(releases: Releases, dimension: int, dtype: torch.dtype, counted:
             norms(model)  # a finite model whose norm overflows could not be clipped, and would end everybody's run
     except FieldError as error:
         raise ReplyError(f"{UNMEASURED}: {error}") from error
-    if counted and count is None:
-        raise ReplyError("the example count is missing, by which the rule weighs clients")
-    _check_count(count)
 
 
 def check_figures(releases: Releases) -> None:
@@ -199,12 +191,7 @@ def _check_count(count: float | None) -> None:
 
 def models_of(replies: Sequence[Releases]) -> Rows:
     """The received models [d], one a reply, or all of them [n, d]."""
-    if isinstance(replies, Stacked):
-        return replies.models if not isinstance(replies, Summed) else [replies[0]]  # which refuses
-    models = [m for m in map(model_of, replies) if m is not None]
-    if not models or len(models) < len(replies):
-        raise ReplyError("combine needs at least one reply, each with a model")
-    return models
+    return _together(replies).models
 
 
 def stack_models(replies: Sequence[Releases]) -> Tensor:
@@ -214,14 +201,13 @@ def stack_models(replies: Sequence[Releases]) -> Tensor:
 
 def updates_of(replies: Sequence[Releases], start: Tensor) -> Updates:
     """The received models minus the one [d] that was broadcast."""
-    if isinstance(replies, Stacked) and replies.start.data_ptr() == start.data_ptr():
-        return replies.updates
-    return Updates(models_of(replies), start)
+    return _together(replies).updates(start)
 
 
 def stack_counts(replies: Sequence[Releases]) -> Tensor | None:
     """The received example counts [n] in float64, or None unless every reply has one."""
-    if isinstance(replies, Stacked):
-        return replies.counts
-    counts = [count_of(r) for r in replies]
-    return None if any(c is None for c in counts) else torch.tensor(counts, dtype=torch.float64)
+    return _together(replies).counts
+
+
+def _together(replies: Sequence[Releases]) -> Replies:
+    return replies if isinstance(replies, Replies) else Replies(replies)

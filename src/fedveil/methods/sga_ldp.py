@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from fedveil.accounting import Guarantee, Release, Spend, compose_mu, model_of, nothing, of_round
@@ -20,11 +19,10 @@ from fedveil.accounting.guarantee import LIVENESS
 from fedveil.calibration import AlignmentLDP, cosine
 from fedveil.checks import Clip, Delta, Epsilon, Fraction, NumberNoise
 from fedveil.clipping import clip
-from fedveil.errors import FieldError
 from fedveil.gdp import mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.mechanisms import GaussianNoise, Source, noised
-from fedveil.methods.contract import SMALL, ClientDefaults, noise_figures
+from fedveil.methods.contract import ClientDefaults, noise_figures
 from fedveil.methods.facts import Broadcast, ClientFacts, Protected, Releases
 
 _mu = lru_cache(maxsize=1024)(mu_of_epsilon)
@@ -135,37 +133,6 @@ class SGALDP(ClientDefaults):
         kept = reference if self.memory else None
         after = LastBroadcast(now, facts.start.clone(), released.clone(), kept, similarity)
         return Protected((Release("model", released),), self._spend((sigma,), epsilon), after)
-
-    def protect_each(
-        self, models: Tensor, facts: Sequence[ClientFacts], states: Sequence[LastBroadcast], sources: Sequence[Source]
-    ) -> list[Protected | None]:
-        """`protect` for trained clients of small models, to the bit; None for one that has to be protected alone."""
-        size, broadcast, dtype = models.shape[1], facts[0].broadcast, models.dtype
-        protected: list[Protected | None] = [None] * len(facts)
-        start = facts[0].start
-        lengths = torch.linalg.vector_norm(models - start, dim=1, dtype=torch.float64)
-        rows = lengths.isfinite().nonzero().reshape(-1).tolist()
-        if size > SMALL or sources[0].deployable or not rows or self.memory or self.similarity == "noised":
-            return protected
-        updates = clip((models - start)[rows], self.clip, lengths=lengths[rows])
-        try:
-            epsilons = [self._epsilon(u, broadcast, states[i]) for u, i in zip(updates, rows, strict=True)]
-        except FieldError:  # of one client, which is found out where each is protected alone
-            return protected
-        times, calibrator = 2 if self.similarity == "released" else 1, self._calibrator()
-        sigmas = [times * calibrator.sigma(epsilon) for epsilon in epsilons]
-        noise = [sources[i].normal(size, dtype).mul_(sigma) for i, sigma in zip(rows, sigmas, strict=True)]
-        released, received = start + (updates + torch.stack(noise)), start.clone()
-        for i, model, sigma, epsilon in zip(rows, released, sigmas, epsilons, strict=True):
-            state = LastBroadcast(broadcast.public.round, received, model.clone())
-            protected[i] = Protected((Release("model", model),), self._spend((sigma,), epsilon), state)
-        return protected
-
-    def _epsilon(self, update: Tensor, broadcast: Broadcast, state: LastBroadcast) -> float:
-        """The budget of a clipped update."""
-        if self.similarity != "update" or self.static:
-            return self._known_epsilon(broadcast, state)
-        return self._calibrator().epsilon(update, self._reference(broadcast, state))
 
     def _calibrator(self) -> AlignmentLDP:
         return AlignmentLDP(self.epsilon_min, self.epsilon_max, self.delta, self.clip)
