@@ -782,7 +782,7 @@ BUGS = (
     ),
     _bug(
         "a quote may be exceeded",
-        "ClientParty._affordable",
+        "ClientParty._protect",
         "self._quoted is not None and dearer(protected.spend, self._quoted)",
         "False",
         PARTIES,

@@ -268,7 +268,7 @@ class ServerParty(Party):
         """The replies that can be used and their partitions, ascending, and why the others cannot be used."""
         server, noisy = self.method.server, self.method.noisy
         counted = server.rule is not None and server.rule.by_examples
-        ordered = dict(sorted(replies.items()))
+        ordered = {partition: replies[partition] for partition in sorted(replies)}
         together = Replies(list(ordered.values()), added)
         if noisy is None and together.sound(start, counted):
             return together, tuple(ordered), {}
