@@ -39,6 +39,7 @@ class Commands(typer.core.TyperGroup):
 app = typer.Typer(
     name="fedveil",
     cls=Commands,
+    suggest_commands=False,  # Click does
     help="Privacy-preserving federated learning with calibrated noise, and a truthful account of what it bought.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

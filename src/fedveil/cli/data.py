@@ -10,7 +10,9 @@ from fedveil.cli.shared import Assign, Out, Seed, folder, say, show
 if TYPE_CHECKING:
     from fedveil.config import Config
 
-app = typer.Typer(help="Data sets: what there is, and who holds what of it.", no_args_is_help=True)
+app = typer.Typer(
+    help="Data sets: what there is, and who holds what of it.", no_args_is_help=True, suggest_commands=False
+)
 
 
 @app.command("list")

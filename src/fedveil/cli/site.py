@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from fedveil.tables import Table
 
 By = Annotated[str, typer.Option(metavar="WHO", help="Who begins or makes it, and why; recorded in it.")]
-ledger = typer.Typer(help="The lifetime ledger of a data set: what was ever released from it.", no_args_is_help=True)
+ledger = typer.Typer(
+    help="The lifetime ledger of a data set: what was ever released from it.",
+    no_args_is_help=True,
+    suggest_commands=False,
+)
 Book = Annotated[Path, typer.Argument(metavar="PATH", help="FOLDER/DATASET.jsonl; the file's name is the data set's.")]
 HeadFolder = Annotated[Path, typer.Option(metavar="FOLDER", help="On another disk: for the head and its key.")]
 
@@ -151,7 +155,7 @@ def runs_of(ledger: "Ledger", lines: list[str]) -> "Table":
     return Table(("run", "rounds", *numbers, "source of noise"), rows, title, numbers)
 
 
-keys = typer.Typer(help="A site's key for the secure sums of one study.", no_args_is_help=True)
+keys = typer.Typer(help="A site's key for the secure sums of one study.", no_args_is_help=True, suggest_commands=False)
 KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The key's file, mode 0600; it never leaves the site.")]
 
 
@@ -187,7 +191,11 @@ def _show_key(public: bytes) -> None:
     typer.echo(f"fingerprint: {fingerprint([public])} (compare it by telephone)")
 
 
-node = typer.Typer(help="A node that runs what its operator allows, and protects what leaves.", no_args_is_help=True)
+node = typer.Typer(
+    help="A node that runs what its operator allows, and protects what leaves.",
+    no_args_is_help=True,
+    suggest_commands=False,
+)
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The node's own: policy.toml, ledgers/, bin/.")]
 App = Annotated[Path, typer.Argument(metavar="APP", help="A .fab file, or an app's folder, which is built.")]
 SignerFile = Annotated[Path, typer.Argument(metavar="FILE", help="The key's file, mode 0600.")]

@@ -165,7 +165,9 @@ class Model(OpenSection):
 
     @classmethod
     def accepted(cls, name: str) -> Mapping[str, Option]:
-        return options_of(MODELS.find(name), without=("input_shape", "outputs"))
+        with fields_of("model"):
+            found = MODELS.find(name)
+        return options_of(found, without=("input_shape", "outputs"))
 
     @model_validator(mode="before")
     @classmethod

@@ -213,6 +213,8 @@ def fields_of(section: str, **renamed: str) -> Iterator[None]:
         yield
     except FieldError as error:
         name = error.field.split("[")[0]
+        if name == "model.name" and ":" in str(error.value):  # written as module = "package.module:Net"
+            raise FieldError("model.module", error.value, error.accepted) from error
         if not name.isidentifier():  # a whole path already, or a place in somebody's file
             raise
         field = renamed.get(name, f"{section}.{error.field}")

@@ -17,7 +17,7 @@ from fedveil.learning.inputs import Inputs
 from fedveil.learning.losses import LossFunction, evaluating, loss_of, outputs_of
 from fedveil.learning.made_up import probes
 from fedveil.learning.metrics import task_of
-from fedveil.learning.objective import named, require_paired, void_labels
+from fedveil.learning.objective import how_alike, named, require_paired, void_labels
 
 
 def same_examples(clients: Sequence[ClientData]) -> Iterator[str]:
@@ -113,15 +113,21 @@ def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | Lo
         require_paired(loss, output.shape, y, f"clients[{i}].y")
         name = named(loss)
         try:
-            value = loss_of(loss)(output, y.to(inputs.like.device))
+            sides = (*output.shape[1:], *y.shape[1:])
+            count = next(n for n in (2, 3, 5, 7, 11, 13, 17, 19, 23) if n not in sides)  # a side of no other axis
+            rows = torch.arange(count) % len(y)
+            value = loss_of(loss)(output[rows], y[rows].to(inputs.like.device))
         except Exception as error:
             fix = ""
             if "positional argument" in str(error):
                 raise FieldError("loss", name, f"{error}; write a function loss(outputs, y)") from error
-            if y.dim() == 2 and y.shape[1] == 1:
-                fix = "; make it [N]: y.reshape(-1)"
-            elif loss == "cross_entropy" and y.is_floating_point():
+            own, wanted = tuple(y.shape[1:]), tuple(output.shape[1:])
+            if loss == "cross_entropy" and y.is_floating_point():
                 fix = '; classes are integers: y.astype(int). For targets use LocalTraining(loss="mse")'
+            elif not y.is_floating_point() and own == (1, *wanted[1:]) != wanted:
+                fix = "; make it [N]: y.reshape(-1)" if y.dim() == 2 else "; make it [N, H, W]: y.squeeze(1)"
+            elif own != wanted and (y.is_floating_point() or y[0].numel() == output[0].numel()):
+                fix = f"; make the shapes alike, {how_alike(own, wanted)}"
             accepted = f"{name} cannot compare it with the model's outputs {tuple(output.shape[1:])} ({error}){fix}"
             raise FieldError(f"clients[{i}].y", _kind(y), accepted) from error
         if not isinstance(value, Tensor) or value.dim():

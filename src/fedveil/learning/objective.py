@@ -180,7 +180,7 @@ def require_paired(loss: Loss, outputs: Sequence[int], y: Tensor, field: str) ->
     rows = next(n for n in (5, 7, 11, 13, 17, 19, 23) if n not in (*own, *wanted))
     if _pairs_all(loss, (rows, *wanted), (rows, *own), y.dtype):
         text = f"{named(loss)} compares each of the model's outputs {_shown(wanted)} with the targets of all others"
-        raise FieldError(field, _shown(own), f"{text}: make the shapes alike, {_fix(own, wanted)}")
+        raise FieldError(field, _shown(own), f"{text}: make the shapes alike, {how_alike(own, wanted)}")
 
 
 def _pairs_all(loss: Loss, outputs: tuple[int, ...], own: tuple[int, ...], kind: torch.dtype) -> bool:
@@ -210,7 +210,7 @@ def _shown(shape: Sequence[int]) -> str:
     return f"[{', '.join(['N', *map(str, shape)])}]"
 
 
-def _fix(own: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+def how_alike(own: tuple[int, ...], wanted: tuple[int, ...]) -> str:
     """How targets get the outputs' shape, or else outputs that of the targets."""
     if torch.Size(own).numel() == torch.Size(wanted).numel():
         return f"y.reshape({', '.join(map(str, (-1, *wanted)))})"

@@ -49,6 +49,11 @@ class Labelwise:
         self.of_classes = isinstance(loss, _OF_CLASSES)
         self.ignored = int(getattr(loss, "ignore_index", -100))
 
+    @property
+    def name(self) -> str:
+        """Its name in PyTorch."""
+        return type(self._loss).__name__
+
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
         """Losses [B, ...]; outputs and targets that are numbers must have one shape."""
         if not self.of_classes and output.shape != y.shape:

@@ -6,8 +6,9 @@ row, at its place in a batch of this size, follows from that row alone.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import getitem
+from warnings import catch_warnings, filterwarnings
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from fedveil.layout import Layout
 from fedveil.learning.gradients import Formed, Gradients, GradientsAndLosses
-from fedveil.learning.losses import LOSSES, masked, outputs_of, usable
+from fedveil.learning.losses import LOSSES, LossFunction, masked, outputs_of, usable
 from fedveil.learning.recognised import fresh, generators_of
 from fedveil.learning.streams import draw_from, drawing
 from fedveil.learning.torch_losses import Labelwise
@@ -68,12 +69,15 @@ class ByOperators:
                 return loss(outputs_of(torch.func.functional_call(module, parameters, (one[None],))), target[None])
 
             each = torch.func.vmap(torch.func.grad_and_value(alone), in_dims=(None, 0, 0), randomness="different")
-            graph: GraphModule = make_fx(torch.func.functionalize(each))(self._parameters(), x, y)
+            with catch_warnings():
+                filterwarnings("ignore", message="There is a performance drop")  # what is traced is refused below
+                graph: GraphModule = make_fx(torch.func.functionalize(each))(self._parameters(), x, y)
         except Exception as error:
             raise ByValue(f"{type(self._model).__name__} cannot be traced: {error}".partition("\n")[0]) from error
         for node in graph.graph.nodes:
             if node.op == "call_module" or (node.op == "call_function" and not _blind(node)):
-                raise ByValue(f"{type(self._model).__name__} uses {node.target}, which may follow values")
+                whose = self._name_of_loss() if self._of_loss(node, outputs, y, loss) else type(self._model).__name__
+                raise ByValue(f"{whose} uses {node.target}, which may follow values")
         self._graphs[x.shape] = graph, outputs
 
     def __call__(self, x: Tensor, y: Tensor, here: Tensor, lengths: Tensor | None = None) -> GradientsAndLosses:
@@ -84,6 +88,19 @@ class ByOperators:
             named, losses = graph(self._parameters(), x, masked(y, (len(x), *outputs), self._loss)[0])
         formed = Formed({name: named[name].detach() for name in self._layout.names})
         return Gradients([formed], self._layout), losses.detach(), here & good
+
+    def _of_loss(self, found: Node, outputs: tuple[int, ...], y: Tensor, loss: LossFunction) -> bool:
+        """Whether an operator is one of the loss alone, on outputs of this shape."""
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        each = torch.func.vmap(torch.func.grad(lambda one, target: loss(one[None], target[None])))
+        with suppress(Exception):
+            graph: GraphModule = make_fx(torch.func.functionalize(each))(torch.zeros(len(y), *outputs), y)
+            return any(node.target == found.target for node in graph.graph.nodes)
+        return False
+
+    def _name_of_loss(self) -> str:
+        return f"the loss {self._loss if isinstance(self._loss, str) else self._loss.name}"
 
     def _parameters(self) -> dict[str, Tensor]:
         every = dict(self._model.named_parameters())

@@ -46,6 +46,9 @@ def model_of(run: Path) -> tuple[nn.Module, int]:
     FieldError
         If the run has no single model of a class a pixel.
     """
+    if (run / "comparison.json").is_file():
+        inside = ", ".join(sorted(str(path.parent) for path in run.glob(f"*/{MODEL}"))[:3])
+        raise FieldError("RUN", str(run), f"is a comparison: give one of its runs ({inside or 'none has a model'})")
     config, file = load(run), run / MODEL
     tile = int(config.data.options.get("tile", 128))
     options = config.model.options | {"input_shape": (1, tile, tile), "outputs": CLASSES}

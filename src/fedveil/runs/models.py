@@ -168,7 +168,7 @@ def check_fit(dealt: Dealt, method: Method, loss: str | LossFunction, model: str
         wanted = (dataset.classes, *dataset.y.shape[1:])
         if shape != wanted:
             accepted = f"gives {shape} for an image, but {dataset.name!r} has a class a pixel: {wanted} is needed"
-            raise FieldError("model.name", model, accepted)
+            raise FieldError("model.module" if ":" in model else "model.name", model, accepted)
 
 
 def first_model(start: Tensor, validation: learning.ClientData, trainer: Trainer, seed: int) -> Tensor:

@@ -1,0 +1,68 @@
+"""What is said where examples go one a call: nothing of PyTorch's own, and whose operator it is."""
+
+import logging
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import fedveil as fv
+
+G = torch.Generator().manual_seed(0)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.cells(x)[0][:, -1])
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.start, self.head = nn.Linear(3, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        h = self.start(x)[:, None]
+        return self.head(nn.functional.scaled_dot_product_attention(h, h, h)[:, 0].mean(1))
+
+
+class Waves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return torch.sin(self.head(x.mean(1)))
+
+
+def trained(model, loss="cross_entropy"):
+    clients = [(torch.randn(6, 5, 3, generator=G), torch.arange(6) % 2) for _ in range(2)]
+    method = fv.methods.build("record", epsilon=8.0, delta=1e-5, rounds=1, examples=6, clip=1.0)
+    return fv.Federation(model=model, clients=clients, method=method, local=fv.LocalTraining(loss=loss)).run(1)
+
+
+@pytest.mark.parametrize("make", [Recurrent, Attending])
+def test_no_warning_of_pytorchs_own_reaches_the_user(make, caplog):
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
+        warnings.simplefilter("error")
+        trained(make())
+    assert make.__name__ in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "named"),
+    [
+        (Waves, nn.CrossEntropyLoss(label_smoothing=0.1), "CrossEntropyLoss"),
+        (Recurrent, nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0])), "Recurrent"),
+    ],
+)
+def test_the_model_is_not_blamed_for_the_loss(model, loss, named, caplog):
+    with caplog.at_level(logging.WARNING):
+        trained(model(), loss)
+    [said] = [record.getMessage() for record in caplog.records if "one example a call" in record.getMessage()]
+    assert f"{named} uses" in said
