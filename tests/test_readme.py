@@ -49,7 +49,7 @@ def test_the_flower_block_runs_as_it_stands_and_learns(capsys):
 def test_the_commands_exist():
     commands = {line.split()[1] for line in COMMANDS}
     made = {"init", "run", "compare", "advise", "plan", "audit", "reproduce", "presets", "data"}
-    assert commands == made | {"apply", "predict", "export"}
+    assert commands == made | {"apply", "predict", "export", "threshold"}
     for command in commands:
         result = CliRunner().invoke(app, [command, "--help"])
         assert result.exit_code == 0

@@ -59,8 +59,8 @@ def predict(
     from fedveil.tables import Table
 
     about = described(run, config)
-    own = about.network not in MODELS and ((run / CONFIG).is_file() or config is not None)
-    model = load(run, model=module or (about.network if own else None), hypothesis=hypothesis, about=about)
+    code = module or _code_of(run, about.network, known=config is not None)
+    model = load(run, model=code, hypothesis=hypothesis, about=about)
     where = out or fresh_file(Path("predicted.csv"))
     if where.exists():
         raise FieldError("--out", str(where), "is there already: give another file")
@@ -90,3 +90,42 @@ def predict(
     values = {"promise": dict(about.promise), "classes": list(about.classes), "file": str(where)}
     show([Table.facts([fact for fact in facts if fact[1]], values)])
     say(f"written to {where}: {len(rows)} answers, as private as the rows that were asked about", whole=True)
+
+
+def threshold(
+    run: Folder,
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="Labelled rows that are public, or made up.")],
+    public: Annotated[str, typer.Option(metavar="SOURCE", help="They are public: where they are from.")] = "",
+    made_up: Annotated[bool, typer.Option("--made-up", help="They are made up: the threshold is rehearsed.")] = False,
+    sensitivity: Annotated[
+        float | None, typer.Option(metavar="P", help="The highest that finds this share; default: the best sum.")
+    ] = None,
+    module: Annotated[str | None, typer.Option(metavar="MODULE:NET", help="The network's code, of an export.")] = None,
+) -> None:
+    """Choose where to cut the positive class's probability, on public or made-up rows; nothing stores it.
+
+    Private rows are refused: a threshold is a figure of theirs that no promise covers.
+    """
+    from fedveil.home import choose_threshold, load
+    from fedveil.runs.described import described, refuse_own_rows
+    from fedveil.tables import Table
+
+    about = described(run)
+    model = load(run, model=module or _code_of(run, about.network), about=about)
+    refuse_own_rows(run, about, data)
+    chosen = choose_threshold(model, data, public=public, made_up=made_up, sensitivity=sensitivity)
+    figures = [(name, str(chosen.found.figures[name])) for name in ("sensitivity", "specificity", "balanced_accuracy")]
+    facts = [("threshold", str(chosen)), ("positive class", about.positive), *figures]
+    facts.append(("", "figures on the rows that it was chosen on, which flatters it; 95% over rows"))
+    values = {"threshold": chosen.value, "kind": chosen.kind, "source": chosen.source}
+    show([Table.facts(facts, {**values, "found": chosen.found.to_dict()})])
+    say(f"use it as you see fit: fedveil predict {run} NEW.csv --threshold {chosen.value:.4g}", whole=True)
+
+
+def _code_of(run: Path, network: str, known: bool = False) -> str | None:
+    """The place of a network of one's own: a run's folder is trusted with it as by `fedveil run`, an export is not."""
+    from fedveil.files import CONFIG
+    from fedveil.learning import MODELS
+
+    own = known or (run / CONFIG).is_file()
+    return network if own and network not in MODELS else None

@@ -13,5 +13,7 @@ if TYPE_CHECKING:
     from fedveil.home.released import Answer as Answer
     from fedveil.home.released import ReleasedModel as ReleasedModel
     from fedveil.home.released import load as load
+    from fedveil.home.threshold import Threshold as Threshold
+    from fedveil.home.threshold import choose_threshold as choose_threshold
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedveil.data.arrays import images, read_npz
@@ -15,7 +16,7 @@ from fedveil.data.pictures import MAX_PIXELS, SUFFIXES, decode
 from fedveil.data.sets import own_scale
 from fedveil.data.table import read_table
 from fedveil.data.values import Style
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, require_choice
 from fedveil.home.description import Description
 
 TABLES = (".csv", ".csv.gz", ".parquet")
@@ -52,6 +53,40 @@ def examples_of(about: Description, path: Path, reference: Path | None = None) -
         accepted = takes.get(wanted, f"arrays: the run's data ({about.data}) came from no file of rows or pictures")
         raise FieldError("DATA", str(path), f"is no input of this model, which takes {accepted}; or an npz with x")
     return _table(about.inputs, path, reference) if kind == "table" else _pictures(about.inputs, path)
+
+
+def labelled_examples(about: Description, path: Path) -> tuple[Tensor, NDArray[np.int64]]:
+    """Examples of a file or folder, and the numbers of their classes [N].
+
+    Parameters
+    ----------
+    about : Description
+        Of a model of classes.
+    path : Path
+        A table with the run's target, an npz file with ``x`` and ``y``, or a folder of pictures, a folder a class.
+
+    Raises
+    ------
+    FieldError
+        As `examples_of`, and for a label that is none of the classes.
+    """
+    x, names = examples_of(about, path)
+    kind = _kind(path)
+    if kind == "table":
+        target = str(about.inputs["target"])
+        rows = _rows("DATA", path, about.inputs)
+        rows.require("target", target)
+        return x, np.asarray(rows.codes(target, about.classes), dtype=np.int64)
+    if kind == "pictures":
+        labels = [name.replace("\\", "/").split("/")[0] for name in names]
+        return x, np.array([about.classes.index(require_choice("class folder", one, about.classes)) for one in labels])
+    arrays = read_npz(path)
+    if "y" not in arrays or arrays["y"].shape != (len(x),) or arrays["y"].dtype.kind not in "bui":
+        raise FieldError("y", sorted(arrays), f"must hold y, the number of a class for each of the {len(x)} rows")
+    y = arrays["y"].astype(np.int64)
+    if y.min() < 0 or y.max() >= len(about.classes):
+        raise FieldError("y", (int(y.min()), int(y.max())), f"must be 0 to {len(about.classes) - 1}")
+    return x, y
 
 
 def _kind(path: Path) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load as tensors_of
+from torch import Tensor
 
 from fedveil import learning
 from fedveil.config.experiment import Config
@@ -12,7 +13,9 @@ from fedveil.config.loading import load
 from fedveil.errors import FieldError
 from fedveil.files import CONFIG
 from fedveil.home.description import DESCRIPTION, Description, describe
+from fedveil.home.reading import labelled_examples
 from fedveil.home.released import description_in, hypotheses_in, weights_of
+from fedveil.home.threshold import PRIVATE_ROWS
 from fedveil.reading import json_of
 from fedveil.runs.deal import data_digest, deal_out
 from fedveil.runs.prepare import Setup
@@ -58,6 +61,32 @@ def described(folder: Path, config: str | Path | None = None) -> Description:
         accepted = "are not the run's any more, and the folder lacks model.json: class names and columns may be others"
         raise FieldError("data", spec.data.name, accepted)
     return about.of(weights, hypotheses_in(tensors_of(weights))).promising(summary)
+
+
+def refuse_own_rows(folder: Path, about: Description, rows: Path) -> None:
+    """Refuse rows that are the run's own, whatever they are called: the same file, its copy, or a part of it.
+
+    Raises
+    ------
+    FieldError
+        If they are, or if a run's data cannot be looked at.
+    """
+    if not (folder / CONFIG).is_file():
+        return
+    spec = load(folder)
+    own = [Path(str(spec.data.options[key])) for key in ("path", "test_path") if spec.data.options.get(key)]
+    is_own = any(file.exists() and file.resolve() == rows.resolve() for file in own)
+    if not is_own and any(file.is_file() for file in own):
+        x, labels = labelled_examples(about, rows)
+        dataset = deal_out(spec.data, spec.seed).dataset
+        known = {_row(one, int(y)) for one, y in zip(dataset.x, dataset.y, strict=True)}
+        is_own = all(_row(one, int(y)) in known for one, y in zip(x, labels.tolist(), strict=True))
+    if is_own:
+        raise FieldError("DATA", str(rows), f"holds rows of the run's own: {PRIVATE_ROWS}")
+
+
+def _row(x: Tensor, y: int) -> bytes:
+    return x.contiguous().numpy().tobytes() + bytes(str(y), "ascii")
 
 
 def _anew(spec: Config, folder: Path) -> Description:
