@@ -77,7 +77,7 @@ def test_curves_have_one_line_a_setting_and_labels(central):
     quality, sigma, distance = figure.axes
     assert legend(figure) == ["vanilla", "global", "metric"]
     assert quality.get_xlabel() == "round"
-    assert "accuracy" in quality.get_ylabel()
+    assert "AUC" in quality.get_ylabel()  # of two classes
     assert (len(quality.lines), len(sigma.lines), len(distance.lines)) == (3, 2, 1)
 
 
@@ -132,10 +132,8 @@ def swept(central):
         values |= {"base": base, "swept": {} if z is None else {"noise_multiplier": z}}
         values["audits"] = [{"attack": attack, "auc": auc, "low": auc - 0.1, "high": min(1.0, auc + 0.1), "runs": 30}]
         values["audited"] = True
-        values["last_rounds"] = {
-            **values["last_rounds"],
-            "accuracy": {"mean": accuracy, "deviation": 0.01, "rounds": 3},
-        }
+        judged = dict.fromkeys(("accuracy", "auc"), {"mean": accuracy, "deviation": 0.01, "rounds": 3})
+        values["last_rounds"] = {**values["last_rounds"], **judged}
         made.append(Summary(values, runs[base].rows))
     return made
 
@@ -196,10 +194,10 @@ def audited_as(summary, state):
 
 
 def test_an_average_says_over_how_many_rounds_it_is(central):
-    several = {"accuracy": {"mean": 0.5, "deviation": 0.1, "rounds": 3}}
+    several = {name: {"mean": 0.5, "deviation": 0.1, "rounds": 3} for name in central[0].values["last_rounds"]}
     longer = [Summary({**s.values, "last_rounds": several}, s.rows) for s in central]
-    assert pareto(longer).axes[0].get_ylabel().startswith("accuracy, mean of the last 3 rounds\n(bars:")
-    assert pareto(central[::2]).axes[0].get_ylabel() == "accuracy, last round"
+    assert pareto(longer).axes[0].get_ylabel().startswith("ROC AUC, mean of the last 3 rounds\n(bars:")
+    assert pareto(central[::2]).axes[0].get_ylabel() == "ROC AUC, last round"
     assert "last 1 to 3 rounds" in pareto([*longer, *central]).axes[0].get_ylabel()
 
 
@@ -212,7 +210,7 @@ def test_epsilons_of_another_unit_or_trust_stand_in_another_panel(central):
     assert len(panels) == 2
     for axes, own in zip(panels, found, strict=True):
         [bars] = axes.containers
-        assert list(bars.lines[0].get_ydata()) == [own.averaged("accuracy")]
+        assert list(bars.lines[0].get_ydata()) == [own.averaged("auc")]
         assert not [line for line in axes.lines if line.get_label() == "Pareto front"]
 
 

@@ -115,7 +115,7 @@ def test_tables_are_written_as_markdown_and_csv_and_figures_as_pdf(tmp_path):
     text = (tmp_path / "c" / "table.md").read_text()
     assert all(row["setting"] in said.stdout for row in rows)
     assert all(f"| {row['setting']} |" in text for row in rows)
-    for name in ("curves", "pareto"):
+    for name in ("curves", "classes"):  # of one setting with noise there is no front
         assert (tmp_path / "c" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
         assert (tmp_path / "c" / f"{name}.png").stat().st_size > 5_000
     said = call("run", *short, tmp_path / "r")

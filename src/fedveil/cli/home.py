@@ -52,9 +52,7 @@ def predict(
 ) -> None:
     """Ask the model of a run about new rows or pictures; a line each in a CSV file, as private as what was asked."""
     from fedveil.errors import FieldError
-    from fedveil.files import CONFIG
     from fedveil.home import load
-    from fedveil.learning import MODELS
     from fedveil.runs.described import described
     from fedveil.tables import Table
 

@@ -278,7 +278,9 @@ def play(
                 mark_private(path, UNNOISED)
             for note in notes:
                 progress.say(note)
-            judgement = game.judge(store.run(game.cells(), progress, jobs, together=game.together, executor=executor))
+            finished = store.run(game.cells(), progress, jobs, together=game.together, executor=executor)
+            telling = getattr(game, "judge_telling", None)  # of games that judge for minutes
+            judgement: Found = game.judge(finished) if telling is None else telling(finished, progress)
             for note in judgement.notes:
                 progress.say(note)
             judgement.values.setdefault("results", [verdict.to_dict() for verdict in judgement.verdicts])

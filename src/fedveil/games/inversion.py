@@ -5,10 +5,11 @@ and what a client risks at worst is asked. Beside the settings stand noises of k
 scale. The last client is not attacked: its images are the server's reference.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import count
 from typing import Any, ClassVar, cast
 
 from fedveil.attacks.inversion import INVERSIONS, Inversion, Inverted, ReleaseView, compare_inversion
@@ -19,18 +20,21 @@ from fedveil.grid import Cell, Finished, Store
 from fedveil.learning import ClientData
 from fedveil.methods import GroupPrivacy, Method, Plain
 from fedveil.runs.prepare import Setup, prepare
+from fedveil.runs.runner import Progress, Silent
 
 NOISE = (0.001, 0.01, 0.1, 1.0, 3.0)  # nu, the noise-to-signal ratios that stand beside the settings
 ONE, SEVERAL = ("analytic", "idlg", "cosine"), ("spear", "idlg", "cosine", "local-steps", "see-through")
+STEP: dict[str, Any] = {"metrics": {}, "noise": {}, "failed": {}, "invalid": {}, "refused": {}}
 TRUSTED = "the server is trusted there, and receives what clients trained: what it reads in a model is no breach"
 
 
 @dataclass(frozen=True, eq=False)
 class InversionAudit(Judgement):
-    """A finished game of inversion; `inverted` has the pictures."""
+    """A finished game of inversion; `inverted` has the pictures, `promises` what each attacked round promises."""
 
     inverted: Inverted | None = None
     pixels: tuple[float, float] = (0.0, 1.0)
+    promises: Mapping[str, str] = field(default_factory=dict)
 
 
 @GAMES.register("inversion")
@@ -115,23 +119,37 @@ class InversionGame(Attacking):
         return [f"{planned.label}: {TRUSTED}" for planned, s in defended if s.method.client.trust == "central"]
 
     def judge(self, finished: Finished) -> InversionAudit:
-        """Attack the releases of each setting."""
+        return self.judge_telling(finished, Silent())
+
+    def judge_telling(self, finished: Finished, progress: Progress) -> InversionAudit:
+        """Attack the releases of each setting, and tell after each."""
         views = {cell.label: cast(ReleaseView, cell.probes[0]) for cell in self.runs}
         releases = {label: view.released[:-1][: self.replicates] for label, view in views.items()}
         attacks: list[Inversion] = [INVERSIONS[name]() for name in self.chosen]
         undefended = self.settings[0].label
-        inverted = compare_inversion(releases, attacks, undefended=undefended)
+        steps, done = len(attacks) * sum(map(len, releases.values())), count(1)
+
+        def told(text: str) -> None:
+            progress.advance({**STEP, "round": next(done), "text": text})
+
+        progress.begin("reconstructing", 0, steps)
+        try:
+            inverted = compare_inversion(releases, attacks, undefended=undefended, told=told)
+        finally:
+            progress.end()
+        promises = {c.label: str(finished.outcomes[c.key].summary.values["guarantee"]) for c in self.runs}
         refused = [Refused(attack, "all", reason) for attack, reason in inverted.refused.items()]
         values = {
             "name": self.config.name,
             **self.question(),
             "seed": self.config.seed,
             "undefended": undefended,
+            "promises": promises,
         }
         notes = [f"{r.attack} was not run: {r.reason}" for r in refused]
         if invalid := sorted({v.attack for v in inverted.verdicts if v.valid is False}):
             notes.append(f"fails without a defence, and says nothing about one: {', '.join(invalid)}")
-        return InversionAudit(inverted.verdicts, refused, values, notes, inverted, self._pixels)
+        return InversionAudit(inverted.verdicts, refused, values, notes, inverted, self._pixels, promises)
 
     def _federation(self, setup: Setup, method: Method | None) -> Federation:
         """Clients that train on a few images; another method where a noise is named."""

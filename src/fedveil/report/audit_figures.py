@@ -26,6 +26,7 @@ PANEL = 2.75  # inches: the width of a ROC panel
 NARROWEST = 7.0  # inches, for the areas above the ROC panels
 ASPECT = 0.72  # of a ROC panel
 STEP = 0.105  # inches between two settings of an attack
+LOWEST = 0.1  # false positive rate from which a hundred non-members give ten
 AREAS = 5  # in a column of a curve's legend
 SMALL: dict[Any, Any] = {"font.size": 7, "axes.titlesize": 8, "axes.labelsize": 8, "lines.linewidth": 1.4}
 TURN = 0.05  # of a curve's way, which is 2 long: what one of several that coincide is seen for
@@ -85,20 +86,27 @@ def evidence_figure(audit: Audit) -> Figure | None:
 def roc_figure(rates: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> Figure:
     """One panel a setting, one line an attack, of the first run.
 
-    Lines begin where ten false positives are expected: to the left of that fewer non-members decide.
+    Lines begin where ten false positives are expected: to the left of that fewer non-members decide. Logarithmic axes
+    show low rates; where there are fewer than a hundred non-members there are none, and axes are linear.
     """
     figure, panels = new_figure(4.4 * len(rates), 4.6, [list(rates)])
     names = list(dict.fromkeys(name for lines in rates.values() for name in lines))
+    least = min(false[0] for lines in rates.values() for false, _ in lines.values())
+    low = least <= LOWEST
     for setting, lines in rates.items():
         axes = panels[setting]
         for name, (false, true) in lines.items():
             place = names.index(name)
             colour, dash = COLOURS[place % len(COLOURS)], ("-", "--", ":", "-.")[place // len(COLOURS) % 4]
             axes.plot(false, true, label=name, linewidth=1.4, color=colour, linestyle=dash)
-        least = min(false[0] for false, _ in lines.values())
-        axes.plot([least, 1], [least, 1], color="#999999", linewidth=0.8, label="_chance")
-        axes.set(xscale="log", yscale="log", title=setting, xlabel="false positive rate", ylabel="true positive rate")
-        axes.set(xlim=(least, 1), ylim=(least / 2, 1.05))
+        axes.plot([least if low else 0, 1], [least if low else 0, 1], color="#999999", linewidth=0.8, label="_chance")
+        axes.set(title=setting, xlabel="false positive rate", ylabel="true positive rate")
+        if low:
+            axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least / 2, 1.05))
+            continue
+        axes.axvspan(0, least, color="#ececec", zorder=-1)
+        axes.text(least / 2, 0.5, "too few non-members", rotation=90, ha="center", va="center", color="#555555")
+        axes.set(xlim=(0, 1), ylim=(0, 1.03))
     legend_below(figure, labelled(list(panels.values())), size=8)
     return figure
 

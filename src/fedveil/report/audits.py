@@ -1,6 +1,6 @@
 """What a game found, for people: tables, notes and pictures, and the same as Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from pathlib import Path
@@ -14,7 +14,7 @@ from fedveil.games.game import RESULT
 from fedveil.games.inversion import InversionAudit
 from fedveil.report.audit_figures import audit_figure, evidence_figure, roc_figure
 from fedveil.report.audit_tables import answer, audit_notes, audit_tables, compared, folded, headline
-from fedveil.report.canvas import keep
+from fedveil.report.canvas import keep, wrapped
 from fedveil.report.plotting import Figure, own_style
 from fedveil.tables import NOTHING, Table, shown, write
 
@@ -70,13 +70,14 @@ def _participation(audit: Audit, folder: Path) -> Shown:
 def _inversion(audit: InversionAudit, folder: Path) -> Shown:
     if audit.inverted is None or not audit.verdicts:
         return Shown([], [])
-    table, names = inversion_table(audit.inverted), dict.fromkeys(v.attack for v in audit.verdicts)
-    files = [draw_inversion(audit.inverted, name, folder / f"inversion-{name}.png", audit.pixels) for name in names]
+    table = inversion_table(audit.inverted, audit.promises)
+    names, how = dict.fromkeys(v.attack for v in audit.verdicts), (audit.pixels, audit.promises)
+    files = [draw_inversion(audit.inverted, name, folder / f"inversion-{name}.png", *how) for name in names]
     return Shown([table], table.notes, files)
 
 
-def inversion_table(inverted: Inverted) -> Table:
-    """One row an attack and setting; every setting's mean image and the undefended attack stand beside it."""
+def inversion_table(inverted: Inverted, promises: Mapping[str, str] | None = None) -> Table:
+    """One row an attack and setting; the undefended attack, the mean image and the round's promise stand beside it."""
     masked = [n for n in ("region_mse", "rest_mse") if any(n in v.details for v in inverted.verdicts)]
     forms = {"PSNR": ".1f", "SSIM": ".2f", "success": ".2f", "identified": ".2f", "labels": ".2f", "mean_image": ".1e"}
     forms |= dict.fromkeys(masked, ".1e")
@@ -85,7 +86,8 @@ def inversion_table(inverted: Inverted) -> Table:
         row = {"attack": v.attack, "setting": v.setting, "MSE (95%)": f"{v.point:.1e} ({v.low:.1e}-{v.high:.1e})"}
         for name, form in forms.items():
             row[name.replace("_mse", " MSE").replace("_", " ")] = shown(v.details.get(name.lower()), form)
-        rows.append(row | {"valid": {True: "yes", False: "no", None: NOTHING}[v.valid]})
+        row["valid"] = {True: "yes", False: "no", None: NOTHING}[v.valid]
+        rows.append(row | ({"promise of that round": promises.get(v.setting, NOTHING)} if promises else {}))
     first = inverted.verdicts[0]
     notes = [
         f"Mean over {first.n} releases, each {first.replication} a unit of its own; the attacker: {first.threat}.",
@@ -93,11 +95,19 @@ def inversion_table(inverted: Inverted) -> Table:
         "mean image: MSE of a guess that saw no release; valid: without a defence the attack beats guessing (95%).",
         *dict.fromkeys(note for v in inverted.verdicts for note in v.notes),
     ]
-    return Table.of(rows, numbers=list(rows[0])[2:-1], notes=notes)
+    if promises:
+        notes.append("promise of that round: of the one round that is attacked; a run of more rounds promises less.")
+    numbers = [name for name in list(rows[0])[2:] if name not in ("valid", "promise of that round")]
+    return Table.of(rows, numbers=numbers, notes=notes, wraps=("promise of that round",))
 
 
 @own_style()
-def inversion_figure(inverted: Inverted, attack: str, pixels: tuple[float, float] = (0.0, 1.0)) -> Figure:
+def inversion_figure(
+    inverted: Inverted,
+    attack: str,
+    pixels: tuple[float, float] = (0.0, 1.0),
+    promises: Mapping[str, str] | None = None,
+) -> Figure:
     """One row of originals, and one of reconstructions for each setting, with the mean error of all images.
 
     Raises
@@ -111,13 +121,13 @@ def inversion_figure(inverted: Inverted, attack: str, pixels: tuple[float, float
     if inverted.originals.dim() != 4 or inverted.originals.shape[1] not in (1, 3):
         raise FieldError("originals", tuple(inverted.originals.shape), "must be grey or colour images [n, c, H, W]")
     rows = [("originals", inverted.originals)]
-    rows += [
-        (f"{v.setting}\nMSE {v.details['mse']:.1e}, SSIM {v.details.get('ssim', float('nan')):.2f}", images)
-        for v in verdicts
-        for images in (inverted.images[attack, v.setting],)
-    ]
-    columns = min(len(inverted.originals), MOST)
-    figure = Figure(figsize=(2.2 + INCH * columns, 0.4 + INCH * len(rows)), layout="constrained")
+    for v in verdicts:
+        label = f"{v.setting}\nMSE {v.details['mse']:.1e}, SSIM {v.details.get('ssim', float('nan')):.2f}"
+        if promises:
+            label += f"\n{wrapped(promises.get(v.setting, ''), 2.6, 7)}"
+        rows.append((label, inverted.images[attack, v.setting]))
+    columns, beside = min(len(inverted.originals), MOST), 3.0 if promises else 2.2
+    figure = Figure(figsize=(beside + INCH * columns, 0.4 + INCH * len(rows)), layout="constrained")
     figure.suptitle(f"{attack}, by: {verdicts[0].threat}", fontsize=10)
     axes = figure.subplots(len(rows), columns, squeeze=False)
     for line, (label, images) in zip(axes, rows, strict=True):
@@ -125,13 +135,19 @@ def inversion_figure(inverted: Inverted, attack: str, pixels: tuple[float, float
             axis.imshow(_scaled(image, pixels).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axis.set_xticks([])
             axis.set_yticks([])
-        line[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=8)
+        line[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=7 if promises else 8)
     return figure
 
 
-def draw_inversion(inverted: Inverted, attack: str, file: Path, pixels: tuple[float, float] = (0.0, 1.0)) -> Path:
+def draw_inversion(
+    inverted: Inverted,
+    attack: str,
+    file: Path,
+    pixels: tuple[float, float] = (0.0, 1.0),
+    promises: Mapping[str, str] | None = None,
+) -> Path:
     """Write `inversion_figure` as a PNG."""
-    return keep(inversion_figure(inverted, attack, pixels), file, 110)
+    return keep(inversion_figure(inverted, attack, pixels, promises), file, 110)
 
 
 def _scaled(image: Tensor, pixels: tuple[float, float]) -> Tensor:

@@ -13,7 +13,17 @@ from fedveil.report import canvas
 from fedveil.report.canvas import COLOURS, MARKERS, wrapped
 from fedveil.report.classified import classes_figure
 from fedveil.report.plotting import Axes, Figure, Line2D, own_style
-from fedveil.report.tables import based, covered, grouped, headline, quality, swept, worst_guarantee
+from fedveil.report.tables import (
+    OF_TWO,
+    based,
+    covered,
+    figures_of,
+    grouped,
+    headline,
+    quality,
+    swept,
+    worst_guarantee,
+)
 from fedveil.runs.summary import Summary
 
 PALEST = 0.3  # strength of the palest line of a swept setting
@@ -24,28 +34,47 @@ ATTACKED, NOISE = "attack", "noise"  # panels; one of epsilons is named by their
 
 
 def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
-    """Write ``curves.png`` and ``pareto.png``, of two classes ``classes.png``, and the same as PDF.
+    """Write ``curves.png``, of several settings with noise ``pareto.png``, of two classes ``classes.png``; and as PDF.
 
     Returns
     -------
     list of Path
         The files.
     """
-    drawn = {"curves.png": curves(summaries), "pareto.png": pareto(summaries)}
+    drawn = {"curves.png": curves(summaries)}
+    if several(summaries):
+        drawn["pareto.png"] = pareto(summaries)
     if (measured := classes_figure(summaries)) is not None:
         drawn["classes.png"] = measured
     return [canvas.keep(figure, folder / name, 150) for name, figure in drawn.items()]
 
 
+def several(summaries: Sequence[Summary]) -> bool:
+    """Whether there is something to weigh: two settings with noise, or attacks; of a single one there is no front."""
+    noisy = {s.setting for s in summaries if s.values["noise"] or worst_guarantee(s)["status"] != "none"}
+    return len(noisy) > 1 or any(s.values.get("audits") for s in summaries)
+
+
+def judged_by(summaries: Sequence[Summary]) -> tuple[str, str]:
+    """The figure that is weighed: of two classes the area, as accuracy hides a class that is never named."""
+    return ("auc", "ROC AUC") if figures_of(summaries) == OF_TWO else quality(summaries)
+
+
+def _varies(summaries: Sequence[Summary], kind: str) -> bool:
+    """Whether a figure of the noise changes from round to round: one that does not stands in the table."""
+    series = [[row["noise"][kind] for row in s.rows if kind in row["noise"]] for s in summaries]
+    return any(len(own) == 1 or max(own) - min(own) > 1e-9 * max(map(abs, own)) for own in series if own)
+
+
 @own_style()
 def curves(summaries: Sequence[Summary]) -> Figure:
-    """Accuracy per round; sigma and d per round. Several seeds: their mean, and the range between them."""
+    """Accuracy per round; sigma and d where they change. Several seeds: their mean, and the range between them."""
     strengths = _strengths(summaries)
     width = 11.0 if len(strengths) > 1 else 10.0
-    name, title = quality(summaries)
+    name, title = judged_by(summaries)
     groups = {name: "metrics", "sigma": "noise", "distance": "noise"}
     labels = {name: f"{title} on held-out examples", "sigma": "sigma (per coordinate)", "distance": "distance d"}
-    beside = [kind for kind in ("sigma", "distance") if any(kind in row["noise"] for s in summaries for row in s.rows)]
+    beside = [kind for kind in ("sigma", "distance") if _varies(summaries, kind)]
     cells = [[name, kind] for kind in beside] or [[name]]
     figure, mosaic = canvas.new_figure(width if beside else 0.65 * width, 5.2, cells, [1.6, 1] if beside else [1])
     for index, (base, own) in enumerate(based(summaries).items()):
@@ -125,7 +154,7 @@ Points = dict[str, list[Point]]  # of each setting as it was written: those of a
 @own_style()
 def pareto(summaries: Sequence[Summary]) -> Figure:
     """A panel for attacks (if there was an audit), one for the noise, one for the epsilons of each unit and trust."""
-    name, title = quality(summaries)
+    name, title = judged_by(summaries)
     points = {base: _points(runs, name) for base, runs in based(summaries).items()}
     kinds = dict.fromkeys(panel for some in points.values() for p in some for panel in p.at)
     proven = [panel for panel in kinds if panel not in (ATTACKED, NOISE)] or ["epsilon"]

@@ -16,6 +16,8 @@ ROOM = 80  # columns of a terminal that has room for a bar
 def describe(row: Row) -> str:
     """The figures of a round that matter most."""
     metrics, noise = row["metrics"], row["noise"]
+    if "text" in row:  # no round: a step of something else
+        return str(row["text"])
     parts = [f"{name} {metrics[name]:.3f}" for name in ("accuracy", "rmse") if name in metrics]
     parts += [f"{short} {noise[name]:.3g}" for name, short in (("sigma", "sigma"), ("distance", "d")) if name in noise]
     parts += [f"{len(row[kind])} {kind}" for kind in ("failed", "invalid", "refused") if row[kind]]
@@ -58,7 +60,8 @@ class Display:
         if self._bar is not None:
             self._bar.update(TaskID(0), completed=self._done, text=text)
         elif self._done in (1, self._total) or self._done % math.ceil(self._total / LINES) == 0:
-            self.say(f"{self._label}  round {self._done}/{self._total}  {text}".strip())
+            step = "step" if isinstance(what, dict) and "text" in what else "round"
+            self.say(f"{self._label}  {step} {self._done}/{self._total}  {text}".strip())
 
     def say(self, text: str) -> None:
         """A line of its own."""

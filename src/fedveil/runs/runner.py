@@ -154,6 +154,8 @@ def run(
             ledgers.flush()
             if folder is not None:
                 folder.leave()
+        if judged(own):
+            progress.say(f"{label}: attacks on what the run left")
         seconds = perf_counter() - began
         values = summary_of(setup, federation, history.stopped, ledgers, rows, label, seconds, conclude([own])[0])
         if found := classified_of(setup, federation):

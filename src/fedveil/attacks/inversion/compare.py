@@ -1,7 +1,8 @@
 """Several attacks against several settings of one federation, each beside the same attack without a defence."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -51,6 +52,7 @@ def compare_inversion(
     threat: ThreatModel = SERVER,
     figure: str = "mse",
     perceptual: Perceptual | None = None,
+    told: Callable[[str], None] = lambda text: None,
 ) -> Inverted:
     """Run every attack against every setting.
 
@@ -68,6 +70,8 @@ def compare_inversion(
         See `judge_inversion`.
     perceptual : callable, optional
         See `scores`.
+    told : callable
+        Told after each release that was attacked which attack and setting it was.
 
     Raises
     ------
@@ -88,7 +92,8 @@ def compare_inversion(
         units: dict[str, list[dict[str, float]]] = {}
         for name in dict.fromkeys((undefended, *settings)):
             try:
-                units[name], images[attack.name, name] = _run(attack, settings[name], threat, perceptual)
+                tell = partial(told, f"{attack.name}, {name}")
+                units[name], images[attack.name, name] = _run(attack, settings[name], threat, perceptual, tell)
             except (FieldError, ThreatError) as error:
                 refused[attack.name] = str(error)
                 break
@@ -101,7 +106,11 @@ def compare_inversion(
 
 
 def _run(
-    attack: Inversion, releases: Sequence[Captured], threat: ThreatModel, perceptual: Perceptual | None
+    attack: Inversion,
+    releases: Sequence[Captured],
+    threat: ThreatModel,
+    perceptual: Perceptual | None,
+    tell: Callable[[], None],
 ) -> tuple[list[dict[str, float]], Tensor]:
     """Scores of each release, and all reconstructions in the order of the originals."""
     units, images = [], []
@@ -119,6 +128,7 @@ def _run(
                 perceptual=perceptual,
             )
         )
+        tell()
     return units, torch.cat(images)
 
 
