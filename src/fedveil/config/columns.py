@@ -16,11 +16,13 @@ from fedveil.data.labels import require_roles
 from fedveil.data.several import are_lists, labels_in
 from fedveil.data.values import LOOSE, VAGUE, is_time, missing_of, nearly_number, spelt_twice
 from fedveil.errors import FieldError, require_choice
+from fedveil.units import WORDS
 
 MANY = 10  # rows in which a value may be expected to come twice
-SITES = "site hospital clinic klinik klinikum krankenhaus ward station centre center zentrum standort silo institution"
-SITES += " institute provider practice praxis department abteilung client facility trust branch"
-PEOPLE = "patient patients patienten pat person subject participant proband mrn nhs ssn case fall pid member insured"
+_SITES = f"{WORDS['client']} ward station praxis department abteilung facility trust branch"
+_PEOPLE = f"{WORDS['person']} patients patienten pat mrn nhs ssn case fall pid insured"
+SITES = {*_SITES.split()} - {"lab"}  # which stands before what a laboratory measured
+PEOPLE = {*_PEOPLE.split()}
 IDS = "id ids nr no nbr nummer name key uuid guid index code number identifier kennung"
 YES_OR_NO = {*"01yntfj", "yes", "no", "true", "false", "ja", "nein", "oui", "non", "si"}
 FIX = (
@@ -144,8 +146,10 @@ def _kind(column: Column) -> str:
         By its row, for a value that looks like a number and is not written as one.
     """
     words = [re.sub(r"(?<=.)(id|nr|nummer|name)$", "", word) for word in words_of(column.name)]
-    for kind, known in (("site", SITES), ("person", PEOPLE), ("id", IDS)):
-        if set(words) & set(known.split()) and set(words) <= set(known.split()) | set(IDS.split()):
+    fractions = column.numeric and bool((column.present_numbers != np.floor(column.present_numbers)).any())
+    for kind, known in (("site", SITES), ("person", PEOPLE), ("id", {*IDS.split()})):
+        named = set(words) & known and set(words) <= known | set(IDS.split())
+        if named and not fractions:  # years of practice are no name
             return kind
     if column.sort in ("times", "other", "empty"):
         return {"times": "date", "other": "objects", "empty": "empty"}[column.sort]

@@ -17,6 +17,7 @@ from fedveil.data.values import (
     Sort,
     Style,
     is_gap,
+    is_number,
     is_time,
     missing_of,
     numbers_of,
@@ -193,17 +194,13 @@ def _telling(column: Column) -> list[str]:
     if column.sort != "texts":
         return []
     texts = [text for text in column.kinds if not is_time(text)]
-    if not _mostly(_is_number, texts[:200]) or not _mostly(_is_number, texts):
+    if not _mostly(is_number, texts[:200]) or not _mostly(is_number, texts):
         return []
-    return [text for text in texts if not text.isdecimal() and _is_number(text)]
+    return [text for text in texts if not text.isdecimal() and is_number(text)]
 
 
 def _mostly(test: Callable[[str], bool], texts: list[str]) -> bool:
     return sum(map(test, texts)) >= max(MOST_ARE * len(texts), 1)
-
-
-def _is_number(text: str) -> bool:
-    return any(style.reads(text) for style in STYLES)
 
 
 def _differing(columns: dict[str, list[str]], one: Style, other: Style) -> Iterator[tuple[str, str]]:

@@ -217,14 +217,11 @@ def people_of(name: str, values: Ids, examples: int, place: Callable[[int], str]
     if kinds - {"int", "str"} or len(kinds) > 1:
         accepted = "must be whole numbers alone or texts alone; numbers with a point come of rows without an id"
         raise FieldError(name, " and ".join(sorted(kinds)), accepted)
-    numbers: dict[Any, int] = {}
-    spelt: dict[Any, int] = {}
-    for row, value in enumerate(given):
-        first = spelt.setdefault(plain_form(value), row)
-        if given[first] != value:
-            like = f"is like that of {at(first)} but for case, spaces, accents' form or how a number is written"
-            raise FieldError(at(row), "an id", f"{like}: one person, or two? Write each person's id in one way")
-        numbers.setdefault(value, len(numbers))
+    numbers = {value: number for number, value in enumerate(dict.fromkeys(given))}
+    if pair := spelt_twice(numbers):
+        first, row = (given.index(value) for value in pair)
+        like = f"is like that of {at(first)} but for case, spaces, accents' form or how a number is written"
+        raise FieldError(at(row), "an id", f"{like}: one person, or two? Write each person's id in one way")
     return torch.tensor([numbers[value] for value in given], dtype=torch.int64)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fedveil.data.frames import TableSpec, from_rows
 from fedveil.data.rows import Rows
 from fedveil.data.sets import DataSet, MissingDataError
-from fedveil.data.values import PLAIN, STYLES, Style, is_time, pandas_module
+from fedveil.data.values import PLAIN, Style, is_number, is_time, pandas_module
 from fedveil.errors import FieldError, require_count, require_positive
 from fedveil.registry import optional
 
@@ -199,22 +199,18 @@ def _check_header(name: str, header: Sequence[str], rows: "pandas.DataFrame") ->
         raise FieldError(f"{name}, header", twice, "must name each column once")
     if header[0].startswith("#") and len(header) > 1 and not header[0].strip("# "):
         raise FieldError(f"{name}, header", header[0], "is a comment: take it out")
-    numbers = [column for column in header if _is_number(column)]
+    numbers = [column for column in header if is_number(column)]
     counted = [[str(at + first) for at in range(len(numbers))] for first in (0, 1)]
     if numbers and numbers in counted and (len(numbers) < len(header) or len(numbers) > 3):
         return  # pandas and numpy number columns
     for at, column in enumerate(header):
-        if (_is_number(column) or is_time(column)) and _alike(rows[at]):
+        if (is_number(column) or is_time(column)) and _alike(rows[at]):
             raise FieldError(f"{name}, header", f"column {at + 1}", _HEADERLESS)
-
-
-def _is_number(text: str) -> bool:
-    return any(style.reads(text) for style in STYLES)
 
 
 def _alike(values: "pandas.Series[str]") -> bool:
     """Whether a column begins with numbers or times, as its name seems to be one."""
-    return any(_is_number(text) or is_time(text) for text in values.dropna().head(20))
+    return any(is_number(text) or is_time(text) for text in values.dropna().head(20))
 
 
 def _unpacked(field: str, file: Path, max_bytes: int) -> bytes:

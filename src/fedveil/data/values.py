@@ -108,6 +108,11 @@ PLAIN = Style()
 STYLES = tuple(Style(decimal, sign) for sign in THOUSANDS for decimal in ".," if sign != decimal)
 
 
+def is_number(text: str) -> bool:
+    """Whether a text is a number, however numbers are written."""
+    return any(style.reads(text) for style in STYLES)
+
+
 def pandas_module() -> Any:
     """Pandas itself.
 

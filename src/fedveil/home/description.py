@@ -13,7 +13,7 @@ from torch import nn
 from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError, nearest, require_a, require_choice, require_count
 from fedveil.learning.losses import LossFunction, evaluating, outputs_of
-from fedveil.learning.objective import OutputMeaning, meaning_of
+from fedveil.learning.objective import OutputMeaning, output_meaning
 from fedveil.reading import json_of
 
 DESCRIPTION = "model.json"
@@ -39,7 +39,7 @@ class Description:
     task : {"classification", "segmentation", "regression"}
         What is predicted.
     meaning : str
-        What outputs are: see `fedveil.learning.objective.meaning_of`.
+        What outputs are: see `fedveil.learning.objective.output_meaning`.
     classes : tuple of str
         Their names, in the order of the outputs.
     positive : str
@@ -178,7 +178,7 @@ def describe(
         input_shape=dataset.input_shape,
         outputs=dataset.outputs,
         task=dataset.task,
-        meaning=meaning_of(loss, shape, dataset.y[:1]),
+        meaning=output_meaning(loss, shape, dataset.y[:1]),
         classes=dataset.names(),
         positive=dataset.names()[1] if dataset.classes == 2 else "",
         inputs=dict(dataset.inputs),

@@ -13,12 +13,12 @@ from fedveil.errors import FieldError, require_a
 from fedveil.layout import Layout
 from fedveil.learning.inputs import Inputs
 from fedveil.learning.own_state import OwnState
-from fedveil.learning.torch_losses import NAMES, Labelwise, labelwise
+from fedveil.learning.torch_losses import IGNORED as IGNORED
+from fedveil.learning.torch_losses import NAMES, Labelwise, labelwise, mean_of_mask
 from fedveil.registry import Registry
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
-IGNORED = -100  # the label that torch's cross-entropy passes over
 RMSE_FLOOR = 1e-12  # under the root, so that its derivative exists where the error is 0
 
 
@@ -181,7 +181,7 @@ def masked(y: Tensor, outputs: Sequence[int], loss: str | Labelwise) -> tuple[Te
     each = torch.arange(outputs[1], device=y.device).view(-1, *[1] * (y.dim() - 1))
     if isinstance(loss, Labelwise):
         return (y[:, None] == each) & (y != loss.ignored)[:, None], loss.of_mask
-    return y[:, None] == each, lambda output, mask: -torch.where(mask, output.log_softmax(1), 0.0).sum(1).mean()
+    return y[:, None] == each, lambda output, mask: mean_of_mask(output.log_softmax(1), mask)
 
 
 def outputs_of(answer: Any) -> Tensor:

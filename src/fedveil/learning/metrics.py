@@ -24,7 +24,7 @@ from torch import Tensor
 from fedveil.errors import FieldError, nearest
 from fedveil.learning.answers import METRICS, Answers, Figures, Floats, TaskKind, _over, metric
 from fedveil.learning.losses import LABELWISE, loss_of, losses_of
-from fedveil.learning.objective import Loss, meaning_of, void_labels
+from fedveil.learning.objective import Loss, output_meaning, void_labels
 
 DEFAULT: dict[TaskKind, tuple[str, ...]] = {
     "classes": ("loss", "accuracy", "f1", "precision", "auc", "micro_auc"),
@@ -205,7 +205,7 @@ def task_of(y: Tensor, loss: Loss | None = None, outputs: Sequence[int] | None =
     """
     if loss is None or outputs is None:
         return "values" if y.is_floating_point() else "classes"
-    meaning = meaning_of(loss, outputs, y)
+    meaning = output_meaning(loss, outputs, y)
     if meaning in ("classes", "soft classes"):
         return "classes"
     if torch.Size(outputs[1:]).numel() != torch.Size(y.shape[1:]).numel():
@@ -359,7 +359,7 @@ def _answers(
     task: TaskKind, outputs: Tensor, y: Tensor, sizes: Sequence[int], loss: Loss | None
 ) -> tuple[Answers, Tensor]:
     """Answers beside the truth, a row a label, without void ones; and which labels are void."""
-    meaning, void = meaning_of(loss, outputs.shape, y), void_labels(loss, y, outputs.shape)
+    meaning, void = output_meaning(loss, outputs.shape, y), void_labels(loss, y, outputs.shape)
     owner = torch.repeat_interleave(torch.tensor(list(sizes)))
     outputs = outputs.to(torch.float64)
     losses = torch.zeros(0)

@@ -85,7 +85,7 @@ def _passes_over(loss: Loss, label: int, outputs: Sequence[int], y: Tensor) -> b
     return first is not None and first == second
 
 
-def meaning_of(loss: Loss | None, outputs: Sequence[int], y: Tensor) -> OutputMeaning:
+def output_meaning(loss: Loss | None, outputs: Sequence[int], y: Tensor) -> OutputMeaning:
     """What a model's outputs are to a loss.
 
     A loss that goes on falling where an output rises beyond its target of 1, or falls below its target of 0, asks for

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from fedveil.errors import FieldError
 
-_OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
-_OF_NUMBERS = (nn.BCEWithLogitsLoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+_CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+_NUMBER_LOSSES = (nn.BCEWithLogitsLoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 _FUNCTIONS: tuple[tuple[Any, Any], ...] = (
     (F.cross_entropy, nn.CrossEntropyLoss),
     (F.nll_loss, nn.NLLLoss),
@@ -21,7 +21,13 @@ _FUNCTIONS: tuple[tuple[Any, Any], ...] = (
     (F.smooth_l1_loss, nn.SmoothL1Loss),
     (F.huber_loss, nn.HuberLoss),
 )
-NAMES = tuple(kind.__name__ for kind in (*_OF_CLASSES, *_OF_NUMBERS))
+IGNORED = -100  # the label that torch's cross-entropy passes over
+NAMES = tuple(kind.__name__ for kind in (*_CLASS_LOSSES, *_NUMBER_LOSSES))
+
+
+def mean_of_mask(logs: Tensor, mask: Tensor) -> Tensor:
+    """The mean over labels of minus the logarithms [B, classes, ...] that a mask picks out; a void label counts 0."""
+    return -torch.where(mask, logs, 0.0).sum(1).mean()
 
 
 class Labelwise:
@@ -46,8 +52,8 @@ class Labelwise:
         own: Any = deepcopy(loss)
         own.reduction = "none"
         self._loss = own
-        self.of_classes = isinstance(loss, _OF_CLASSES)
-        self.ignored = int(getattr(loss, "ignore_index", -100))
+        self.of_classes = isinstance(loss, _CLASS_LOSSES)
+        self.ignored = int(getattr(loss, "ignore_index", IGNORED))
 
     @property
     def name(self) -> str:
@@ -67,7 +73,7 @@ class Labelwise:
         logs = output if isinstance(self._loss, nn.NLLLoss) else output.log_softmax(1)
         if self._loss.weight is not None:
             logs = logs * self._loss.weight.to(logs).view(-1, *[1] * (logs.dim() - 2))
-        return -torch.where(mask, logs, 0.0).sum(1).mean()
+        return mean_of_mask(logs, mask)
 
     @property
     def has_mask(self) -> bool:
@@ -85,9 +91,9 @@ def labelwise(loss: Any) -> Labelwise | str | None:
             loss = kind(**keywords)
         except TypeError:  # a keyword that only the function has
             return None
-    if type(loss) not in (*_OF_CLASSES, *_OF_NUMBERS) or loss.reduction != "mean":
+    if type(loss) not in (*_CLASS_LOSSES, *_NUMBER_LOSSES) or loss.reduction != "mean":
         return None
     if type(loss) is nn.CrossEntropyLoss:
-        usual = loss.weight is None and not loss.label_smoothing and loss.ignore_index == -100
+        usual = loss.weight is None and not loss.label_smoothing and loss.ignore_index == IGNORED
         return "cross_entropy" if usual else Labelwise(loss)
     return Labelwise(loss)
