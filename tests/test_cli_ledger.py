@@ -150,9 +150,10 @@ def test_a_servers_ledger_that_begins_in_the_middle_of_a_run_is_named(tmp_path, 
     assert (total_of(ledger).status == "conditional") == bool(lacking)
 
 
-def test_a_run_of_a_data_set_that_begins_at_a_later_round_is_named(path):
+@pytest.mark.parametrize("number", [2, 4])
+def test_a_run_of_a_data_set_that_begins_at_a_later_round_is_named(path, number):
     assert "begins at round" not in called("show", path).stdout
     with LifetimeLedger(path.parent, path.stem, "three", head=path.parent.parent / "head") as mine:
         spend = Spend(guarantee=MU, mechanism="gaussian")
-        mine.store(mine.ledger.commit(Entry((4, "protect"), 0, "c", spend, "secure", 6)))
-    assert "run three begins at round 4" in " ".join(called("show", path).stdout.split())
+        mine.store(mine.ledger.commit(Entry((number, "protect"), 0, "c", spend, "secure", 6)))
+    assert f"run three begins at round {number}" in " ".join(called("show", path).stdout.split())

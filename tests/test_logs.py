@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import fedveil
 from fedveil.cli import app
 from fedveil.errors import FedVeilError, FieldError, cleaned
-from fedveil.logs import LONGEST, escaping, logger, traced
+from fedveil.logs import LONGEST, MOST_LINES, escaping, logger, traced
 from fedveil.tables import Table
 
 SOURCE = Path(fedveil.__file__).parent
@@ -52,6 +52,30 @@ def test_what_is_cleaned_can_be_read_and_is_cut():
 def test_a_record_is_one_line(log, caplog):
     log(logger("fedveil.tests"))
     assert harmless(caplog.text)
+
+
+def test_an_adapter_of_another_framework_is_escaped_too_and_once(caplog):
+    inner = logging.getLogger("fedveil.tests.adapted")
+    adapter = logging.LoggerAdapter(inner, {"run": 1})
+    for _ in range(2):
+        assert escaping(adapter) is adapter
+    assert len(inner.filters) == 1
+    adapter.error("%s", HOSTILE)
+    assert harmless(caplog.text)
+
+
+def test_a_long_traceback_is_cut_to_its_end():
+    def deeper(left):
+        if left:
+            exec(f"deeper({left} - 1)", {"deeper": deeper})
+        raise ValueError("the last line")
+
+    try:
+        deeper(200)
+    except ValueError as error:
+        lines = traced(error).split("\n")
+    assert len([line for line in lines if line.strip(" |")]) == MOST_LINES
+    assert "the last line" in lines[-1]
 
 
 def test_further_lines_of_a_text_are_marked(caplog):

@@ -41,6 +41,7 @@ def test_an_ordinary_configuration_is_not_commented_on():
         ({"privacy__examples": 5}, ("examples = 5", "114")),
         ({"privacy__examples": 5000}, ("examples = 5000", "114")),
         ({"privacy__epsilon": 1e9}, ("1e+09",)),
+        ({"privacy__epsilon": 101.0}, ("101",)),
         ({"privacy__clip": 1e-9}, ("1e-09",)),
         ({"privacy__clip": 1e9}, ("1e+09",)),
         ({"privacy__delta": 0.05}, ("0.05", "1e-05", "epsilon = 4")),

@@ -70,6 +70,12 @@ def test_windows_are_in_units_of_the_modality(tmp_path, slope):
     np.testing.assert_allclose(shown, wanted if slope[0] > 0 else 1 - wanted, atol=2e-5)
 
 
+@pytest.mark.parametrize("slope", [(-1, 0), (-0.5, 100)])
+def test_a_negative_slope_turns_white_into_black_without_a_window_too(tmp_path, slope):
+    shown = read(tmp_path, RescaleSlope=slope[0], RescaleIntercept=slope[1])
+    np.testing.assert_allclose(shown, 1 - RAMP / 4095, atol=2e-5)
+
+
 def test_tags_that_are_there_and_empty_are_not_there(tmp_path):
     plain = read(tmp_path)
     for tags in (

@@ -38,10 +38,15 @@ def test_sites_that_may_be_one_or_two_are_refused_by_their_row(tmp_path, one, ot
         from_torch(pairs, clients=[one, "west", other])
 
 
-@pytest.mark.parametrize("gap", ["", " ", "NA", "?", "-", "unknown", "None", "nan"])
+@pytest.mark.parametrize("gap", ["", " ", "NA", "?", "-", "unknown", "Unknown", "UNBEKANNT", "None", "nan"])
 def test_a_site_that_is_missing_is_refused_by_its_row(tmp_path, gap):
     with pytest.raises(FieldError, match=r"row 2 \(line 3\), column site"):
         read(tmp_path, ["north", gap, "west"])
+    pairs = torch.utils.data.TensorDataset(torch.rand(3, 2), torch.tensor([0, 1, 0]))
+    with pytest.raises(FieldError, match=r"clients\[1\]"):
+        from_torch(pairs, clients=["north", gap, "west"])
+    with pytest.raises(FieldError, match=r"people\[1\]"):
+        from_torch(pairs, people=["ann", gap, "bob"])
 
 
 def test_masked_sites_are_missing():

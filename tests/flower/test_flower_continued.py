@@ -112,6 +112,22 @@ def test_a_round_that_was_released_and_lost_is_charged_twice(tmp_path):
     assert len((again / "metrics.jsonl").read_text().splitlines()) == 6
 
 
+def test_a_folder_that_goes_on_has_no_summary_of_before_and_is_let_go_of_where_it_cannot(tmp_path):
+    folder = tmp_path / "server"
+    killed(3, GLOBAL, LAYOUT, folder=ServerFolder(folder))
+    (folder / "summary.json").write_text("{}")
+    figures = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(figures.split("\n", 1)[0] + "\n")
+    source = SecureSource()
+    with pytest.raises(FieldError, match="lacks one of these rounds"):
+        ServerFolder(folder).open(GLOBAL, LAYOUT, 6, source, "flower", 3)
+    (folder / "metrics.jsonl").write_text(figures)
+    again = ServerFolder(folder)
+    again.open(GLOBAL, LAYOUT, 6, source, "flower", 3)
+    assert not (folder / "summary.json").exists()
+    again._lock.release()
+
+
 def test_a_budget_goes_on_too(tmp_path):
     folder = tmp_path / "server"
     models, _ = killed(3, GLOBAL, LAYOUT, folder=ServerFolder(folder), budget=Filter(6.0, DELTA))

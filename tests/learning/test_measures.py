@@ -132,6 +132,7 @@ VOID = [
     (lambda outputs, y: F.cross_entropy(outputs, y, ignore_index=255), 255),
     (nn.CrossEntropyLoss(ignore_index=-1), -1),
     (nn.CrossEntropyLoss(ignore_index=1), 1),
+    (partial(F.cross_entropy, ignore_index=1), 1),  # a class, too: nothing but the keyword says so
     ("cross_entropy", -100),
     ("dice", -100),
 ]
