@@ -32,6 +32,11 @@ def test_another_game_or_question_is_refused(folder, changed):
         refuse_another(folder, {**ASKED, **changed}, load("digits-record"))
 
 
+def test_of_another_game_nothing_else_is_compared(folder):
+    other = {"game": "participation", "levels": [0.3], "rounds": 2}
+    assert differing(folder, other, load("digits-record", ["seed=3"])) == ["--game"]
+
+
 def test_the_place_is_no_other_audit_and_another_configuration_is(folder):
     elsewhere = load("digits-record", ["device=cpu", "workers=2"])
     assert not differing(folder, ASKED, elsewhere)
