@@ -54,7 +54,7 @@ def test_lines_of_one_epsilon_promise_a_writer_the_same(setting):
         person, group = (planned.cell(scenario, row, setting, 1).config for scenario in ("writers", "group"))
         for config, people in ((person, 1), (group, 10)):
             side = config.privacy.build(config.aggregator).client
-            spend = side._spend().guarantee
+            spend = side.spend().guarantee
             total = spend.mu * config.rounds**0.5
             assert epsilon_of_mu(total * people, 1e-5) == pytest.approx(epsilon, rel=1e-6)
             assert spend.unit == ("person" if people == 1 else "record")

@@ -165,7 +165,7 @@ def policy(own, **limits):
 @pytest.mark.parametrize("sum_", ["none", "trusted", "secure"])
 def test_a_method_that_allows_for_fewer_silos_than_the_operator_is_refused(sum_, own):
     for said, holds in ((1, False), (2, True), (3, True)):
-        spend = person(sum_, silos_per_person=said).client._spend()
+        spend = person(sum_, silos_per_person=said).client.spend()
         assert spend.guarantee.silos_per_person == said
         trust = spend.guarantee.trust
         why = policy(own, person_mu=9.0).refusal("record", trust, True, spend, ())
@@ -176,9 +176,9 @@ def test_a_method_that_allows_for_fewer_silos_than_the_operator_is_refused(sum_,
 @pytest.mark.parametrize("own", POLICIES)
 def test_what_was_spent_for_fewer_silos_is_charged_for_the_operators_number(own):
     """Of ledgers written before the number was, too: it is 1 there."""
-    older = person().client._spend()
+    older = person().client.spend()
     assert "silos_per_person" not in older.guarantee.to_dict()
-    quoted = person(silos_per_person=2, rate=1.0).client._spend()
+    quoted = person(silos_per_person=2, rate=1.0).client.spend()
     both = math.hypot(2**0.5, quoted.guarantee.mu)
     for room, holds in ((1.001, True), (0.999, False)):
         found = policy(own, person_mu=both * room).refusal("record", "local", True, quoted, [older])

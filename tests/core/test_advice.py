@@ -106,7 +106,7 @@ def test_a_person_is_protected_as_such_by_all_her_records_together_or_with_her_c
     single = next(c for c in found if c.unit == "person" and c.trust == "local" and c.method == "record")
     values = tomllib.loads("\n".join(single.lines))
     method = build(values.pop("method"), **values)
-    assert method.client._spend().guarantee.unit == "person"
+    assert method.client.spend().guarantee.unit == "person"
     assert method.client.multiplier == pytest.approx(single.noise_multiplier)
     assert method.client.noise_on_mean(10) * math.sqrt(DIGITS["dimension"]) == pytest.approx(
         single.noise_to_signal, rel=0.02
@@ -138,7 +138,7 @@ def test_noise_for_clients_is_advised_for_persons_as_it_promises_them(relation, 
     for choice in (c for c in found if c.method == "record" and c.unit == "person"):
         values = tomllib.loads("\n".join(choice.lines))
         built = build(values.pop("method"), **values).client
-        spent = total([built._spend().guarantee] * 60)
+        spent = total([built.spend().guarantee] * 60)
         assert spent.epsilon(1e-5) <= 8.0 + 1e-9
         assert spent.silos_per_person == silos
         added = choice.noise_multiplier / (1 if choice.trust == "local" else 3)

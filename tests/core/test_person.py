@@ -300,24 +300,24 @@ def test_a_run_promises_a_person(sum_, relation, factor):
 
 
 def test_one_record_of_a_sampled_person_comes_and_goes_with_her():
-    sampled = person(rate=0.25, relation="zero-out", rounds=4, noise_multiplier=8.0).client._spend().guarantee
+    sampled = person(rate=0.25, relation="zero-out", rounds=4, noise_multiplier=8.0).client.spend().guarantee
     expected = epsilon([(Poisson(0.25, Gaussian(8.0)), 1)], 1e-5, "replace-one")
     assert sampled.of_part("record").epsilon(1e-5) == pytest.approx(expected, rel=1e-3)
     with pytest.raises(FieldError):
-        build("record", examples=6, noise_multiplier=2.0).client._spend().guarantee.of_part("record")
+        build("record", examples=6, noise_multiplier=2.0).client.spend().guarantee.of_part("record")
 
 
 @pytest.mark.parametrize("silos", [2, 3])
 def test_a_person_of_several_silos_is_promised_the_same_at_the_price_of_more_noise(silos):
     alone, shared = person(), person(silos_per_person=silos)
-    assert shared.client._spend().guarantee.mu == pytest.approx(alone.client._spend().guarantee.mu * math.sqrt(silos))
+    assert shared.client.spend().guarantee.mu == pytest.approx(alone.client.spend().guarantee.mu * math.sqrt(silos))
     summed = person("trusted", silos_per_person=silos)
-    single = person("trusted").client._spend().guarantee.mu
-    assert summed.client._spend().guarantee.mu == pytest.approx(single * silos)
+    single = person("trusted").client.spend().guarantee.mu
+    assert summed.client.spend().guarantee.mu == pytest.approx(single * silos)
     for sum_ in ("none", "trusted"):
         target = {"noise_multiplier": None, "epsilon": 4.0, "silos_per_person": silos}
         method = person(sum_, **target)
-        total = method.client._spend().guarantee.mu * math.sqrt(3)
+        total = method.client.spend().guarantee.mu * math.sqrt(3)
         assert epsilon_of_mu(total, 1e-5) == pytest.approx(4.0, rel=1e-9)
         assert (
             method.noisy.noisy_steps.deviation
@@ -366,8 +366,8 @@ def test_fewer_people_than_a_few_are_refused_only_where_their_number_is_public()
 
 
 def test_a_policy_counts_persons_and_records_of_a_declared_number():
-    record = build("record", examples=6, noise_multiplier=2.0).client._spend()
-    one = person().client._spend()
+    record = build("record", examples=6, noise_multiplier=2.0).client.spend()
+    one = person().client.spend()
     for limits, spend, allowed in (
         (Limits(person_mu=1.0), one, True),
         (Limits(person_mu=0.4), one, False),
@@ -393,16 +393,16 @@ def test_a_budget_for_persons_counts_no_release_for_single_records(plan):
     record = build("record", examples=100, **common).noisy
     person = build("record", unit="person", people=10, records_per_person=10, **common).noisy
     budget = person.within(4.0, 1e-5) if plan == "steps" else fv.accounting.Filter(4.0, 1e-5)
-    assert budget.admit_spend(person._spend())
+    assert budget.admit_spend(person.spend())
     with pytest.raises(FieldError, match="person"):
-        budget.admit_spend(record._spend())
-    assert budget.admit_spend(person._spend())
+        budget.admit_spend(record.spend())
+    assert budget.admit_spend(person.spend())
 
 
 def test_releases_for_persons_count_against_a_limit_for_records():
     """2,000 of them, an epsilon of 77 for each record, passed under a record_epsilon of 4."""
     person = build("record", unit="person", people=10, records_per_person=10, noise_multiplier=10.0, rounds=20)
-    spend, made = person.noisy._spend(), []
+    spend, made = person.noisy.spend(), []
     policy = Policy(total=Limits(record_epsilon=4.0, person_epsilon=100.0))
     while len(made) < 100 and policy.refusal("record", "local", True, spend, made) is None:
         made.append(spend)

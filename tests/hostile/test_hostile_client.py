@@ -51,7 +51,7 @@ def scorer(models):
 
 def terms(method):
     """What a silo of a trusted sum sends beside its model."""
-    return method.client._sum.terms(method.client.noisy_steps) if method.noisy else ()
+    return method.client.terms(method.client.noisy_steps) if method.noisy else ()
 
 
 def honest(p, start):

@@ -1682,9 +1682,9 @@ BUGS = (
     ),
     _bug(
         "record: shares sized without a curious silo",
-        "TrustedShares.adding",
-        "self.side.silos - self.side.tolerated",
-        "self.side.silos",
+        "RecordPromise.adding",
+        "self.silos - self.tolerated",
+        "self.silos",
         f"{RECORD}::test_any_n_minus_t_shares_make_up_the_noise",
         f"{RECORD}::test_noise_on_a_sum_is_what_the_shares_promise",
     ),

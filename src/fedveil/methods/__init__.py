@@ -36,8 +36,9 @@ from fedveil.methods.plain import TrustedServer as TrustedServer
 from fedveil.methods.publishing import Publishing as Publishing
 from fedveil.methods.publishing import Validation as Validation
 from fedveil.methods.record import RecordDP as RecordDP
-from fedveil.methods.record_terms import fitting as fitting
-from fedveil.methods.record_terms import require_own_sum
+from fedveil.methods.record_promise import RecordPromise as RecordPromise
+from fedveil.methods.record_promise import fitting as fitting
+from fedveil.methods.record_promise import require_own_sum
 from fedveil.methods.replies import UNMEASURED as UNMEASURED
 from fedveil.methods.replies import Replies as Replies
 from fedveil.methods.replies import check_figures as check_figures
@@ -120,6 +121,12 @@ def parameters(name: str) -> dict[str, type[Any]]:
     return {f.name: side for side in (sides.client, sides.server) for f in fields(side)}
 
 
+def touches_promise(name: str, parameter: str) -> bool:
+    """Whether what a method promises may change with a parameter of either side; of the rest it cannot."""
+    owner = parameters(name)[parameter]
+    return parameter not in getattr(owner, "outside_promise", frozenset())
+
+
 def build(name: str, aggregator: Aggregator | None = None, **values: Any) -> Method:
     """Build both sides of a method by name.
 
@@ -162,7 +169,7 @@ def build(name: str, aggregator: Aggregator | None = None, **values: Any) -> Met
 
 
 def paired(client: ClientSide, aggregator: Aggregator | None = None) -> Method:
-    """A client side with the server side that belongs to it, or around a rule of your own.
+    """A client side with the server side that belongs to it, around a rule: `aggregator`, or the one it was given.
 
     Raises
     ------
@@ -170,6 +177,8 @@ def paired(client: ClientSide, aggregator: Aggregator | None = None) -> Method:
         If its server side brings its own aggregation.
     """
     kind = type(client)
+    if aggregator is None:
+        aggregator = getattr(client, "aggregator", None)
     known = (sides for sides in METHODS.values() if isinstance(sides, Sides) and sides.client is kind)
     server = next(known, Sides(kind, Plain, "")).server_of(client)
     if aggregator is None:

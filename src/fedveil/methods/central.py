@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -92,6 +92,8 @@ class CentralNoise(AroundRule, ABC):
     step_from: Literal["released", "own"] = field(default="released", kw_only=True)
     relation: Relation = field(default="zero-out", kw_only=True)  # type: ignore[misc]
     noise: str = field(default="gaussian", kw_only=True)
+
+    outside_promise: ClassVar[frozenset[str]] = frozenset({"step_from"})
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""

@@ -87,6 +87,7 @@ class ClientDefaults(Parameters):
     most_models: ClassVar[int | None] = 1
     composed: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset()
+    outside_promise: ClassVar[frozenset[str]] = frozenset()  # parameters with which no promise changes
 
     def init(self) -> NoState:
         return NoState()
@@ -169,6 +170,7 @@ class ServerDefaults(Parameters):
     relation: ClassVar[Relation] = "zero-out"
     public_clip: ClassVar[float | None] = None
     may_be_proven: ClassVar[bool] = False
+    outside_promise: ClassVar[frozenset[str]] = frozenset()  # parameters with which no promise changes
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
         return NoState()

@@ -23,21 +23,20 @@ Three trust models:
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import ClassVar
 
-from fedveil.accounting import Spend, SpendFilter, StepFilter, Trust, nothing, of_round, step_event
-from fedveil.accounting.bounds import GDP, PLD, Bound
-from fedveil.accounting.events import FACTOR, Gaussian
-from fedveil.accounting.guarantee import LIVENESS, NO_FAILURE, at_most, few_silos
-from fedveil.aggregation import NoState
-from fedveil.errors import ReplyError
+from fedveil.accounting import Spend, SpendFilter, Trust, nothing
+from fedveil.aggregation import Aggregator, NoState, require_rule
+from fedveil.checks import Count, Parameters, PlannedUnits, RecordsOfPerson
+from fedveil.errors import FieldError, ReplyError
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods.contract import ClientDefaults
 from fedveil.methods.facts import Broadcast, ClientFacts, NoisySteps, Protected, Refusal, Releases
 from fedveil.methods.plain import Plain
-from fedveil.methods.record_terms import RecordTerms
+from fedveil.methods.record_promise import RecordPromise, require_own_sum
 from fedveil.methods.replies import figures_of
 from fedveil.methods.sums import NoSum, SecureShares, TrustedShares
 from fedveil.secure import SumContext
@@ -46,36 +45,104 @@ SUMS: dict[str, type[NoSum]] = {"none": NoSum, "trusted": TrustedShares, "secure
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordDP(RecordTerms, ClientDefaults):
-    """Client side of record- and person-level privacy; `RecordTerms` has its parameters.
+class RecordDP(RecordPromise, ClientDefaults):
+    """Record- and person-level privacy: a promise, and what changes models and no promise.
+
+    `RecordPromise` has the parameters that the promise depends on; those below cannot change it. (Under
+    ``relation="add/remove"`` the default of `most` is twice what is planned for a silo.)
+
+    Parameters
+    ----------
+    aggregator : Aggregator, optional
+        The server's rule; FedAvg by default. It works on what is noised.
+    examples : float
+        Examples planned for a silo, a public number and the same for all; needed. `rate` times it is the denominator of
+        every step, so that a silo with more of them weighs more.
+    people : float
+        With ``unit="person"``, in the place of `examples`: persons planned for a silo.
+    records_per_person : int
+        With ``unit="person"``, needed: the most examples of one person that are used, the first of hers; a step costs
+        time for so many of each.
+    units : int
+        With ``sum="secure"``: a public number of examples (persons) that no site exceeds, so that sums do not overflow.
 
     Examples
     --------
-    >>> side = fv.RecordDP(examples=40, epsilon=4, delta=1e-5, rounds=5, clip=1.0)
-    >>> run = fv.Federation(model=model, clients=clients, method=side, seed=1).run(5)
+    >>> private = fv.RecordDP(examples=40, epsilon=4, delta=1e-5, rounds=5, clip=1.0)
+    >>> run = fv.Federation(model=model, clients=clients, method=private, seed=1).run(5)
     >>> run.guarantee.unit, round(run.guarantee.epsilon(1e-5), 3)
     ('record', 4.0)
+    >>> fv.RecordDP(fv.FedAvgM(), sum="trusted", examples=40, epsilon=4, rounds=5, silos=3).promise.trust
+    'trusted sum'
     """
 
+    aggregator: Aggregator | None = field(default=None, kw_only=False)
+    examples: PlannedUnits | None = None
+    people: PlannedUnits | None = None
+    records_per_person: RecordsOfPerson | None = None
+    units: Count = 1_000_000
+
     needs: ClassVar[frozenset[str]] = frozenset({"noisy_steps"})
+    outside_promise: ClassVar[frozenset[str]] = frozenset(
+        {"aggregator", "examples", "people", "records_per_person", "units"}
+    )
 
     def __post_init__(self) -> None:
+        Parameters.__post_init__(self)
+        if self.aggregator is not None:
+            require_rule("aggregator", self.aggregator)
+        if self.units != RecordDP.units:
+            require_own_sum(self.sum, "units", self.units)
+        self._check_sizes()
         super().__post_init__()
-        self._sum.check()
+        self._shares.check()
 
-    @property
-    def _sum(self) -> NoSum:
-        return SUMS[self.sum](self)
+    def _check_sizes(self) -> None:
+        sizes = {"people": self.people, "records_per_person": self.records_per_person, "examples": self.examples}
+        needed = ("people", "records_per_person") if self.unit == "person" else ("examples",)
+        for name, value in sizes.items():
+            if name not in needed and value is not None:
+                raise FieldError(name, value, f'does not belong to unit = "{self.unit}": give {", ".join(needed)}')
+            if name in needed and value is None:
+                raise FieldError(name, None, "is needed: a planned, public number, such as the mean over the silos")
+
+    @cached_property
+    def promise(self) -> RecordPromise:
+        """What is promised, and all that it depends on."""
+        own = {f.name: getattr(self, f.name) for f in fields(RecordPromise)}
+        return RecordPromise(**{**own, "most": self.most_units or None})
 
     @property
     def trust(self) -> Trust:  # type: ignore[override]
         """Who is trusted follows the sum."""
-        return self._sum.trust
+        return self.promise.trust
+
+    @cached_property
+    def _shares(self) -> NoSum:
+        """What becomes of a step."""
+        return SUMS[self.sum](self.promise, self.denominator, self.units)
 
     @property
     def server(self) -> type[Plain]:
         """The server side that understands it."""
-        return self._sum.server
+        return self._shares.server
+
+    @property
+    def planned(self) -> float:
+        """Examples, or persons, that a silo is planned to have."""
+        return float((self.people if self.unit == "person" else self.examples) or 0.0)
+
+    @property
+    def denominator(self) -> float:
+        """What a silo's step is divided by."""
+        return self.rate * self.planned
+
+    @property
+    def most_units(self) -> int:
+        """The most examples (persons) of a silo whose number is private; 0 where it is public."""
+        if self.relation != "add/remove":
+            return 0
+        return math.ceil(2 * self.planned) if self.most is None else self.most
 
     @property
     def noisy_steps(self) -> NoisySteps:
@@ -84,31 +151,17 @@ class RecordDP(RecordTerms, ClientDefaults):
             steps=self.steps,
             rate=self.rate,
             clip=self.clip,
-            deviation=self._added * self.clip,
+            deviation=self.deviation,
             denominator=self.denominator,
             public_size=self.relation != "add/remove",
             most=self.most_units,
             images=self.records_per_person or 0,
         )
-        return self._sum.steps(noisy)
-
-    @property
-    def _added(self) -> float:
-        """The noise that one silo adds, in units of C."""
-        return self.multiplier * self.together / math.sqrt(self._sum.adding)
+        return self._shares.steps(noisy)
 
     def noise_on_mean(self, silos: int) -> float:
         """Deviation of the noise on a step's mean gradient over so many silos; the signal is at most C."""
-        return self._added * self.clip / (self.denominator * math.sqrt(silos))
-
-    def budget(self) -> StepFilter | None:
-        """A filter that holds a silo to the steps planned; None without a plan."""
-        event = step_event(self.multiplier, self.rate)
-        return None if self.rounds is None else StepFilter(event, self.sums * self.counts)
-
-    def within(self, epsilon: float, delta: float) -> StepFilter:
-        """A filter that holds a silo to a total."""
-        return StepFilter.within(step_event(self.multiplier, self.rate), epsilon, delta, self.relation)
+        return self.deviation / (self.denominator * math.sqrt(silos))
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
         """Figures of the noise on a step's mean gradient over the silos, whose length is at most the clip."""
@@ -116,35 +169,42 @@ class RecordDP(RecordTerms, ClientDefaults):
         ratio = sigma * math.sqrt(layout.size) / self.clip
         return {"sigma": sigma, "noise_to_clip": ratio, "signal_to_noise": 1 / ratio}
 
+    def spend(self) -> Spend:
+        """What a round costs: the promise's own word."""
+        return self.promise.spend()
+
     def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
         """On the steps planned, and on the total."""
-        own = None if epsilon is None else self.within(epsilon, delta)
-        return [f for f in (self.budget(), own) if f is not None]
+        return self.promise.budgets(epsilon, delta)
 
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend | Refusal:
         """The cost of a round's steps, which nothing in the broadcast changes; a sum of other silos is declined."""
-        if reason := self._sum.refusal(broadcast.public):
+        if reason := self._shares.refusal(broadcast.public):
             return Refusal(reason)
         if self.rounds is not None and broadcast.public.round > self.rounds:
             return Refusal(f"round {broadcast.public.round} lies beyond the {self.rounds} rounds planned")
-        return self._spend()
+        return self.spend()
 
     def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
         """Pass on what was trained with this method's noise, or its share; everything else stays on the client."""
-        leaving = self._sum.leaving(releases, facts, self.noisy_steps)
-        return Protected(leaving, self._spend() if leaving else nothing("local"), state)
+        leaving = self._shares.leaving(releases, facts, self.noisy_steps)
+        return Protected(leaving, self.spend() if leaving else nothing("local"), state)
 
     def question(self, broadcast: Broadcast, layout: Layout) -> SumContext | None:
         """What the sites of a secure sum are asked by a broadcast, in this side's own terms; None of the others."""
-        return self._sum.question(broadcast, layout)
+        return self._shares.question(broadcast, layout)
 
     def agreed(self, dimension: int) -> str:
         """What all sites of a secure sum have to agree on; "" of the others."""
-        return self._sum.agreed(dimension)
+        return self._shares.agreed(dimension)
 
     def require_sites(self, sites: int, field: str) -> None:
         """Refuse a number of clients in a round that makes no sum of this kind."""
-        self._sum.require_sites(sites, field)
+        self._shares.require_sites(sites, field)
+
+    def terms(self, noised: NoisySteps) -> Releases:
+        """What all silos of a trusted sum have to agree on, all of it public; nothing for the others."""
+        return self._shares.terms(noised)
 
     def require_terms(self, releases: Releases) -> None:
         """Refuse a share that was made on other terms than these: it counts as a silo that dropped out.
@@ -155,21 +215,7 @@ class RecordDP(RecordTerms, ClientDefaults):
             Naming the first term that differs or is missing.
         """
         given = figures_of(releases)
-        for term in self._sum.terms(replace(self.noisy_steps, lr=given.get("lr", 0.0))):
+        for term in self.terms(replace(self.noisy_steps, lr=given.get("lr", 0.0))):
             if given.get(term.name) != float(term.value):
                 accepted = f"must be the same in every silo of a sum: {float(term.value):g}"
                 raise ReplyError(f"{term.name} = {given.get(term.name)} {accepted}")
-
-    def _spend(self) -> Spend:
-        event, added = step_event(self.multiplier, self.rate), self._added * self.clip
-        bound: Bound = PLD(((event, self.counts),))
-        if isinstance(event, Gaussian):
-            bound = GDP(FACTOR[self.relation] * math.sqrt(self.counts) / self.multiplier)
-        sizes = (at_most(self.most_units, self.counted),) if self.most_units else ()
-        if self.unit == "person":
-            sizes = (few_silos(self.silos_per_person), *sizes)
-        promise = of_round(bound, self.trust, self.relation, *self._sum.conditions, *sizes, LIVENESS, NO_FAILURE)
-        promise = replace(promise, unit=self.unit, public_size=self.relation != "add/remove")
-        promise = replace(promise, silos_per_person=self.silos_per_person)
-        moved = FACTOR[self.relation] * self.clip
-        return Spend(guarantee=promise, mechanism="gaussian", scale=(added,), sensitivity=moved)

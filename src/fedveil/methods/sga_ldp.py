@@ -7,15 +7,16 @@ section B, where the server works out the budget, is `sga-central` of the studie
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from fedveil.accounting import Guarantee, Release, Spend, compose_mu, model_of, nothing, of_round
 from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.guarantee import LIVENESS
+from fedveil.aggregation import Aggregator, require_rule
 from fedveil.calibration import AlignmentLDP, cosine
 from fedveil.checks import Clip, Delta, Epsilon, Fraction, NumberNoise
 from fedveil.clipping import clip
@@ -60,6 +61,8 @@ class SGALDP(ClientDefaults):
 
     Parameters
     ----------
+    aggregator : Aggregator, optional
+        The server's rule; FedAvg by default. It works on what is noised.
     epsilon_min, epsilon_max, delta : float
         Range of the budget per release: the paper's calibration, not a guarantee. Where both ends are equal (static
         local DP) the noise is the same in every round, and its cost for any two inputs is proven and composed.
@@ -82,6 +85,7 @@ class SGALDP(ClientDefaults):
     'released'
     """
 
+    aggregator: Aggregator | None = field(default=None, kw_only=False)
     epsilon_min: Epsilon = 1.0
     epsilon_max: Epsilon = 5.0
     delta: Delta = 1e-5
@@ -90,8 +94,12 @@ class SGALDP(ClientDefaults):
     similarity_noise: NumberNoise = 1.0
     memory: Fraction = 0.0
 
+    outside_promise: ClassVar[frozenset[str]] = frozenset({"aggregator"})
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.aggregator is not None:
+            require_rule("aggregator", self.aggregator)
         self._calibrator()
 
     @property

@@ -1,6 +1,6 @@
 """What becomes of the silos' noisy steps at record and person level: nothing more, a trusted sum, or a secure one.
 
-`RecordDP` clips, counts and quotes; these say whose noise counts, what leaves a silo, and who adds it up.
+`RecordPromise` says whose noise counts and what it promises; these say what leaves a silo, and who adds it up.
 
 In the secure sum shares are random alone, and nobody is trusted with their sum. A site's step is an integer sum of
 clipped contributions on a grid; what leaves it is that sum with its share of the noise, under masks that cancel only
@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedveil.accounting import Release, Trust, digest, model_of, nothing
-from fedveil.accounting.guarantee import KEYS_ARE_SECRET, SUM_IS_TRUSTED, few_colluding, whole_noise
+from fedveil.accounting import Release, digest, model_of, nothing
 from fedveil.aggregation import WeightedMean
 from fedveil.checks import SumRate
 from fedveil.errors import FieldError, NoReplyError, ReplyError
@@ -24,7 +23,7 @@ from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods.facts import Broadcast, ClientFacts, Combined, NoisySteps, PublicFacts, Releases, ServerFacts
 from fedveil.methods.plain import Plain
-from fedveil.methods.record_terms import RecordTerms
+from fedveil.methods.record_promise import RecordPromise
 from fedveil.methods.replies import figures_of
 from fedveil.secure import FEWEST, SumContext, SumTerms, share, unmasked
 
@@ -33,28 +32,26 @@ TERMS = ("clip", "deviation", "denominator", "rate", "images", "silos_per_person
 
 @dataclass(frozen=True)
 class NoSum:
-    """Each silo adds all the noise that its own promise needs: local steps are free, and any rule may combine."""
+    """Each silo adds all the noise that its own promise needs: local steps are free, and any rule may combine.
 
-    side: RecordTerms
+    Attributes
+    ----------
+    promise : RecordPromise
+        What is promised.
+    denominator : float
+        What a silo's step is divided by.
+    units : int
+        The most examples (persons) of any site of a secure sum.
+    """
 
-    trust: ClassVar[Trust] = "local"
+    promise: RecordPromise
+    denominator: float
+    units: int
+
     server: ClassVar[type[Plain]] = Plain
 
     def check(self) -> None:
-        """Refuse what this sum cannot promise."""
-        if self.trust != "local" and self.side.steps != 1:
-            accepted = 'must be 1: every noisy step is summed before the next; or set sum = "none"'
-            raise FieldError("steps", self.side.steps, accepted)
-
-    @property
-    def adding(self) -> int:
-        """Silos whose noise makes up what is promised."""
-        return 1
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        """What has to hold beside the conditions of every silo."""
-        return ()
+        """Refuse what cannot be summed."""
 
     def steps(self, noisy: NoisySteps) -> NoisySteps:
         """What the silo's trainer is to do."""
@@ -128,39 +125,23 @@ class TrustedSum(Plain):
 class TrustedShares(NoSum):
     """n silos add shares of z C / sqrt(n - t): any n - t of them make up the noise of one sum."""
 
-    trust: ClassVar[Trust] = "trusted sum"
     server: ClassVar[type[Plain]] = TrustedSum
-
-    def check(self) -> None:
-        super().check()
-        side = self.side
-        if side.silos < 2:
-            raise FieldError("silos", side.silos, 'a sum needs at least 2 silos; a single one has sum = "none"')
-        if side.tolerated >= side.silos:
-            raise FieldError("tolerated", side.tolerated, f"must leave one of the {side.silos} silos to add noise")
-
-    @property
-    def adding(self) -> int:
-        return self.side.silos - self.side.tolerated
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        return SUM_IS_TRUSTED, whole_noise(self.side.silos, self.side.tolerated)
 
     def steps(self, noisy: NoisySteps) -> NoisySteps:
         return replace(noisy, summed=True)
 
     def require_sites(self, sites: int, field: str) -> None:
-        if sites != self.side.silos:
-            raise FieldError(field, sites, f"must be silos = {self.side.silos}, for which shares are sized: change one")
+        silos = self.promise.silos
+        if sites != silos:
+            raise FieldError(field, sites, f"must be silos = {silos}, for which shares are sized: change one")
 
     def refusal(self, public: PublicFacts) -> str:
-        if public.cohort == self.side.silos:
+        if public.cohort == self.promise.silos:
             return ""
-        return f"shares are sized for {self.side.silos} silos, the server plans {public.cohort}"
+        return f"shares are sized for {self.promise.silos} silos, the server plans {public.cohort}"
 
     def terms(self, noised: NoisySteps) -> Releases:
-        known = {**vars(noised), **vars(self.side)}
+        known = {**vars(noised), **vars(self.promise)}
         return tuple(Release("metric", torch.tensor(float(known[k]), dtype=torch.float64), k) for k in TERMS)
 
 
@@ -176,6 +157,8 @@ class SecureSum(TrustedSum):
     """
 
     lr: SumRate | None = None
+
+    outside_promise: ClassVar[frozenset[str]] = frozenset({"lr"})
 
     def check_reply(self, releases: Releases, dimension: int) -> None:
         """Admit a share.
@@ -225,56 +208,47 @@ class SecureSum(TrustedSum):
 class SecureShares(NoSum):
     """Sites add masked shares of z C / sqrt(m - c): m - c honest ones make up the noise, and a roster has m or more."""
 
-    trust: ClassVar[Trust] = "secure sum"
     server: ClassVar[type[Plain]] = SecureSum
 
     def check(self) -> None:
-        super().check()
         self._terms(1)
-        if self.side.most_units > self.side.units:
-            raise FieldError("units", self.side.units, f"must be at least the {self.side.most_units} that are promised")
-
-    @property
-    def adding(self) -> int:
-        return self.side.least_sites - self.side.colluding
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        return KEYS_ARE_SECRET, few_colluding(self.side.colluding, self.side.least_sites)
+        most = self.promise.most or 0
+        if most > self.units:
+            raise FieldError("units", self.units, f"must be at least the {most} that are promised")
 
     def agreed(self, dimension: int) -> str:
         return self._terms(dimension).text
 
     def _terms(self, dimension: int) -> SumTerms:
-        side = self.side
+        promise = self.promise
         return SumTerms(
-            unit=side.unit,
-            relation=side.relation,
-            clip=side.clip,
-            noise_multiplier=side.multiplier * side.together,
-            denominator=side.denominator,
-            rate=side.rate,
-            units=side.units,
+            unit=promise.unit,
+            relation=promise.relation,
+            clip=promise.clip,
+            noise_multiplier=promise.multiplier * promise.together,
+            denominator=self.denominator,
+            rate=promise.rate,
+            units=self.units,
             dimension=dimension,
-            least_sites=side.least_sites,
-            colluding=side.colluding,
-            silos_per_person=side.silos_per_person,
+            least_sites=promise.least_sites,
+            colluding=promise.colluding,
+            silos_per_person=promise.silos_per_person,
         )
 
     def steps(self, noisy: NoisySteps) -> NoisySteps:
         """Sum on the grid, and add nothing."""
-        return replace(noisy, grid=self._terms(1).grid, units=self.side.units)
+        return replace(noisy, grid=self._terms(1).grid, units=self.units)
 
     def require_sites(self, sites: int, field: str) -> None:
         if sites < FEWEST:
             accepted = f'must be at least {FEWEST} for a secure sum: raise it, or set sum = "trusted" or "none"'
             raise FieldError(field, sites, accepted)
-        if sites < (least := self.side.least_sites):
+        if sites < (least := self.promise.least_sites):
             accepted = f"must be at least least_sites = {least}: raise it, or set least_sites to {sites} at the most"
             raise FieldError(field, sites, accepted)
 
     def refusal(self, public: PublicFacts) -> str:
-        sites, least = len(public.roster), self.side.least_sites
+        sites, least = len(public.roster), self.promise.least_sites
         return f"a sum of {sites} sites; this one answers {least} or more" if sites < least else ""
 
     def question(self, broadcast: Broadcast, layout: Layout) -> SumContext:

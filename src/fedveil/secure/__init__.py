@@ -10,5 +10,6 @@ from fedveil.secure.shares import Site as Site
 from fedveil.secure.shares import SumContext as SumContext
 from fedveil.secure.shares import SumTerms as SumTerms
 from fedveil.secure.shares import on_grid as on_grid
+from fedveil.secure.shares import require_honest as require_honest
 from fedveil.secure.shares import share as share
 from fedveil.secure.shares import unmasked as unmasked

@@ -41,6 +41,15 @@ _NONCE = bytes(16)  # a key is used for one mask
 _BLOCK = 1 << 20  # bytes of keystream at a time
 
 
+def require_honest(least_sites: int, colluding: int) -> None:
+    """Refuse a smallest roster that is too small or too large, or that has fewer than two honest sites."""
+    if not FEWEST <= least_sites <= MOST:
+        raise FieldError("least_sites", least_sites, f"must be {FEWEST} to {MOST}")
+    if colluding > least_sites - 2:
+        accepted = f"must leave two honest sites of the least {least_sites}: lower it, or raise least_sites"
+        raise FieldError("colluding", colluding, accepted)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SumTerms(Parameters):
     """The terms of a secure sum, all of them public and the same at every site.
@@ -92,11 +101,7 @@ class SumTerms(Parameters):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not FEWEST <= self.least_sites <= MOST:
-            raise FieldError("least_sites", self.least_sites, f"must be {FEWEST} to {MOST}")
-        if self.colluding > self.least_sites - 2:
-            accepted = f"must leave two honest sites of the least {self.least_sites}: lower it, or raise least_sites"
-            raise FieldError("colluding", self.colluding, accepted)
+        require_honest(self.least_sites, self.colluding)
         require_within("grid", "noise_multiplier * clip (the grid)", self.grid)
         if self.largest(MOST) >= _HALF:
             accepted = f"gives a grid of {self.grid:.3g} on which sums of {self.units} units overflow: raise it"
