@@ -24,7 +24,7 @@ from fedveil.config.sections import Data, Model, Privacy, Rule
 from fedveil.config.tables import OpenSection, Option, options_of
 from fedveil.data import SOURCES
 from fedveil.learning.models import MODELS
-from fedveil.methods import METHODS
+from fedveil.methods import METHODS, touches_promise
 
 HEAD = """# Configuration
 
@@ -58,6 +58,17 @@ COMMON = {  # of models, rules and behaviours whose docstrings name them in a se
 }
 
 
+_SAID = {  # of a table, below its keys
+    "privacy": [
+        "Of a method's keys the column *promise* says whether what is promised may change with it; with the others",
+        "it cannot, and only models change. Beside them a promise depends on `rounds`, `clients_per_round`,",
+        "`data.clients`, `data.person`, `data.made_up_people`, `data.validation`, `read_off`, `stopping`, and on the",
+        "tables `[publish]`, `[source]` and `[privacy.budget]`; under a trusted server also on the rule, `[aggregator]`.",
+        "",
+    ]
+}
+
+
 FLOWER: dict[str, dict[str, Any]] = {  # what has no default that runs
     "global": {"epsilon": 8.0, "rounds": 20},
     "record": {"examples": 100, "epsilon": 8.0, "rounds": 20, "sum": "trusted", "silos": 4},
@@ -69,10 +80,14 @@ def pages() -> str:
     lines = [HEAD, "## Top level", "", *_table(_of_section(Config))]
     for title, owner in _tables(Config):
         rows = _of_section(owner) if issubclass(owner, BaseModel) else _of_owner(owner, options_of(owner))
-        lines += [f"## `[{title}]`", "", *_table(rows)]
+        lines += [f"## `[{title}]`", "", *_table(rows), *_SAID.get(title, [])]
         for label, registry in _REGISTRIES.get(title, ()):
             for name, (named, options) in registry().items():
-                shown = _table(_of_owner(named, options)) if options else ["No keys of its own.", ""]
+                rows = _of_owner(named, options)
+                touching = {key for key in options if label == "method" and touches_promise(name, key)}
+                shown = (
+                    _table(rows, touching if label == "method" else None) if options else ["No keys of its own.", ""]
+                )
                 lines += [f"### {label} `{name}`{_brought(label, name)}", "", *shown]
                 lines += _for_flower(name, options) if label == "method" else []
     return "\n".join(lines).rstrip() + "\n"
@@ -132,10 +147,18 @@ def _of_owner(owners: Any, options: Mapping[str, Option]) -> list[tuple[str, str
     return [(name, _kind(o.hint), o.default, meanings.get(name) or COMMON.get(name, "")) for name, o in options.items()]
 
 
-def _table(rows: list[tuple[str, str, Any, str]]) -> list[str]:
-    cells = [(f"`{name}`", kind, _shown(default), meaning) for name, kind, default, meaning in rows]
-    lines = ["| key | value | default | meaning, unit, range |", "|---|---|---|---|"]
-    return [*lines, *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells), ""]
+def _table(rows: list[tuple[str, str, Any, str]], promised: set[str] | None = None) -> list[str]:
+    """Rows as Markdown; with names of keys, a column says which touch the promise."""
+    head = ["key", "value", "default", "meaning, unit, range"]
+    if promised is not None:
+        head.insert(3, "promise")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, kind, default, meaning in rows:
+        cells = [f"`{name}`", kind, _shown(default), meaning]
+        if promised is not None:
+            cells.insert(3, "yes" if name in promised else "no")
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return [*lines, ""]
 
 
 def _shown(default: Any) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 from fedveil.flower import privacy_mod, read_broadcast, training_source, write_trained
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
-from fedveil.methods import build
+from fedveil.methods import RecordDP
 
 ROUNDS, IMAGES = 3, 3  # of one patient
 
@@ -25,12 +25,12 @@ def network():
 
 
 LAYOUT = Layout.from_module(network())
-METHOD = build(
-    "record", unit="person", people=155, records_per_person=IMAGES, sum="secure", least_sites=3,
+METHOD = RecordDP(
+    unit="person", people=155, records_per_person=IMAGES, sum="secure", least_sites=3,
     epsilon=8.0, rounds=ROUNDS, retries=2, clip=0.5, lr=4.0,
 )  # fmt: skip
 EXAMPLE = torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64)  # the declared shape of images and labels
-TRAINER = PrivateTrainer(network(), LAYOUT, LocalTraining(), METHOD.client.noisy_steps, example=EXAMPLE)
+TRAINER = PrivateTrainer(network(), LAYOUT, LocalTraining(), METHOD.noisy_steps, example=EXAMPLE)
 app = ClientApp(mods=[privacy_mod(LAYOUT, METHOD, trainer=TRAINER, rounds=ROUNDS)])
 
 

@@ -98,7 +98,6 @@ if TYPE_CHECKING:
     from fedveil.methods import RecordDP as RecordDP
     from fedveil.methods import ServerSide as ServerSide
     from fedveil.methods import Validation as Validation
-    from fedveil.methods import build as build
     from fedveil.own import Compared as Compared
     from fedveil.own import OwnAudit as OwnAudit
     from fedveil.own import audit as audit

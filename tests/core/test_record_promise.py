@@ -44,6 +44,7 @@ OUTSIDE = {  # of each parameter: sides, and the value that they take instead
     "records_per_person": ((PERSON,), 5),
     "units": ((SECURE,), 2000),
     "aggregator": ((RECORD, TRUSTED, SECURE), FedAvgM()),
+    "lr": ((SECURE,), 0.5),
 }
 
 

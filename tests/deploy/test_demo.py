@@ -161,14 +161,14 @@ def plain_model(sites, run, asked):
         about = {"round": number, "rounds": 3, "cohort": 3, "dimension": LAYOUT.size}
         public = PublicFacts(**about, run=run, attempt=times - 1, roster=roster)
         broadcast = Broadcast(models=model[None], public=public)
-        context, total = METHOD.client.question(broadcast, LAYOUT), torch.zeros(LAYOUT.size, dtype=torch.int64)
+        context, total = METHOD.question(broadcast, LAYOUT), torch.zeros(LAYOUT.size, dtype=torch.int64)
         for partition, key in enumerate(keys):
             source = key.source(context.digest)
             [made] = TRAINER.train_noisily(broadcast.models, [patients(partition)], [(0,)], [source.child("train")])
             mark = int.from_bytes(hashlib.sha256(made.total.numpy().tobytes()).digest(), "big")
             total += made.total + context.terms.noise.sample(LAYOUT.size, source=source.child("noise", mark))
-        step = total.double() * context.terms.grid / (METHOD.client.denominator * len(keys))
-        model = model + (-METHOD.server.lr * step).to(model.dtype)
+        step = total.double() * context.terms.grid / (METHOD.denominator * len(keys))
+        model = model + (-METHOD.lr * step).to(model.dtype)
     return model
 
 

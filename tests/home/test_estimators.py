@@ -128,6 +128,6 @@ def test_it_goes_into_scikit_learns_own_tools(cells):
     assert line[-1].clients_ == ("east", "north", "south")
     with pytest.raises(NotFittedError):
         fv.FederatedClassifier().predict(x)
-    several = fv.build("group", hypotheses=2, noise_multiplier=1.0)
+    several = fv.methods.build("group", hypotheses=2, noise_multiplier=1.0)
     with pytest.raises(FieldError, match="method"):
         fv.FederatedClassifier(method=several, classes=["benign", "malignant"]).fit(x, names, groups=hospital)

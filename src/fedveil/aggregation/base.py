@@ -60,7 +60,7 @@ class Aggregator(Parameters, ABC):
     --------
     >>> fv.FedAvg().reduce(updates, equal)
     tensor([10.8000,  1.8200], dtype=torch.float64)
-    >>> fv.build("vanilla", fv.FedMedian()).server.rule  # any rule fits a method
+    >>> fv.methods.build("vanilla", fv.FedMedian()).server.rule  # any rule fits a method
     FedMedian()
     """
 

@@ -33,18 +33,31 @@ def advise(
     clients: Annotated[int | None, typer.Option(help="Clients of every round.")] = None,
     examples: Annotated[int | None, typer.Option(help="Training examples of a client.")] = None,
     dimension: Annotated[int | None, typer.Option(help="Trainable parameters.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Target of the total.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Of every epsilon; default: the file's, or 1e-5.")] = None,
-    unit: Annotated[str | None, typer.Option(help="client, record or person; default: what is known.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="[promise] Rounds.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="[promise] Target of the total.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="[promise] Of every epsilon; default: the file's, or 1e-5.")
+    ] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="[promise] client, record or person; default: what is known.")
+    ] = None,
     records_per_person: Annotated[int | None, typer.Option(help="The most records of one person, as declared.")] = None,
-    trust: Annotated[str | None, typer.Option(help="central, local, trusted sum or secure sum; default: all.")] = None,
-    relation: Annotated[str | None, typer.Option(help="Neighbours; default: zero-out.")] = None,
-    clip: Annotated[float | None, typer.Option(help="Existing: the clipping norm. Reads a configuration.")] = None,
-    sigma: Annotated[float | None, typer.Option(help="Existing: deviation of its noise.")] = None,
-    sensitivity: Annotated[float | None, typer.Option(help="Existing: what sigma is for, if not the clip.")] = None,
+    trust: Annotated[
+        str | None, typer.Option(help="[promise] central, local, trusted sum or secure sum; default: all.")
+    ] = None,
+    relation: Annotated[str | None, typer.Option(help="[promise] Neighbours; default: zero-out.")] = None,
+    clip: Annotated[
+        float | None, typer.Option(help="[promise] Existing: the clipping norm. Reads a configuration.")
+    ] = None,
+    sigma: Annotated[float | None, typer.Option(help="[promise] Existing: deviation of its noise.")] = None,
+    sensitivity: Annotated[
+        float | None, typer.Option(help="[promise] Existing: what sigma is for, if not the clip.")
+    ] = None,
 ) -> None:
-    """Say what is possible and what is hopeless for a federation, or what an existing configuration really promises."""
+    """Say what is possible and what is hopeless for a federation, or what an existing configuration really promises.
+
+    What is promised follows from the options marked [promise]; the others change what can be learned.
+    """
     from fedveil.accounting import advise as choices
     from fedveil.accounting import reading
     from fedveil.evidence import reading_table

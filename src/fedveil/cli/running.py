@@ -168,22 +168,29 @@ def compare(
 
 def plan(
     config: Annotated[str | None, typer.Argument(metavar="[CONFIG]", help="A file, run folder or preset.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Failure probability of the total.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Without, of --epsilon and --noise-multiplier: the most.")] = None,
+    delta: Annotated[float | None, typer.Option(help="[promise] Failure probability of the total.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="[promise] Without, of --epsilon and --noise-multiplier: the most.")
+    ] = None,
     clients: Annotated[int | None, typer.Option(help="n, of each round (default: 1); 0: as many as it takes.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Target for the total: gives the noise.")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="z: gives epsilon.")] = None,
-    clip: Annotated[float | None, typer.Option(help="C, the longest update; default: --update-norm, or 1.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="[promise] Target for the total: gives the noise.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="[promise] z: gives epsilon.")] = None,
+    clip: Annotated[
+        float | None, typer.Option(help="[promise] C, the longest update; default: --update-norm, or 1.")
+    ] = None,
     update_norm: Annotated[float | None, typer.Option(help="Typical length of an update before clipping.")] = None,
     dimension: Annotated[int | None, typer.Option(help="Parameters of the model.")] = None,
     relation: Annotated[
-        Literal["zero-out", "add/remove", "replace-one"] | None, typer.Option(help="Neighbours; default: zero-out.")
+        Literal["zero-out", "add/remove", "replace-one"] | None,
+        typer.Option(help="[promise] Neighbours; default: zero-out."),
     ] = None,
 ) -> None:
     """Plan central noise: the noise for a budget or the budget of a noise, and the signal-to-noise ratio to expect.
 
     Of a configuration rounds, clients, clip, noise (or epsilon) and relation are taken; options come before them. One
     whose run releases more than noised means, or stops before its rounds are over, is refused.
+
+    What is promised follows from the options marked [promise].
     """
     from fedveil.accounting import plan as make
     from fedveil.errors import FieldError

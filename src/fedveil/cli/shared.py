@@ -27,7 +27,14 @@ REFUSED, STOPPED, NO_REPLY, INTERRUPTED = 2, 3, 4, 130
 
 Device = Literal["auto", "cpu", "cuda"]
 ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, a run folder, or a preset's name.")]
-Assign = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key, local.epochs=2 say.")]
+Assign = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a key, local.epochs=2 say; docs/configuration.md marks what touches the promise.",
+    ),
+]
 
 
 def folder(value: Path | None) -> Path | None:

@@ -128,7 +128,9 @@ def touches_promise(name: str, parameter: str) -> bool:
 
 
 def build(name: str, aggregator: Aggregator | None = None, **values: Any) -> Method:
-    """Build both sides of a method by name.
+    """Build both sides of a method from its name and plain values, as configurations, Flower and FLARE have them.
+
+    In Python write the method itself: ``fv.GlobalDP(rule, ...)``, ``fv.RecordDP(rule, ...)``.
 
     Parameters
     ----------
@@ -146,9 +148,8 @@ def build(name: str, aggregator: Aggregator | None = None, **values: Any) -> Met
 
     Examples
     --------
-    >>> fv.build(
-    ...     "record", fv.FedAvgM(), sum="trusted", examples=40, epsilon=4, rounds=5, clip=1.0, silos=3
-    ... ).client.trust
+    >>> named = {"sum": "trusted", "examples": 40, "epsilon": 4, "rounds": 5, "silos": 3}
+    >>> fv.methods.build("record", fv.FedAvgM(), **named).client.trust
     'trusted sum'
     """
     require_a("privacy.method", name, str, "must be the name of a method, such as 'global'")
@@ -169,7 +170,7 @@ def build(name: str, aggregator: Aggregator | None = None, **values: Any) -> Met
 
 
 def paired(client: ClientSide, aggregator: Aggregator | None = None) -> Method:
-    """A client side with the server side that belongs to it, around a rule: `aggregator`, or the one it was given.
+    """A client side with the server side that belongs to it, around a rule: `aggregator`, or the client side's own.
 
     Raises
     ------
@@ -177,14 +178,16 @@ def paired(client: ClientSide, aggregator: Aggregator | None = None) -> Method:
         If its server side brings its own aggregation.
     """
     kind = type(client)
-    if aggregator is None:
-        aggregator = getattr(client, "aggregator", None)
     known = (sides for sides in METHODS.values() if isinstance(sides, Sides) and sides.client is kind)
     server = next(known, Sides(kind, Plain, "")).server_of(client)
-    if aggregator is None:
-        return Method(kind.__name__, client, server())
-    _require_rule_of(kind.__name__, [f.name for f in fields(server)], aggregator)
-    return Method(kind.__name__, client, server(aggregator=aggregator))
+    names = [f.name for f in fields(server)]
+    named = {name: getattr(client, name, None) for name in ("aggregator", "lr")}  # said beside the client's own
+    given = {name: value for name, value in named.items() if value is not None}
+    if aggregator is not None:
+        given["aggregator"] = aggregator
+    if "aggregator" in given:
+        _require_rule_of(kind.__name__, names, given["aggregator"])
+    return Method(kind.__name__, client, server(**given))
 
 
 def _require_rule_of(method: str, names: Container[str], aggregator: Aggregator) -> None:

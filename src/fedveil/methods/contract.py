@@ -198,7 +198,7 @@ class Method:
 
     Examples
     --------
-    >>> method = fv.build("global", noise_multiplier=1.0)
+    >>> method = fv.methods.build("global", noise_multiplier=1.0)
     >>> method.name, type(method.client).__name__, type(method.server).__name__
     ('global', 'TrustedServer', 'GlobalDP')
     """

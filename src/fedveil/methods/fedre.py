@@ -70,7 +70,7 @@ class FedRE(ClientDefaults):
 
     Examples
     --------
-    >>> side = fv.build("fedre").client
+    >>> side = fv.FedRE()
     >>> side.epsilon, side.clip, side.scores
     (50.0, 0.2, 'private')
     >>> fv.FedRE(scores="public").trust

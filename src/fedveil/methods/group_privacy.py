@@ -51,7 +51,7 @@ class GroupPrivacy(ClientDefaults):
 
     Examples
     --------
-    >>> fv.build("group", radius=0.5).client.trust
+    >>> fv.GroupPrivacy(radius=0.5).trust
     'local'
     """
 

@@ -29,7 +29,7 @@ from typing import ClassVar
 
 from fedveil.accounting import Spend, SpendFilter, Trust, nothing
 from fedveil.aggregation import Aggregator, NoState, require_rule
-from fedveil.checks import Count, Parameters, PlannedUnits, RecordsOfPerson
+from fedveil.checks import Count, Parameters, PlannedUnits, RecordsOfPerson, SumRate
 from fedveil.errors import FieldError, ReplyError
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
@@ -63,6 +63,9 @@ class RecordDP(RecordPromise, ClientDefaults):
     records_per_person : int
         With ``unit="person"``, needed: the most examples of one person that are used, the first of hers; a step costs
         time for so many of each.
+    lr : float, optional
+        With ``sum="secure"``: learning rate of the server's step; by default that of local training, where the engine
+        knows it.
     units : int
         With ``sum="secure"``: a public number of examples (persons) that no site exceeds, so that sums do not overflow.
 
@@ -81,18 +84,20 @@ class RecordDP(RecordPromise, ClientDefaults):
     people: PlannedUnits | None = None
     records_per_person: RecordsOfPerson | None = None
     units: Count = 1_000_000
+    lr: SumRate | None = None
 
     needs: ClassVar[frozenset[str]] = frozenset({"noisy_steps"})
     outside_promise: ClassVar[frozenset[str]] = frozenset(
-        {"aggregator", "examples", "people", "records_per_person", "units"}
+        {"aggregator", "examples", "people", "records_per_person", "units", "lr"}
     )
 
     def __post_init__(self) -> None:
         Parameters.__post_init__(self)
         if self.aggregator is not None:
             require_rule("aggregator", self.aggregator)
-        if self.units != RecordDP.units:
-            require_own_sum(self.sum, "units", self.units)
+        for name in ("units", "lr"):
+            if getattr(self, name) != getattr(RecordDP, name):
+                require_own_sum(self.sum, name, getattr(self, name))
         self._check_sizes()
         super().__post_init__()
         self._shares.check()

@@ -8,11 +8,11 @@ from torch import nn
 
 from fedveil.flower import FedVeilStrategy, ServerFolder
 from fedveil.layout import Layout
-from fedveil.methods import build
+from fedveil.methods import RecordDP
 
 app = ServerApp()
-METHOD = build(
-    "record", unit="person", people=155, records_per_person=3, sum="secure", least_sites=3,
+METHOD = RecordDP(
+    unit="person", people=155, records_per_person=3, sum="secure", least_sites=3,
     epsilon=8.0, rounds=3, retries=2, clip=0.5, lr=4.0,
 )  # fmt: skip
 
