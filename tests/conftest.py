@@ -1,8 +1,16 @@
 """Shared by every test: hypothesis examples without a deadline, seeded generators, and parts of a long run."""
 
+import atexit
+import os
 import random
+import shutil
+import sys
+import tempfile
 import time
+import tomllib
+from importlib import metadata
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +19,36 @@ from hypothesis import settings
 
 settings.register_profile("fedveil", deadline=None, derandomize=True, max_examples=50, print_blob=True)
 settings.load_profile("fedveil")
+
+
+def renew_entry_points(project: Path) -> None:
+    """Let this process and its children see what a checkout's package brings, where what is installed is older."""
+    about = tomllib.loads(project.read_text("utf-8"))["project"]
+    wanted = about.get("entry-points", {})
+    try:
+        installed = metadata.distribution(about["name"])
+    except metadata.PackageNotFoundError:
+        return
+    known = {(one.group, one.name, one.value) for one in installed.entry_points}
+    if known >= {(group, name, value) for group, own in wanted.items() for name, value in own.items()}:
+        return
+    folder = Path(tempfile.mkdtemp(prefix="fedveil-entries-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    entries = folder / f"{about['name'].replace('-', '_')}-{installed.version}.dist-info"
+    entries.mkdir()
+    (entries / "METADATA").write_text(installed.read_text("METADATA") or "", "utf-8")
+    groups = {**({"console_scripts": about["scripts"]} if "scripts" in about else {}), **wanted}
+    tables = (
+        f"[{name}]\n" + "".join(f"{key} = {value}\n" for key, value in own.items()) for name, own in groups.items()
+    )
+    (entries / "entry_points.txt").write_text("\n".join(tables), "utf-8")
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+
+
+for _folder in (Path(__file__).parents[1], Path(__file__).parents[1] / "studies"):
+    if (_folder / "pyproject.toml").is_file():
+        renew_entry_points(_folder / "pyproject.toml")
 
 
 def pytest_addoption(parser):

@@ -51,6 +51,17 @@ CMS_OUTPATIENT = SourceInfo(
     "rows, public domain); the file needs the columns apc, provider_id, avg_submitted_charges, avg_total_payments",
     natural=True,
 )
+FED_HEART = SourceInfo(
+    "heart disease in four hospitals, 13 columns, ill or not",
+    "740 patients",
+    "CC BY 4.0",
+    Later("fedveil_studies.data.heart:load_fed_heart"),
+    files=(("heart_disease_uci_4_centres.csv",),),
+    official="Heart Disease, UCI Machine Learning Repository, https://archive.ics.uci.edu/dataset/45 (CC BY 4.0); the "
+    "file (60 kB) joins its four processed files as centre, age, sex, cp, trestbps, chol, fbs, restecg, thalach, "
+    "exang, oldpeak, slope, ca, thal, num, with empty places for what is missing",
+    natural=True,
+)
 SROIE = SourceInfo(
     "scanned receipts with forged words, a class a pixel",
     "200 receipts",
