@@ -74,7 +74,7 @@ mutation: $(TEST)  ## plant bugs in copies of the library: the tests have to not
 crash: $(TEST)  ## kill runs at every step and at random moments, and go on with them; prints the figures
 	@$(PYTEST) -n 0 -m slow tests/crash $(PYTEST_ARGS)
 
-hostile: $(TEST)  ## play a hostile server and hostile clients, 28,000 games and cases, 20,000 policies and 30,000 orders of them; prints the figures
+hostile: $(TEST)  ## play a hostile server and hostile clients, 28,000 games and cases, 20,000 policies and 30,000 orders of them, forged reports; prints the figures
 	@$(PYTEST) -n 0 -s -m slow tests/hostile $(PYTEST_ARGS)
 
 fresh: $(TEST)  ## every page, help, preset and module in a process of its own

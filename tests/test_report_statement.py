@@ -448,8 +448,8 @@ def test_the_worst_of_sites_is_theirs_whatever_their_data_sets_are_called(name):
         spend = Spend(guarantee=of_round(GDP(mu), "local"), mechanism="gaussian", scale=(1.0,))
         ledger = Ledger("run", party)
         books[party] = Book(ledger, (ledger.commit(Entry((1, "protect"), 0, digest(()), spend, "secure")),))
-    [(whose, promise)] = promise_of_sites("local", books, 2, 1e-5).items()
-    assert whose.startswith("worst of 2 of 2")
+    [(whose, promise)] = promise_of_sites("local", books, 1e-5).items()
+    assert whose.startswith("worst of 2 clients")
     assert promise["mu"] == 2.0
 
 

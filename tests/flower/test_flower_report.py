@@ -96,7 +96,7 @@ def test_the_epsilon_of_clients_that_protect_themselves_is_recomputed_from_their
     write_report(gather([tmp_path / "run"], ledgers, None, None), tmp_path / "report")
     file = tmp_path / "report" / "report.json"
     [run] = json.loads(file.read_text())["evidence"]["runs"]
-    counted = run["promises"]["worst of 3 of 3 clients, by their own ledgers"]
+    counted = run["promises"]["worst of 3 clients, by their own ledgers"]
     assert counted["epsilon"] == pytest.approx(4.0)
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(tmp_path / "report", elsewhere / "report")
@@ -116,7 +116,7 @@ def test_the_epsilon_of_clients_that_protect_themselves_is_recomputed_from_their
     two = [*ledgers[:2]]
     write_report(gather([tmp_path / "run"], two, None, None), tmp_path / "two")
     [run] = json.loads((tmp_path / "two" / "report.json").read_text())["evidence"]["runs"]
-    assert "worst of 2 of 3 clients, by their own ledgers" in run["promises"]
+    assert "worst of 2 clients, by their own ledgers" in run["promises"]
     kept = elsewhere / "kept" / "mayo.jsonl"
     lines = kept.read_text().splitlines(keepends=True)
     kept.write_text("".join(lines[:-1]))

@@ -122,13 +122,13 @@ def _of_data(file: Path) -> bool:
         return False
 
 
-def promise_of_sites(trust: str, books: Mapping[str, Book], clients: int, delta: float) -> dict[str, dict[str, Any]]:
+def promise_of_sites(trust: str, books: Mapping[str, Book], delta: float) -> dict[str, dict[str, Any]]:
     """What the ledgers of clients' own data sets say of one deployed run, in which their entries are; for JSON."""
     ledgers = [book.ledger for book in books.values() if book.ledger.entries]
     if not ledgers or trust == "central":
         return {}
     own = {str(number): ledger for number, ledger in enumerate(ledgers)}  # a data set may be called "server"
-    whose = f"worst of {len(own)} of {clients} clients, by their own ledgers"
+    whose = f"worst of {len(own)} clients, by their own ledgers"
     return {whose: plain(totals_of(trust, own).worst, delta)}
 
 

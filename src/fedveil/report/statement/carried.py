@@ -106,7 +106,7 @@ def carried(run: str, books: Mapping[str, Book], told: Mapping[str, Any], sets: 
             promises[VALIDATION] = plain(totals.validation, delta)
     of_sites = _runs_of_sites(ledgers, told)
     own = {name: book for name, whole in sets.items() if of_sites and (book := whole.of(*of_sites)).ledger.entries}
-    promises |= promise_of_sites(trust, own, int(told["clients"]), delta)
+    promises |= promise_of_sites(trust, own, delta)
     every = [*ledgers.values(), *(book.ledger for book in own.values())]
     entries = [entry for ledger in every for entry in ledger.entries]
     kinds = {entry.source for entry in entries} - {"none", ""}

@@ -29,7 +29,7 @@ from fedveil.report.statement.subject import Subject
 
 MISSING = "does not lie beside the report"
 OTHER = "is of another version of FedVeil: its figures are checked, and what it looks like is not"
-COMPARED_APART = ("promises", "faults")  # of a run's evidence
+APART = "promises"  # of a run's evidence
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _run(
 ) -> Iterator[Checked]:
     found = carried(held["run"], own, said, sets)
     given = vars(found)
-    differ = [k for k in given if k in held and k not in COMPARED_APART and not agree(given[k], held[k])]
+    differ = [k for k in given if k in held and k != APART and not agree(given[k], held[k])]
     why = "; ".join([*found.faults, *([f"they give other {', '.join(differ)}"] if differ else [])])
     yield Checked(f"{name}: ledgers", not why, why)
     quoted = sorted(said.get("promises", {}).keys() - found.promises.keys())

@@ -1,5 +1,6 @@
 """Reports that earlier versions wrote: what they say of each run, in today's form; their pages are not compared."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ from fedveil.tables import NOTHING
 
 FORMAT = "fedveil report 1"
 QUOTE = "a client of every round, by its quotes"  # of a deployed run, whose server's ledger does not hold it
+OF_SITES = r"^(worst of \d+) of \d+ clients"  # whose ledgers were given, and how many there are
 SPENT = ("cost", "releases", "spent", "allowed", "left")
 
 
@@ -31,7 +33,8 @@ def _set(one: Mapping[str, Any]) -> dict[str, Any]:
 
 def _run(run: Mapping[str, Any], sets: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
     held = {name: run[name] for name in ("run", "setting", "trust", "delta", "ledgers")}
-    held["promises"] = {party: promise for party, promise in run["promises"].items() if party != QUOTE}
+    own = {party: promise for party, promise in run["promises"].items() if party != QUOTE}
+    held["promises"] = {re.sub(OF_SITES, r"\1 clients", party): promise for party, promise in own.items()}
     held["sites"] = [sets[name]["ledger"] for name in run["sites"]["names"]]
     quoted = {party: promise for party, promise in run["promises"].items() if party == QUOTE}
     said = {name: run[name] for name in ("seed", "setting", "trust", "delta")}

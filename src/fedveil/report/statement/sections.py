@@ -20,7 +20,10 @@ from fedveil.report.statement.subject import Run, Subject
 
 PROVEN = ("formal", "conditional")
 LEDGERS, AUTHOR = "ledgers", "the author"
-UNBOUND = " The ledgers are of an earlier version and name no parties: one may be missing."
+UNBOUND = (
+    " The ledgers are of an earlier version and name no parties: one may be missing, and whom to trust, at which delta "
+    "and on which conditions is the author's word."
+)
 QUOTED = " No ledger gives this promise: the author says it."
 
 
@@ -50,7 +53,8 @@ def headline_of(subject: Subject) -> list[dict[str, str]]:
     """Who is protected from whom, a sentence a setting."""
     lines = []
     for label, own in subject.by_setting.items():
-        party, promise = next(iter(subject.promises[label].items()))
+        party = own[0].counts
+        promise = subject.promises[label][party]
         lines.append({"setting": label, "party": party, "text": sentence_of(own, party, promise)})
     return lines
 
@@ -67,6 +71,12 @@ def unit_of(subject: Subject) -> ReportSection:
     rows, lines = [], []
     for label, own in subject.promises.items():
         quoted = {party for run in subject.by_setting[label] for party in run.quoted}
+        given = [
+            f"{len(run.carried.sites)} of {run.said['clients']}"
+            for run in subject.by_setting[label]
+            if run.carried.sites
+        ]
+        lines += [Fact.of(f"{label}: clients whose own ledgers are added up", *given, said=True)] * bool(given)
         for party, promise in own.items():
             unit = "" if promise["status"] == "none" else WORDS["units"][promise["unit"]].split(",")[0]
             relation = promise["relation"] if promise["status"] in PROVEN else ""
