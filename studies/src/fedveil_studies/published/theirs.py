@@ -55,6 +55,6 @@ def judged() -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    made = {"provenance": provenance("theirs.csv", []), "lines": list(judged())}
-    made["provenance"]["command"] = "python -m fedveil_studies.published.theirs theirs.json"
-    Path(sys.argv[1]).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    made = provenance("theirs.csv", []) | {"command": "python -m fedveil_studies.published.theirs theirs.json"}
+    text = json.dumps({"provenance": made, "lines": list(judged())}, indent=1)
+    Path(sys.argv[1]).write_text(f"{text}\n", encoding="utf-8")
