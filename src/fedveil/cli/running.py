@@ -4,6 +4,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -123,14 +124,21 @@ def compare(
     jobs: shared.Jobs = 1,
     executor: shared.Executor = "",
     resume: shared.Resume = False,
+    gate: Annotated[
+        Path | None, typer.Option(metavar="TOML", help="What a setting has to show, declared before the first run.")
+    ] = None,
 ) -> None:
-    """Compare privacy settings side by side: table, curves, accuracy against attacks, noise and epsilon."""
+    """Compare privacy settings side by side: table, curves, accuracy against attacks, noise and epsilon.
+
+    Exit code 6: a setting does not pass the gate.
+    """
     with shared.refusals() as again:
         from fedveil.config import load
 
         spec = load(config, assign or [], engine=engine, device=device, seed=seed)
 
         from fedveil import grid
+        from fedveil.cli.gate import gate_of, through
         from fedveil.errors import require_count
         from fedveil.games.participation import attack_settings, check_audit, with_attacks
         from fedveil.report.classified import compared_table
@@ -142,12 +150,16 @@ def compare(
         usual = shared.folder_of(config, spec.name)
         folder = out or (usual if resume else shared.fresh(usual))
         asked = f" --seeds {seeds}" * (seeds > 1) + f" --audit {audit}" * (audit > 0)
+        asked += f" --gate {shlex.quote(str(gate))}" if gate is not None else ""
         again.folder, again.command = folder, f"fedveil compare {shlex.quote(str(folder))} --resume{asked}"
         console = shared.console_for()
         check_audit(spec, audit)
         require_count("--jobs", jobs)
+        asking = gate_of(gate, spec, folder)
         try:
             how: dict[str, Any] = {"jobs": jobs, "executor": shared.executor_of(executor)}
+            if asking is not None:
+                how["declare"] = partial(asking.declare, config=spec, audit=audit)
             summaries = grid.compare(spec, folder, seeds=seeds, resume=resume, progress=Display(console), **how)
         except KeyboardInterrupt:
             if finished := grid.finished_of(spec, folder, seeds):
@@ -163,6 +175,8 @@ def compare(
         written = write(folder, "table", [*comparison_tables(summaries, WIDE), *measured], notes)
         names = ", ".join(["comparison.json", *written, *(f.stem + kind for f in files for kind in (".png", ".pdf"))])
         shared.say(f"written to {folder}: {names}", whole=True)
+        if asking is not None:
+            through(asking.check(summaries), folder)
         shared.stop_early([s.stopped for s in summaries])
 
 

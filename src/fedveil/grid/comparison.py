@@ -1,7 +1,7 @@
 """Run several privacy settings side by side."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ def compare(
     progress: Progress | None = None,
     jobs: int = 1,
     executor: Factory | None = None,
+    declare: Callable[[Path, int], None] | None = None,
 ) -> list[Summary]:
     """Run every setting of ``[compare]``, each under the same seeds.
 
@@ -76,6 +77,8 @@ def compare(
         Is told how it goes.
     jobs, executor
         Runs at once, and what runs them; see `Store.run`.
+    declare : callable, optional
+        Given the folder and the number of seeds, before the first run; see `fedveil.grid.gate`.
 
     Returns
     -------
@@ -99,6 +102,9 @@ def compare(
                 check(cell.config)
     if path is not None and not resume:
         make_folder(path)
+    if path is not None and declare is not None:
+        declare(path, seeds)
+    if path is not None and not resume:
         write_atomic(path / CONFIG, config.to_toml().encode())
     if path is not None:
         mark_private(path, UNNOISED)
