@@ -63,7 +63,7 @@ _SAID = {  # of a table, below its keys
         "Of a method's keys the column *promise* says whether what is promised may change with it; with the others",
         "it cannot, and only models change. Beside them a promise depends on `rounds`, `clients_per_round`,",
         "`data.clients`, `data.person`, `data.made_up_people`, `data.validation`, `read_off`, `stopping`, and on the",
-        "tables `[publish]`, `[source]` and `[privacy.budget]`; under a trusted server also on the rule, `[aggregator]`.",
+        "tables `[publish]`, `[source]` and `[privacy.budget]`; under a trusted server also on `[aggregator]`.",
         "",
     ]
 }

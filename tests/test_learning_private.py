@@ -979,10 +979,10 @@ def test_chains_of_dense_layers_are_clipped_as_autograd_says(name, each):
     units = torch.stack(rows).view(5 // each, each, -1).mean(1)
     expected = (units * (0.3 / units.norm(dim=1).clamp(min=1e-300)).clamp(max=1)[:, None]).sum(0)
     sums = PerExample(model, layout, loss)
-    assert isinstance(sums._way, ByChain)
+    assert isinstance(sums._rule, ByChain)
     for lengths in (None, squared_norms(x)):
         found, _ = sums.clipped_sum(x, y, 0.3, each=each, lengths=lengths if sums.reads_examples else None)
-        assert isinstance(sums._way, ByChain)
+        assert isinstance(sums._rule, ByChain)
         torch.testing.assert_close(found, expected, rtol=2e-6, atol=1e-9)
 
 

@@ -133,9 +133,9 @@ def test_no_thread_of_an_interrupted_call_works_on() -> None:
             gate.wait(0.005)
 
     with pytest.raises(KeyboardInterrupt):
-        threads.share([0, 1], ["a", "b", "c"], slow)
+        threads.run([0, 1], ["a", "b", "c"], slow)
     before = len(done)
-    threads.share([0, 1], ["d", "e"], lambda member, job: gate.wait(0.1) and None)
+    threads.run([0, 1], ["d", "e"], lambda member, job: gate.wait(0.1) and None)
     assert len(done) == before < 100
 
 
@@ -144,7 +144,7 @@ def test_what_a_job_raises_is_raised() -> None:
         raise ValueError(job)
 
     with pytest.raises(ValueError, match=r"0|1"):
-        Threads().share([0, 1], [0, 1, 2, 3], work)
+        Threads().run([0, 1], [0, 1, 2, 3], work)
 
 
 def test_a_single_client_is_trained_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:

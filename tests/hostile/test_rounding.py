@@ -284,7 +284,7 @@ def worst(name, n, generator):
         elif changed is not None:
             batch[order[-1]] = changed
         found = sums.clipped_sum(batch, labels, CLIP, present)[0]
-        rows = sums._way(batch, labels.clamp(max=2), present)[0].parts()
+        rows = sums._rule(batch, labels.clamp(max=2), present)[0].parts()
         return found, [r[order[:-1]].contiguous().view(torch.int32) for r in rows]
 
     total, bits = world(None)

@@ -1574,7 +1574,7 @@ BUGS = (
     ),
     _bug(
         "record: what is blanked leaves images in another memory order",
-        "Inputs.laid_out",
+        "Inputs.in_memory_order",
         "batch, channels, height, width = x.shape",
         "return x\nbatch, channels, height, width = x.shape",
         "test_rounding::test_an_image_that_is_not_finite_or_missing_leaves_the_others_their_memory_order",

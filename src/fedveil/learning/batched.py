@@ -94,7 +94,7 @@ class BatchedTrainer:
             pairs = zip(block, losses, strict=True)
             results.update((i, Trained(models[i], clients[i].examples, loss)) for i, loss in pairs)
 
-        self._threads.share(self._places, blocks, work)
+        self._threads.run(self._places, blocks, work)
         return [results[i] if i in results else Trained(row.copy_(starts[i]), 0, 0.0) for i, row in enumerate(models)]
 
     def _train(

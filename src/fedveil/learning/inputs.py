@@ -45,7 +45,7 @@ class Inputs:
         fast = self.last and value.dtype == torch.float32 and value.device.type == "cpu"
         return channels_last(value) if fast else value.contiguous()
 
-    def laid_out(self, x: Tensor) -> Tensor:
+    def in_memory_order(self, x: Tensor) -> Tensor:
         """The same values [B, ...] in the one memory order of their shape.
 
         Kernels are chosen by strides: where a dummy or a record that is not finite left other strides behind, it turned

@@ -1,11 +1,11 @@
 """Clipped gradients of single examples, summed, so that an example's share is its own to the last bit.
 
-Where rounding alone decides a gradient, it still has length C: the bits of an example's gradient must depend on that
-example, its place in the batch and public facts, whatever else is in the batch, is missing, overflows or raises.
-Kernels keep that (checked at start-up, on the machine at hand) where the shape is public and nobody changes place: so a
-batch has as many rows as its caller says, some of them dummies, and is never computed again in another shape. What
-comes after, in float64, is only bounded: by rounding, two sums of n clipped gradients of which all but one are equal
-differ by less than 2 n^2 2^-53 C more than they should, which C is lowered by.
+The bits of an example's gradient depend on that example, its place in the batch and public facts, whatever else is in
+the batch, is missing, overflows or raises. They have to: a gradient that is only rounding error is still scaled to
+length C. Kernels keep that (checked at start-up, on the machine at hand) where the shape is public and nobody changes
+place. So a batch has as many rows as its caller says, some of them dummies, and is never computed again in another
+shape. What comes after, in float64, is only bounded: two sums of n clipped gradients of which all but one are equal
+differ, by rounding, by less than 2 n^2 2^-53 C more than they should, and C is lowered by that.
 """
 
 from math import ceil
@@ -16,12 +16,19 @@ from torch import Tensor, nn
 from fedveil.clipping import SHRINK
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning.apart import Way, keep_apart, reads_examples, settings, without_books
 from fedveil.learning.chains import ByChain
 from fedveil.learning.gradients import Bases, all_finite, squared_norms, without
 from fedveil.learning.inputs import Inputs
 from fedveil.learning.layerwise import ByLayers
 from fedveil.learning.losses import LossFunction, single
+from fedveil.learning.row_isolation import (
+    BatchForm,
+    GradientRule,
+    reads_examples,
+    rows_are_isolated,
+    settings,
+    without_autograd,
+)
 from fedveil.learning.rules import NotApart
 from fedveil.learning.traced import ByOperators, ByValue, OneByOne
 from fedveil.logs import logger
@@ -62,29 +69,29 @@ class PerExample:
         self._model, self._layout, self._generator = model, layout, generator
         self._inputs = Inputs.of(model)
         self._alone = OneByOne(model, layout, loss, generator)
-        self._others: list[Way] = [ByOperators(model, layout, loss, generator)]
-        for way in (ByLayers, ByChain):
+        self._others: list[GradientRule] = [ByOperators(model, layout, loss, generator)]
+        for kind in (ByLayers, ByChain):
             try:
-                self._others.append(way(model, layout, loss))
+                self._others.append(kind(model, layout, loss))
             except NotApart as error:
-                _LOG.info("%s does not take this model: %s", way.__name__, error)
-        self._way: Way = self._others.pop()
+                _LOG.info("%s does not take this model: %s", kind.__name__, error)
+        self._rule: GradientRule = self._others.pop()
         self._checked: set[object] = set()
 
     @property
     def way(self) -> str:
         """How gradients are computed: ``"layers"``, ``"operators"``, or ``"one by one"``."""
         names = {ByChain: "layers", ByLayers: "layers", ByOperators: "operators", OneByOne: "one by one"}
-        return names[type(self._way)]
+        return names[type(self._rule)]
 
     @property
     def reads_examples(self) -> bool:
         """Whether norms of the examples themselves, known once, spare each step work."""
-        return reads_examples(self._way)
+        return reads_examples(self._rule)
 
     def takes_bases(self, units: int, each: int) -> bool:
         """Whether `clipped_sum` takes factors of inputs: of so many persons (a public number), with few rows each."""
-        head = self._way.head if isinstance(self._way, ByChain) else None
+        head = self._rule.head if isinstance(self._rule, ByChain) else None
         if head is None or each < 2:
             return False
         outputs, inputs = head[0].shape
@@ -145,18 +152,20 @@ class PerExample:
         """
         here = torch.ones(len(x), dtype=torch.bool, device=x.device) if present is None else present
         formed = each > 1 or grid > 0
-        spanned = bases is not None and not grid
-        checked = self._prepare(x, y, each, formed, spanned) if not alone and len(x) else (self._alone, len(x), False)
-        way, width, spanned = checked
+        rule: GradientRule = self._alone
+        width, spanned = len(x), False
+        if len(x) and not alone:
+            rule, form = self._prepare(x, y, each, formed, bases is not None and not grid)
+            width, spanned = form.width, form.spanned
         before = lengths, bases if spanned else None
         terms = len(x) if spanned else len(x) / each  # of a sum, each as long as the clip or less
         within = lowered(clip, 0 if alone else terms)
-        with without_books(way):
+        with without_autograd(rule):
             if width == len(x):
-                total, losses, counted = self._part(way, x, y, here, before, within, each, grid)
+                total, losses, counted = self._part(rule, x, y, here, before, within, each, grid)
             else:
                 chunks = [[_chunk(t, start, width) for t in (x, y, here)] for start in range(0, len(x), width)]
-                parts = [self._part(way, a, b, c, (None, None), within, each, grid) for a, b, c in chunks]
+                parts = [self._part(rule, a, b, c, (None, None), within, each, grid) for a, b, c in chunks]
                 total = torch.stack([part[0] for part in parts]).sum(0)
                 losses, counted = (torch.cat([part[i] for part in parts]) for i in (1, 2))
         if not counted.all():
@@ -166,17 +175,29 @@ class PerExample:
         return total, losses
 
     def _part(
-        self, way: Way, x: Tensor, y: Tensor, here: Tensor, before: Known, within: float, each: int, grid: float
+        self,
+        rule: GradientRule,
+        x: Tensor,
+        y: Tensor,
+        here: Tensor,
+        before: Known,
+        within: float,
+        each: int,
+        grid: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Clipped sum [d], losses [B], and which examples [B] have one."""
-        x, images = self._inputs.laid_out(x), here.view(-1, each).sum(1, keepdim=True).clamp_(min=1) if each > 1 else 1
+        x = self._inputs.in_memory_order(x)
+        images: Tensor | int = 1
+        if each > 1:
+            images = here.view(-1, each).sum(1, keepdim=True).clamp_(min=1)
         known, bases = before
-        if known is None and way is self._way and self.reads_examples:
+        if known is None and rule is self._rule and self.reads_examples:
             known = squared_norms(x)
         if not all_finite(x if known is None else known):
             here = here & x.isfinite().reshape(len(x), -1).all(1)
-            x, known = self._inputs.laid_out(without(x, ~here)), None if known is None else known.where(here, 0.0)
-        gradients, losses, good = way(x, y, here, known)
+            x = self._inputs.in_memory_order(without(x, ~here))
+            known = None if known is None else known.where(here, 0.0)
+        gradients, losses, good = rule(x, y, here, known)
         if each == 1 and not grid:
             scale, finite = _scales(gradients.squares.sqrt_(), within)
             if finite is not None:
@@ -207,31 +228,39 @@ class PerExample:
             return torch.cat([on_grid(part.mul_(scale[:, None]), grid).sum(0) for part in means])
         return torch.cat([scale @ part for part in means])
 
-    def _prepare(self, x: Tensor, y: Tensor, each: int, formed: bool, spanned: bool) -> tuple[Way, int, bool]:
-        """The way, chosen by public facts alone and checked here, how long a chunk is, and whether bases are used."""
+    def _prepare(self, x: Tensor, y: Tensor, each: int, formed: bool, spanned: bool) -> tuple[GradientRule, BatchForm]:
+        """Choose, by public facts alone, a rule that this machine's kernels pass the check with, and a chunk's form."""
         while True:
-            units = len(x) // each
-            spanned = spanned and self.takes_bases(units, each)  # then all are one chunk
-            held = each * self._way.held + (self._layout.size if formed else 0)
-            width = len(x) if spanned else ceil(units / ceil(units / max(1, _ELEMENTS // held))) * each
-            form = width, each, formed, spanned
-            key = (self._way, *form, x.shape[1:], x.dtype, y.shape[1:], y.dtype, *settings())
-            if isinstance(self._way, OneByOne) or key in self._checked:
-                return self._way, width, spanned
+            form = self._form(len(x), each, formed, spanned)
+            if isinstance(self._rule, OneByOne):
+                return self._rule, form
+            key = (self._rule, form, x.shape[1:], x.dtype, y.shape[1:], y.dtype, *settings())
+            if key in self._checked:
+                return self._rule, form
             try:
-                if keep_apart(self._way, self._model, self._layout, self._generator, x, y, *form):
+                if rows_are_isolated(self._rule, self._model, self._layout, x, y, form, self._generator):
                     self._checked.add(key)
-                    return self._way, width, spanned
+                    return self._rule, form
                 why = "the kernels of this machine do not keep the rounding of examples apart"
             except NotApart:
-                self._way = self._others.pop()
+                self._rule = self._others.pop()
                 continue
             except ByValue as error:
                 why = str(error)
             except RuntimeError as error:
                 why = f"it raises for some values: {error}".partition("\n")[0]
-            self._way = self._alone
+            self._rule = self._alone
             _LOG.warning("one example a call, some 200 times slower than a batch: %s", why)
+
+    def _form(self, rows: int, each: int, formed: bool, spanned: bool) -> BatchForm:
+        """The form of a chunk: as many whole persons as memory holds, of so many rows each."""
+        units = rows // each
+        if spanned and self.takes_bases(units, each):
+            return BatchForm(rows, each, formed, spanned=True)  # all are one chunk
+        held = each * self._rule.held + (self._layout.size if formed else 0)
+        at_once = max(1, _ELEMENTS // held)
+        chunks = ceil(units / at_once)
+        return BatchForm(ceil(units / chunks) * each, each, formed, spanned=False)
 
 
 def lowered(clip: float, terms: float) -> float:

@@ -23,7 +23,7 @@ class Threads:
         self._here = threading.local()
 
     def stay(self) -> None:
-        """Go on working, unless a job raised or the caller of `share` was interrupted; to be called often.
+        """Go on working, unless a job raised or the caller of `run` was interrupted; to be called often.
 
         Raises
         ------
@@ -34,7 +34,7 @@ class Threads:
         if call is not None and call.stopped:
             raise Interrupted
 
-    def share(self, members: Sequence[M], jobs: Sequence[J], work: Callable[[M, J], None]) -> None:
+    def run(self, members: Sequence[M], jobs: Sequence[J], work: Callable[[M, J], None]) -> None:
         """Do all jobs, in order; what a job raises, or Ctrl-C in the caller, ends the others at their next `stay`.
 
         No thread touches a member after this has returned or raised.
@@ -83,7 +83,7 @@ class Threads:
 
 
 class _Call:
-    """Who works for one call of `share`: an interruption may come while a thread starts, and no pool knows of it then.
+    """Who works for one call of `run`: an interruption may come while a thread starts, and no pool knows of it then.
 
     Attributes
     ----------

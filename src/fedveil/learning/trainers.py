@@ -85,7 +85,7 @@ class WorkerTrainer:
 
         # the largest first, so that no worker is left with a long one at the end
         order = sorted(range(len(clients)), key=lambda i: -clients[i].examples)
-        self._threads.share(self._trainers, order, work)
+        self._threads.run(self._trainers, order, work)
         return [results[i] for i in range(len(clients))]
 
 

@@ -1,4 +1,6 @@
-"""What keeps the rounding of examples apart: a check of this machine's kernels at start-up."""
+"""A check of this machine's kernels at start-up: a row's result has the same bits whatever the other rows are."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +15,39 @@ from fedveil.learning.traced import ByOperators, OneByOne
 
 _OTHERS = (0.0, float("nan"), float("inf"), -float("inf"), 1e38, -1e38, 1e-42, 1.0)  # what the rest of a batch may hold
 
-Way = ByChain | ByLayers | ByOperators | OneByOne
+GradientRule = ByChain | ByLayers | ByOperators | OneByOne  # how gradients of single examples are computed
 
 
-def reads_examples(way: Way) -> bool:
+@dataclass(frozen=True)
+class BatchForm:
+    """The form of a batch, by public numbers alone.
+
+    Attributes
+    ----------
+    width : int
+        Rows.
+    each : int
+        Rows of one person.
+    formed : bool
+        Whether persons' means are formed.
+    spanned : bool
+        Whether they are spanned by factors of their inputs instead.
+    """
+
+    width: int
+    each: int
+    formed: bool
+    spanned: bool
+
+
+def reads_examples(rule: GradientRule) -> bool:
     """Whether norms of the examples themselves, known once, spare each step work."""
-    return isinstance(way, ByChain) and way.reads_examples
+    return isinstance(rule, ByChain) and rule.reads_examples
 
 
-def without_books(way: Way) -> torch.inference_mode:
-    """Keep no books for autograd under a chain, which needs none: they are a tenth of a small head's step."""
-    return torch.inference_mode(isinstance(way, ByChain))
+def without_autograd(rule: GradientRule) -> torch.inference_mode:
+    """Run a chain without autograd: it computes its gradients itself, and a small head's step is a tenth shorter."""
+    return torch.inference_mode(isinstance(rule, ByChain))
 
 
 def settings() -> tuple[object, ...]:
@@ -33,42 +57,39 @@ def settings() -> tuple[object, ...]:
     return torch.get_num_threads(), lowered, *exact, torch.is_anomaly_enabled(), torch.backends.mkldnn.enabled
 
 
-def keep_apart(
-    way: Way,
+def rows_are_isolated(
+    rule: GradientRule,
     model: nn.Module,
     layout: Layout,
-    drawing: torch.Generator | None,
     x: Tensor,
     y: Tensor,
-    width: int,
-    each: int,
-    formed: bool,
-    spanned: bool,
+    form: BatchForm,
+    drawing: torch.Generator | None = None,
 ) -> bool:
-    """Whether rows, and persons' means, keep their bits at their places among dummies, whatever else is there.
+    """Check that a row's result, and a person's mean, has the same bits whatever the other rows are.
 
-    The weights are random: a server could choose some under which every row is NaN.
+    It changes half of the rows of a batch of dummies to other values, and compares what the rest gives. The weights are
+    random: a server could choose some under which every row is NaN.
 
     Parameters
     ----------
-    way : ByChain, ByLayers, ByOperators or OneByOne
+    rule : ByChain, ByLayers, ByOperators or OneByOne
         How gradients are computed.
     model, layout
         Whose they are.
-    drawing : torch.Generator, optional
-        What the model draws from beside its own generators; states are put back.
     x, y : Tensor
         Examples, whose shapes and types are used.
-    width, each : int
-        Rows of a batch, and of one person.
-    formed, spanned : bool
-        Whether persons' means are formed, or spanned by factors of their inputs.
+    form : BatchForm
+        Of the batches to come.
+    drawing : torch.Generator, optional
+        What the model draws from beside its own generators; states are put back.
 
     Raises
     ------
     NotApart, ByValue, RuntimeError
-        If the way is none for this model.
+        If the rule is none for this model.
     """
+    width, each = form.width, form.each
     generator = torch.Generator().manual_seed(0)
     states = [(g, g.get_state()) for g in (*generators_of(model), drawing) if g is not None]
     weights = layout.read(model)
@@ -83,17 +104,17 @@ def keep_apart(
     def bits(examples: Tensor) -> list[Tensor]:
         for g, state in states:
             g.set_state(state)
-        with torch.random.fork_rng(devices=[]), without_books(way):
+        with torch.random.fork_rng(devices=[]), without_autograd(rule):
             torch.default_generator.manual_seed(0)
-            examples = inputs.laid_out(examples)
-            known = squared_norms(examples) if reads_examples(way) else None
-            gradients, losses, _ = way(examples, labels, torch.ones(width, dtype=torch.bool, device=x.device), known)
+            examples = inputs.in_memory_order(examples)
+            known = squared_norms(examples) if reads_examples(rule) else None
+            gradients, losses, _ = rule(examples, labels, torch.ones(width, dtype=torch.bool, device=x.device), known)
         parts = [_bits(part).view(width // each, -1) for part in (*gradients.parts(), losses)]
         weights = torch.full((width,), 1 / each, dtype=torch.float64)
-        if spanned:  # rows of any values do
+        if form.spanned:  # rows of any values do
             rows = examples.reshape(width // each, each, -1)[:, :, :each].to(torch.float64)
             parts.append(_bits(gradients.head(weights).cores(weights, rows)).flatten(1))
-        elif formed:
+        elif form.formed:
             means = [torch.cat(block, 1) for block in gradients.means(weights, each)]
             parts.append(_bits(torch.cat(means)))
         return parts
@@ -101,8 +122,8 @@ def keep_apart(
     try:
         layout.load(model, random.to(weights))
         dummies = inputs(dummies.to(x.dtype))
-        if not isinstance(way, OneByOne):
-            way.prepare(dummies, labels)
+        if not isinstance(rule, OneByOne):
+            rule.prepare(dummies, labels)
         before, units = bits(dummies), width // each
         unit = torch.arange(units, device=x.device)
         place = torch.arange(width, device=x.device)
