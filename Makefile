@@ -152,15 +152,20 @@ $(DOCS)/.installed: Makefile
 define above
 	$(PYTHON) -m venv $(1)
 	below=$$(cd $(VENV)/lib/python3*/site-packages && pwd) && echo "import site; site.addsitedir('$$below')" > $$(echo $(1)/lib/python3*/site-packages)/below.pth
-	$(1)/bin/python -m pip --disable-pip-version-check install --quiet $(2)
-	@touch $(1)/.installed
 endef
 
+ABOVE := bin/python -m pip --disable-pip-version-check install --quiet --no-compile
+
 $(FLARE)%/.installed: $(TEST)
-	$(call above,$(FLARE)$*,"nvflare==$*.*")
+	$(call above,$(FLARE)$*)
+	$(FLARE)$*/$(ABOVE) "nvflare==$*.*"
+	@touch $@
 
 $(NEWEST)/.installed: $(TEST)
-	$(call above,$(NEWEST),--upgrade --upgrade-strategy eager $(TORCH_ARGS) -e ".[test]" -e ./studies)
+	$(call above,$(NEWEST))
+	$(NEWEST)/$(ABOVE) --upgrade $(TORCH_ARGS) --no-deps torch
+	$(NEWEST)/$(ABOVE) --upgrade --upgrade-strategy eager -e ".[test]" -e ./studies
+	@touch $@
 
 # A peer that does not install is left out of the comparison, with a word; the rest is measured.
 $(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/requirements.txt

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections import Counter
 from importlib import metadata
 from io import BytesIO
 from pathlib import Path
@@ -54,13 +55,31 @@ for _folder in (Path(__file__).parents[1], Path(__file__).parents[1] / "studies"
 def pytest_addoption(parser):
     group = parser.getgroup("fedveil", "slices of long runs (tests/rotate.py)")
     group.addoption("--part", metavar="K/N", help="of what is selected, the K-th of every N tests")
+    group.addoption("--every-case", action="store_true", help="take all cases of a test, where a mark says how few")
     group.addoption("--until", type=float, metavar="SECONDS", help="skip what would begin later, in seconds since 1970")
 
 
-@pytest.hookimpl(trylast=True)  # after -m and -k
+def slow_beyond_a_few(items):
+    """Of a test's cases, mark those beyond the first few as slow, where it is marked with how many."""
+    seen = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("few"):
+            seen[item.function] += 1
+            if seen[item.function] > mark.args[0]:
+                item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before -m and -k, and after them
 def pytest_collection_modifyitems(config, items):
-    if not config.option.part:
-        return
+    if not config.option.every_case:
+        slow_beyond_a_few(items)
+    yield
+    if config.option.part:
+        take_part(config, items)
+
+
+def take_part(config, items):
+    """Of what is selected, keep one part of several."""
     number, count = map(int, config.option.part.split("/"))
     if not 1 <= number <= count:
         raise pytest.UsageError(f"--part {config.option.part}: give K/N with K from 1 to N")

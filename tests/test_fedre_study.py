@@ -272,6 +272,7 @@ def test_printed_iou_and_f_at_budget_50_are_not_of_the_same_pixels():
     assert gap("eps 50", "fedre") == pytest.approx(0.094, abs=0.001)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "setting", ["central", "inverse", "public", "one", "blur-lus", "signal", "sound-frozen", "sound-rank"]
 )

@@ -121,6 +121,7 @@ def no_fallback(caplog: pytest.LogCaptureFixture) -> Any:
         assert "expected" in caplog.text, caplog.text
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", CASES)
 def test_every_layer_agrees_in_float64(name: str, how: str) -> None:

@@ -98,8 +98,29 @@ def test_the_parts_of_a_run_are_the_whole_and_none_is_in_two():
         items, left_out = list(range(10)), []
         hook = SimpleNamespace(pytest_deselected=lambda items, to=left_out: to.extend(items))
         config = SimpleNamespace(option=SimpleNamespace(part=part), hook=hook)
-        loaded("conftest").pytest_collection_modifyitems(config, items)
+        loaded("conftest").take_part(config, items)
         assert sorted(items + left_out) == list(range(10))
         assert 3 <= len(items) <= 4
         chosen += items
     assert sorted(chosen) == list(range(10))
+
+
+class Case:
+    """What the mark is read from, and what is marked."""
+
+    def __init__(self, function, few):
+        self.function, self.few, self.marked = function, few, []
+
+    def get_closest_marker(self, name):
+        return None if name != "few" or self.few is None else SimpleNamespace(args=(self.few,))
+
+    def add_marker(self, mark):
+        self.marked.append(mark.name)
+
+
+def test_cases_beyond_the_first_few_are_slow():
+    some, none, each = ([Case(name, few) for _ in range(3)] for name, few in (("some", 2), ("none", 0), ("each", None)))
+    loaded("conftest").slow_beyond_a_few([*some, *none, *each])
+    assert [case.marked for case in some] == [[], [], ["slow"]]
+    assert [case.marked for case in none] == [["slow"]] * 3
+    assert [case.marked for case in each] == [[]] * 3

@@ -64,6 +64,7 @@ def of_a_pair(rate, z, steps, delta=DELTA):
     return high
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("rate", "z", "steps"), [(0.05, 1.0, 60), (0.05, 2.0, 100), (0.25, 8.0, 4)])
 @pytest.mark.parametrize("relation", ["zero-out", "add/remove", "replace-one"])
 def test_a_record_of_a_sampled_person_pays_what_a_change_costs(rate, z, steps, relation):

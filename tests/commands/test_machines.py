@@ -33,6 +33,7 @@ def called(*arguments, cwd, **variables):
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, check=False)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "variables",
     [
@@ -59,6 +60,7 @@ def test_nobodys_style_changes_a_figure(tmp_path):
         assert matplotlib.rcParams["font.size"] == 30
 
 
+@pytest.mark.few(0)
 def test_a_comparison_in_a_notebooks_shell_whose_encoding_lacks_letters(tmp_path):
     folder = tmp_path / "my 'Größe' \"data\""
     folder.mkdir()

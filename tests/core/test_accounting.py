@@ -170,6 +170,7 @@ def test_more_noise_a_larger_delta_and_fewer_rounds_cost_less() -> None:
     assert cost(6.0, DELTA, 7) < base
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("event", "least", "most"),
     [
@@ -207,6 +208,7 @@ def test_a_million_releases_need_no_vast_grid_either() -> None:
     assert acc.epsilon([(acc.Poisson(1e-9, acc.Gaussian(1.0)), 10**6)], DELTA) < 6
 
 
+@pytest.mark.few(0)
 @settings(max_examples=20)
 @given(st.floats(0.5, 5.0), st.floats(1.01, 3.0), st.integers(1, 50), st.sampled_from([1e-3, 1e-5, 1e-8]))
 def test_gaussian_epsilon_is_monotone(z: float, factor: float, rounds: int, delta: float) -> None:

@@ -48,6 +48,7 @@ def begun(name, rounds=3, **options):
     return files, ledgers, (first.models, first.round, first.server.state, first.client_states()), total
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     "options", [{}, {"client_budgets": lambda p: ParticipationFilter(9)}, {"clients_per_round": 2}]
 )

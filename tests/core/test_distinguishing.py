@@ -58,6 +58,7 @@ LONG = pytest.param(4000, 0.75, marks=pytest.mark.slow)
 GAMES = pytest.mark.parametrize(("relation", "d"), [("zero-out", 1), ("replace-one", 11)])
 
 
+@pytest.mark.few(1)
 @GAMES
 @pytest.mark.parametrize(("runs", "share"), [(500, 0.2), LONG])
 def test_the_attacker_does_not_beat_the_claim(relation, d, runs, share):

@@ -69,6 +69,7 @@ class Silent(ReproducibleSource):
         return 0.0
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", QUICK)
 @pytest.mark.parametrize("d", DIMENSIONS)
 def test_no_claim_is_beaten(d, name):
@@ -108,6 +109,7 @@ def test_without_noise_every_claim_is_beaten(d, name, monkeypatch):
         assert beaten(case, result)
 
 
+@pytest.mark.few(0)
 @pytest.mark.parametrize(
     ("name", "runs"), [("global DP, TrimmedMean", 500), ("metric privacy, scale from releases", 1000)]
 )
@@ -118,6 +120,7 @@ def test_half_the_noise_is_found_out_where_canaries_find_nothing(name, runs):
     assert not beaten(case, bound(*scores(case, ScaledSource(1, 1.0), runs)))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["global DP, FedAvg, a client replaced", "SGA-LDP, released similarity"])
 @pytest.mark.parametrize("d", DIMENSIONS)
 def test_a_quarter_of_the_noise_is_found_out(d, name):

@@ -67,6 +67,7 @@ def test_group_privacy_with_one_hypothesis_is_fedavg_with_the_same_noise():
     assert float((a.models - torch.ones(1, 2)).norm()) > 0.1
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "silent"), [("group", {"noise_multiplier": 0.0}), ("ifca", {})])
 @pytest.mark.parametrize("divide", [0, 3])
 def test_a_hypothesis_that_nobody_chooses_begins_anew_beside_the_one_that_all_choose(name, silent, divide):

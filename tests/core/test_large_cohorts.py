@@ -86,6 +86,7 @@ def test_the_adversary_s_rows_would_break_a_float32_sum(n, least):
     assert n * (summed_in_float32(present) - summed_in_float32(absent)) > least
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n", [6_000, pytest.param(20_000), pytest.param(50_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("order", ["formal", "printed"])
 def test_one_client_of_many_moves_the_release_by_no_more_than_is_charged(n, order):
@@ -182,6 +183,7 @@ def played(n, runs):
     return case, bound(*(np.array([case.score(world(source.child(w, r))) for r in range(runs)]) for w, world in worlds))
 
 
+@pytest.mark.few(0)
 def test_the_game_of_the_mean_among_20_000_clients():
     """With float32 sums this adversary certified a mu above 1.2 in as many runs."""
     case, result = played(20_000, 60)

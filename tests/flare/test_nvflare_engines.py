@@ -34,6 +34,7 @@ CASES = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("case", CASES)
 def test_same_bits_as_embedded_though_sites_answer_in_another_order(case, tmp_path):
     method, parameters, rule = CASES[case]

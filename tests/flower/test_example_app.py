@@ -76,6 +76,7 @@ def test_it_learns_with_a_formal_guarantee(app):
     assert task.accuracy(context.state["arrays"].to_torch_state_dict()) > 0.4
 
 
+@pytest.mark.few(0)
 def test_a_spent_budget_ends_it_with_the_last_model(app, tmp_path):
     out = tmp_path / "run"
     context, _ = app(9, rounds=20, out=str(out))

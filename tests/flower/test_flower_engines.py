@@ -24,6 +24,7 @@ def ledgers(federation):
     return {name: book.entries for name, book in federation.books().items() if book.entries}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", METHODS)
 def test_same_bits_as_embedded_though_replies_arrive_shuffled(name):
     embedded = fv.Federation(**arguments(name, clients=digits(test=8)))
@@ -40,6 +41,7 @@ def test_same_bits_as_embedded_though_replies_arrive_shuffled(name):
     assert ledgers(flower) == ledgers(embedded)  # digests of what left, entry by entry
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_server_app_ends_in_the_same_bits(name):
     embedded, flower = fv.Federation(**arguments(name)), FlowerFederation(shuffle=5, **arguments(name))
@@ -56,6 +58,7 @@ def test_a_server_app_ends_in_the_same_bits(name):
     assert ledgers(flower) == ledgers(embedded)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", METHODS)
 def test_clients_that_raise_diverge_or_decline(name):
     expected = fv.Federation(**unruly(name)).run(2)
@@ -87,6 +90,7 @@ def test_noise_follows_the_valid_replies_when_printed_and_the_plan_when_formal()
             assert record.round.report["sigma"] == pytest.approx(server.noise_multiplier * server.clip / n)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_without_any_reply_ends_loudly(name):
     broken = [ClientData(c.x, torch.full_like(c.y, 99)) for c in arguments(name)["clients"]]
@@ -103,6 +107,7 @@ def test_sampled_cohorts_are_the_same(name):
     assert len({r.round.used for r in found.rounds}) > 1
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["metric-fedadam", "sga-ldp"])
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_run_goes_on_where_it_stopped(name, kept):

@@ -66,6 +66,7 @@ def check_local(name, factor=1.0):
         check_client(METHODS[name], federation.layout, start, learned, sent, factor)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", LOCAL)
 def test_each_client_sends_noise_of_the_claimed_scale(name):
     check_local(name)
@@ -74,6 +75,7 @@ def test_each_client_sends_noise_of_the_claimed_scale(name):
             check_local(name, wrong)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", LOCAL)
 @pytest.mark.parametrize("factor", [0.0, 0.5, 2.0])
 def test_planted_noise_of_the_wrong_scale_is_caught(name, factor, monkeypatch):
@@ -139,6 +141,7 @@ def check_server(name, factor=1.0):
     check_gaussian(moved - clean, server.noise_multiplier * server.clip / (CLIENTS * distance), factor)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", NOISED)
 def test_the_server_adds_noise_of_the_claimed_scale(name):
     check_server(name)
@@ -147,6 +150,7 @@ def test_the_server_adds_noise_of_the_claimed_scale(name):
             check_server(name, wrong)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", NOISED)
 @pytest.mark.parametrize("factor", [0.0, 0.5, 2.0])
 def test_planted_server_noise_of_the_wrong_scale_is_caught(name, factor, monkeypatch):

@@ -47,6 +47,7 @@ def arguments(n=4, unit="record", **values):
 FORTY = [pytest.param(40, unit, marks=pytest.mark.slow) for unit in ("record", "person")]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("n", "unit"), [(3, "record"), (3, "person"), (11, "person"), *FORTY])
 def test_same_bits_and_ledgers_as_embedded(n, unit):
     embedded = fv.Federation(**arguments(n, unit))
@@ -58,6 +59,7 @@ def test_same_bits_and_ledgers_as_embedded(n, unit):
     assert not any(r.zeroed for r in found.rounds)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("unit", ["record", "person"])
 @pytest.mark.parametrize("budget", [lambda: ParticipationFilter(1), lambda: Filter(epsilon=2.5, delta=1e-5)])
 def test_a_site_whose_filter_is_full_leaves_as_it_does_embedded_and_is_asked_no_more(unit, budget):

@@ -58,6 +58,7 @@ def accuracy(context):
     return float((model(X[1400:]).argmax(1) == Y[1400:]).float().mean())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "options", "least", "most"),
     [

@@ -116,6 +116,7 @@ def watch(folder, **values):
     return set(never), seen, found, set(sent)
 
 
+@pytest.mark.few(0)
 def test_of_a_secure_sum_the_server_sees_what_left_and_no_share_with_a_mask_less(tmp_path):
     never, seen, found, sent = watch(tmp_path, sum="secure")
     assert len(never) == 3 * 5  # the sum; with noise; under one mask of two; two as floating point
@@ -123,6 +124,7 @@ def test_of_a_secure_sum_the_server_sees_what_left_and_no_share_with_a_mask_less
     assert not seen
 
 
+@pytest.mark.few(0)
 def test_of_a_trusted_sum_it_sees_every_share(tmp_path):
     *_, found, sent = watch(tmp_path, sum="trusted", silos=3)
     assert found == sent

@@ -69,6 +69,7 @@ def test_a_promise_carries_all_its_words_and_needs_declared_classes(cells):
         learner.set_params(classes=["malignant", "other"]).fit(x, names, groups=hospital)
 
 
+@pytest.mark.few(0)
 def test_persons_are_named_and_counted_at_their_hospitals(cells):
     x, names, hospital = cells
     patient = np.arange(len(x)) // 6  # of three hospitals each

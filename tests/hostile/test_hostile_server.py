@@ -187,6 +187,7 @@ def play(machine, examples, steps, seeded=True):
 MACHINES = pytest.mark.parametrize("machine", [HostileServer, HostileEmbedding])
 
 
+@pytest.mark.few(1)
 @MACHINES
 def test_a_hostile_server_sees_nothing_but_the_protected_vector(machine):
     play(machine, 60, 8)

@@ -82,6 +82,7 @@ def two_sided(values, deviation):
 ALL = range(N)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("rate", [1.0, 0.5])
 @pytest.mark.parametrize("second", [ALL, [s for s in ALL if s != 3], [0], [1, 2], [s for s in ALL if s > 1]])
 def test_two_sums_of_a_round_differ_by_the_noise_of_both(second, rate):
@@ -93,6 +94,7 @@ def test_two_sums_of_a_round_differ_by_the_noise_of_both(second, rate):
     assert silos.paid() == N + len(second)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_server_that_asks_whom_it_likes_gets_fresh_noise_and_everything_is_paid_for(seed):
     silos, draw, sums = Silos(), torch.Generator().manual_seed(seed), []

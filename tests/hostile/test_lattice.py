@@ -15,6 +15,7 @@ def test_the_order_holds_in_a_thousand_draws():
     assert not [found for i in range(1000) if (found := broken(Random(i)))]
 
 
+@pytest.mark.few(0)
 def test_the_order_holds_with_sampled_steps():
     assert not [found for i in range(4) if (found := broken(Random(i), sampled=0.2))]
 

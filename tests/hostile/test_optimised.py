@@ -309,6 +309,7 @@ def searched(sizes, draws, tries, names=NETWORKS, methods=METHODS, first=0):
 THREADS = [*((1, name) for name in NETWORKS), *((2, name) for name in ("dense", "attention"))]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("threads", "name"), THREADS)
 def test_no_weights_that_a_server_finds_move_the_sum_beyond_the_promise(name, threads):
     """With two threads, a dense network and one of attention; all of them on any instruction set below."""
@@ -325,6 +326,7 @@ def test_no_weights_that_a_server_finds_move_the_sum_beyond_the_promise(name, th
 BLANKED = [("persons", "missing"), ("persons", "beyond"), ("replace-one", "beyond"), ("secure sum", "beyond")]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("how", "changed"), BLANKED)
 def test_no_weights_do_where_an_image_is_blanked(how, changed):
     """The rows of all others had other bits: what was blanked came back in another order of memory."""
@@ -338,6 +340,7 @@ def test_no_weights_do_where_means_are_factored(changed):
     assert 0.3 < game.search(2, 10) / game.within <= 1
 
 
+@pytest.mark.few(0)
 def test_the_same_search_breaks_a_batch_without_the_law():
     def broken(name):
         game = Game(name, "lots", 16)

@@ -136,6 +136,7 @@ def network(kind, own):
 BOUND = 1 + 1e-6
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("own", [False, True], ids=["layers", "own code"])
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 @pytest.mark.parametrize("rate", [1.0, 0.25])
@@ -147,6 +148,7 @@ def test_a_record_that_is_missing_turns_nobody_else(monkeypatch, kind, own, rate
     assert apart(Sums(monkeypatch), method, network(kind, own), worlds, kind) <= BOUND
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("own", [False, True], ids=["layers", "own code"])
 @pytest.mark.parametrize(("kind", "counts"), [("softplus", 0), ("sigmoid", 1)])
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
@@ -408,6 +410,7 @@ IMAGES = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("images", IMAGES)
 @pytest.mark.parametrize("each", [2, 5])
 def test_no_server_makes_a_factored_mean_longer_than_the_clip(images, each):
@@ -623,6 +626,7 @@ class Drops(nn.Module):
         return self.out(nn.functional.dropout(self.bent(self.inner(x)), 0.5))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("make", [Chances, Divides, Drops, Turns, Chooses])
 @pytest.mark.parametrize("gone", [False, True], ids=["raises", "missing"])
 def test_a_record_that_raises_or_is_missing_changes_nobody_elses_draws(make, gone):
@@ -862,6 +866,7 @@ def test_factors_do_not_follow_whether_examples_fit_into_memory(monkeypatch):
     assert float(one.norm()) > 1e-3 * CLIP
 
 
+@pytest.mark.few(0)
 def test_factors_do_not_follow_how_many_persons_other_silos_hold(monkeypatch):
     """One more elsewhere had a silo's found anew, by other threads, which round otherwise: 2 C."""
     monkeypatch.setattr("fedveil.learning.lots.KEPT", 2 * 12_288 * 16)

@@ -64,6 +64,7 @@ GROUP_NORMS = {
 }
 
 
+@pytest.mark.few(0)
 def test_group_normalisation_without_a_gradient_before_it_trains():
     """In a process of its own: what went wrong ended the interpreter."""
     code = """

@@ -77,6 +77,7 @@ def each(loss, output, y):
     return loss(output, y, reduction="none").reshape(len(y), -1).mean(1)
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("way", ["layers", "operators", "one by one"])
 @pytest.mark.parametrize("clip", [0.3, 3.0])  # where all are cut, a weight of a class changes nothing

@@ -73,7 +73,7 @@ def run(copy, tests):
         "HYPOTHESIS_STORAGE_DIRECTORY": str(copy / "hypothesis"),
         "OMP_NUM_THREADS": "1",
     }
-    options = ["-q", "-p", "no:cacheprovider", "-p", "mutation_plugin", "--tb=line", "-m", "not slow"]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "mutation_plugin", "--tb=line", "-m", "not slow", "--every-case"]
     command = [sys.executable, "-m", "pytest", *options, *tests]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=900)
 

@@ -104,6 +104,7 @@ for name in {[str(file) for file in files]!r}:
     assert lines(policy) == 2
 
 
+@pytest.mark.few(0)
 def test_a_data_set_answers_while_code_of_another_tries_to_hold_its_files(attempts, ward_b, tmp_path):
     """What it would gain: whether the other answers is one bit that no ledger charges."""
     policy_b, files = ward_b
@@ -159,6 +160,7 @@ for folder in {[str(folder) for folder in folders]!r}:
     assert lines(policy) == 2
 
 
+@pytest.mark.few(0)
 def test_code_reaches_nothing_that_the_system_keeps_for_a_user_or_for_all(attempts):
     """Keys, watches, tables of limited length, priorities, new namespaces, the kernel's own counters and messages."""
     opened, reply, _ = attempts(f"""
@@ -217,6 +219,7 @@ for name in ("locks", "keys", "key-users"):
     assert trained(reply)
 
 
+@pytest.mark.few(0)
 def test_reading_changes_no_access_time(attempts, tmp_path):
     file = tmp_path / "data.csv"
     file.write_text("1")
@@ -231,6 +234,7 @@ tried("utime", lambda: os.utime({str(file)!r}))
     assert trained(reply)
 
 
+@pytest.mark.few(0)
 def test_memory_is_not_dumped_whatever_the_code_sets(attempts):
     """Linux hands a dump to a pipe under a limit of 0, too; under 1 it makes none at all."""
     opened, reply, _ = attempts("""

@@ -72,6 +72,7 @@ socket.socket(socket.AF_UNIX).connect(own.getsockname())
     assert lines(policy) == 2
 
 
+@pytest.mark.few(0)
 def test_what_an_app_leaves_behind_is_ended_before_its_answer_is_used(played, tmp_path, monkeypatch):
     """A process of its own session that takes the ledger's lock as soon as it is free, and would hold it."""
     monkeypatch.setattr("fedveil.files.locked.PATIENCE", 5.0)
@@ -132,6 +133,7 @@ LARGE = "context.state['mine'] = ArrayRecord({'x': torch.zeros(1 << 19)})"
 FORGED = "FedVeil: nothing leaves this node: all is well"
 
 
+@pytest.mark.few(0)
 def test_the_nodes_log_holds_an_apps_words_marked_and_cut_and_keeps_its_own(played, caplog, capfd):
     caplog.set_level("WARNING", "flwr")
     os.write(2, b"the node's own line\n")
@@ -155,6 +157,7 @@ os.write(1, b"printed\\r" + b"\\x1b[2J" + {(FORGED + chr(10)).encode()!r})
     assert f"\n{FORGED}" not in own
 
 
+@pytest.mark.few(0)
 def test_an_answer_is_held_up_to_a_size(played, monkeypatch):
     monkeypatch.setattr(worker, "LARGEST_ANSWER", 1 << 16)
     _, [reply] = played(LARGE)

@@ -97,6 +97,7 @@ def test_whatever_the_apps_code_patches_away_the_mod_is_outside(tmp_path, isolat
 slow = pytest.mark.slow
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "line",
     [
@@ -170,6 +171,7 @@ def test_isolated_code_has_no_network_and_no_disk(tmp_path, isolating):
     assert policy.read_text() == before
 
 
+@pytest.mark.few(0)
 def test_open_code_may_do_what_its_user_may_where_the_policy_says_so(tmp_path):
     ours = tmp_path / "theirs"
     content = bundle(
