@@ -8,7 +8,7 @@ from engine_kit import Faulty, federation
 from torch import nn
 
 from fedveil.calibration import LayerSensitivity
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, HeuristicError
 from fedveil.methods import FedRE, build
 
 VARIANTS = ("private", "public")
@@ -77,3 +77,23 @@ def test_a_layer_without_parameters_has_no_share(scores):
     assert [len(scale) for scale in record.client_scales.values()] == [2] * 4
     with pytest.raises(FieldError, match=r"privacy\.clip = '2'"):
         of({"1": 0.2, "2": 0.1, "5": 0.1}).run(1)
+
+
+CAUSES = {  # why a variant's noise has no epsilon: the options, and a word of the cause that its reason names
+    "ratio": ({"noise_to_clip": 1.0, "scores": "public"}, "ratio"),
+    "sample": ({"sensitivity": "sample"}, "examples"),
+    "uniform": ({"split": "uniform"}, "replaced"),
+    "private": ({}, "private"),
+}
+
+
+def test_each_variant_without_a_proof_says_its_own_cause_and_has_no_epsilon():
+    reasons = []
+    for options, word in CAUSES.values():
+        run = federation("fedre", method=build("fedre", **options)).run(1)
+        assert run.guarantee.status == "heuristic"
+        with pytest.raises(HeuristicError, match=word) as refused:
+            run.guarantee.epsilon(1e-5)
+        reasons.append(str(refused.value))
+    assert len(set(reasons)) == len(CAUSES)
+    assert federation("fedre", method=build("fedre", scores="public")).run(1).guarantee.proven
