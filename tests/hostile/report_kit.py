@@ -278,22 +278,21 @@ def remade(values, pictures, folder):
 
 
 def unmarked(values):
-    """What a page says of which it does not say that it is the author's word."""
-    doubtful = (QUOTED, UNBOUND)
-    headline = [one for one in values["headline"] if not any(doubt in one["text"] for doubt in doubtful)]
-    if not headline:  # what no ledger binds
-        return [section["name"] for section in values["sections"]]
-    sections = [_unmarked(section) for section in values["sections"] if not section["said"]]
-    return [headline, sections, values["evidence"]]
+    """What a page says, one by one, of which it does not say that it is the author's word."""
+    found = [one for one in values["headline"] if not any(doubt in one["text"] for doubt in (QUOTED, UNBOUND))]
+    if any(not run["bound"] for run in values["evidence"]["runs"]):  # the sentence says what all of it rests on
+        return found
+    for section in values["sections"]:
+        if not section["said"]:
+            found += [[section["name"], line] for line in section["lines"] if not line["said"]]
+            found += [[section["name"], *row] for grid in section["tables"] for row in _cells(grid)]
+    return [*found, values["evidence"]]
 
 
-def _unmarked(section):
-    tables = []
-    for grid in section["tables"]:
-        columns = [i for i, name in enumerate(grid["header"]) if name not in grid["said"]]
-        rows = [row for row in grid["rows"] if "by" not in grid["header"] or row[-1] == LEDGERS]
-        tables.append([grid["title"], *([row[i] for i in columns] for row in [grid["header"], *rows])])
-    return [section["name"], [line for line in section["lines"] if not line["said"]], tables]
+def _cells(grid):
+    columns = [i for i, name in enumerate(grid["header"]) if name not in grid["said"]]
+    rows = [row for row in grid["rows"] if "by" not in grid["header"] or row[-1] == LEDGERS]
+    return [[grid["title"], *((grid["header"][i], row[i]) for i in columns)] for row in rows]
 
 
 class Forger:
@@ -342,7 +341,12 @@ class Forger:
     def _marked(self):
         if verdict(self.folder, self.case.held) != 0:
             return True
-        return unmarked(json.loads((self.folder / REPORT).read_bytes())) == unmarked(self.values)
+        return self._alike(self.folder)
+
+    def _alike(self, folder):
+        """Whether a page says nothing unmarked that the first did not."""
+        before, after = unmarked(self.values), unmarked(json.loads((folder / REPORT).read_bytes()))
+        return all(one in before for one in after)
 
     def elements(self):
         """Edit the page's tags, texts and attributes, and the card's lines, with all digests."""
@@ -419,7 +423,7 @@ class Forger:
             return True
         finally:
             file.write_bytes(before)
-        return unmarked(json.loads((self.home / "other" / REPORT).read_bytes())) == unmarked(self.values)
+        return self._alike(self.home / "other")
 
 
 KINDS = ("fields", "evidence", "words", "elements", "lines", "folders")

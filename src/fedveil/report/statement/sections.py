@@ -106,7 +106,13 @@ def _trust(runs: Mapping[str, Sequence[Run]], people: Mapping[str, Any]) -> Repo
     alone = "none: all clients ran on one machine, as in an experiment" if engines == {"local"} else None
     lines = _only_people("trust", {"transport": alone} | dict(people) if alone else people)
     header = ("setting", "the server sees", "a client sees", "protected from")
-    return ReportSection("trust", lines, [Grid("", header, rows)] * bool(rows))
+    told = ("the server sees", "protected from") if _by_quotes([run for own in runs.values() for run in own]) else ()
+    return ReportSection("trust", lines, [Grid("", header, rows, told)] * bool(rows))
+
+
+def _by_quotes(runs: Sequence[Run]) -> bool:
+    """Whether a promise counts that the author says."""
+    return any(run.counts in run.quoted for run in runs)
 
 
 def unprotected_quantities(runs: Sequence[Run]) -> list[Fact]:
@@ -123,16 +129,21 @@ def unprotected_quantities(runs: Sequence[Run]) -> list[Fact]:
     if not published and "local" not in engines and not clear:
         published["none: under this trust nodes answer no question about metrics"] = None
     failed = sum(run.said["failed"] for run in runs)
+    quoted = _by_quotes(runs)
     scale = any(run.worst["status"] == "heuristic" for run in runs)
     bad = [m for run in runs if (m := run.said["malicious"]) and m.get("unprotected")]
     around = [f"malicious clients {m['clients']}: they went around it" for m in bad]
     return [
         Fact.of("metrics after each round", *published, said=True),
-        Fact.of("counts of examples", *counts),
+        Fact.of("counts of examples", *counts, said=quoted),
         Fact("replies", f"the server sees who answers, fails or refuses ({failed} times here)", said=True),
         Fact("timing", "when a client answers is not hidden"),
         Fact.of("logs", *(f"texts of failures {kept[engine]}" for engine in sorted(engines & kept.keys()))),
-        Fact.of("ledgers", "a heuristic's scale follows private values: keep its ledgers private" if scale else None),
+        Fact.of(
+            "ledgers",
+            "a heuristic's scale follows private values: keep its ledgers private" if scale else None,
+            said=quoted,
+        ),
         *[Fact("clients beyond the promise", text, said=True) for text in around],
         Fact("this report", "its accuracies, curves and audits carry no noise: handing it on releases them"),
     ]
