@@ -16,10 +16,11 @@ from benchmarks.workloads import WORKLOADS, Workload
 
 PHASES = {
     "ask": "the cohort is drawn and asked",
-    "train": "clients train",
-    "protect": "clients hand their models over",
+    "train": "clients train, and hand their models over",
+    "protect": "clients hand their models over",  # in older records, apart from training
     "close": "replies are checked, clipped, averaged; noise, digest, ledger",
 }
+MEASURED = ("ask", "train", "close")
 
 
 def limits(quick: bool = False, say: Any = print) -> dict[str, Any]:
@@ -42,21 +43,20 @@ def _phases(work: Workload, count: int) -> dict[str, dict[str, float]]:
     laps: list[tuple[float, ...]] = []
     for _ in range(count + 3):
         times = [time.perf_counter()]
-        asked = federation.ask(10**9)
+        federation.begin(10**9)
         times.append(time.perf_counter())
-        asked = federation.replying.adding(asked, federation.server.state)
-        [learned] = federation.learner.learn_together([asked.task])
+        answers = federation.embedded.collect()
         times.append(time.perf_counter())
-        collected = federation.collect(asked, learned)
+        federation.embedded.collect = lambda answers=answers: answers
+        federation.end()
         times.append(time.perf_counter())
-        federation.close(asked, collected)
-        times.append(time.perf_counter())
+        del federation.embedded.collect
         laps.append((*(b - a for a, b in pairwise(times)), times[-1] - times[0]))
-        del learned, collected
+        del answers
     columns = zip(*laps[3:], strict=True)
     return {
         name: {"minimum_ms": round(1e3 * min(column), 3), "median_ms": round(1e3 * median(column), 3)}
-        for name, column in zip((*PHASES, "whole round"), columns, strict=True)
+        for name, column in zip((*MEASURED, "whole round"), columns, strict=True)
     }
 
 

@@ -41,7 +41,7 @@ from fedveil.attacks.poisoning import (
     stamp,
 )
 from fedveil.engines import Evaluation, Shared
-from fedveil.engines.seams import Turn
+from fedveil.engines.malicious import Turn
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining

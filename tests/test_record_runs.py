@@ -74,7 +74,7 @@ def test_a_total_that_leaves_nothing_to_learn_is_said_before_the_run_or_refused(
         federation = prepare(settings("digits-record", change, "rounds=2")["record-level, trusted sum"]).federation(
             Ledgers("memory")
         )
-        federation.ask(2)  # nothing is trained
+        federation.begin(2)  # nothing is trained
         assert any("hopeless" in line for line in federation.warnings.said.values()) == told
     with pytest.raises(ValueError, match=r"privacy\.epsilon = 1e-09"):
         settings("digits-record", "privacy.epsilon=1e-9")

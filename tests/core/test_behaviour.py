@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from engine_kit import OPTIONS, federation, images, learned, tiny
+from engine_kit import OPTIONS, federation, images, tiny
 
 from fedveil.engines import Behaviour, Execution, Federation, Lockstep, Turn
 from fedveil.errors import FieldError
@@ -42,10 +42,13 @@ class Spy(Crafted):
 
 
 def round_of(made, rounds=1):
-    """One round's replies, taken apart as a lockstep does."""
-    asked = made.ask(rounds)
-    collected = made.collect(asked, learned(made.learner, asked.task))
-    return asked, collected, made.close(asked, collected)
+    """Who was asked in one round, what came back, and its record."""
+    courier, kept = made.embedded, []
+    collect = courier.collect
+    courier.collect = lambda: kept.append(collect()) or kept[-1]
+    made.begin(rounds)
+    record = made.end()
+    return courier.asked, kept[0], record
 
 
 def sent(collected, partition):

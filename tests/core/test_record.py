@@ -411,8 +411,9 @@ def test_a_silo_that_fails_answers_with_the_noise_of_its_training(method):
     values = {"silos": 4} if method == "trusted" else {}
     built = build("record", FedAvg(), sum=method, examples=6, noise_multiplier=2.0, clip=0.5, **values)
     fed = Federation(model=nn.Linear(3000, 2), clients=[silo] * 4, method=built, local=LocalTraining(lr=6.0), seed=1)
-    asked = fed.ask(1)
-    sent = fed.collect(asked, [RuntimeError("no memory")] * 4)
+    fed.begin(1)
+    fed.embedded.learned([RuntimeError("no memory")] * 4)
+    sent = fed.embedded.collect()
     assert set(sent.zeroed) == set(sent.replies) == {0, 1, 2, 3}
     updates = torch.stack([sent.replies[p][0].value - fed.models[0] for p in range(4)])  # lr over the denominator is 1
     for update in updates:
@@ -421,7 +422,7 @@ def test_a_silo_that_fails_answers_with_the_noise_of_its_training(method):
     for reply in sent.replies.values():
         assert {r.name for r in reply[1:]} == ({r.name for r in share()[1:]} if values else set())
     with pytest.raises(FieldError, match="trainer"):  # said before data are touched
-        ClientParty(built, fed.layout, Ledger("run", "9"), fed.source).admit(asked.broadcast)
+        ClientParty(built, fed.layout, Ledger("run", "9"), fed.source).admit(fed.embedded.asked.broadcast)
 
 
 def test_a_step_whose_examples_all_fail_takes_nothing_from_the_other_steps():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_kit import federation, images, learned, tiny
+from engine_kit import federation, images, tiny
 
 from fedveil.accounting import Filter, LeakageFilter, Ledger, Limits, ParticipationFilter, Policy
 from fedveil.engines import EarlyStopping, Lockstep
@@ -170,8 +170,8 @@ def test_a_resumed_run_ends_in_the_same_bits_and_pays_once():
     part = made("sga-ldp", whole.validators.rule, ledgers=keeper(books))
     part.run(2)
     kept = Checkpoint.of(part, "memory", "x", {})
-    asked = part.ask(9)  # the round that the crash takes: its releases are recorded, its checkpoint is not
-    part.close(asked, part.collect(asked, learned(part.learner, asked.task)))
+    part.begin(9)  # the round that the crash takes: its releases are recorded, its checkpoint is not
+    part.end()
     again = made("sga-ldp", whole.validators.rule, ledgers=keeper(books))
     kept.restore(again)
     history = again.run(9)

@@ -81,7 +81,7 @@ def observe(federation):
         return outcomes
 
     federation.learner.learn = spy_learn
-    grid = federation.grid()
+    grid = federation.courier.grid
     send = grid.send_and_receive
 
     def spy_send(messages, *, timeout=None):

@@ -53,7 +53,7 @@ def test_a_server_app_ends_in_the_same_bits(name):
     def main(grid, context):
         strategy.start(grid, to_arrays(flower.layout, flower.models[0]))
 
-    run_in_process(app, grid=flower.grid())
+    run_in_process(app, grid=flower.courier.grid)
     assert torch.equal(strategy.models, embedded.run(2).models)
     assert ledgers(flower) == ledgers(embedded)
 

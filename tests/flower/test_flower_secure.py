@@ -15,10 +15,10 @@ from federation_kit import grouped
 from fedveil.accounting import Entry, Filter, Ledger, ParticipationFilter, Release, SumPolicy, digest
 from fedveil.accounting.ledger import nothing
 from fedveil.aggregation import FedAvgM
+from fedveil.engines.flower import roster
 from fedveil.engines.flower.grid import _identity
 from fedveil.engines.flower.mod import CLIENT_FAILED, read_settings
 from fedveil.engines.flower.records import read_share, write_broadcast
-from fedveil.engines.flower.roster import Asking
 from fedveil.engines.server import ServerParty
 from fedveil.engines.sites import read_key
 from fedveil.errors import BudgetError, FieldError, NoReplyError
@@ -97,10 +97,10 @@ def test_a_sum_of_too_few_because_budgets_are_spent_ends_the_run_with_the_last_m
 def test_only_sites_that_are_asked_and_would_have_been_enough_end_a_run(declined, asked, ends):
     """Of those asked 0 and 1 are connected; who declined in another round's cohort is not missed in this one."""
     server = SimpleNamespace(method=method(), layout=LAYOUT)
-    asking = Asking(SimpleNamespace(server=server), SimpleNamespace(nodes={0: 10, 1: 11}), 3)
-    asking._declined = dict.fromkeys(declined, "its budget is used up")
+    nodes = roster.Nodes(server, SimpleNamespace(nodes={0: 10, 1: 11}), 3)
+    nodes._declined = dict.fromkeys(declined, "its budget is used up")
     with pytest.raises(ends):
-        asking.to_train(torch.zeros(1, D), asked, 2, len(asked), None)
+        nodes.reach(2, asked)
 
 
 PERSON = {"unit": "person", "examples": None, "people": 3, "records_per_person": 2}  # a release has mu = 1 / z = .5

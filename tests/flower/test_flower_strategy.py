@@ -180,7 +180,7 @@ def test_clients_without_the_mod_end_the_run_loudly(name):
         models = read_broadcast(message.content, layout).models
         return Message(RecordDict({"arrays": to_arrays(layout, models[0] + 1)}), reply_to=message)
 
-    federation.grid()._app = bare
+    federation.courier.grid._app = bare
     with pytest.raises(UnprotectedError, match="privacy_mod"):
         federation.run(1)
 
@@ -456,7 +456,7 @@ def test_the_learners_app_evaluates_under_central_trust():
     def main(grid, context):
         results.append(strategy.start(grid, to_arrays(federation.layout, federation.models[0])))
 
-    run_in_process(server, grid=federation.grid())
+    run_in_process(server, grid=federation.courier.grid)
     expected = fv.Federation(**arguments("vanilla", clients=digits(test=8))).run(1).metrics
     found = results[0].evaluate_metrics_clientapp[1]
     assert found["loss"] == pytest.approx(expected["loss"])

@@ -15,15 +15,14 @@ from torch import nn
 from fedveil.accounting import OPEN, LeakageFilter, Ledger, Limits, ParticipationFilter, Policy
 from fedveil.engines import Budgets, Execution, Federation, Shared
 from fedveil.engines.flower.records import CONFIG, HELLO, Memory, write_broadcast
-from fedveil.engines.history import Asked
 from fedveil.engines.lifetime import LifetimeLedger
 from fedveil.engines.messages import PUBLIC
 from fedveil.flower import FACTS, begin_ledger, privacy_mod, read_broadcast, to_arrays, training_source, write_facts
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer, Trained
-from fedveil.learning.learner import Learned, Learner, Task
+from fedveil.learning.learner import Learned, Learner
 from fedveil.mechanisms import ReproducibleSource
-from fedveil.methods import Broadcast, PublicFacts, Refusal, build
+from fedveil.methods import Broadcast, PublicFacts, build
 
 
 class Two(nn.Module):
@@ -355,28 +354,21 @@ class EmbeddedNode:
         if message.metadata.message_type != "train" or HELLO in message.content:
             return "nothing but training is asked for in this engine", None
         try:
-            verdict = self.federation.party(0).admit(broadcast)
-            if isinstance(verdict, Refusal):
-                return ("refused", verdict.reason), None
-            number, noisy = broadcast.public.round, self.federation.method.noisy
-            sources = [self.federation.party(0).training_source(number)] if noisy else []
-            task = Task(broadcast.models, [None], [(0, number, 0)], sources=sources)
-            learned = self._learn(task) if verdict is None else []
-            answered = {} if verdict is None else {0: verdict}
-            collected = self.federation.collect(Asked(broadcast, [0][: len(learned)], task, {}, 0.0, answered), learned)
+            courier = self.federation.embedded
+            courier.ask(broadcast, [0])
+            if courier.asked.refused:
+                return ("refused", courier.asked.refused[0]), None
+            answers = courier.collect()
         except Died:
             self.forget()
             return "died", None
         except Exception as error:
             return ("error", type(error).__name__, str(error)), None
-        if 0 not in collected.replies:
-            return ("failed", collected.failed[0]), None
-        self.failed = bool(collected.zeroed)
-        released = collected.replies[0]
+        if 0 not in answers.replies:
+            return ("failed", answers.failed[0]), None
+        self.failed = bool(answers.zeroed)
+        released = answers.replies[0]
         return [(r.kind, r.name, r.value.dtype, tuple(r.value.shape)) for r in released], released[0].value
-
-    def _learn(self, task):
-        return self.federation.learner.learn(task.models, task.clients, task.keys, task.needs, task.sources)
 
     def spent(self):
         return [_charged(e) for e in self.federation.party(0).ledger.entries]

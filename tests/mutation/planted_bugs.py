@@ -966,7 +966,7 @@ BUGS = (
     ),
     _bug(
         "flower: a spoofed partition is believed",
-        "Asking.sorted",
+        "Nodes.sorted",
         "claimed != partition",
         "False",
         "test_flower_strategy",
@@ -1151,7 +1151,7 @@ BUGS = (
     ),
     _bug(
         "flower: one client ends the run",
-        "Asking.sorted",
+        "Nodes.sorted",
         "try:\n    ...\nexcept Exception as error:\n    ...",
         "try:\n    ...\nexcept FileExistsError as error:\n    ...",
         "test_flower_strategy",
@@ -1172,7 +1172,7 @@ BUGS = (
     ),
     _bug(
         "flower: a missing mod is ignored",
-        "Asking.sorted",
+        "Nodes.sorted",
         "records.read_mark(reply.content, self._method.client)",
         "(partition, True)",
         "test_flower_strategy",
@@ -1373,8 +1373,8 @@ BUGS = (
     ),
     _bug(
         "secure sum: a site that is gone stays in the roster",
-        "Asking.trained",
-        "sorted(released)",
+        "Nodes.again",
+        "sorted(replies)",
         "sorted(self.asked.values())",
         f"{SITES}::test_a_process_that_is_gone_is_left_out_and_the_others_answer_and_pay_anew",
     ),
@@ -1394,9 +1394,9 @@ BUGS = (
     ),
     _bug(
         "secure sum: a site that failed is asked anew, at the cost of the others",
-        "Asking.trained",
-        "self.lost",
-        "failed",
+        "Nodes.again",
+        "answers.lost",
+        "answers.failed",
         f"{SITES}::test_a_site_that_failed_is_not_asked_anew_at_the_cost_of_the_others",
     ),
     # record-level privacy
@@ -1726,7 +1726,7 @@ BUGS = (
     _bug(
         "record: shares on other terms are added",
         "ServerParty._admitted",
-        "noisy.require_terms(replies[partition])",
+        "noisy.require_terms(reply)",
         "pass",
         f"{RECORD}::test_a_silo_on_other_terms_is_left_out_and_the_others_go_on",
     ),

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from fedveil.aggregation import Aggregator
 from fedveil.attacks.poisoning import BEHAVIOURS
 from fedveil.config.tables import OpenSection, Option, Section, fields_of, options_of
-from fedveil.engines.seams import Behaviour
+from fedveil.engines.malicious import Behaviour
 from fedveil.errors import FieldError, nearest, require_choice, require_count
 from fedveil.mechanisms import keyed_seed
 

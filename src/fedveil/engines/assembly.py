@@ -130,6 +130,14 @@ def with_proximal_term(local: LocalTraining, method: methods.Method) -> LocalTra
     return replace(local, prox=rule.mu)
 
 
+def with_local_rate(method: methods.Method, local: LocalTraining) -> methods.Method:
+    """A secure sum whose step, which is the server's, is as long as local training says, unless its own is given."""
+    server = method.server
+    if not isinstance(server, methods.SecureSum) or server.lr is not None:
+        return method
+    return replace(method, server=replace(server, lr=local.rate()))
+
+
 def learner_of(
     module: nn.Module,
     layout: Layout,

@@ -1,7 +1,6 @@
 """The embedded engine: a whole federation in one process."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -15,24 +14,27 @@ from fedveil.data.overview import oddities
 from fedveil.engines import assembly
 from fedveil.engines.assembly import AnyMethod
 from fedveil.engines.client import ClientParty
+from fedveil.engines.cohort import Cohort
 from fedveil.engines.fit import read_clients, same_examples, task_for
-from fedveil.engines.history import Asked, Best, Collected, History, RoundRecord, publishable, totals_of
+from fedveil.engines.history import Best, History, RoundRecord, publishable, totals_of
+from fedveil.engines.malicious import Behaviour, Infiltrated
 from fedveil.engines.members import Members
 from fedveil.engines.options import Budgets, Evaluation, Execution, PerClient, Shared
-from fedveil.engines.party import COMBINE, SERVER, VALIDATE
-from fedveil.engines.replying import Replying
-from fedveil.engines.seams import Behaviour, Seen, probed
+from fedveil.engines.party import SERVER, VALIDATE
+from fedveil.engines.rounds import Answers, Courier, RoundLoop
+from fedveil.engines.seams import Seen, probed
 from fedveil.engines.server import Round, ServerParty
+from fedveil.engines.stopping import EarlyStopping
 from fedveil.engines.validators import Validators
 from fedveil.engines.warning import RunWarning, Warnings
 from fedveil.errors import BudgetError, FieldError, NoReplyError, require_a, require_rounds
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, Figures, LocalTraining
 from fedveil.learning.clients import as_client
-from fedveil.learning.learner import Learned
 from fedveil.learning.metrics import metric_names
-from fedveil.mechanisms import ReproducibleSource, Source, begin_normals
-from fedveil.methods import Broadcast, SecureSum
+from fedveil.mechanisms import ReproducibleSource, Source
+from fedveil.methods import Broadcast
+from fedveil.secure import PublicKey
 from fedveil.wrapped import COMPILED, uncompiled
 
 
@@ -97,47 +99,47 @@ class Federation:
         execution: Execution | None = None,
     ) -> None:
         shared, budgets, evaluation = shared or Shared(), budgets or Budgets(), evaluation or Evaluation()
-        self.execution = execution = execution or Execution()
-        if not isinstance(seed, int):
-            raise FieldError("seed", seed, "must be an integer")
-        if source is not None and not isinstance(source, Source):
-            accepted = "must be a source of randomness: fedveil.mechanisms.SecureSource(), or leave it out"
-            raise FieldError("source", source, accepted)
-        if behaviours is not None:
-            require_a("behaviours", behaviours, Mapping, "must be a table: {partition: behaviour}")
+        self.execution = execution or Execution()
+        _require_arguments(seed, source, behaviours)
         self.seed, self.source = int(seed), source or ReproducibleSource(seed)
         self.clients, self.behaviours = read_clients(clients), dict(behaviours or {})
-        for partition in self.behaviours:
-            if not isinstance(partition, int) or not 0 <= partition < len(self.clients):
-                raise FieldError("behaviours", partition, f"there are partitions 0 to {len(self.clients) - 1}")
         self.probes = list(evaluation.probes)
         each = method if isinstance(method, PerClient) else PerClient(method)
         self.method = assembly.resolve_method(each.method)
         self.client_sides = assembly.client_sides_of(self.method, each.sides, len(self.clients))
-        compiled: list[str] = []
-        module, starts = assembly.initial_broadcast(
-            uncompiled(model, lambda: compiled.append(COMPILED)),
-            self.method.server.hypotheses,
-            seed,
-            shared.buffers,
-            shared.initial,
-        )
+        self._begin_training(model, local, shared)
+        self.metrics = metric_names(evaluation.metrics, self.task)
+        self.cohort_size = assembly.cohort_size(clients_per_round, len(self.clients), self.method)
+        self.method = assembly.with_local_rate(self.method, self.learner.local)
+        self._begin_parties(budgets, evaluation, shared.public_data)
+        self.validators: Validators | None = None
+        if evaluation.stopping is not None:
+            self.validators = self._validating(evaluation.stopping)
+        self._connect()
+
+    def _begin_training(
+        self, model: nn.Module | Callable[[], nn.Module], local: LocalTraining | None, shared: Shared
+    ) -> None:
+        """Build the model and what trains it, and warn of what is odd about the clients' data."""
+        execution, compiled = self.execution, list[str]()
+        plain = uncompiled(model, lambda: compiled.append(COMPILED))
+        hypotheses = self.method.server.hypotheses
+        module, starts = assembly.initial_broadcast(plain, hypotheses, self.seed, shared.buffers, shared.initial)
+        self.models, self.round = starts, 0
         self.layout = Layout.from_module(module, buffers=shared.buffers)
         how = (self.method, self.clients, shared.region, execution.trainer, execution.workers)
         self.learner = execution.learner or assembly.learner_of(module, self.layout, local, *how)
         self.task = task_for(module, self.clients, self.learner.local.loss)
-        self.metrics = metric_names(evaluation.metrics, self.task)
         if self.learner.private_trainer is not None:
             self.learner.private_trainer.check_sizes(self.clients, least=1 if execution.single_examples else 2)
-        tell = execution.tell or partial(warn, category=RunWarning, stacklevel=4)
+        tell = execution.tell or partial(warn, category=RunWarning, stacklevel=5)
         self.warnings = Warnings(self.method, self.layout, tell)
         odd = (*compiled, *oddities(self.clients), *same_examples(self.clients))
         for line in odd if execution.learner is None else ():
             self.warnings.say(line, line)
-        self.cohort_size = assembly.cohort_size(clients_per_round, len(self.clients), self.method)
-        own = self.method.server
-        if isinstance(own, SecureSum) and own.lr is None:  # the step is the server's, as long as local training says
-            self.method = replace(self.method, server=replace(own, lr=self.learner.local.rate()))
+
+    def _begin_parties(self, budgets: Budgets, evaluation: Evaluation, public_data: Any) -> None:
+        """Make the clients' parties and the server, with their ledgers."""
         self.members = Members(
             self.clients,
             self.method,
@@ -145,12 +147,11 @@ class Federation:
             self.layout,
             self.learner,
             self.source,
-            seed,
+            self.seed,
             budgets,
-            execution,
+            self.execution,
         )
-        self.replying = Replying(self.members, self.behaviours)
-        public = None if shared.public_data is None else as_client(shared.public_data, "public_data")
+        public = None if public_data is None else as_client(public_data, "public_data")
         ledger, store = self.members.ledger(SERVER)
         self.server = ServerParty(
             self.method,
@@ -163,13 +164,29 @@ class Federation:
             tutor=None if public is None else lambda model, round_: self._trained_on(public, model, round_),
             publishing=evaluation.publishing,
         )
-        self.validators: Validators | None = None
-        if (rule := evaluation.stopping) is not None:
-            if self.own_buffers:
-                accepted = "validation clients never train, and so have no statistics: use fedveil.learning.mend(model)"
-                raise FieldError("buffers", "keep", accepted)
-            self.validators = Validators(rule, self.members, self.server, partial(self.warnings.say, "validation"))
-        self.models, self.round = starts, 0
+
+    def _validating(self, rule: EarlyStopping) -> Validators:
+        """The clients that never train."""
+        if self.own_buffers:
+            accepted = "validation clients never train, and so have no statistics: use fedveil.learning.mend(model)"
+            raise FieldError("buffers", "keep", accepted)
+        return Validators(rule, self.members, self.server, partial(self.warnings.say, "validation"))
+
+    def _connect(self) -> None:
+        """Hand the loop its courier: this process's clients, unless the execution brings another."""
+        execution = self.execution
+        make: Callable[..., Cohort] = Cohort
+        if self.behaviours:
+            make = partial(Infiltrated, behaviours=self.behaviours)
+        self.embedded = make(
+            self.members,
+            server=self.server,
+            warnings=self.warnings,
+            lookers=self.probes,
+            workers=execution.workers,
+        )
+        self.courier: Courier = self.embedded if execution.courier is None else execution.courier(self)
+        self._loop = RoundLoop(Simulated(self.server, self.members, self.warnings), self.courier)
 
     @property
     def own_buffers(self) -> frozenset[str]:
@@ -219,64 +236,23 @@ class Federation:
         """Do one round after another, up to `rounds` in all, or until `stopped`."""
         rounds = require_rounds("rounds", rounds)
         while self.round < rounds and not self.stopped:
-            yield self._next(rounds)
+            self.begin(rounds)
+            yield self.end()
 
-    def _next(self, rounds: int) -> RoundRecord:
-        """One round, in a scope of its own: its models are gone before the next one makes others."""
-        self.server.require_unsummed(self.round + 1)
-        asked = self.ask(rounds)
-        collected = self._answered(asked)
-        while self.members.sites and (missing := set(asked.cohort) - collected.replies.keys()):
-            asked = self.ask(rounds, asked, missing)  # without those who are missing: a sum is of all who are asked
-            collected = self._answered(asked)
-        return self.close(asked, collected)
-
-    def _answered(self, asked: Asked) -> Collected:
-        """Train those who were admitted; of a secure sum that somebody is missing from, nobody."""
-        task = asked.task
-        if self.members.sites and asked.refused:
-            kept = {p: () for p in asked.cohort if p not in asked.refused}
-            return Collected({**kept, **asked.answered})
-        if not self.probes:
-            asked = self.replying.adding(asked, self.server.state)
-        if asked.task.then is not None:
-            if self.execution.workers > 1:  # beside the clients' training
-                begin_normals(self.source, self.layout.size, SERVER, asked.broadcast.public.round, COMBINE, 0)
-            return self.collect(asked, self.learner.learn_together([asked.task])[0])
-        return self.collect(asked, self.learner.learn(task.models, task.clients, task.keys, task.needs, task.sources))
-
-    def ask(self, rounds: int, before: Asked | None = None, missing: Collection[int] = ()) -> Asked:
-        """Open the next round and ask its cohort, before anybody trains; or ask it again without some of it.
+    def begin(self, rounds: int) -> None:
+        """Open the next round of so many in all and ask its cohort, before anybody trains.
 
         Raises
         ------
-        NoReplyError, BudgetError
-            If too few are left of a sum.
+        BudgetError
+            If the round must not be summed again.
         """
-        began = perf_counter()
-        self.warnings.planned(rounds, self.cohort_size)
-        cohort = self.cohort(self.round + 1) if before is None else [p for p in before.cohort if p not in missing]
-        attempt = 0 if before is None else before.broadcast.public.attempt + 1
-        if before is not None:
-            self.members.require_sum(before, cohort)
-        roster = self.members.sites.roster(cohort)
-        broadcast = self.server.open(self.models, self.round + 1, rounds, self.cohort_size, roster, attempt)
-        return self.replying.ask(broadcast, cohort, began)
+        self._began = perf_counter()
+        number = self.round + 1
+        self._loop.begin(self.models, number, rounds, self.cohort_size, self.cohort(number))
 
-    def collect(self, asked: Asked, learned: Sequence[Learned | Exception]) -> Collected:
-        """Let the clients that trained (in the order of `asked.partitions`) protect what they send."""
-        collected = self.replying.collect(asked, learned)
-        models = [o.trained.model for o in learned if isinstance(o, Learned) and o.trained.examples]
-        if models and self.method.client.trust != "central":  # else `close` looks at what arrived
-            # the experimenter, who holds every client, may see what each would see alone
-            kind = str(self.learner.local.loss)
-            length = self.warnings.trained(asked.broadcast.models[0], models, collected.loss, kind)
-            if self.method.noisy is None:
-                self.warnings.protected(list(collected.scales.values()), len(collected.replies), length)
-        return collected
-
-    def close(self, asked: Asked, collected: Collected) -> RoundRecord:
-        """Combine, measure, publish: the end of a round.
+    def end(self) -> RoundRecord:
+        """Collect what the cohort answers, combine, measure, publish, and show the round to the probes.
 
         Raises
         ------
@@ -285,32 +261,22 @@ class Federation:
         BudgetError
             If that is because clients have used up their budgets.
         """
-        assembly.require_success(asked.broadcast.public.round, asked.partitions, collected.zeroed)
-        arrived, report, start = list(collected.replies.values()), dict[str, float](), asked.broadcast.models[0]
-        try:
-            arrived_whole = (collected.replies, collected.failed, asked.refused, 1, collected.added)
-            opened, log = self.server.combine(asked.broadcast, *arrived_whole)
-            report = dict(log.report)
-        except NoReplyError as error:
-            raise self.members.used_up(asked, error) from error
-        finally:
-            self.warnings.combined(start, arrived, report, collected.loss, str(self.learner.local.loss))
-        return self._measured(asked.broadcast, collected, opened.models, log, asked.began)
-
-    def _measured(
-        self, broadcast: Broadcast, collected: Collected, models: Tensor, log: Round, began: float
-    ) -> RoundRecord:
-        """Take over a round's models, measure them, publish, and show the round to the probes."""
-        self.models, self.round = models, log.number
+        answers, self.models, log = self._loop.end()
+        self.round = log.number
         single, pooled = self.evaluate()
         shown = () if self.server.publishing.metrics == "off" else self.server.publish(self.round, *publishable(single))
-        published = {release.name: float(release.value) for release in shown}
-        loss = None if self.validators is None else self.validators.validate(self.models, self.round)
-        seconds = perf_counter() - began
         record = RoundRecord(
-            log, pooled, single, collected.scales, seconds, published, zeroed=collected.zeroed, validation=loss
+            log,
+            pooled,
+            single,
+            answers.scales,
+            validation=None if self.validators is None else self.validators.validate(self.models, self.round),
+            seconds=perf_counter() - self._began,
+            published={release.name: float(release.value) for release in shown},
+            zeroed=answers.zeroed,
         )
-        return probed(self.probes, Seen(self, broadcast, collected.replies, self.models, record))
+        assert self._loop.broadcast is not None  # the round was begun
+        return probed(self.probes, Seen(self, self._loop.broadcast, answers.replies, self.models, record))
 
     def _trained_on(self, public: ClientData, model: Tensor, round_: int) -> Tensor:
         """The model [d] after training on public data as a client trains, under the key of no client."""
@@ -392,6 +358,7 @@ class Federation:
             self._require_books(round_)
         self.models, self.round = models, round_
         self.members.resume(client_states)
+        self._connect()
 
     def _require_books(self, round_: int) -> None:
         """Refuse ledgers that lack what rounds before must have left in them."""
@@ -402,6 +369,70 @@ class Federation:
         asked: dict[int, list[int]] = {}
         for number in range(1, round_ + 1):
             for partition in self.cohort(number):
-                if not self.replying.bypasses(partition):
+                if self.embedded.records(partition):
                     asked.setdefault(partition, []).append(number)
         self.members.require_books(asked)
+
+
+class Simulated:
+    """The server of a run in one process, which tells the experimenter what is odd.
+
+    Parameters
+    ----------
+    server : ServerParty
+        Opens and combines the rounds.
+    members : Members
+        All clients, whose ledgers say why nobody is left.
+    warnings : Warnings
+        Told what is odd.
+    """
+
+    def __init__(self, server: ServerParty, members: Members, warnings: Warnings) -> None:
+        self._server, self._members, self._warnings = server, members, warnings
+
+    def require_unsummed(self, round_: int) -> None:
+        """See `ServerParty.require_unsummed`."""
+        self._server.require_unsummed(round_)
+
+    def open(
+        self,
+        models: Tensor,
+        round_: int,
+        rounds: int,
+        cohort: int,
+        roster: Sequence[PublicKey] = (),
+        attempt: int = 0,
+    ) -> Broadcast:
+        """Open a round."""
+        self._warnings.planned(rounds, cohort)
+        return self._server.open(models, round_, rounds, cohort, roster, attempt)
+
+    def asked(self, answers: Answers) -> None:
+        """Nothing: the clients' ledgers are at hand."""
+
+    def close(self, broadcast: Broadcast, answers: Answers) -> tuple[Tensor, Round]:
+        """Combine a round, and look at what arrived."""
+        assembly.require_success(broadcast.public.round, answers.trained, answers.zeroed)
+        report = dict[str, float]()
+        arrived = list(answers.replies.values())  # what `combine` holds is gone where it fails
+        try:
+            parts = (answers.replies, answers.failed, answers.refused, 1, answers.added)
+            opened, log = self._server.combine(broadcast, *parts)
+            report = dict(log.report)
+        except NoReplyError as error:
+            raise self._members.used_up(answers.refused, error) from error
+        finally:
+            kind = "" if answers.loss is None else str(self._members.learner.local.loss)
+            self._warnings.combined(broadcast.models[0], arrived, report, answers.loss or 0.0, kind)
+        return opened.models, log
+
+
+def _require_arguments(seed: object, source: object, behaviours: object) -> None:
+    """Refuse arguments of other types."""
+    if not isinstance(seed, int):
+        raise FieldError("seed", seed, "must be an integer")
+    if source is not None and not isinstance(source, Source):
+        accepted = "must be a source of randomness: fedveil.mechanisms.SecureSource(), or leave it out"
+        raise FieldError("source", source, accepted)
+    if behaviours is not None:
+        require_a("behaviours", behaviours, Mapping, "must be a table: {partition: behaviour}")

@@ -10,13 +10,10 @@ from torch import Tensor
 
 from fedveil.accounting import Filter, Guarantee, Ledger, total, unprotected
 from fedveil.accounting.bounds import Heuristic
-from fedveil.aggregation import RunningSum
 from fedveil.engines.party import SERVER, VALIDATORS, begun_midway
 from fedveil.engines.server import Round
 from fedveil.errors import FieldError, nearest
 from fedveil.learning import Figures
-from fedveil.learning.learner import Task
-from fedveil.methods import Broadcast, Releases
 
 
 @dataclass(frozen=True)
@@ -39,66 +36,6 @@ class Best:
     round: int = 0
     waited: int = 0
     models: Tensor | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """A round that was opened, before anybody trains.
-
-    Attributes
-    ----------
-    broadcast : Broadcast
-        What everybody received.
-    partitions : list of int
-        Clients that take part.
-    task : Task
-        What they are to train.
-    refused : dict of int to str
-        Clients that declined, with the reason.
-    began : float
-        When, by ``time.perf_counter``.
-    answered : dict of int to Releases
-        Clients that need not train: the round was answered before, or their process died in it.
-    cohort : tuple of int
-        All that were asked.
-    """
-
-    broadcast: Broadcast
-    partitions: Sequence[int]
-    task: Task
-    refused: Mapping[int, str]
-    began: float
-    answered: Mapping[int, Releases] = field(default_factory=dict)
-    cohort: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Collected:
-    """What the server received in a round.
-
-    Attributes
-    ----------
-    replies : dict of int to Releases
-        By partition.
-    failed : dict of int to str
-        Clients that trained and sent nothing, with the reason.
-    scales : dict of int to tuple of float
-        Scale of each client's own noise.
-    zeroed : dict of int to str
-        Clients of which something failed under local trust, with the reason. Their reply is a zero update, and the
-        server cannot tell: this is the experimenter's view.
-    loss : float
-        Median training loss of those who trained, which the experimenter may see.
-    added : RunningSum, optional
-        The sum of the models, where they were added as they came: then no reply holds one.
-    """
-
-    replies: Mapping[int, Releases]
-    failed: dict[int, str] = field(default_factory=dict)
-    scales: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    zeroed: dict[int, str] = field(default_factory=dict)
-    loss: float = 0.0
-    added: RunningSum | None = None
 
 
 @dataclass(frozen=True)

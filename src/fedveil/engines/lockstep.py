@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from fedveil.engines.federation import Federation
 from fedveil.engines.history import RoundRecord
 from fedveil.errors import BudgetError, FieldError, NoReplyError, require_rounds
+from fedveil.learning.learner import Task
 
 
 class Lockstep:
@@ -40,20 +41,29 @@ class Lockstep:
     def rounds(self, rounds: int) -> Iterator[dict[int, RoundRecord]]:
         """Do one round of every federation after another, up to `rounds` in all; yields those that finished it."""
         rounds = require_rounds("rounds", rounds)
-        learner = self.federations[0].learner
         while True:
             self.stopped |= {i: f.stopped for i, f in enumerate(self.federations) if f.stopped}
             going = [i for i, f in enumerate(self.federations) if f.round < rounds and i not in self.stopped]
             if not going:
                 return
-            asked = [self.federations[i].ask(rounds) for i in going]
-            learned = learner.learn_together([a.task for a in asked])
             played: dict[int, RoundRecord] = {}
-            for i, opened, outcomes in zip(going, asked, learned, strict=True):
-                federation = self.federations[i]
-                collected = federation.collect(opened, outcomes)
+            for i in self._asked(going, rounds):
                 try:
-                    played[i] = federation.close(opened, collected)
+                    played[i] = self.federations[i].end()
                 except (BudgetError, NoReplyError) as error:
                     self.stopped[i] = str(error)
             yield played
+
+    def _asked(self, going: Sequence[int], rounds: int) -> Sequence[int]:
+        """Ask the cohorts of all that go on, and train them together."""
+        begun: dict[int, Task] = {}
+        for i in going:
+            try:
+                self.federations[i].begin(rounds)
+                begun[i] = self.federations[i].embedded.task
+            except BudgetError as error:
+                self.stopped[i] = str(error)
+        learned = self.federations[0].learner.learn_together(list(begun.values()))
+        for i, outcomes in zip(begun, learned, strict=True):
+            self.federations[i].embedded.learned(outcomes)
+        return list(begun)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedveil.accounting import Ledger, Spend, SpendFilter
 from fedveil.engines.client import ClientParty
-from fedveil.engines.history import Asked
 from fedveil.engines.lifetime import read_policy
 from fedveil.engines.options import Budgets, Execution
 from fedveil.engines.party import LineStore
@@ -115,8 +114,8 @@ class Members:
             return dict.fromkeys(asked, self.party(asked[0]).admit(broadcast))
         return {p: self.party(p).admit(broadcast) for p in asked}
 
-    def require_sum(self, asked: Asked, remaining: Sequence[int]) -> None:
-        """Refuse to ask the remaining sites of a sum again, where they are too few.
+    def require_sum(self, round_: int, cohort: Sequence[int], refused: Mapping[int, str], left: Sequence[int]) -> None:
+        """Refuse to ask those who are left of a sum's cohort again, where they are too few.
 
         Raises
         ------
@@ -125,22 +124,22 @@ class Members:
         BudgetError
             If that is because clients have used up their budgets.
         """
-        if len(remaining) >= FEWEST:
+        if len(left) >= FEWEST:
             return
-        why = next(iter(asked.refused.values()), "they failed")
-        error = NoReplyError(f"round {asked.broadcast.public.round}: {len(remaining)} sites are left of a sum ({why})")
-        raise BudgetError(str(error)) if len(asked.refused) == len(asked.cohort) else self.used_up(asked, error)
+        why = next(iter(refused.values()), "they failed")
+        error = NoReplyError(f"round {round_}: {len(left)} sites are left of a sum ({why})")
+        raise BudgetError(str(error)) if len(refused) == len(cohort) else self.used_up(refused, error)
 
-    def used_up(self, asked: Asked, error: NoReplyError) -> NoReplyError | BudgetError:
+    def used_up(self, refused: Mapping[int, str], error: NoReplyError) -> NoReplyError | BudgetError:
         """The same error, unless a client that released something before declines: then the run is over, not broken."""
-        spent = next((p for p in asked.refused if self.party(p).ledger.entries), None)
+        spent = next((p for p in refused if self.party(p).ledger.entries), None)
         if spent is None:
             return error
-        return BudgetError(f"client {spent} declines ({asked.refused[spent]}); the last model stands: {error}")
+        return BudgetError(f"client {spent} declines ({refused[spent]}); the last model stands: {error}")
 
-    def take_over(self, asked: Asked, learned: Sequence[Learned | Exception]) -> None:
-        """Keep the buffers of clients that trained, in the order of `asked.partitions`."""
-        for partition, outcome in zip(asked.partitions, learned, strict=True):
+    def take_over(self, partitions: Sequence[int], learned: Sequence[Learned | Exception]) -> None:
+        """Keep the buffers of clients that trained, in this order."""
+        for partition, outcome in zip(partitions, learned, strict=True):
             if isinstance(outcome, Learned) and outcome.trained.buffers:
                 self.data[partition] = replace(self.data[partition], buffers=outcome.trained.buffers)
 

@@ -11,6 +11,7 @@ from fedveil.accounting import Ledger, Policy, SpendFilter
 from fedveil.checks import Parameters, Workers
 from fedveil.engines.assembly import AnyMethod
 from fedveil.engines.party import LineStore
+from fedveil.engines.rounds import Courier
 from fedveil.engines.seams import Probe
 from fedveil.engines.stopping import EarlyStopping
 from fedveil.errors import require_choice
@@ -156,6 +157,8 @@ class Execution(Parameters):
         source fresh ones.
     ledgers : callable, optional
         ``party -> (Ledger, LineStore)``; by default ledgers live in memory.
+    courier : callable, optional
+        ``Federation -> Courier``: who moves the messages. Default: nobody, since all clients are in this process.
 
     Examples
     --------
@@ -172,6 +175,7 @@ class Execution(Parameters):
     tell: Callable[[str], None] | None = None
     keys: Sequence[SiteKey] = ()
     ledgers: Callable[[str], tuple[Ledger, LineStore]] | None = None
+    courier: Callable[[Any], Courier] | None = None
 
     def __post_init__(self) -> None:
         """Check the trainer and the workers."""

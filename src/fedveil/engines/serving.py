@@ -15,6 +15,7 @@ from fedveil.accounting.bounds import Heuristic
 from fedveil.engines.assembly import AnyMethod, resolve_method
 from fedveil.engines.history import total_of
 from fedveil.engines.party import SERVER, LineStore, forget
+from fedveil.engines.rounds import Answers
 from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.warning import Warnings
 from fedveil.errors import FieldError
@@ -122,6 +123,8 @@ class Serving:
         As given.
     history : list of Round
         What happened in each round.
+    metrics : dict of str to float
+        Mean metrics of the clients that the last round combined.
     """
 
     def __init__(
@@ -136,6 +139,7 @@ class Serving:
         self._quotes: list[Spend] = []
         self._asked: list[Spend] = []
         self.history: list[Round] = []
+        self.metrics: dict[str, float] = {}
         self.warnings = Warnings(server.method, server.layout, lambda text: log.warning("FedVeil: %s", text))
 
     @property
@@ -151,43 +155,47 @@ class Serving:
             return replace(unprotected(self.server.method.client.trust), bound=Heuristic(QUOTED_BEFORE), scope="total")
         return total(s.guarantee for s in self._quotes) if self._quotes else unprotected("local")
 
+    def require_unsummed(self, round_: int) -> None:
+        """See `ServerParty.require_unsummed`."""
+        self.server.require_unsummed(round_)
+
     def open(
-        self, models: Tensor, number: int, cohort: int, roster: Sequence[PublicKey] = (), attempt: int = 0
+        self,
+        models: Tensor,
+        round_: int,
+        rounds: int,
+        cohort: int,
+        roster: Sequence[PublicKey] = (),
+        attempt: int = 0,
     ) -> Broadcast:
         """Open a round, and note what a client is to spend on it: the quote that it makes itself, which is public."""
-        broadcast = self.server.open(models, number, self.rounds, cohort, roster, attempt)
+        broadcast = self.server.open(models, round_, rounds, cohort, roster, attempt)
         side = self.server.method.client
         quoted = side.quote(broadcast, side.init())
         self._asked += [quoted] if isinstance(quoted, Spend) else []
         return broadcast
 
-    def note(self, released: Mapping[int, Releases], failed: Mapping[int, str]) -> None:
+    def asked(self, answers: Answers) -> None:
         """Count what was asked, unless all declined: whoever answered has spent it, even if no round comes of it."""
-        self._quotes += self._asked if released or failed else []
+        self._quotes += self._asked if answers.replies or answers.failed else []
         self._asked = []
 
-    def close(
-        self,
-        broadcast: Broadcast,
-        released: Mapping[int, Releases],
-        failed: Mapping[int, str],
-        refused: Mapping[int, str],
-    ) -> tuple[Tensor, Round, dict[str, float]]:
-        """Combine a round, keep and tell it: the next models [k, d], the round, the clients' mean metrics."""
-        self.note(released, failed)
-        opened, log = self.server.combine(broadcast, released, failed, refused, self._least)
+    def close(self, broadcast: Broadcast, answers: Answers) -> tuple[Tensor, Round]:
+        """Combine a round, keep and tell it: the next models [k, d], and the round."""
+        released = answers.replies
+        opened, log = self.server.combine(broadcast, released, answers.failed, answers.refused, self._least)
         self.history.append(log)
         self.warnings.planned(self.rounds, broadcast.public.cohort)
         self.warnings.combined(broadcast.models[0], [released[p] for p in log.used], log.report)
-        metrics = mean_metrics({p: released[p] for p in log.used})
+        self.metrics = mean_metrics({p: released[p] for p in log.used})
         without = {**log.failed, **log.invalid, **log.refused}
         for partition, why in without.items():
             self._log.warning("client %d: %s", partition, why)
         done, used = f"round {log.number} of {self.rounds}", len(log.used)
         self._log.info("FedVeil: %s: %d of %d clients; %s", done, used, used + len(without), self._spent(log))
         if self._folder is not None:
-            self._folder.finish_round(log, metrics)
-        return opened.models, log, metrics
+            self._folder.finish_round(log, self.metrics)
+        return opened.models, log
 
     def end(self, models: Tensor, stopped: str, clients: int, done: int = 0) -> None:
         """Tell what the run came to."""

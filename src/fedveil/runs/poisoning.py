@@ -11,7 +11,7 @@ from fedveil.config.adversaries import Malicious
 from fedveil.config.experiment import Config
 from fedveil.config.tables import fields_of
 from fedveil.engines import Federation
-from fedveil.engines.seams import Behaviour
+from fedveil.engines.malicious import Behaviour
 from fedveil.learning import ClientData
 from fedveil.runs.deal import Dealt
 

@@ -12,7 +12,8 @@ from fedveil.accounting import Filter, LeakageFilter, ParticipationFilter, Spend
 from fedveil.attacks import craft
 from fedveil.config.experiment import Config
 from fedveil.engines import Budgets, Evaluation, Execution, Federation, PerClient, Shared
-from fedveil.engines.seams import Behaviour, Probe, Turn
+from fedveil.engines.malicious import Behaviour, Turn
+from fedveil.engines.seams import Probe
 from fedveil.errors import FieldError
 from fedveil.evidence import OF_TWO
 from fedveil.files import Ledgers

@@ -179,7 +179,7 @@ def _trusted(federation: Federation, opened: Broadcast, rounds: int) -> int:
 def _admitted(federation: Federation, opened: Broadcast, round_: int) -> list[int]:
     """Those of a round's cohort who do not decline, by budgets that count participations; recorded as in the run."""
     broadcast, cohort = _in_round(opened, round_), federation.cohort(round_)
-    verdicts = federation.members.admit(broadcast, [p for p in cohort if not federation.replying.bypasses(p)])
+    verdicts = federation.members.admit(broadcast, [p for p in cohort if federation.embedded.records(p)])
     return [p for p in cohort if not isinstance(verdicts.get(p), Refusal)]
 
 
@@ -193,7 +193,7 @@ def _counts(federation: Federation, round_: int, answering: Sequence[int]) -> tu
     rule = federation.server.method.server.rule
     if rule is None or not rule.by_examples:
         return (1,) * len(answering)
-    return tuple(federation.replying.training_data(p, round_).examples for p in answering)
+    return tuple(federation.embedded.training_data(p, round_).examples for p in answering)
 
 
 def _cost(federation: Federation, opened: Broadcast, counts: Sequence[int]) -> Spend:
@@ -223,7 +223,7 @@ def _apart(federation: Federation, opened: Broadcast, rounds: int, ledgers: Ledg
             asked.setdefault(partition, []).append(round_)
     kinds: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for partition, when in asked.items():
-        if not federation.replying.bypasses(partition):
+        if federation.embedded.records(partition):
             kinds.setdefault((id(federation.members.method_of(partition).client), tuple(when)), []).append(partition)
     alike = {same[0]: same for same in kinds.values()}
     stands_for = {p: first for first, same in alike.items() for p in same}

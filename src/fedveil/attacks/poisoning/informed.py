@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedveil.aggregation import Aggregator
 from fedveil.attacks.poisoning.data import BEHAVIOURS
-from fedveil.engines.seams import Behaviour, Turn
+from fedveil.engines.malicious import Behaviour, Turn
 from fedveil.errors import require_choice
 from fedveil.mechanisms import ReproducibleSource
 

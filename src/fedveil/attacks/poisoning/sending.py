@@ -21,7 +21,7 @@ from torch import Tensor
 from fedveil.attacks.poisoning.data import BEHAVIOURS, Around
 from fedveil.checks import NonNegative, Positive
 from fedveil.clipping import clip
-from fedveil.engines.seams import Behaviour, Turn
+from fedveil.engines.malicious import Behaviour, Turn
 from fedveil.mechanisms import keyed_seed
 
 

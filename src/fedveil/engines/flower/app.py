@@ -1,32 +1,38 @@
 """A ClientApp of our own learner, and a federation that runs it under Flower in one process."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from logging import WARNING
-from time import perf_counter
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict, UserConfig
+from flwr.app import Context, Message, MetricRecord, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 
-from fedveil.engines.assembly import AnyMethod, require_success
+from fedveil.engines.assembly import AnyMethod
 from fedveil.engines.federation import Federation
 from fedveil.engines.fit import require_pairs
 from fedveil.engines.flower import records
 from fedveil.engines.flower.exchange import training_source
 from fedveil.engines.flower.grid import InProcessGrid, _identity
 from fedveil.engines.flower.mod import own_method, partition_of, privacy_mod
-from fedveil.engines.flower.strategy import FedVeilStrategy
-from fedveil.engines.history import Collected, RoundRecord
+from fedveil.engines.flower.roster import Nodes, Roster
+from fedveil.engines.malicious import Behaviour, behaving
 from fedveil.engines.messages import COUNT, METRICS_KEY
-from fedveil.engines.seams import Behaviour, crafted
+from fedveil.engines.options import Execution
+from fedveil.engines.rounds import Answers
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData, Figures, choose, evaluate
-from fedveil.learning.learner import Learner
+from fedveil.learning.learner import Learned, Learner
+from fedveil.learning.streams import Key
 from fedveil.logs import logger
+from fedveil.mechanisms import Source
+from fedveil.methods import Broadcast
+from fedveil.secure import PublicKey
 
 _LOG = logger("flwr")
+PATIENCE, ATTEMPTS = 600.0, 3  # seconds to wait for nodes, and questions of a secure sum
 BUFFERS = "fedveil.buffers"  # in the node's context: nothing of it is sent
 
 
@@ -61,8 +67,8 @@ def learner_client_app(
     ClientApp
         With a train and an evaluate function.
     """
-    layout, malicious = learner.layout, dict(behaviours or {})
-    for partition, behaviour in malicious.items():
+    layout = learner.layout
+    for partition, behaviour in (behaviours or {}).items():
         if behaviour.omniscient or behaviour.bypass:
             accepted = "needs the embedded engine: under Flower a client sees no other's update, and the mod protects"
             raise FieldError(f"behaviours[{partition}]", type(behaviour).__name__, accepted)
@@ -75,23 +81,27 @@ def learner_client_app(
             raise FieldError("partition-id", partition, f"there is data for partitions 0 to {len(clients) - 1}")
         return partition, with_buffers(clients[partition], context)
 
+    def learn(
+        broadcast: Broadcast, client: ClientData, key: Key, needs: frozenset[str], sources: Sequence[Source]
+    ) -> Learned:
+        [learned] = learner.learn(broadcast.models, [client], [key], needs, sources)
+        if isinstance(learned, Exception):
+            raise learned
+        return learned
+
+    taught = behaving(learn, behaviours) if behaviours else learn
+
     @app.train()
     def train(message: Message, context: Context) -> Message:
         partition, client = data(context)
         broadcast = records.read_broadcast(message.content, layout)
-        needs, number = own_method(method, context).client.needs, broadcast.public.round
-        behaviour = malicious.get(partition)
-        if behaviour is not None:
-            client = behaviour.data(client, partition, number)
+        needs, key = own_method(method, context).client.needs, (seed, broadcast.public.round, partition)
         sources = [training_source()] if "noisy_steps" in needs else []
-        [learned] = learner.learn(broadcast.models, [client], [(seed, number, partition)], needs, sources)
-        if isinstance(learned, Exception):
-            raise learned
+        learned = taught(broadcast, client, key, needs, sources)
         trained = learned.trained
         if trained.buffers:
             context.state[BUFFERS] = records.array_record(trained.buffers)
-        model = trained.model if behaviour is None else crafted(behaviour, partition, broadcast, learned, (partition,))
-        content = records.write_trained(replace(trained, model=model), layout)
+        content = records.write_trained(trained, layout)
         content[records.FACTS] = records.write_facts(learned.chosen, learned.layer_scores, trained.noised)
         return Message(content, reply_to=message)
 
@@ -117,7 +127,7 @@ def with_buffers(client: ClientData, context: Context) -> ClientData:
 
 
 class FlowerFederation(Federation):
-    """A federation whose server is `FedVeilStrategy` and whose clients are a Flower ClientApp, in one process.
+    """A federation whose clients are a Flower ClientApp, in one process, asked by messages.
 
     Takes the arguments of `Federation` and returns the same `History`. On one machine, with the same seed, the models
     are the same to the bit.
@@ -126,93 +136,111 @@ class FlowerFederation(Federation):
     ----------
     shuffle : int, optional
         Seed that shuffles the order of the clients' replies.
+    execution : Execution, optional
+        As for `Federation`; its courier is Flower's.
     **arguments
         As for `Federation`.
     """
 
-    def __init__(self, *, shuffle: int | None = None, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        if self.server.publishing.metrics != "off":
+    def __init__(self, *, shuffle: int | None = None, execution: Execution | None = None, **arguments: Any) -> None:
+        made = replace(execution or Execution(), courier=lambda federation: NodesInProcess(federation, shuffle))
+        super().__init__(execution=made, **arguments)
+
+
+class NodesInProcess(Nodes):
+    """The nodes of a federation in one process as its courier; they keep their contexts from one round to the next.
+
+    Parameters
+    ----------
+    federation : Federation
+        Whose clients they are.
+    shuffle : int, optional
+        Seed that shuffles the order of their replies.
+
+    Raises
+    ------
+    FieldError
+        If the federation publishes metrics, or has validation clients.
+    """
+
+    def __init__(self, federation: Federation, shuffle: int | None = None) -> None:
+        if federation.server.publishing.metrics != "off":
             accepted = "under Flower clients are shown no metrics: leave it 'off'"
-            raise FieldError("publish.metrics", self.server.publishing.metrics, accepted)
-        if self.validators is not None:
+            raise FieldError("publish.metrics", federation.server.publishing.metrics, accepted)
+        if federation.validators is not None:
             accepted = (
                 "holds validation clients' data, as the embedded engine does; under Flower they are nodes of their "
                 "own: FedVeilStrategy(stopping=...), and privacy_mod(..., validation=Validation()) on those nodes"
             )
-            raise FieldError("stopping", self.validators.rule, accepted)
-        self._shuffle = shuffle
-        self._grid: InProcessGrid | None = None
-        self._strategy: FedVeilStrategy | None = None
-        self._zeroed: dict[int, str] = {}
+            raise FieldError("stopping", federation.validators.rule, accepted)
+        count = len(federation.clients)
+        self._greeted = Roster(federation.method.client, count, PATIENCE)
+        super().__init__(federation.server, self._greeted, ATTEMPTS)
+        self._federation, self._zeroed = federation, dict[int, str]()
+        configs: list[UserConfig] = [{"partition-id": i, "num-partitions": count} for i in range(count)]
+        self.grid = self._nodes = InProcessGrid(self._app(), configs, shuffle=shuffle)
+        for partition, state in federation.client_states().items():
+            records.Memory(self._nodes.contexts[partition]).save(state)
 
-    def restore(self, *arguments: Any, **named: Any) -> None:
-        super().restore(*arguments, **named)
-        self._grid = self._strategy = None
+    def _app(self) -> ClientApp:
+        federation, members = self._federation, self._federation.members
+        return learner_client_app(
+            federation.learner,
+            federation.clients,
+            members.method_of if federation.client_sides else federation.method,
+            seed=federation.seed,
+            warnings=federation.warnings,
+            behaviours=federation.behaviours,
+            source=federation.source,
+            policy=members.policy,
+            site=members.sites.site,
+            tell=lambda partition, _, error: self._zeroed.update({partition: f"{type(error).__name__}: {error}"}),
+            budget=lambda partition: deepcopy(members.budget(partition)),  # the mod wants a fresh one on each call
+            ledgers=members.ledger,
+        )
 
-    def grid(self) -> InProcessGrid:
-        """The nodes, which keep their contexts from one run to the next."""
-        if self._grid is None:
-            app = learner_client_app(
-                self.learner,
-                self.clients,
-                self.members.method_of if self.client_sides else self.method,
-                seed=self.seed,
-                warnings=self.warnings,
-                behaviours=self.behaviours,
-                source=self.source,
-                policy=self.members.policy,
-                site=self.members.sites.site,
-                tell=lambda partition, _, error: self._zeroed.update({partition: f"{type(error).__name__}: {error}"}),
-                budget=lambda partition: deepcopy(
-                    self.members.budget(partition)
-                ),  # the mod wants a fresh one on each call
-                ledgers=self.members.ledger,
-            )
-            count = len(self.clients)
-            configs: list[UserConfig] = [{"partition-id": i, "num-partitions": count} for i in range(count)]
-            self._grid = InProcessGrid(app, configs, shuffle=self._shuffle)
-            for partition, state in self.client_states().items():
-                records.Memory(self._grid.contexts[partition]).save(state)
-        return self._grid
+    def reach(self, number: int, cohort: Sequence[int]) -> dict[int, PublicKey | None]:
+        """All of them, once they were greeted."""
+        with _quietly():
+            self._greeted.meet(self._nodes, self.timeout)
+        return super().reach(number, cohort)
 
-    def _next(self, rounds: int) -> RoundRecord:
-        began, grid, strategy = perf_counter(), self.grid(), self._strategy
-        if strategy is None or strategy.rounds != rounds:
-            strategy = self._strategy = FedVeilStrategy(
-                self.server,
-                rounds=rounds,
-                initial=self.models,
-                clients=len(self.clients),
-                clients_per_round=self.cohort_size,
-                seed=self.seed,
-                done=self.round,
-                min_clients=1,
-            )
-            strategy.warn_by(self.warnings)
-        number, level = self.round + 1 - strategy.done, _LOG.level
+    def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
+        """Write a round's train messages."""
+        with _quietly():
+            super().ask(broadcast, partitions)
+
+    def collect(self) -> Answers:
+        """What the nodes answer, and what an experimenter sees beside it."""
         self._zeroed.clear()
-        _LOG.setLevel(WARNING)  # Flower tells every round's story at INFO
         try:
-            with _identity():
-                asked = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid)
-                strategy.aggregate_train(number, grid.send_and_receive(asked))
+            with _quietly():
+                answers = super().collect()
         finally:
-            _LOG.setLevel(level)
-            self._collect()
-        log, zeroed = strategy.history[-1], dict(sorted(self._zeroed.items()))
-        require_success(log.number, [*log.used, *log.invalid], zeroed)
-        noisy = (*log.used, *log.invalid) if self.method.client.trust != "central" else ()
-        scales = {p: self.members.ledger(str(p))[0].entries[-1].spend.scale for p in noisy}
-        collected = Collected(strategy.received, scales=scales, zeroed=zeroed)
-        assert strategy.broadcast is not None  # a round is over
-        return self._measured(strategy.broadcast, collected, strategy.models, log, began)
+            self._take_over()
+        members = self._federation.members
+        noisy = answers.replies if self._federation.method.client.trust != "central" else ()
+        scales = {p: members.ledger(str(p))[0].entries[-1].spend.scale for p in noisy}
+        return replace(answers, scales=scales, zeroed=dict(sorted(self._zeroed.items())))
 
-    def _collect(self) -> None:
+    def _take_over(self) -> None:
         """Take over what the nodes remember."""
-        remembered = self.client_states()
-        for partition, context in self.grid().contexts.items():
-            self.clients[partition] = with_buffers(self.clients[partition], context)
-            if self.members.ledger(str(partition))[0].entries:
-                remembered[partition] = records.Memory(context).load(self.method.client.init())
-        self.members.resume(remembered)
+        federation = self._federation
+        remembered = federation.client_states()
+        for partition, context in self._nodes.contexts.items():
+            federation.clients[partition] = with_buffers(federation.clients[partition], context)
+            if federation.members.ledger(str(partition))[0].entries:
+                remembered[partition] = records.Memory(context).load(federation.method.client.init())
+        federation.members.resume(remembered)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Flower's identity of a server, and nothing in its log: it tells every round's story at INFO."""
+    level = _LOG.level
+    _LOG.setLevel(WARNING)
+    try:
+        with _identity():
+            yield
+    finally:
+        _LOG.setLevel(level)

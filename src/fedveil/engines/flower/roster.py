@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
-from torch import Tensor
 
 from fedveil.engines.flower import records
 from fedveil.engines.messages import REPLY, UnprotectedError
-from fedveil.engines.serving import Serving
+from fedveil.engines.rounds import Answers
+from fedveil.engines.server import ServerParty
 from fedveil.errors import (
     BudgetError,
     FedVeilError,
@@ -20,7 +20,7 @@ from fedveil.errors import (
     require_positive,
 )
 from fedveil.logs import logger
-from fedveil.methods import Broadcast, ClientSide, Releases, SecureSum
+from fedveil.methods import Broadcast, ClientSide, PublicFacts, Releases, SecureSum
 from fedveil.secure import PublicKey, public_key
 
 _LOG = logger("flwr")
@@ -139,13 +139,13 @@ class Roster:
         held[partition] = node
 
 
-class Asking:
-    """The questions to the nodes, and what they answer.
+class Nodes:
+    """The nodes of a Flower run as a round's courier: messages to them, and what they answer.
 
     Parameters
     ----------
-    serving : Serving
-        Opens the rounds.
+    server : ServerParty
+        Whose method they run.
     roster : Roster
         Who can be asked.
     attempts : int
@@ -153,94 +153,92 @@ class Asking:
 
     Attributes
     ----------
-    broadcast : Broadcast, optional
-        What opened the last round.
+    grid : Grid, optional
+        Over which messages go.
+    timeout : float
+        Seconds to wait for answers.
+    config : ConfigRecord
+        What else a request tells the nodes.
     asked : dict of int to int
         Partition of each node that was asked last.
-    lost : set of int
-        Partitions without a reply of their own, which may be back.
+    sent : list of Message
+        The messages to them.
     """
 
-    def __init__(self, serving: Serving, roster: Roster, attempts: int) -> None:
-        self._serving, self._roster = serving, roster
-        self._method, self._layout = serving.server.method, serving.server.layout
+    def __init__(self, server: ServerParty, roster: Roster, attempts: int) -> None:
+        self._roster = roster
+        self._method, self._layout = server.method, server.layout
         self._secure = self._method.client.trust == "secure sum"
         self._attempts = require_count("attempts", attempts)
-        self.broadcast: Broadcast | None = None
+        self.grid: Grid | None = None
+        self.timeout, self.config = 3600.0, ConfigRecord()
         self.asked: dict[int, int] = {}
-        self.lost: set[int] = set()
-        self._sent: list[Message] = []  # Flower gives them their ids when it sends them
-        self._config = ConfigRecord()
+        self.sent: list[Message] = []  # Flower gives them their ids when it sends them
+        self._answered: Iterable[Message] | None = None
+        self._public: PublicFacts | None = None
+        self._absent: dict[int, str] = {}
         # sites of secure sums that are asked no more: the others pay for each question
         self._declined: dict[int, str] = {}
+        self._refusing: list[int] = []  # those who declined in this round
 
-    def to_train(
-        self, models: Tensor, partitions: Iterable[int], number: int, size: int, config: ConfigRecord, attempt: int = 0
-    ) -> list[Message]:
-        """Open a round for those of the partitions that are connected, and declined no sum before.
+    def reach(self, number: int, cohort: Sequence[int]) -> dict[int, PublicKey | None]:
+        """Those of a cohort that are connected, and declined no sum before."""
+        least, connected = self._method.least_sites, self._roster.nodes
+        reached = [p for p in cohort if p in connected and p not in self._declined]
+        self._absent = {p: "is not connected" for p in cohort if p not in connected}
+        if len(reached) < least:
+            declined = [p for p in cohort if p in self._declined]
+            raise self._few(number, f"{len(reached)} sites are connected", len(reached), declined)
+        return {p: self._roster.sites[p] if self._secure else None for p in reached}
 
-        Raises
-        ------
-        NoReplyError
-            If they are fewer than a sum needs.
-        BudgetError
-            If those of them who declined would have made them enough.
-        """
-        least, connected, wanted = self._method.least_sites, self._roster.nodes, [*partitions]
-        nodes = {p: connected[p] for p in wanted if p in connected and p not in self._declined}
-        if len(nodes) < least:
-            raise self._few(number, f"{len(nodes)} sites are connected", len(nodes), [*self._declined.keys() & wanted])
-        keys = [self._roster.sites[p] for p in nodes] if self._secure else ()
-        self.broadcast, self._config = self._serving.open(models, number, size, keys, attempt), config
-        return self.messages(self.broadcast, nodes, config, MessageType.TRAIN)
+    def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
+        """Write a round's train messages; whoever runs Flower sends them, or `collect` does."""
+        self._public, self._answered = broadcast.public, None
+        if broadcast.public.attempt == 0:
+            self._refusing = []
+        nodes = {p: self._roster.nodes[p] for p in partitions}
+        self.address(broadcast, nodes, self.config, MessageType.TRAIN)
 
-    def messages(
-        self, broadcast: Broadcast, nodes: Mapping[int, int], config: ConfigRecord, kind: str
-    ) -> list[Message]:
+    def address(self, broadcast: Broadcast, nodes: Mapping[int, int], config: ConfigRecord, kind: str) -> list[Message]:
         """A broadcast to the node of each partition."""
         self.asked = {node: partition for partition, node in nodes.items()}
         content = records.write_broadcast(broadcast, self._layout, config) if nodes else RecordDict()
-        self._sent = [Message(content, node, kind) for node in self.asked]
-        return self._sent
+        self.sent = [Message(content, node, kind) for node in self.asked]
+        return self.sent
 
-    def trained(
-        self, replies: Iterable[Message], grid: Grid, timeout: float
-    ) -> tuple[Broadcast, dict[int, Releases], dict[int, str], dict[int, str]]:
-        """What opened the round last; releases, failures and refusals by partition.
+    def take(self, replies: Iterable[Message]) -> None:
+        """Take what was answered to the messages, where Flower sent them."""
+        self._answered = replies
 
-        A secure sum is of all who are asked: where one does not answer, those who did are asked anew, alone if they are
-        enough.
+    def collect(self) -> Answers:
+        """What the nodes that were asked last answered."""
+        replies, self._answered = self._answered, None
+        if replies is None:
+            assert self.grid is not None  # the strategy has one before it asks
+            replies = self.grid.send_and_receive(self.sent, timeout=self.timeout)
+        released, failed, refused, lost = self.sorted(replies)
+        if self._secure:
+            self._declined |= refused
+            self._refusing += refused
+            refused = dict(self._declined)
+        return Answers(released, {**self._absent, **failed}, refused, lost, trained=tuple(released))
 
-        Raises
-        ------
-        BudgetError
-            If sites declined in this round that would have made those who answered enough.
-        """
-        assert self.broadcast is not None  # a round was opened
-        models, public, least = self.broadcast.models, self.broadcast.public, self._method.least_sites
-        released, failed, refused = self.sorted(replies)
-        self._serving.note(released, failed)
-        for attempt in range(1, self._attempts if self._secure else 1):
-            if len(released) == len(self.asked):
-                break
-            again = sorted(released) if len(released) >= least else sorted({*released, *self.lost})
-            if len(again) < least:
-                break
-            _LOG.warning("FedVeil: %d of %d sites answered; asking %s anew", len(released), len(self.asked), again)
-            self._roster.meet(grid, timeout, least)
-            messages = self.to_train(models, again, public.round, public.cohort, self._config, attempt)
-            released, more, none = self.sorted(grid.send_and_receive(messages, timeout=timeout))
-            self._serving.note(released, more)
-            failed = {p: why for p, why in {**failed, **more}.items() if p not in released}
-            refused |= none
-        if not self._secure:
-            return self.broadcast, released, failed, refused
-        self._declined |= refused
-        if len(released) < least:
-            few = self._few(public.round, f"{len(released)} sites answered", len(released), [*refused])
-            if isinstance(few, BudgetError):  # else the server says who failed, and why
-                raise few
-        return self.broadcast, released, failed, self._declined
+    def again(self, answers: Answers) -> list[int]:
+        """Whom to ask anew: those who answered, alone if they are enough for a sum, else with those who may be back."""
+        public, least, replies = self._public, self._method.least_sites, answers.replies
+        if not self._secure or len(replies) == len(self.asked):
+            return []
+        assert public is not None  # a round was asked
+        assert self.grid is not None
+        anew = sorted(replies) if len(replies) >= least else sorted({*replies, *answers.lost})
+        if len(anew) >= least and public.attempt + 1 < self._attempts:
+            _LOG.warning("FedVeil: %d of %d sites answered; asking %s anew", len(replies), len(self.asked), anew)
+            self._roster.meet(self.grid, self.timeout, least)
+            return anew
+        few = self._few(public.round, f"{len(replies)} sites answered", len(replies), self._refusing)
+        if len(replies) < least and isinstance(few, BudgetError):  # else the server says who failed, and why
+            raise few
+        return []
 
     def _few(self, number: int, who: str, left: int, declined: Sequence[int]) -> NoReplyError | BudgetError:
         """Why there is no sum: if those who declined would have made one, the run is over and not broken."""
@@ -251,14 +249,19 @@ class Asking:
         first = min(declined)
         return BudgetError(f"client {first} declines ({self._declined[first]}); the last model stands: {why}")
 
-    def sorted(self, replies: Iterable[Message]) -> tuple[dict[int, Releases], dict[int, str], dict[int, str]]:
-        """Releases, failures and refusals by partition; a partition that answers twice, or as another one, fails."""
+    def sorted(
+        self, replies: Iterable[Message]
+    ) -> tuple[dict[int, Releases], dict[int, str], dict[int, str], set[int]]:
+        """Releases, failures and refusals by partition, and who has no reply of its own and may be back.
+
+        A partition that answers twice, or as another one, fails.
+        """
         released: dict[int, Releases] = {}
         failed: dict[int, str] = {}
         refused: dict[int, str] = {}
-        silent, self.lost = set(self.asked.values()), set()
+        silent, lost = set(self.asked.values()), set[int]()
         partitions = {
-            m.metadata.message_id: self.asked[m.metadata.dst_node_id] for m in self._sent if m.metadata.message_id
+            m.metadata.message_id: self.asked[m.metadata.dst_node_id] for m in self.sent if m.metadata.message_id
         }
         for reply in replies:
             own = self.asked.get(reply.metadata.src_node_id)
@@ -277,7 +280,7 @@ class Asking:
                 gone = own is None and code == NODE_UNAVAILABLE
                 target[partition] = "is gone: node unavailable" if gone else cleaned(reply.error.reason)
                 if own is None or code in LOST:
-                    self.lost.add(partition)
+                    lost.add(partition)
             else:
                 try:
                     claimed, counted = records.read_mark(reply.content, self._method.client)
@@ -287,8 +290,7 @@ class Asking:
                 except Exception as error:  # whatever a client sends is that client's failure
                     failed[partition] = cleaned(f"{type(error).__name__}: {error}")
             silent.discard(partition)
-        self.lost |= silent
-        return released, failed | dict.fromkeys(sorted(silent), "did not reply in time"), refused
+        return released, failed | dict.fromkeys(sorted(silent), "did not reply in time"), refused, lost | silent
 
     def _released(self, reply: Message, counted: bool) -> Releases:
         """What a marked reply releases; of a secure sum the share and nothing else."""

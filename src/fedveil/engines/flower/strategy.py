@@ -12,13 +12,13 @@ from torch import Tensor
 from fedveil.accounting import Guarantee, SpendFilter
 from fedveil.engines.assembly import AnyMethod, draw_cohort, several
 from fedveil.engines.flower import records
-from fedveil.engines.flower.roster import Asking, Roster
+from fedveil.engines.flower.roster import Nodes, Roster
 from fedveil.engines.flower.validation import Evaluating
 from fedveil.engines.history import Best
+from fedveil.engines.rounds import RoundLoop
 from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.serving import RunKeeper, Serving, served
 from fedveil.engines.stopping import EarlyStopping
-from fedveil.engines.warning import Warnings
 from fedveil.errors import (
     BudgetError,
     FedVeilError,
@@ -141,16 +141,14 @@ class FedVeilStrategy(Strategy):
         self._serving = Serving(self.server, self.rounds, delta, folder, least, _LOG)
         self.stopped, self.history = "", self._serving.history
         self._roster = Roster(self.method.client, clients, patience, 0 if stopping is None else stopping.sample or 1)
-        self._timeout = 3600.0
         sites = clients_per_round or clients
         if self.method.noisy is not None and sites is not None:
             self.method.noisy.require_sites(sites, "clients_per_round" if clients_per_round else "clients")
         if isinstance(self.method.server, SecureSum) and self.method.server.lr is None:
             raise FieldError("lr", None, 'is needed: the step is the server\'s; build("record", sum="secure", lr=0.5)')
-        self._asking = Asking(self._serving, self._roster, attempts)
-        self._grid: Grid | None = None
+        self._nodes = Nodes(self.server, self._roster, attempts)
+        self._loop = RoundLoop(self._serving, self._nodes)
         self._result = Result()  # Flower's own is lost where a budget ends the run
-        self._absent: dict[int, str] = {}
         self.models = torch.zeros(0, self.layout.size) if initial is None else initial
         self.received: dict[int, Releases] = {}
 
@@ -166,16 +164,12 @@ class FedVeilStrategy(Strategy):
     @property
     def broadcast(self) -> Broadcast | None:
         """What opened the last round; None before the first."""
-        return self._asking.broadcast
+        return self._loop.broadcast
 
     @property
     def best(self) -> Best:
         """The models with the least validation loss."""
         return self._evaluating.best
-
-    def warn_by(self, by: Warnings) -> None:
-        """Have warnings told elsewhere than in Flower's log."""
-        self._serving.warnings = by
 
     def start(
         self,
@@ -208,7 +202,7 @@ class FedVeilStrategy(Strategy):
             if given != shape:
                 accepted = f"the layout has the shape {shape} there: make both of one model"
                 raise FieldError(f"initial_arrays[{name!r}]", given, accepted)
-        self._timeout = timeout
+        self._nodes.timeout = timeout
         if self._folder is not None:
             self._folder.begin(str(grid.run.run_id), self._serving.delta)
 
@@ -245,28 +239,29 @@ class FedVeilStrategy(Strategy):
         self.server.require_rounds(number - 1)
         if self.done and not self.history:
             self.server.resume(self.models, self.done, self.server.state)
-        self._grid = grid
-        self._roster.meet(grid, self._timeout, self.method.least_sites)
+        self._nodes.grid, self._nodes.config = grid, config
+        self._roster.meet(grid, self._nodes.timeout, self.method.least_sites)
         everybody = self._roster.partitions
         size = self._size or len(everybody)
         cohort = draw_cohort(self._seed, number, everybody, size)
-        self._absent = {p: "is not connected" for p in cohort if p not in self._roster.nodes}
-        return self._asking.to_train(self.models, cohort, number, size, config)
+        self._loop.begin(self.models, number, self.rounds, size, cohort)
+        return self._nodes.sent
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Combine the protected replies, whatever their order."""
-        if self._grid is None:
+        if self.broadcast is None:
             raise FedVeilError("aggregate_train was called before configure_train")
-        opened, self.received, failed, refused = self._asking.trained(replies, self._grid, self._timeout)
-        failed = {**self._absent, **failed}
-        self.models, log, metrics = self._serving.close(opened, self.received, failed, refused)
+        self._nodes.take(replies)
+        answers, self.models, log = self._loop.end()
+        self.received = answers.replies
         counts = {name: len(getattr(log, name)) for name in ("used", "failed", "invalid", "refused")}
         if self._on_round is not None:
             self._on_round(log)
-        self._result.train_metrics_clientapp[server_round] = MetricRecord({**metrics, **log.report, **counts})
-        return records.to_arrays(self.layout, self.models[0]), self._result.train_metrics_clientapp[server_round]
+        metrics = MetricRecord({**self._serving.metrics, **log.report, **counts})
+        self._result.train_metrics_clientapp[server_round] = metrics
+        return records.to_arrays(self.layout, self.models[0]), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -275,13 +270,13 @@ class FedVeilStrategy(Strategy):
         assert self.broadcast is not None  # a round was combined
         broadcast = Broadcast(models=self.models, public=self.broadcast.public)
         nodes = self._evaluating.nodes(self._roster, broadcast.public.round)
-        return self._asking.messages(broadcast, nodes, config, MessageType.EVALUATE)
+        return self._nodes.address(broadcast, nodes, config, MessageType.EVALUATE)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Mean of the clients' metrics, weighted by their counts; None under local trust."""
-        if not self._asking.asked:
+        if not self._nodes.asked:
             return None
-        released, failed, refused = self._asking.sorted(replies)
+        released, failed, refused, _ = self._nodes.sorted(replies)
         figures = self._evaluating.figures(released, failed | refused, self.done + server_round, self.models)
         if not figures:
             return None

@@ -1,7 +1,7 @@
 """The server's half of every method as a FLARE controller, for sites whose filters protect what they send."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,15 @@ from fedveil.accounting import Filter, Guarantee
 from fedveil.engines.assembly import draw_cohort
 from fedveil.engines.nvflare.filters import TRAIN
 from fedveil.engines.nvflare.shareables import method_of, model_of_name, read_reply, write_broadcast
+from fedveil.engines.rounds import Answers, RoundLoop
 from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.serving import RunKeeper, Serving, served
 from fedveil.errors import BudgetError, FieldError, cleaned, require_count, require_rounds
 from fedveil.layout import Buffers
 from fedveil.mechanisms import source_of
-from fedveil.methods import Broadcast, Releases
+from fedveil.methods import Broadcast
 from fedveil.ranges import require_within
+from fedveil.secure import PublicKey
 
 FOLDER = "fedveil"
 BEGUN = "fedveil-server"  # a file in the job's folder: a server without one of its own began the job
@@ -160,15 +162,15 @@ class ServerController(Controller):  # type: ignore[misc]
         if folder is not None:
             folder.begin(fl_ctx.get_job_id(), serving.delta)
         self.history = serving.history
+        loop = RoundLoop(serving, Sites(self, server, sites, abort_signal, fl_ctx))
         try:
             for number in range(1, self.rounds + 1):
-                broadcast = serving.open(self.models, number, size)
                 cohort = draw_cohort(seed, number, everybody, size)
-                self._ask(write_broadcast(broadcast, layout, sites), [sites[p] for p in cohort], abort_signal, fl_ctx)
+                loop.begin(self.models, number, self.rounds, size, cohort)
                 if abort_signal.triggered:
                     self.stopped = "the job was aborted"
                     break
-                self.models, _, _ = serving.close(broadcast, *self._sorted(broadcast, sites, cohort, server))
+                _, self.models, _ = loop.end()
         except Exception as error:
             self.stopped = str(error)
             if not isinstance(error, BudgetError) or not self.history:
@@ -176,39 +178,84 @@ class ServerController(Controller):  # type: ignore[misc]
         finally:
             serving.end(self.models, self.stopped, len(sites))
 
-    def _ask(self, data: Shareable, targets: Sequence[str], abort_signal: Signal, fl_ctx: FLContext) -> None:
+    def ask(self, data: Shareable, targets: Sequence[str], abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Send a task to sites, and wait for their results."""
         self._results = {}
         task = Task(name=self.task, data=data, timeout=self.timeout, result_received_cb=self._received)
         self.broadcast_and_wait(
             task, fl_ctx, targets=list(targets), min_responses=len(targets), abort_signal=abort_signal
         )
 
+    def result_of(self, site: str) -> Shareable | None:
+        """What a site answered to the last task, which is handed over once."""
+        return self._results.pop(site, None)
+
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         self._results[client_task.client.name] = client_task.result
         client_task.result = None  # FLARE would keep it to the end of the task
 
-    def _sorted(
-        self, broadcast: Broadcast, sites: Sequence[str], cohort: Sequence[int], server: ServerParty
-    ) -> tuple[dict[int, Releases], Mapping[int, str], Mapping[int, str]]:
+
+class Sites:
+    """The sites of a FLARE job as a round's courier.
+
+    Parameters
+    ----------
+    controller : ServerController
+        Sends the tasks.
+    server : ServerParty
+        Whose method they run.
+    names : sequence of str
+        Of the sites, by partition.
+    abort_signal, fl_ctx
+        FLARE's own.
+    """
+
+    def __init__(
+        self,
+        controller: ServerController,
+        server: ServerParty,
+        names: Sequence[str],
+        abort_signal: Signal,
+        fl_ctx: FLContext,
+    ) -> None:
+        self._controller, self._names = controller, names
+        self._layout, self._side = server.layout, server.method.client
+        self._context = (abort_signal, fl_ctx)
+        self._asked: Sequence[int] = ()
+
+    def reach(self, number: int, cohort: Sequence[int]) -> dict[int, PublicKey | None]:
+        """All of them: FLARE waits for those that are away."""
+        return dict.fromkeys(cohort)
+
+    def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
+        """Send the round's task, and wait."""
+        self._asked = partitions
+        data = write_broadcast(broadcast, self._layout, self._names)
+        self._controller.ask(data, [self._names[p] for p in partitions], *self._context)
+
+    def collect(self) -> Answers:
         """Releases, failures and refusals by partition."""
-        released: dict[int, Releases] = {}
-        failed: dict[int, str] = {}
-        refused: dict[int, str] = {}
-        for partition in cohort:
-            result = self._results.pop(sites[partition], None)
+        answers = Answers()
+        for partition in self._asked:
+            site = self._names[partition]
+            result = self._controller.result_of(site)
             code = None if result is None else result.get_return_code()
             if code is None:
-                failed[partition] = f"{sites[partition]} did not reply in time"
+                answers.failed[partition] = f"{site} did not reply in time"
             elif code == ReturnCode.TASK_DATA_FILTER_ERROR:
-                refused[partition] = f"{sites[partition]} {DECLINED}"
+                answers.refused[partition] = f"{site} {DECLINED}"
             elif code != ReturnCode.OK:
-                failed[partition] = f"{sites[partition]} answered {cleaned(code)}"
+                answers.failed[partition] = f"{site} answered {cleaned(code)}"
             else:
                 try:
-                    released[partition] = read_reply(result, server.layout, server.method.client)
+                    answers.replies[partition] = read_reply(result, self._layout, self._side)
                 except Exception as error:  # whatever a site sends is that site's failure
-                    failed[partition] = f"{sites[partition]}: {cleaned(f'{type(error).__name__}: {error}')}"
-        return released, failed, refused
+                    answers.failed[partition] = f"{site}: {cleaned(f'{type(error).__name__}: {error}')}"
+        return answers
+
+    def again(self, answers: Answers) -> Sequence[int]:
+        """Nobody: FLARE has no secure sum."""
+        return ()
 
 
 def require_first(marker: Path) -> None:

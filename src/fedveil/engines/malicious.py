@@ -1,0 +1,248 @@
+"""Malicious clients: a behaviour wraps a client, whose training and protection stay as they are.
+
+A behaviour belongs to a partition: ``Federation(..., behaviours={3: LabelFlip(...)})``. In each round it is handed its
+client's data before training, and its `Turn` after training. What it answers goes the honest way: the client's
+method still protects it, as on a node whose data or training code is compromised and whose privacy mod is not. With
+`bypass` the whole client is the adversary's: what it answers arrives at the server as it is, and no ledger or budget
+of such a client says anything. A label flip overrides `data`; a crafted vector overrides `model` and returns
+``turn.start + vector``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedveil.accounting import model_of
+from fedveil.checks import Parameters
+from fedveil.engines.assembly import client_releases
+from fedveil.engines.cohort import Asked, Cohort
+from fedveil.engines.members import Members
+from fedveil.engines.rounds import Answers
+from fedveil.errors import FieldError
+from fedveil.learning import ClientData
+from fedveil.learning.learner import Learned
+from fedveil.learning.streams import Key
+from fedveil.mechanisms import Source
+from fedveil.methods import Broadcast, Refusal, Releases
+
+Train = Callable[[Broadcast, ClientData, Key, frozenset[str], Sequence[Source]], Learned]
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """What a malicious client knows when it decides what to send.
+
+    Attributes
+    ----------
+    partition : int
+        Which client it is.
+    broadcast : Broadcast
+        What everybody received: the hypotheses [k, d], and the round (``broadcast.public.round``).
+    chosen : int
+        The hypothesis it trained.
+    trained : Tensor
+        [d], the model it trained, on the data that its behaviour gave it.
+    fellows : tuple of int
+        Partitions of all malicious clients in this round's cohort, itself included.
+    honest : Tensor
+        [h, d], the updates (model - start) that the honest clients of the round trained, before any protection,
+        ascending by partition. Empty [0, d] unless the behaviour is `omniscient`.
+    released : Tensor
+        [h, d], the same as the server receives them, after protection. Empty [0, d] unless `omniscient`.
+
+    Examples
+    --------
+    >>> class Silent(fv.Behaviour):
+    ...     def model(self, turn: fv.Turn):
+    ...         return turn.broadcast.models[turn.chosen]  # what it was sent
+    >>> fv.Federation(model=model, clients=clients, behaviours={0: Silent()}).run(1).models.shape
+    torch.Size([1, 10])
+    """
+
+    partition: int
+    broadcast: Broadcast
+    chosen: int
+    trained: Tensor
+    fellows: tuple[int, ...]
+    honest: Tensor
+    released: Tensor
+
+    @property
+    def start(self) -> Tensor:
+        """The model [d] that training began from."""
+        return self.broadcast.models[self.chosen]
+
+    @property
+    def update(self) -> Tensor:
+        """What training changed, [d]."""
+        return self.trained - self.start
+
+
+class Behaviour(Parameters):
+    """A malicious client; as it stands here, it does what an honest one does.
+
+    Attributes
+    ----------
+    omniscient : bool
+        Whether it is shown the honest updates of the round.
+    bypass : bool
+        Whether it leaves its method's protection out. Not under Flower, where such a node runs no privacy mod at all.
+
+    Examples
+    --------
+    >>> class Reversed(fv.Behaviour):
+    ...     def model(self, turn):
+    ...         return turn.broadcast.models[turn.chosen] - (turn.trained - turn.broadcast.models[turn.chosen])
+    >>> run = fv.Federation(model=model, clients=clients, behaviours={2: Reversed()}).run(1)
+    >>> run.rounds[0].round.used  # nobody notices
+    (0, 1, 2)
+    """
+
+    omniscient: ClassVar[bool] = False
+    bypass: bool = False
+
+    def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
+        """What it trains on in a round (counted from 1) instead of its data; called in every round it takes part in."""
+        return data
+
+    def model(self, turn: Turn) -> Tensor | None:
+        """The model [d] it sends instead of the one it trained; None to send that one."""
+        return None
+
+
+def crafted(
+    behaviour: Behaviour,
+    partition: int,
+    broadcast: Broadcast,
+    learned: Learned,
+    fellows: Sequence[int] = (),
+    others: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """The model [d] that a malicious client sends, after its training.
+
+    Parameters
+    ----------
+    fellows, others
+        ``Turn.fellows``, and ``(Turn.honest, Turn.released)``.
+
+    Raises
+    ------
+    FieldError
+        If what the behaviour returns is no model of the broadcast's shape and type.
+    """
+    trained = learned.trained.model
+    nobody = trained.new_zeros(0, len(trained))
+    known = (nobody, nobody) if others is None else others
+    model = behaviour.model(Turn(partition, broadcast, learned.chosen, trained, tuple(fellows), *known))
+    if model is None:
+        return trained
+    if model.shape != trained.shape or model.dtype != trained.dtype:
+        given = (tuple(model.shape), model.dtype)
+        raise FieldError(f"{type(behaviour).__name__}.model", given, f"must be as trained: {trained.dtype}")
+    return model
+
+
+def honest_updates(
+    broadcast: Broadcast, learned: Mapping[int, Learned], sent: Mapping[int, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """``(Turn.honest, Turn.released)`` of the honest clients that sent a model."""
+    honest = [p for p in sorted(sent) if p in learned]
+    if not honest:
+        nobody = broadcast.models.new_zeros(0, broadcast.models.shape[1])
+        return nobody, nobody
+    starts = torch.stack([broadcast.models[learned[p].chosen] for p in honest])
+    trained, released = ([learned[p].trained.model for p in honest], [sent[p] for p in honest])
+    return torch.stack(trained) - starts, torch.stack(released) - starts
+
+
+class Infiltrated(Cohort):
+    """A cohort some of whose clients are malicious; they act when the honest ones have answered.
+
+    Parameters
+    ----------
+    members : Members
+        All clients.
+    behaviours : mapping of int to Behaviour
+        Of the malicious ones, by partition.
+    """
+
+    def __init__(self, members: Members, behaviours: Mapping[int, Behaviour], **options: Any) -> None:
+        super().__init__(members, **options)
+        self._behaviours = dict(behaviours)
+        for partition in self._behaviours:
+            if not isinstance(partition, int) or not 0 <= partition < len(members.data):
+                raise FieldError("behaviours", partition, f"there are partitions 0 to {len(members.data) - 1}")
+
+    def records(self, partition: int) -> bool:
+        behaviour = self._behaviours.get(partition)
+        return behaviour is None or not behaviour.bypass
+
+    def admit(self, broadcast: Broadcast, cohort: Sequence[int]) -> dict[int, Refusal | Releases | None]:
+        return super().admit(broadcast, [p for p in cohort if self.records(p)])
+
+    def training_data(self, partition: int, round_: int) -> ClientData:
+        data, behaviour = super().training_data(partition, round_), self._behaviours.get(partition)
+        return data if behaviour is None else behaviour.data(data, partition, round_)
+
+    def may_add(self, asked: Asked) -> bool:
+        return super().may_add(asked) and self._behaviours.keys().isdisjoint(asked.partitions)
+
+    def answer(self, asked: Asked, outcomes: Mapping[int, Learned | Exception], answers: Answers) -> None:
+        honest = {p: outcome for p, outcome in outcomes.items() if p not in self._behaviours}
+        super().answer(asked, honest, answers)
+        fellows = [p for p in outcomes if p in self._behaviours]
+        others = None
+        if any(self._behaviours[p].omniscient for p in fellows):
+            trained = {p: outcome for p, outcome in honest.items() if isinstance(outcome, Learned)}
+            sent = {p: m for p, r in answers.replies.items() if (m := model_of(r)) is not None}
+            others = honest_updates(asked.broadcast, trained, sent)
+        for partition in fellows:
+            outcome, behaviour = outcomes[partition], self._behaviours[partition]
+            known = others if behaviour.omniscient else None
+            try:
+                if isinstance(outcome, Learned):
+                    outcome = _with_crafted(behaviour, partition, asked.broadcast, outcome, fellows, known)
+            except Exception as error:  # a fault of the attack's is a failed client like any other
+                outcome = error
+            if behaviour.bypass:
+                self._bypass(partition, outcome, answers)
+            else:
+                self.reply(partition, outcome, asked.broadcast, answers)
+
+    def _bypass(self, partition: int, outcome: Learned | Exception, answers: Answers) -> None:
+        """Send what was trained as it is; under local trust no other release than a model is expected of a client."""
+        if isinstance(outcome, Exception):
+            answers.failed[partition] = f"{type(outcome).__name__}: {outcome}"
+        else:
+            answers.replies[partition] = client_releases(outcome)[: 1 if self.local else None]
+
+
+def behaving(train: Train, behaviours: Mapping[int, Behaviour]) -> Train:
+    """Training of single clients, some of which are malicious: what each does that sees no other's update."""
+
+    def trained(
+        broadcast: Broadcast, data: ClientData, key: Key, needs: frozenset[str], sources: Sequence[Source]
+    ) -> Learned:
+        partition = key[2]
+        if partition not in behaviours:
+            return train(broadcast, data, key, needs, sources)
+        behaviour = behaviours[partition]
+        learned = train(broadcast, behaviour.data(data, partition, key[1]), key, needs, sources)
+        return _with_crafted(behaviour, partition, broadcast, learned, (partition,))
+
+    return trained
+
+
+def _with_crafted(
+    behaviour: Behaviour,
+    partition: int,
+    broadcast: Broadcast,
+    learned: Learned,
+    fellows: Sequence[int],
+    others: tuple[Tensor, Tensor] | None = None,
+) -> Learned:
+    model = crafted(behaviour, partition, broadcast, learned, fellows, others)
+    return replace(learned, trained=replace(learned.trained, model=model))
