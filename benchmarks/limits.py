@@ -16,8 +16,8 @@ from benchmarks.workloads import WORKLOADS, Workload
 
 PHASES = {
     "ask": "the cohort is drawn and asked",
-    "train": "clients train, and hand their models over",
-    "protect": "clients hand their models over",  # in older records, apart from training
+    "train": "clients train",  # and since there is one courier, hand their models over
+    "protect": "clients hand their models over",  # in records before that
     "close": "replies are checked, clipped, averaged; noise, digest, ledger",
 }
 MEASURED = ("ask", "train", "close")

@@ -13,7 +13,7 @@ from fedveil.engines.options import Evaluation as Evaluation
 from fedveil.engines.options import Execution as Execution
 from fedveil.engines.options import PerClient as PerClient
 from fedveil.engines.options import Shared as Shared
-from fedveil.engines.rounds import Answers as Answers
+from fedveil.engines.rounds import Collected as Collected
 from fedveil.engines.rounds import Courier as Courier
 from fedveil.engines.rounds import RoundLoop as RoundLoop
 from fedveil.engines.seams import Probe as Probe

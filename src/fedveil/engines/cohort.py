@@ -10,7 +10,7 @@ from fedveil.aggregation import RunningSum
 from fedveil.engines.assembly import client_facts, client_releases
 from fedveil.engines.members import Members
 from fedveil.engines.party import COMBINE, SERVER
-from fedveil.engines.rounds import Answers
+from fedveil.engines.rounds import Collected
 from fedveil.engines.server import ServerParty
 from fedveil.engines.warning import Warnings
 from fedveil.errors import FieldError
@@ -149,7 +149,7 @@ class Cohort:
         """Take what those asked have trained, where others were trained in the same call."""
         self._learned = outcomes
 
-    def collect(self) -> Answers:
+    def collect(self) -> Collected:
         """Train those who take part, and let each protect what it sends."""
         assert self.asked is not None  # somebody was asked
         asked, learned = self.asked, self._learned
@@ -158,7 +158,7 @@ class Cohort:
             learned = self._trained(asked.task)
         self.members.take_over(asked.partitions, learned)
         then = asked.task.then
-        answers = Answers(
+        answers = Collected(
             dict(asked.answered),
             refused=dict(asked.refused),
             added=then.end() if isinstance(then, Adding) else None,
@@ -170,7 +170,7 @@ class Cohort:
             self._look_at(asked, learned, answers)
         return answers
 
-    def again(self, answers: Answers) -> list[int]:
+    def again(self, answers: Collected) -> list[int]:
         """Those who are left of a secure sum that somebody is missing from: a sum is of all who are asked."""
         assert self.asked is not None  # somebody was asked
         asked = self.asked
@@ -201,12 +201,12 @@ class Cohort:
         alone = type(learner) is Learner and isinstance(learner.trainer, WorkerTrainer)
         return alone and not self._lookers and type(self._method.client) is TrustedServer and not asked.answered
 
-    def answer(self, asked: Asked, outcomes: Mapping[int, Learned | Exception], answers: Answers) -> None:
+    def answer(self, asked: Asked, outcomes: Mapping[int, Learned | Exception], answers: Collected) -> None:
         """Add what each client that was to train sends, by partition."""
         for partition, outcome in outcomes.items():
             self.reply(partition, outcome, asked.broadcast, answers)
 
-    def reply(self, partition: int, outcome: Learned | Exception, broadcast: Broadcast, answers: Answers) -> None:
+    def reply(self, partition: int, outcome: Learned | Exception, broadcast: Broadcast, answers: Collected) -> None:
         """Add one client's reply, or why there is none."""
         party, failure = self.members.party(partition), None
         try:
@@ -247,7 +247,7 @@ class Cohort:
             begin_normals(self.members.source, self.members.layout.size, SERVER, public.round, COMBINE, 0)
         return replace(asked, task=replace(task, then=Adding(running, asked.partitions)))
 
-    def _look_at(self, asked: Asked, learned: Sequence[Learned | Exception], answers: Answers) -> None:
+    def _look_at(self, asked: Asked, learned: Sequence[Learned | Exception], answers: Collected) -> None:
         """Warn of what clients would see alone: the experimenter, who holds every client, may look at each."""
         models = [o.trained.model for o in learned if isinstance(o, Learned) and o.trained.examples]
         if not models:

@@ -21,7 +21,7 @@ from fedveil.engines.malicious import Behaviour, Infiltrated
 from fedveil.engines.members import Members
 from fedveil.engines.options import Budgets, Evaluation, Execution, PerClient, Shared
 from fedveil.engines.party import SERVER, VALIDATE
-from fedveil.engines.rounds import Answers, Courier, RoundLoop
+from fedveil.engines.rounds import Collected, Courier, RoundLoop
 from fedveil.engines.seams import Seen, probed
 from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.stopping import EarlyStopping
@@ -407,10 +407,10 @@ class Simulated:
         self._warnings.planned(rounds, cohort)
         return self._server.open(models, round_, rounds, cohort, roster, attempt)
 
-    def asked(self, answers: Answers) -> None:
+    def asked(self, answers: Collected) -> None:
         """Nothing: the clients' ledgers are at hand."""
 
-    def close(self, broadcast: Broadcast, answers: Answers) -> tuple[Tensor, Round]:
+    def close(self, broadcast: Broadcast, answers: Collected) -> tuple[Tensor, Round]:
         """Combine a round, and look at what arrived."""
         assembly.require_success(broadcast.public.round, answers.trained, answers.zeroed)
         report = dict[str, float]()

@@ -20,7 +20,7 @@ from fedveil.checks import Parameters
 from fedveil.engines.assembly import client_releases
 from fedveil.engines.cohort import Asked, Cohort
 from fedveil.engines.members import Members
-from fedveil.engines.rounds import Answers
+from fedveil.engines.rounds import Collected
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 from fedveil.learning.learner import Learned
@@ -190,7 +190,7 @@ class Infiltrated(Cohort):
     def may_add(self, asked: Asked) -> bool:
         return super().may_add(asked) and self._behaviours.keys().isdisjoint(asked.partitions)
 
-    def answer(self, asked: Asked, outcomes: Mapping[int, Learned | Exception], answers: Answers) -> None:
+    def answer(self, asked: Asked, outcomes: Mapping[int, Learned | Exception], answers: Collected) -> None:
         honest = {p: outcome for p, outcome in outcomes.items() if p not in self._behaviours}
         super().answer(asked, honest, answers)
         fellows = [p for p in outcomes if p in self._behaviours]
@@ -212,7 +212,7 @@ class Infiltrated(Cohort):
             else:
                 self.reply(partition, outcome, asked.broadcast, answers)
 
-    def _bypass(self, partition: int, outcome: Learned | Exception, answers: Answers) -> None:
+    def _bypass(self, partition: int, outcome: Learned | Exception, answers: Collected) -> None:
         """Send what was trained as it is; under local trust no other release than a model is expected of a client."""
         if isinstance(outcome, Exception):
             answers.failed[partition] = f"{type(outcome).__name__}: {outcome}"

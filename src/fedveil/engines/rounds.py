@@ -2,7 +2,7 @@
 
 A round is opened by the server, carried to a cohort by a `Courier`, and combined by the server from what comes back.
 The embedded engine's courier is `fedveil.engines.cohort.Cohort`, Flower's `fedveil.engines.flower.roster.Nodes`,
-NVIDIA FLARE's `fedveil.engines.nvflare.controller.Sites`.
+NVIDIA FLARE's `fedveil.engines.nvflare.controller.FlareSites`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from fedveil.secure import PublicKey
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class Collected:
     """What came back of a question to a cohort.
 
     Attributes
@@ -52,7 +52,7 @@ class Answers:
     zeroed: dict[int, str] = field(default_factory=dict)
     loss: float | None = None
 
-    def followed_by(self, later: "Answers") -> "Answers":
+    def followed_by(self, later: "Collected") -> "Collected":
         """What came of a round that was asked again: the later replies, and who was missing from either question."""
         failed = {p: why for p, why in {**self.failed, **later.failed}.items() if p not in later.replies}
         refused = {p: why for p, why in {**self.refused, **later.refused}.items() if p not in later.replies}
@@ -74,10 +74,10 @@ class Courier(Protocol):
     def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
         """Ask who takes part, before anybody trains."""
 
-    def collect(self) -> Answers:
+    def collect(self) -> Collected:
         """What those who were asked last answer."""
 
-    def again(self, answers: Answers) -> Sequence[int]:
+    def again(self, answers: Collected) -> Sequence[int]:
         """Whom to ask anew, as somebody is missing from a secure sum; nobody where the answers are whole.
 
         Raises
@@ -104,10 +104,10 @@ class RoundServer(Protocol):
     def require_unsummed(self, round_: int) -> None:
         """Refuse a round that must not be summed again."""
 
-    def asked(self, answers: Answers) -> None:
+    def asked(self, answers: Collected) -> None:
         """Note what came of a question, whether or not a round comes of it."""
 
-    def close(self, broadcast: Broadcast, answers: Answers) -> tuple[Tensor, Round]:
+    def close(self, broadcast: Broadcast, answers: Collected) -> tuple[Tensor, Round]:
         """Combine: the next models [k, d], and how the round went."""
 
 
@@ -136,7 +136,7 @@ class RoundLoop:
         self._server.require_unsummed(number)
         self._ask(models, number, rounds, size, cohort, 0)
 
-    def end(self) -> tuple[Answers, Tensor, Round]:
+    def end(self) -> tuple[Collected, Tensor, Round]:
         """What came back, the next models [k, d], and how the round went."""
         assert self.broadcast is not None  # a round was begun
         answers = self._collected()
@@ -153,7 +153,7 @@ class RoundLoop:
         self.broadcast = self._server.open(models, number, rounds, size, keys, attempt)
         self._courier.ask(self.broadcast, list(reached))
 
-    def _collected(self) -> Answers:
+    def _collected(self) -> Collected:
         answers = self._courier.collect()
         self._server.asked(answers)
         return answers

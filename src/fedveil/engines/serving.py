@@ -15,7 +15,7 @@ from fedveil.accounting.bounds import Heuristic
 from fedveil.engines.assembly import AnyMethod, resolve_method
 from fedveil.engines.history import total_of
 from fedveil.engines.party import SERVER, LineStore, forget
-from fedveil.engines.rounds import Answers
+from fedveil.engines.rounds import Collected
 from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.warning import Warnings
 from fedveil.errors import FieldError
@@ -175,12 +175,12 @@ class Serving:
         self._asked += [quoted] if isinstance(quoted, Spend) else []
         return broadcast
 
-    def asked(self, answers: Answers) -> None:
+    def asked(self, answers: Collected) -> None:
         """Count what was asked, unless all declined: whoever answered has spent it, even if no round comes of it."""
         self._quotes += self._asked if answers.replies or answers.failed else []
         self._asked = []
 
-    def close(self, broadcast: Broadcast, answers: Answers) -> tuple[Tensor, Round]:
+    def close(self, broadcast: Broadcast, answers: Collected) -> tuple[Tensor, Round]:
         """Combine a round, keep and tell it: the next models [k, d], and the round."""
         released = answers.replies
         opened, log = self.server.combine(broadcast, released, answers.failed, answers.refused, self._least)

@@ -21,7 +21,7 @@ from fedveil.engines.flower.roster import Nodes, Roster
 from fedveil.engines.malicious import Behaviour, behaving
 from fedveil.engines.messages import COUNT, METRICS_KEY
 from fedveil.engines.options import Execution
-from fedveil.engines.rounds import Answers
+from fedveil.engines.rounds import Collected
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData, Figures, choose, evaluate
 from fedveil.learning.learner import Learned, Learner
@@ -210,7 +210,7 @@ class NodesInProcess(Nodes):
         with _quietly():
             super().ask(broadcast, partitions)
 
-    def collect(self) -> Answers:
+    def collect(self) -> Collected:
         """What the nodes answer, and what an experimenter sees beside it."""
         self._zeroed.clear()
         try:

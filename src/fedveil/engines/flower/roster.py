@@ -8,7 +8,7 @@ from flwr.serverapp import Grid
 
 from fedveil.engines.flower import records
 from fedveil.engines.messages import REPLY, UnprotectedError
-from fedveil.engines.rounds import Answers
+from fedveil.engines.rounds import Collected
 from fedveil.engines.server import ServerParty
 from fedveil.errors import (
     BudgetError,
@@ -210,7 +210,7 @@ class Nodes:
         """Take what was answered to the messages, where Flower sent them."""
         self._answered = replies
 
-    def collect(self) -> Answers:
+    def collect(self) -> Collected:
         """What the nodes that were asked last answered."""
         replies, self._answered = self._answered, None
         if replies is None:
@@ -221,9 +221,9 @@ class Nodes:
             self._declined |= refused
             self._refusing += refused
             refused = dict(self._declined)
-        return Answers(released, {**self._absent, **failed}, refused, lost, trained=tuple(released))
+        return Collected(released, {**self._absent, **failed}, refused, lost, trained=tuple(released))
 
-    def again(self, answers: Answers) -> list[int]:
+    def again(self, answers: Collected) -> list[int]:
         """Whom to ask anew: those who answered, alone if they are enough for a sum, else with those who may be back."""
         public, least, replies = self._public, self._method.least_sites, answers.replies
         if not self._secure or len(replies) == len(self.asked):

@@ -18,7 +18,7 @@ from fedveil.accounting import Filter, Guarantee
 from fedveil.engines.assembly import draw_cohort
 from fedveil.engines.nvflare.filters import TRAIN
 from fedveil.engines.nvflare.shareables import method_of, model_of_name, read_reply, write_broadcast
-from fedveil.engines.rounds import Answers, RoundLoop
+from fedveil.engines.rounds import Collected, RoundLoop
 from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.serving import RunKeeper, Serving, served
 from fedveil.errors import BudgetError, FieldError, cleaned, require_count, require_rounds
@@ -162,7 +162,7 @@ class ServerController(Controller):  # type: ignore[misc]
         if folder is not None:
             folder.begin(fl_ctx.get_job_id(), serving.delta)
         self.history = serving.history
-        loop = RoundLoop(serving, Sites(self, server, sites, abort_signal, fl_ctx))
+        loop = RoundLoop(serving, FlareSites(self, server, sites, abort_signal, fl_ctx))
         try:
             for number in range(1, self.rounds + 1):
                 cohort = draw_cohort(seed, number, everybody, size)
@@ -195,7 +195,7 @@ class ServerController(Controller):  # type: ignore[misc]
         client_task.result = None  # FLARE would keep it to the end of the task
 
 
-class Sites:
+class FlareSites:
     """The sites of a FLARE job as a round's courier.
 
     Parameters
@@ -233,9 +233,9 @@ class Sites:
         data = write_broadcast(broadcast, self._layout, self._names)
         self._controller.ask(data, [self._names[p] for p in partitions], *self._context)
 
-    def collect(self) -> Answers:
+    def collect(self) -> Collected:
         """Releases, failures and refusals by partition."""
-        answers = Answers()
+        answers = Collected()
         for partition in self._asked:
             site = self._names[partition]
             result = self._controller.result_of(site)
@@ -253,7 +253,7 @@ class Sites:
                     answers.failed[partition] = f"{site}: {cleaned(f'{type(error).__name__}: {error}')}"
         return answers
 
-    def again(self, answers: Answers) -> Sequence[int]:
+    def again(self, answers: Collected) -> Sequence[int]:
         """Nobody: FLARE has no secure sum."""
         return ()
 
