@@ -22,6 +22,7 @@ from fedveil.report.statement.attacked import attacked
 from fedveil.report.statement.carried import CLIENT, carried
 from fedveil.report.statement.document import WORDS
 from fedveil.report.statement.figures import accuracy_of
+from fedveil.report.statement.measured import with_measures
 from fedveil.report.statement.subject import Run, Subject, rule_of
 from fedveil.runs.provenance import provenance
 from fedveil.runs.summary import Summary
@@ -85,6 +86,7 @@ def gather(
     name = (
         known.get("name") or ", ".join(dict.fromkeys(names)) or ", ".join(folder.resolve().name for folder in folders)
     )
+    runs.sort(key=lambda pair: pair[0].worst["status"] == "none")  # what protects somebody comes first
     by_setting = grouped_by(runs, lambda pair: pair[0].setting)
     summaries = {label: [summary for _, summary in own] for label, own in by_setting.items()}
     statuses = {label: own[0][0].worst["status"] for label, own in by_setting.items()}
@@ -97,7 +99,7 @@ def gather(
         name=name,
         runs=[run for run, _ in runs],
         sets=[set_values(book, rule) for _, book in sorted(sets.items())],
-        accuracy=accuracy_of(summaries, statuses),
+        accuracy=with_measures(accuracy_of(summaries, statuses), summaries, folders),
         attacked=attacked(audits, drawn, list(summaries)),
         policy=rule,
         people=known,
