@@ -1,11 +1,14 @@
 """Rows and texts as spreadsheets leave them: sums, second headers, quotes, unseen signs, names spelt twice."""
 
+import shlex
+import tomllib
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from fedveil.config.columns import read_off
-from fedveil.config.first import read_columns
+from fedveil.config.first import first_config, read_columns
 from fedveil.data import load
 from fedveil.data.values import plain_form
 from fedveil.errors import FieldError
@@ -98,3 +101,16 @@ def test_a_target_without_two_values_is_refused_and_a_class_of_one_row_is_said(t
 def test_a_nine_far_above_the_others_is_said(tmp_path, codes, said):
     path = table(tmp_path, grade=[codes[i % len(codes)] for i in range(N)])
     assert any("'grade'" in line for line in read_off(path, "", "", "").said) == said
+
+
+def test_what_is_to_be_written_can_be_written_as_it_stands(tmp_path):
+    path = tmp_path / "t.csv"
+    columns = {"blood sugar": [-999 if i % 9 == 0 else 80 + i for i in range(N)], "patient id": np.arange(N) // 2}
+    pd.DataFrame({**columns, "ill": ILL}).to_csv(path, index=False)
+    [said] = [line for line in read_off(path, "", "", "").said if "-999" in line]
+    line = said.split("write ")[1].split(" in [data.missing]")[0]
+    assert tomllib.loads(line) == {"blood sugar": {"indicator": True, "marks": [-999]}}
+    _, told = first_config("t", str(path), 3, "record")
+    [said] = [line for line in told if "patient" in line]
+    assert tomllib.loads(said.split("'s id: ")[1].split(" in [data]")[0]) == {"person": "patient id"}
+    assert shlex.split(said.split("(")[1].rstrip(")"))[-1] == "patient id"

@@ -1,5 +1,6 @@
 """What `fedveil init` writes: a first configuration for somebody's data, whose columns it looks at."""
 
+import json
 import re
 import shlex
 import tomllib
@@ -37,21 +38,21 @@ READ_OFF = """
 # without looking at the data, write them below, and take their key out of this list.
 """
 LEFT_OUT = {
-    "site": """looks like a site's name: client_column = "{0}" and clients = "natural" in [data] make a client of \
-each (fedveil init --site {0})""",
-    "person": """looks like a person's id: person = "{0}" in [data] keeps her rows together, and unit = "person" in \
-[privacy] protects them all (fedveil init --protect person --person {0})""",
-    "id": """looks like an id: if it is a person's, person = "{0}" in [data] keeps her rows together \
-(fedveil init --protect person --person {0})""",
-    "counter": """counts rows or persons: if it is a person's number, person = "{0}" in [data] keeps her rows together \
-(fedveil init --protect person --person {0})""",
+    "site": """looks like a site's name: client_column = {2} and clients = "natural" in [data] make a client of \
+each (fedveil init --site {1})""",
+    "person": """looks like a person's id: person = {2} in [data] keeps her rows together, and unit = "person" in \
+[privacy] protects them all (fedveil init --protect person --person {1})""",
+    "id": """looks like an id: if it is a person's, person = {2} in [data] keeps her rows together \
+(fedveil init --protect person --person {1})""",
+    "counter": """counts rows or persons: if it is a person's number, person = {2} in [data] keeps her rows together \
+(fedveil init --protect person --person {1})""",
     "index": "is pandas' number of a row (df.to_csv(index=False) leaves it out)",
     "codes": "holds numbers and texts: list all of them in [data.columns] to make it an input, or write numbers alone",
     "objects": "holds lists, bytes or other objects: store numbers or texts to make it an input",
     "empty": "has no value",
     "date": "holds dates or times: store a time as a number, such as years, to make it an input",
     "texts": """holds more than 20 texts: list them in [data.columns] to make it an input; if they are people's ids, \
-person = "{0}" in [data] keeps their rows together (fedveil init --protect person --person {0})""",
+person = {2} in [data] keeps their rows together (fedveil init --protect person --person {1})""",
 }
 
 
@@ -146,7 +147,7 @@ def first_config(
     if chosen and not positive:
         other = dataset.names()[0]
         said.append(f"positive class: {chosen}, the second of the two; --positive {shlex.quote(other)} takes the other")
-    said += [f"column {column!r} is no input: it {LEFT_OUT[kind].format(column)}" for column, kind in left_out.items()]
+    said += [f"column {column!r} is no input: it {_left_out(kind, column)}" for column, kind in left_out.items()]
     read = [f"data.{key}" for key in LIMITS if about.get(key)] + [f"privacy.{key}" for key in MOST if key in privacy]
     promised = protect != "nothing"
     text = Template((files("fedveil.config") / "first.toml").read_text(encoding="utf-8")).substitute(
@@ -165,6 +166,11 @@ def first_config(
     return text, said + noticed + _chosen(
         about, total if promised and epsilon is None else None, read if promised else [], several
     )
+
+
+def _left_out(kind: str, column: str) -> str:
+    """Why a column is no input, with what would use it as it is written on a command line and in a file."""
+    return LEFT_OUT[kind].format(column, shlex.quote(column), json.dumps(column, ensure_ascii=False))
 
 
 def _positive(dataset: DataSet, given: str | Callable[[Sequence[str]], str]) -> str:

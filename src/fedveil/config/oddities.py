@@ -1,5 +1,6 @@
 """What is odd about the values of a column that is used: signs of a gap, codes, counters, times written as numbers."""
 
+import json
 import re
 from datetime import UTC, datetime
 from typing import Any
@@ -67,7 +68,8 @@ def _sentinel(column: str, value: float, count: int, kinds: NDArray[np.float64],
     lonely = value == 0 and len(others) > 2 and float(others.min()) >= 5 * float(np.median(np.diff(others)))
     if not alone and not lonely and (not nines or (gap <= spread / 2 and value >= 0)):
         return ""
-    fix = fix or f"write {column} = {{ indicator = true, marks = [{value:.15g}] }} in [data.missing]"
+    key = column if re.fullmatch(r"[A-Za-z0-9_-]+", column) else json.dumps(column, ensure_ascii=False)
+    fix = fix or f"write {key} = {{ indicator = true, marks = [{value:.15g}] }} in [data.missing]"
     return f"column {column!r}: {value:.15g} in {count} rows: if it stands for a missing value, {fix}"
 
 
