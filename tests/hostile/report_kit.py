@@ -292,7 +292,7 @@ def unmarked(values):
 def _cells(grid):
     columns = [i for i, name in enumerate(grid["header"]) if name not in grid["said"]]
     rows = [row for row in grid["rows"] if "by" not in grid["header"] or row[-1] == LEDGERS]
-    return [[grid["title"], *((grid["header"][i], row[i]) for i in columns)] for row in rows]
+    return [[grid["title"], row[0], grid["header"][i], row[i]] for row in rows for i in columns]
 
 
 class Forger:
