@@ -1,7 +1,10 @@
 """The study of published tables: what can be proven for the code of others, and that our lines promise no more."""
 
 import csv
+import json
+import re
 from importlib import resources
+from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -19,6 +22,7 @@ from fedveil_studies.frame import Choices, Reproduction
 from fedveil_studies.published import nearest_level, study
 from fedveil_studies.published.theirs import ACCOUNTANTS, lines, poisson, proven, uses
 
+RESULTS = Path(__file__).parents[1] / "results" / "published"
 PRINTED = {"10": "proven-10", "1": "proven-1", ".1": "proven-01"}
 
 
@@ -176,3 +180,32 @@ def test_the_real_hearts():
         "switzerland": 45,
         "va": 101,
     }
+
+
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ are part of the repository alone")
+def test_the_page_opens_with_figures_of_its_files():
+    def ours(table, row, setting):
+        kept = json.loads((RESULTS / f"hospitals/table-{table}.json").read_text())["rows"]
+        [value] = [r["value"] for r in kept if (r["row"], r["setting"], r["figure"]) == (row, setting, "accuracy")]
+        return value
+
+    def theirs(table, row):
+        return next(p.value for (t, r, _, _), p in study.published.items() if (t, r) == (table, row))
+
+    at = "12.4 (they print 1)"
+    stated = {
+        ".796": ours("heart", at, "alone"),
+        ".685": theirs("heart", at),
+        ".717": ours("own", "none", "vanilla"),
+        ".024": ours("heart", "none", "vanilla") - ours("heart", at, "alone"),
+        ".027": theirs("heart", "none") - theirs("heart", at),
+        ".008": theirs("heart-before", "none") - theirs("heart-before", at),
+        ".599": ours("heart", ".1", "alone"),
+    }
+    opening = (RESULTS / "README.md").read_text().split("\n\n")[1]
+    assert set(re.findall(r"(?<![\w.])\.\d{3}", opening)) == set(stated)
+    for figure, value in stated.items():
+        assert float(figure) == pytest.approx(value, abs=5.1e-4), figure
+    stored = json.loads((RESULTS / "theirs.json").read_text())["lines"]
+    found = {(line["printed"], line["part"], of): proven(line, of) for line in lines() for of in ACCOUNTANTS}
+    assert {(s["printed"], s["part"], s["accountant"]): s["proven"] for s in stored} == pytest.approx(found, rel=1e-6)
