@@ -263,7 +263,8 @@ def test_the_evidence_of_advice_stands_in_the_results_it_names():
     seen = {choice.trust: choice.evidence for choice in advise(**DIGITS) if choice.method == "record"}
     blood = json.loads((root / "results/record-level/silos/table-blood.json").read_text())["rows"]
     reached = {(row["row"], row["setting"]): f"{row['value']:.3f}"[1:] for row in blood if row["figure"] == "accuracy"}
-    digits = re.search(r"^\| one .* silos of digits \| (4) \|(.*)", (root / "README.md").read_text(), re.MULTILINE)
+    page = (root / "results/record-level/README.md").read_text()
+    digits = re.search(r"^\| one .* silos of digits \| (4) \|(.*)", page, re.MULTILINE)
     shown = dict(zip(("without", "sum", "local"), re.findall(r"\.\d{3}", digits[2]), strict=True))
     for of, setting in (("trusted sum", "sum"), ("local", "alone")):
         without, private = shown["without"], shown["local" if of == "local" else "sum"]
