@@ -62,6 +62,16 @@ FED_HEART = SourceInfo(
     "exang, oldpeak, slope, ca, thal, num, with empty places for what is missing",
     natural=True,
 )
+READMISSION = SourceInfo(
+    "stays of diabetic patients in 130 hospitals, 51 columns, back within 30 days or not",
+    "99,343 stays",
+    "CC BY 4.0",
+    Later("fedveil_studies.data.readmission:load_readmission"),
+    files=(("diabetes_130_us_hospitals.csv.gz",),),
+    official="Diabetes 130-US Hospitals for Years 1999-2008, UCI Machine Learning Repository, "
+    "https://archive.ics.uci.edu/dataset/296 (CC BY 4.0); the file (3 MB) is its diabetic_data.csv, gzipped, with "
+    "empty places in the place of question marks",
+)
 SROIE = SourceInfo(
     "scanned receipts with forged words, a class a pixel",
     "200 receipts",
