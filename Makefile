@@ -34,7 +34,7 @@ DOCS := .venv-docs
 FLARE  := .venv-flare-
 NEWEST := .venv-newest
 
-# Stamps: PyTorch alone; the library (demo); what the tests need, with the studies; linters and Flower's simulation.
+# Stamps: PyTorch alone; the library and the laboratory (demo); what the tests need, with the studies; linters and Flower's simulation.
 BASE := $(VENV)/.torch-installed
 CORE := $(VENV)/.core-installed
 TEST := $(VENV)/.test-installed
@@ -84,10 +84,10 @@ browser: $(TEST)  ## open a report's page in headless Chromium (which has to be 
 	@$(PYTEST) -n 0 -m browser tests/browser $(PYTEST_ARGS)
 
 notebooks: $(TEST)  ## run examples/notebooks from top to bottom
-	$(PIP) -e ".[notebooks]"
+	$(PIP) -e ".[notebooks]" -e ./lab
 	@$(PYTEST) -n 0 -m notebooks tests/notebooks $(PYTEST_ARGS)
 
-wheels: $(TEST)  ## build both wheels, install them beside the PyTorch that is there, and run the first command
+wheels: $(TEST)  ## build the wheels, install them beside the PyTorch that is there, and run the first command
 	@$(PYTEST) -n 0 -m wheels tests/wheels $(PYTEST_ARGS)
 
 deploy-test: $(TEST)  ## try to get round `fedveil node` on a real SuperLink and SuperNodes, and what goes wrong at a site (15 minutes)
@@ -101,7 +101,7 @@ data-test: $(TEST)  ## run the tests on the real data sets (FEDVEIL_DATA, or ../
 
 docs: $(DOCS)/.installed  ## the site, below build/site; a link that leads nowhere is an error
 	rm -rf build/pages && mkdir -p build/pages
-	cp -r *.md docs results examples studies tests benchmarks Makefile LICENSE CITATION.cff pyproject.toml constraints.txt build/pages/
+	cp -r *.md docs results examples lab studies tests benchmarks Makefile LICENSE CITATION.cff pyproject.toml constraints.txt build/pages/
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
 
 flare-2.7 flare-2.8: flare-%: $(FLARE)%/.installed  ## run the tests of NVIDIA FLARE with an older line of it
@@ -118,7 +118,7 @@ bench-check: $(BENCH)/.installed  ## measure again and compare ratios with the c
 
 clean:  ## remove caches and build products (runs/ stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
-	find src studies tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src lab studies tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## clean, and remove the environment as well
 	rm -rf $(VENV) $(BENCH) $(DOCS) $(FLARE)* $(NEWEST)
@@ -131,16 +131,16 @@ $(BASE): constraints.txt
 	$(PIP) $(TORCH_ARGS) --no-deps torch==2.13.0
 	@touch $@
 
-$(CORE): $(BASE) pyproject.toml constraints.txt
-	$(PIP) -e .
+$(CORE): $(BASE) pyproject.toml constraints.txt lab/pyproject.toml lab/hatch_build.py
+	$(PIP) -e . -e ./lab
 	@touch $@
 
-$(TEST): $(BASE) pyproject.toml constraints.txt studies/pyproject.toml
-	$(PIP) -e ".[test]" -e ./studies
+$(TEST): $(BASE) pyproject.toml constraints.txt lab/pyproject.toml lab/hatch_build.py studies/pyproject.toml studies/hatch_build.py
+	$(PIP) -e ".[test]" -e ./lab -e ./studies
 	@touch $(CORE) $@
 
 $(DEV): $(TEST)
-	$(PIP) -e ".[dev]" -e ./studies
+	$(PIP) -e ".[dev]" -e ./lab -e ./studies
 	@touch $@
 
 $(DOCS)/.installed: Makefile
@@ -164,14 +164,14 @@ $(FLARE)%/.installed: $(TEST)
 $(NEWEST)/.installed: $(TEST)
 	$(call above,$(NEWEST))
 	$(NEWEST)/$(ABOVE) --upgrade $(TORCH_ARGS) --no-deps torch
-	$(NEWEST)/$(ABOVE) --upgrade --upgrade-strategy eager -e ".[test]" -e ./studies
+	$(NEWEST)/$(ABOVE) --upgrade --upgrade-strategy eager -e ".[test]" -e ./lab -e ./studies
 	@touch $@
 
 # A peer that does not install is left out of the comparison, with a word; the rest is measured.
 $(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/requirements.txt
 	$(PYTHON) -m venv $(BENCH)
 	$(PEERS) $(TORCH_ARGS) --no-deps -c constraints.txt torch==2.13.0
-	$(PEERS) -c constraints.txt -e .
+	$(PEERS) -c constraints.txt -e . -e ./lab
 	@sed 's/#.*//' benchmarks/requirements.txt | while read -r peer; do \
 		[ -z "$$peer" ] || $(PEERS) torch==2.13.0 "$$peer" || echo "left out: $$peer does not install"; done
 	@touch $@

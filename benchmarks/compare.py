@@ -130,7 +130,7 @@ def _flower(name: str, rounds: int) -> dict[str, Any]:
 
 def environment() -> dict[str, str]:
     """Of the processes that are started: one thread an operation, this checkout on the path."""
-    paths = [str(ROOT), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(ROOT), str(ROOT / "src"), str(ROOT / "lab" / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {**os.environ, **one, "PYTHONPATH": os.pathsep.join(paths)}
 

@@ -35,7 +35,7 @@ def write(name: str, body: dict[str, Any], *, data: str, device: str = "cpu", fo
     data : str
         Where the data came from.
     """
-    from fedveil.runs.provenance import provenance  # what runs elsewhere needs no library
+    from fedveil_lab.runs.provenance import provenance  # what runs elsewhere needs no library
 
     made = provenance(data, [0]) if shutil.which("git") else {"date": "no git here", "data": data}
     made["command"] = " ".join(["python -m benchmarks", *sys.argv[1:]])

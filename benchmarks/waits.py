@@ -88,9 +88,9 @@ def _shadows() -> float:
     import torch
     from sklearn.datasets import load_digits
 
-    from fedveil.attacks.membership import balanced, train_shadows
     from fedveil.layout import Layout
     from fedveil.learning import ClientData, LocalTraining, build_model
+    from fedveil_lab.attacks.membership import balanced, train_shadows
 
     x, y = load_digits(return_X_y=True)
     data = ClientData(torch.tensor(x[:1400] / 16, dtype=torch.float32), torch.tensor(y[:1400]))

@@ -29,27 +29,36 @@ def renew_entry_points(project: Path) -> None:
     try:
         installed = metadata.distribution(about["name"])
     except metadata.PackageNotFoundError:
-        return
-    known = {(one.group, one.name, one.value) for one in installed.entry_points}
+        see(project.parent / "src")
+        installed = metadata.distribution("fedveil")
+        known = set[tuple[str, str, str]]()
+    else:
+        known = {(one.group, one.name, one.value) for one in installed.entry_points}
     if known >= {(group, name, value) for group, own in wanted.items() for name, value in own.items()}:
         return
     folder = Path(tempfile.mkdtemp(prefix="fedveil-entries-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     entries = folder / f"{about['name'].replace('-', '_')}-{installed.version}.dist-info"
     entries.mkdir()
-    (entries / "METADATA").write_text(installed.read_text("METADATA") or "", "utf-8")
+    about_it = f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {installed.version}\n"
+    (entries / "METADATA").write_text(about_it, "utf-8")
     groups = {**({"console_scripts": about["scripts"]} if "scripts" in about else {}), **wanted}
     tables = (
         f"[{name}]\n" + "".join(f"{key} = {value}\n" for key, value in own.items()) for name, own in groups.items()
     )
     (entries / "entry_points.txt").write_text("\n".join(tables), "utf-8")
+    see(folder)
+
+
+def see(folder: Path) -> None:
+    """Let this process and its children import what a folder holds."""
     sys.path.insert(0, str(folder))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
 
 
-for _folder in (Path(__file__).parents[1], Path(__file__).parents[1] / "studies"):
-    if (_folder / "pyproject.toml").is_file():
-        renew_entry_points(_folder / "pyproject.toml")
+for _folder in ("", "lab", "studies"):
+    if (_project := Path(__file__).parents[1] / _folder / "pyproject.toml").is_file():
+        renew_entry_points(_project)
 
 
 def pytest_addoption(parser):

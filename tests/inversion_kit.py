@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import torch
 
-from fedveil.attacks import Received
-from fedveil.attacks.inversion import ServerKnowledge, play_round
 from fedveil.clipping import clip as cut
 from fedveil.data import load
 from fedveil.engines import Federation, Shared
@@ -14,6 +12,8 @@ from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, build_model
 from fedveil.learning.training import SequentialTrainer
 from fedveil.methods import GroupPrivacy, Method, Plain
+from fedveil_lab.attacks import Received
+from fedveil_lab.attacks.inversion import ServerKnowledge, play_round
 
 
 def digits():

@@ -4,8 +4,8 @@ import copy
 
 import numpy as np
 
-from fedveil.grid import Store
-from fedveil.runs.runner import Silent
+from fedveil_lab.grid import Store
+from fedveil_lab.runs.runner import Silent
 from fedveil_studies.frame import Choices, Reproduction, Selection, find
 from fedveil_studies.frame.described import ScaleOf
 from fedveil_studies.frame.measure import measured

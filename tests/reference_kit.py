@@ -17,14 +17,14 @@ import tomli_w
 from pydantic import BaseModel
 
 from fedveil.aggregation import AGGREGATORS
-from fedveil.attacks.poisoning import BEHAVIOURS
-from fedveil.config.adversaries import Behaving
-from fedveil.config.experiment import Config
-from fedveil.config.sections import Data, Model, Privacy, Rule
-from fedveil.config.tables import OpenSection, Option, options_of
 from fedveil.data import SOURCES
 from fedveil.learning.models import MODELS
 from fedveil.methods import METHODS, touches_promise
+from fedveil_lab.attacks.poisoning import BEHAVIOURS
+from fedveil_lab.config.adversaries import Behaving
+from fedveil_lab.config.experiment import Config
+from fedveil_lab.config.sections import Data, Model, Privacy, Rule
+from fedveil_lab.config.tables import OpenSection, Option, options_of
 
 HEAD = """# Configuration
 

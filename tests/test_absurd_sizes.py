@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.config import ConfigError, load
 from fedveil.data import partition
 from fedveil.data.arrays import read_npz
 from fedveil.engines import Federation
@@ -18,7 +17,8 @@ from fedveil.learning import LocalTraining, build_model, make_trainer
 from fedveil.learning.models import MODELS
 from fedveil.mechanisms import SecureSource
 from fedveil.methods import build
-from fedveil.runs.prepare import prepare
+from fedveil_lab.config import ConfigError, load
+from fedveil_lab.runs.prepare import prepare
 
 CLIENT = (torch.zeros(6, 5), torch.zeros(6, dtype=torch.int64))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import fedveil
+import fedveil_lab
 import fedveil_studies
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "architecture.md"
@@ -17,15 +18,15 @@ TREES = {
     ".".join((package.__name__, *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__"): ast.parse(
         path.read_text(encoding="utf-8")
     )
-    for package in (fedveil, fedveil_studies)
-    for root in [Path(package.__file__).parent]
+    for package in (fedveil, fedveil_lab, fedveil_studies)
+    for root in [Path(package.__path__[0])]
     for path in root.rglob("*.py")
 }
 UPWARDS: set[tuple[str, str]] = set()  # imports of a later room: none
 
 
 def imported(tree):
-    """Modules of both packages that a module imports, also inside functions and for types."""
+    """Modules of all packages that a module imports, also inside functions and for types."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -49,7 +50,12 @@ def test_no_module_imports_itself_on_a_detour():
 
 
 @pytest.mark.parametrize(
-    ("package", "heading"), [("fedveil", "## The rooms"), ("fedveil_studies", "### The studies beside it")]
+    ("package", "heading"),
+    [
+        ("fedveil", "## The rooms"),
+        ("fedveil_lab", "### The laboratory"),
+        ("fedveil_studies", "### The studies beside it"),
+    ],
 )
 def test_a_room_imports_only_rooms_that_stand_before_it(package, heading):
     order = rooms(heading)
@@ -64,9 +70,38 @@ def test_a_room_imports_only_rooms_that_stand_before_it(package, heading):
     assert upwards == {(name, module) for name, module in UPWARDS if name in own}
 
 
-def test_the_library_knows_no_study():
-    library = {name: imported(tree) for name, tree in TREES.items() if name.split(".")[0] == "fedveil"}
-    assert not {name for name, found in library.items() if any(one.startswith("fedveil_studies") for one in found)}
+def taken(tree):
+    """Packages that a module imports, also inside functions and for types."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.partition(".")[0]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+
+
+OF_THE_LABORATORY = {"fedveil_lab", "pydantic", "typer", "rich", "matplotlib", "jinja2", "tomli_w", "threadpoolctl"}
+
+
+def test_the_library_imports_neither_the_laboratory_nor_a_study_nor_what_only_these_need():
+    library = {name: tree for name, tree in TREES.items() if name.split(".")[0] == "fedveil"}
+    facade = library.pop(FACADE)
+    assert len(library) > 100
+    above = {"fedveil_studies", *OF_THE_LABORATORY}
+    assert {name: found for name, tree in library.items() if (found := above & {*taken(tree)})} == {}
+    [block] = [one for one in facade.body if isinstance(one, ast.If) and ast.unparse(one.test) == "TYPE_CHECKING"]
+    offered = {*block.body}  # for type checkers: `lazy` imports them when they are asked for
+    facade.body = [one for one in facade.body if one is not block]
+    assert above & {*taken(facade)} == set()
+    assert above & {top for one in offered for top in taken(one)} == {"fedveil_lab"}
+
+
+def test_the_laboratory_imports_no_study():
+    laboratory = {name: tree for name, tree in TREES.items() if name.split(".")[0] == "fedveil_lab"}
+    assert len(laboratory) > 50
+    assert not {name for name, tree in laboratory.items() if "fedveil_studies" in {*taken(tree)}}
+
+
+def test_the_frame_of_studies_knows_no_study():
     frame = {name: imported(tree) for name, tree in TREES.items() if name.startswith("fedveil_studies.frame")}
     assert len(frame) > 10
     beyond = {module for found in frame.values() for module in found if module.startswith("fedveil_studies")}

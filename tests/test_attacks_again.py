@@ -7,23 +7,23 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import fedveil as fv
-from fedveil import games, grid
 from fedveil.accounting import Release
-from fedveil.attacks import ATTACKS, Attack, Verdict
 from fedveil.cli import app
-from fedveil.config import load
-from fedveil.config.adversaries import World
-from fedveil.config.course import Comparison
 from fedveil.errors import FedVeilError, FieldError
-from fedveil.games import GAMES, Judgement, ParticipationGame, game_of, participation, play
-from fedveil.games.view import ParticipationView
-from fedveil.grid import Cell
-from fedveil.grid.jobs import block_size, run_together
 from fedveil.methods import build
-from fedveil.runs.prepare import prepare
+from fedveil_lab import games, grid
+from fedveil_lab.attacks import ATTACKS, Attack, Verdict
+from fedveil_lab.config import load
+from fedveil_lab.config.adversaries import World
+from fedveil_lab.config.course import Comparison
+from fedveil_lab.games import GAMES, Judgement, ParticipationGame, game_of, participation, play
+from fedveil_lab.games.view import ParticipationView
+from fedveil_lab.grid import Cell
+from fedveil_lab.grid.jobs import block_size, run_together
+from fedveil_lab.runs.prepare import prepare
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 SMALL = ("rounds=1", f"data.counts={[[10] * 10, [10] * 10, [0] * 5 + [20] * 5]}")
@@ -52,7 +52,7 @@ def test_more_attacks_and_more_replicates_find_the_runs_of_the_folder(tmp_path, 
     audit(config, folder, attacks=("side-channel",), replicates=5)
     first = json.loads((folder / "audit.json").read_text())
     with monkeypatch.context() as patch:
-        patch.setattr("fedveil.grid.store.run_together", lambda *_: pytest.fail("is played again"))
+        patch.setattr("fedveil_lab.grid.store.run_together", lambda *_: pytest.fail("is played again"))
         audit(config, folder, attacks=("loss", "side-channel"), replicates=5)
         second = json.loads((folder / "audit.json").read_text())
         assert audit(config, folder, attacks=("loss",), replicates=4).values["replicates"] == 4
@@ -77,8 +77,8 @@ def test_blocks_grow_when_it_is_known_how_long_a_run_takes(monkeypatch, few):
         sizes.append(len(configs))
         return played(configs, *rest)
 
-    monkeypatch.setattr("fedveil.grid.store.run_together", counted)
-    monkeypatch.setattr("fedveil.grid.jobs.SECONDS", 1e6)  # however busy this machine is
+    monkeypatch.setattr("fedveil_lab.grid.store.run_together", counted)
+    monkeypatch.setattr("fedveil_lab.grid.jobs.SECONDS", 1e6)  # however busy this machine is
     audit(load("digits-cia", SMALL), attacks=("loss",), replicates=4)
     assert sizes == [1, 15, 16]  # of each setting 2 worlds with 4 rehearsals and 4 runs
 
@@ -239,6 +239,6 @@ def test_an_attack_that_only_some_defences_exclude_is_played_against_the_others(
 def test_finished_runs_of_a_comparison_are_read(tmp_path, monkeypatch):
     config = load("digits-cia", SMALL)
     first = grid.compare(config, tmp_path / "a")
-    monkeypatch.setattr("fedveil.grid.store.run", lambda *_, **__: pytest.fail("run again"))
+    monkeypatch.setattr("fedveil_lab.grid.store.run", lambda *_, **__: pytest.fail("run again"))
     again = grid.compare(config, tmp_path / "a", resume=True)
     assert [s.values for s in again] == [s.values for s in first]

@@ -4,21 +4,21 @@ import json
 import os
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
-from fedveil.attacks.bounds import epsilon_ceiling
-from fedveil.attacks.statistics import auc_interval
 from fedveil.cli import app
-from fedveil.config import load
-from fedveil.config.sections import Data
 from fedveil.errors import FieldError
 from fedveil.files import AUDIT
-from fedveil.games import ParticipationGame, participation, play
-from fedveil.games.scoring import HONEST as BEHAVED
-from fedveil.games.scoring import Case, Replicate
-from fedveil.grid import Store
-from fedveil.report.audit_tables import compared
-from fedveil.runs.runner import Silent
+from fedveil_lab.attacks.bounds import epsilon_ceiling
+from fedveil_lab.attacks.statistics import auc_interval
+from fedveil_lab.config import load
+from fedveil_lab.config.sections import Data
+from fedveil_lab.games import ParticipationGame, participation, play
+from fedveil_lab.games.scoring import HONEST as BEHAVED
+from fedveil_lab.games.scoring import Case, Replicate
+from fedveil_lab.grid import Store
+from fedveil_lab.report.audit_tables import compared
+from fedveil_lab.runs.runner import Silent
 
 SMALL = (
     "rounds=2",
@@ -149,7 +149,7 @@ class Interrupting(Silent):
 
 
 def test_an_interrupted_audit_goes_on_to_the_same_figures(tmp_path, monkeypatch, few):
-    monkeypatch.setattr("fedveil.grid.store.block_size", lambda setup, probes, seconds: 6)
+    monkeypatch.setattr("fedveil_lab.grid.store.block_size", lambda setup, probes, seconds: 6)
     asked = {"attacks": ("adaptive",), "replicates": 4}
     config = small("rounds=1")
     whole = audit(config, tmp_path / "whole", **asked)
@@ -163,7 +163,7 @@ def test_an_interrupted_audit_goes_on_to_the_same_figures(tmp_path, monkeypatch,
         assert resumed.values[key] == whole.values[key]
     assert played(tmp_path / "cut") == played(tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr("fedveil.grid.store.run_together", lambda *_: pytest.fail("is played again"))
+        patch.setattr("fedveil_lab.grid.store.run_together", lambda *_: pytest.fail("is played again"))
         audit(config, tmp_path / "cut", **asked)
         audit(config, tmp_path / "cut", attacks=("loss", "own-update", "side-channel"), replicates=4)
     with pytest.raises(FieldError, match="shadow"):  # another question takes another folder
@@ -253,7 +253,7 @@ def test_ctrl_c_meets_a_clear_message(tmp_path, monkeypatch):
     def met(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedveil.grid.store.run_together", met)
+    monkeypatch.setattr("fedveil_lab.grid.store.run_together", met)
     changes = [part for change in SMALL for part in ("--set", change)]
     asked = ["audit", "digits-cia", *changes, "--attack", "loss", "--replicates", "4", "--out", str(tmp_path / "a")]
     result = CliRunner().invoke(app, asked)

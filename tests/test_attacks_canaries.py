@@ -9,8 +9,13 @@ import scipy
 import torch
 
 from fedveil.aggregation import CentredClipping, FedAdam, NormBounding
-from fedveil.attacks.bounds import GameResult, epsilon_bound_of_guesses, mu_bound_of_guesses
-from fedveil.attacks.membership import (
+from fedveil.errors import FieldError
+from fedveil.learning import ClientData
+from fedveil.learning.lots import Units
+from fedveil.mechanisms import ReproducibleSource
+from fedveil.methods import SGALDP, FedRE, GlobalDP, GroupPrivacy, RecordDP
+from fedveil_lab.attacks.bounds import GameResult, epsilon_bound_of_guesses, mu_bound_of_guesses
+from fedveil_lab.attacks.membership import (
     audited,
     client_canaries,
     one_run,
@@ -18,13 +23,8 @@ from fedveil.attacks.membership import (
     record_canaries,
     server_canaries,
 )
-from fedveil.attacks.membership.canaries import coins
-from fedveil.errors import FieldError
-from fedveil.games.guarantees.canaries import Reused, Scaled, audits
-from fedveil.learning import ClientData
-from fedveil.learning.lots import Units
-from fedveil.mechanisms import ReproducibleSource
-from fedveil.methods import SGALDP, FedRE, GlobalDP, GroupPrivacy, RecordDP
+from fedveil_lab.attacks.membership.canaries import coins
+from fedveil_lab.games.guarantees.canaries import Reused, Scaled, audits
 
 M = 1000
 
@@ -295,8 +295,8 @@ def test_crafted_people_go_in_with_all_their_records():
 
 def test_crafted_records_are_found_in_a_model_without_noise_and_not_under_dp():
     from fedveil import Federation
-    from fedveil.attacks.membership import confidence
     from fedveil.learning import LocalTraining, build_model
+    from fedveil_lab.attacks.membership import confidence
 
     generator = torch.Generator().manual_seed(0)
     clients = [
@@ -324,10 +324,10 @@ def test_crafted_records_are_found_in_a_model_without_noise_and_not_under_dp():
 def test_crafted_people_are_found_under_vacuous_noise_and_not_beyond_what_the_ledgers_add_up_to(sum_):
     """Through the engine: images of persons who do not exist are trained on, and looked for in the last model."""
     from fedveil import Federation
-    from fedveil.attacks.membership import confidence
-    from fedveil.attacks.membership.records import of_people
     from fedveil.learning import LocalTraining, build_model
     from fedveil.methods import build
+    from fedveil_lab.attacks.membership import confidence
+    from fedveil_lab.attacks.membership.records import of_people
 
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(60, 1, 24, 24, generator=generator) - 0.5, torch.randint(0, 2, (60,), generator=generator)

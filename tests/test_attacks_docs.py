@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
-from fedveil import games
-from fedveil.attacks import ATTACKS
-from fedveil.attacks.bounds import epsilon_ceiling
 from fedveil.cli import app
-from fedveil.config.adversaries import SHADOWS, WORLDS
-from fedveil.config.variants import EQUAL_SIGMA
 from fedveil.errors import FedVeilError
-from fedveil.games.game import settings_of
 from fedveil.gdp import epsilon_of_mu, rounded_up
-from fedveil.grid import Store
 from fedveil.methods import Publishing
 from fedveil.methods.publishing import Mode
-from fedveil.report.audit_tables import fewest_runs
+from fedveil_lab import games
+from fedveil_lab.attacks import ATTACKS
+from fedveil_lab.attacks.bounds import epsilon_ceiling
+from fedveil_lab.config.adversaries import SHADOWS, WORLDS
+from fedveil_lab.config.variants import EQUAL_SIGMA
+from fedveil_lab.games.game import settings_of
+from fedveil_lab.grid import Store
+from fedveil_lab.report.audit_tables import fewest_runs
 from fedveil_studies.metric_privacy.game import PrintedGame
 from fedveil_studies.metric_privacy.printed import NOT_INDEPENDENT
 

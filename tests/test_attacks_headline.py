@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.attacks.bounds import epsilon_ceiling, joint_bound
-from fedveil.attacks.verdict import judge
-from fedveil.config import load
-from fedveil.games import ParticipationGame
-from fedveil.games.scoring import Audit, Case, Replicate, Scored, attack_of, judge_all, row_of
-from fedveil.grid import Store
 from fedveil.methods import Publishing
-from fedveil.report.audit_tables import compared, fewest_runs, headline
-from fedveil.runs import Summary
+from fedveil_lab.attacks.bounds import epsilon_ceiling, joint_bound
+from fedveil_lab.attacks.verdict import judge
+from fedveil_lab.config import load
+from fedveil_lab.games import ParticipationGame
+from fedveil_lab.games.scoring import Audit, Case, Replicate, Scored, attack_of, judge_all, row_of
+from fedveil_lab.grid import Store
+from fedveil_lab.report.audit_tables import compared, fewest_runs, headline
+from fedveil_lab.runs import Summary
 
 DELTA, RELATION = 1e-5, "replace-one"
 SETTINGS = ("vanilla", "global")

@@ -12,8 +12,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedveil import Federation
-from fedveil.attacks import ServerView, judge
-from fedveil.attacks.membership import (
+from fedveil.engines import Evaluation
+from fedveil.errors import FieldError
+from fedveil.layout import Layout
+from fedveil.learning import ClientData, LocalTraining, build_model, predict
+from fedveil.learning.models import initial_models
+from fedveil_lab.attacks import ServerView, judge
+from fedveil_lab.attacks.membership import (
     SCORES,
     Signals,
     balanced,
@@ -34,13 +39,8 @@ from fedveil.attacks.membership import (
     train_shadows,
     trajectory,
 )
-from fedveil.attacks.membership.scores import Moments, variance_prior
-from fedveil.attacks.statistics import auc, auc_interval, rate
-from fedveil.engines import Evaluation
-from fedveil.errors import FieldError
-from fedveil.layout import Layout
-from fedveil.learning import ClientData, LocalTraining, build_model, predict
-from fedveil.learning.models import initial_models
+from fedveil_lab.attacks.membership.scores import Moments, variance_prior
+from fedveil_lab.attacks.statistics import auc, auc_interval, rate
 
 
 def f64(*rows):
@@ -354,7 +354,7 @@ def test_a_record_is_put_down_to_the_client_that_knows_it_best(seen):
 
 
 def test_only_clients_that_replied_in_every_round_are_compared():
-    from fedveil.attacks import Received
+    from fedveil_lab.attacks import Received
 
     start = torch.zeros(1, 2)
     received = [Received(r, p, start, torch.ones(2)) for r, p in ((1, 0), (1, 2), (2, 2), (2, 1))]

@@ -24,7 +24,13 @@ from fedveil.aggregation import (
     NormBounding,
     TrimmedMean,
 )
-from fedveil.attacks.poisoning import (
+from fedveil.engines import Evaluation, Shared
+from fedveil.engines.malicious import Turn
+from fedveil.errors import FieldError
+from fedveil.layout import Layout
+from fedveil.learning import ClientData, LocalTraining
+from fedveil.methods import SGALDP, Broadcast, PublicFacts, paired
+from fedveil_lab.attacks.poisoning import (
     ALIE,
     IPM,
     Backdoor,
@@ -40,12 +46,6 @@ from fedveil.attacks.poisoning import (
     measure,
     stamp,
 )
-from fedveil.engines import Evaluation, Shared
-from fedveil.engines.malicious import Turn
-from fedveil.errors import FieldError
-from fedveil.layout import Layout
-from fedveil.learning import ClientData, LocalTraining
-from fedveil.methods import SGALDP, Broadcast, PublicFacts, paired
 from fedveil_studies.robust_rules.selection import SelectionProbe, rare_clients
 
 # the figures named ByzFL are of ByzFL 0.0.11 on these six updates

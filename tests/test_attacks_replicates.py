@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.config import load
-from fedveil.config.adversaries import IN_ITS_PLACE, SHADOWS, WORLDS, World
 from fedveil.errors import FieldError
-from fedveil.games import ParticipationGame
-from fedveil.games.game import settings_of
-from fedveil.games.scoring import Case, never_drawn
-from fedveil.runs.prepare import prepare
-from fedveil.runs.world import Pool, apportion, shadow_of, share_out
+from fedveil_lab.config import load
+from fedveil_lab.config.adversaries import IN_ITS_PLACE, SHADOWS, WORLDS, World
+from fedveil_lab.games import ParticipationGame
+from fedveil_lab.games.game import settings_of
+from fedveil_lab.games.scoring import Case, never_drawn
+from fedveil_lab.runs.prepare import prepare
+from fedveil_lab.runs.world import Pool, apportion, shadow_of, share_out
 
 
 def counts(*clients):

@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.attacks import (
+from fedveil.engines import Evaluation, Execution, Federation, Lockstep
+from fedveil.errors import FieldError
+from fedveil.layout import Layout
+from fedveil.learning import ClientData, LocalTraining
+from fedveil.learning.learner import Learner
+from fedveil.methods import Publishing, build
+from fedveil_lab.attacks import (
     ATTACKS,
     Active,
     Adaptive,
@@ -26,16 +32,10 @@ from fedveil.attacks import (
     ThreatModel,
     craft,
 )
-from fedveil.attacks.observation import CAPABILITIES
-from fedveil.attacks.participation.weighing import PullBack, StepLength
-from fedveil.attacks.statistics import auc
-from fedveil.engines import Evaluation, Execution, Federation, Lockstep
-from fedveil.errors import FieldError
-from fedveil.games.view import ParticipationView
-from fedveil.layout import Layout
-from fedveil.learning import ClientData, LocalTraining
-from fedveil.learning.learner import Learner
-from fedveil.methods import Publishing, build
+from fedveil_lab.attacks.observation import CAPABILITIES
+from fedveil_lab.attacks.participation.weighing import PullBack, StepLength
+from fedveil_lab.attacks.statistics import auc
+from fedveil_lab.games.view import ParticipationView
 
 ABLE = ThreatModel("client", frozenset(CAPABILITIES))
 

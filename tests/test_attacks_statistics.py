@@ -10,10 +10,11 @@ from scipy.stats import binomtest
 from sklearn.metrics import auc as area
 from sklearn.metrics import roc_auc_score
 
-from fedveil.attacks import SequentialEvidence, ThreatModel, bound, decide, judge
-from fedveil.attacks.bounds import epsilon_bound, epsilon_ceiling, joint_bound
-from fedveil.attacks.participation.weighing import boundaries
-from fedveil.attacks.statistics import (
+from fedveil.errors import FieldError
+from fedveil_lab.attacks import SequentialEvidence, ThreatModel, bound, decide, judge
+from fedveil_lab.attacks.bounds import epsilon_bound, epsilon_ceiling, joint_bound
+from fedveil_lab.attacks.participation.weighing import boundaries
+from fedveil_lab.attacks.statistics import (
     advantage,
     auc,
     auc_interval,
@@ -23,7 +24,6 @@ from fedveil.attacks.statistics import (
     runs_for_rate,
     true_rate_at,
 )
-from fedveil.errors import FieldError
 from fedveil_studies.metric_privacy.printed import multi_round, single_shot
 
 

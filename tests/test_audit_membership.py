@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.attacks.membership.records import of_people
-from fedveil.attacks.membership.scores import PEOPLE
-from fedveil.config import load
 from fedveil.engines import Federation
 from fedveil.errors import FieldError
-from fedveil.games import MembershipGame, game_of, play
-from fedveil.runs.deal import deal_out
+from fedveil_lab.attacks.membership.records import of_people
+from fedveil_lab.attacks.membership.scores import PEOPLE
+from fedveil_lab.config import load
+from fedveil_lab.games import MembershipGame, game_of, play
+from fedveil_lab.runs.deal import deal_out
 
 TEXT = """
 name = "small"
@@ -70,8 +70,8 @@ def test_a_server_tells_members_without_a_defence_and_not_under_local_noise(conf
 
 
 def test_shadow_models_find_members_without_a_defence_and_fewer_under_local_noise(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedveil.games.shadows.MODELS", 8)
-    monkeypatch.setattr("fedveil.games.shadows.CLIENTS", 1)
+    monkeypatch.setattr("fedveil_lab.games.shadows.MODELS", 8)
+    monkeypatch.setattr("fedveil_lab.games.shadows.CLIENTS", 1)
     names = ("rmia-offline", "rmia-offline-update", "lira-online-trajectory", "calibrated-loss")
     found = play(game(config, attacks=names, replicates=1), tmp_path / "audit")
     verdicts = {(v.setting, v.attack): v for v in found.verdicts}
@@ -88,7 +88,7 @@ def test_shadow_models_find_members_without_a_defence_and_fewer_under_local_nois
 
 
 def test_what_noises_every_step_refuses_shadow_updates_by_name(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedveil.games.shadows.MODELS", 4)
+    monkeypatch.setattr("fedveil_lab.games.shadows.MODELS", 4)
     keys = ("method='record'", "noise_multiplier=1.0", "examples=200", "clip=1.0")
     noised = load(str(tmp_path / "small.toml"), ["local.epochs=1", "rounds=1", *(f"privacy.{key}" for key in keys)])
     found = play(game(noised, attacks=("lira-offline-update", "lira-offline"), replicates=1), tmp_path / "audit")
@@ -185,7 +185,7 @@ def people(tmp_path):
 
 
 def test_shadow_models_find_persons_where_noise_is_vacuous_and_not_where_it_protects(people, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedveil.games.shadows.MODELS", 8)
+    monkeypatch.setattr("fedveil_lab.games.shadows.MODELS", 8)
     found = {}
     for epsilon in (1e6, 0.5):
         played = play(game(people(epsilon), attacks=SHADOWS, replicates=1), tmp_path / f"audit-{epsilon:g}")
@@ -197,7 +197,7 @@ def test_shadow_models_find_persons_where_noise_is_vacuous_and_not_where_it_prot
 
 
 def test_a_shadow_federation_has_all_records_of_a_person_where_she_is_or_none(people, monkeypatch):
-    monkeypatch.setattr("fedveil.games.shadows.MODELS", 4)
+    monkeypatch.setattr("fedveil_lab.games.shadows.MODELS", 4)
     played, run = [], Federation.run
 
     def noted(federation, rounds=None, on_round=None):
@@ -223,7 +223,7 @@ def test_a_shadow_federation_has_all_records_of_a_person_where_she_is_or_none(pe
 
 
 def test_a_persons_shadow_score_needs_to_know_whose_records_are_whose(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedveil.games.shadows.MODELS", 4)
+    monkeypatch.setattr("fedveil_lab.games.shadows.MODELS", 4)
     assert not any(name.startswith(PEOPLE) for name in game(config).chosen)
     config = load(str(tmp_path / "small.toml"), ["local.epochs=1", "rounds=1"])
     found = play(game(config, attacks=("person-lira-online",), replicates=1), tmp_path / "audit")

@@ -25,9 +25,9 @@ from fedveil.checks import (
     UnitInterval,
     Workers,
 )
-from fedveil.config import ConfigError, parse
 from fedveil.data import SOURCES, DataSet, SourceInfo, load
 from fedveil.errors import FieldError
+from fedveil_lab.config import ConfigError, parse
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ import sys
 import pytest
 import tomli_w
 import torch
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import fedveil
 from fedveil.cli import app
-from fedveil.config import load, presets
-from fedveil.runs import Summary
-from fedveil.runs import runner as runner_module
+from fedveil_lab.config import load, presets
+from fedveil_lab.runs import Summary
+from fedveil_lab.runs import runner as runner_module
 
 TINY = """
 name = "tiny"
@@ -315,7 +315,7 @@ def test_the_version_from_either_module(module):
 
 def test_what_trains_nothing_does_not_wait_for_pytorch(tmp_path):
     program = (
-        "import sys; from typer.testing import CliRunner; from fedveil.cli import app\n"
+        "import sys; from click.testing import CliRunner; from fedveil.cli import app\n"
         "for line in ['presets', 'run nowhere.toml', 'compare nowhere', 'audit nowhere', '--version',"
         " 'plan --epsilon 8 --delta 1e-5 --rounds 2', 'advise --clip 1 --sigma 2.4 --rounds 20 --epsilon 10']:\n"
         "    code = CliRunner().invoke(app, line.split()).exit_code\n"
@@ -328,7 +328,7 @@ def test_what_trains_nothing_does_not_wait_for_pytorch(tmp_path):
 def test_a_run_at_record_level_loads_no_compiler(tmp_path):
     """They took longer than everything else up to the first round."""
     program = (
-        "import sys; from typer.testing import CliRunner; from fedveil.cli import app\n"
+        "import sys; from click.testing import CliRunner; from fedveil.cli import app\n"
         "assert CliRunner().invoke(app, 'run digits-record --set rounds=1'.split()).exit_code == 0\n"
         "assert not {'torch._dynamo', 'sympy', 'scipy.stats', 'pandas'} & set(sys.modules)\n"
     )
@@ -342,8 +342,8 @@ def test_advise_names_everything_that_is_missing(here):
 
 
 def test_verify_says_when_so_few_runs_test_nothing(here, monkeypatch):
-    from fedveil.attacks import Verdict
-    from fedveil.games.guarantees.game import PartyGame
+    from fedveil_lab.attacks import Verdict
+    from fedveil_lab.games.guarantees.game import PartyGame
 
     def game(mu):
         details = {"dimension": 1, "epsilon at delta 0": 0.0, "ceiling": 1.0, "broken": 0.0}
@@ -351,10 +351,10 @@ def test_verify_says_when_so_few_runs_test_nothing(here, monkeypatch):
         verdict = Verdict.of(mu, details=details, **about)
         return PartyGame("game", [lambda: [verdict]], {"runs": 8})
 
-    monkeypatch.setattr("fedveil.games.guarantees.noise_game", lambda: PartyGame("noise", [], {}))
-    monkeypatch.setattr("fedveil.games.guarantees.guarantees_game", lambda runs: game(0.0))
+    monkeypatch.setattr("fedveil_lab.games.guarantees.noise_game", lambda: PartyGame("noise", [], {}))
+    monkeypatch.setattr("fedveil_lab.games.guarantees.guarantees_game", lambda runs: game(0.0))
     assert "--runs" in call("verify", "--runs", "8").stdout
-    monkeypatch.setattr("fedveil.games.guarantees.guarantees_game", lambda runs: game(0.5))
+    monkeypatch.setattr("fedveil_lab.games.guarantees.guarantees_game", lambda runs: game(0.5))
     assert "--runs" not in call("verify", "--runs", "8").stdout
 
 
@@ -442,7 +442,7 @@ def test_pipes_break_no_row():
 
 @pytest.mark.usefixtures("undrawn")
 def test_what_is_finished_is_shown_when_a_comparison_is_interrupted(tmp_path, monkeypatch):
-    from fedveil import grid
+    from fedveil_lab import grid
 
     short = ["compare", "digits-compare", "--set", "rounds=1", "--out", str(tmp_path / "c")]
     assert CliRunner().invoke(app, short).exit_code == 0

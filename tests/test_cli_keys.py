@@ -4,7 +4,7 @@ import os
 import stat
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil.engines.sites import end_key, make_key, read_key

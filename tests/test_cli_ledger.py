@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.accounting import OPEN, Entry, Guarantee, Ledger, Limits, Policy, Spend
 from fedveil.accounting.bounds import GDP, Heuristic

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil import grid
 from fedveil.aggregation import FedAdam
 from fedveil.clipping import QuantileClip
-from fedveil.config import ConfigError, load, parse, presets
-from fedveil.config.loading import assign
-from fedveil.config.tables import dumps
-from fedveil.config.variants import configure, variants_of
 from fedveil.data import ALZHEIMER_HOMOGENEOUS
 from fedveil.errors import FieldError
 from fedveil.learning import LocalTraining
-from fedveil.runs.prepare import prepare
+from fedveil_lab import grid
+from fedveil_lab.config import ConfigError, load, parse, presets
+from fedveil_lab.config.loading import assign
+from fedveil_lab.config.tables import dumps
+from fedveil_lab.config.variants import configure, variants_of
+from fedveil_lab.runs.prepare import prepare
 
 NOISED = {"method": "global", "noise_multiplier": 0.01}
 TINY = {

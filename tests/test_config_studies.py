@@ -5,11 +5,11 @@ import tomllib
 import pytest
 import torch
 
-from fedveil.config import ConfigError
-from fedveil.config import parse as checked
 from fedveil.errors import FieldError
-from fedveil.runs import run
-from fedveil.runs.prepare import prepare
+from fedveil_lab.config import ConfigError
+from fedveil_lab.config import parse as checked
+from fedveil_lab.runs import run
+from fedveil_lab.runs.prepare import prepare
 
 BASE = """
 name = "s"

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil.data import SCHEMES, SOURCES

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.config.first import first_config
 from fedveil.data import MissingDataError, federate, load
 from fedveil.errors import FieldError
+from fedveil_lab.config.first import first_config
 
 image = pytest.importorskip("PIL.Image")
 

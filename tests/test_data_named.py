@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.config import parse
 from fedveil.data import SOURCES, MissingDataError, federate, load
 from fedveil.errors import FieldError
-from fedveil.runs import run
+from fedveil_lab.config import parse
+from fedveil_lab.runs import run
 from fedveil_studies.data.cms import LATITUDE, LONGITUDE
 from fedveil_studies.data.named import BLOOD_CLASSES
 

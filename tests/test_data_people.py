@@ -14,8 +14,8 @@ from fedveil.data.sets import DataSet
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 from fedveil.methods import build
-from fedveil.runs.deal import Dealt
-from fedveil.runs.models import check_fit
+from fedveil_lab.runs.deal import Dealt
+from fedveil_lab.runs.models import check_fit
 
 
 def same(group, wanted):

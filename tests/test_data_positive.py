@@ -5,12 +5,12 @@ import pytest
 import torch
 from sklearn import metrics as oracle
 
-from fedveil.config import parse
-from fedveil.config.first import first_config
 from fedveil.data.sets import DataSet, with_positive
 from fedveil.errors import FieldError
-from fedveil.runs import run
-from fedveil.runs.deal import deal_out
+from fedveil_lab.config import parse
+from fedveil_lab.config.first import first_config
+from fedveil_lab.runs import run
+from fedveil_lab.runs.deal import deal_out
 
 BREAST = {"name": "breast-cancer", "clients": 3}
 

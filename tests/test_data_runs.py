@@ -8,21 +8,21 @@ import tomllib
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
-from typer.testing import CliRunner
 
 from fedveil import Federation
 from fedveil.cli import app
-from fedveil.config import ConfigError, parse
 from fedveil.data import DataSet, federate
 from fedveil.errors import FieldError
 from fedveil.learning import LocalTraining
 from fedveil.methods import build
-from fedveil.runs import run
-from fedveil.runs.deal import Dealt, deal_out
-from fedveil.runs.models import check_fit
-from fedveil.runs.prepare import prepare
-from fedveil.runs.runner import Silent
+from fedveil_lab.config import ConfigError, parse
+from fedveil_lab.runs import run
+from fedveil_lab.runs.deal import Dealt, deal_out
+from fedveil_lab.runs.models import check_fit
+from fedveil_lab.runs.prepare import prepare
+from fedveil_lab.runs.runner import Silent
 
 runner = CliRunner()
 

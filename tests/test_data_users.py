@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.config import parse
 from fedveil.data import MissingDataError, load
 from fedveil.errors import FieldError
 from fedveil.learning import build_model
-from fedveil.runs.prepare import prepare
+from fedveil_lab.config import parse
+from fedveil_lab.runs.prepare import prepare
 
 
 def write(folder, users, name="all_data_0.json", side=28, classes=62, seed=0):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedveil.grid import Outcome
-from fedveil.runs import Summary
+from fedveil_lab.grid import Outcome
+from fedveil_lab.runs import Summary
 from fedveil_studies import distances
 from fedveil_studies.frame import Choices, Reproduction, Selection, find
 

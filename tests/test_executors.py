@@ -8,13 +8,13 @@ import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil.errors import FedVeilError, FieldError
-from fedveil.grid import Cell, Store
-from fedveil.grid.jobs import EXECUTORS, TRIES
-from fedveil.runs.runner import Silent
+from fedveil_lab.grid import Cell, Store
+from fedveil_lab.grid.jobs import EXECUTORS, TRIES
+from fedveil_lab.runs.runner import Silent
 from test_store import Largest, config
 
 
@@ -100,7 +100,7 @@ def test_what_a_run_refuses_is_not_tried_again(tmp_path):
 
 
 def test_two_drivers_share_a_folder_and_no_cell_is_run_twice(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedveil.grid.store.STEP", 0.02)
+    monkeypatch.setattr("fedveil_lab.grid.store.STEP", 0.02)
     cells, drivers, found = cells_of(6, rounds=4), [Remembers(), Remembers()], {}
     threads = [
         threading.Thread(target=lambda one=one: found.update({id(one): Store(tmp_path).run(cells, one)}), daemon=True)
@@ -116,7 +116,7 @@ def test_two_drivers_share_a_folder_and_no_cell_is_run_twice(tmp_path, monkeypat
 
 
 def test_a_cell_that_another_driver_has_is_waited_for_and_taken_over_where_that_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedveil.grid.store.STEP", 0.02)
+    monkeypatch.setattr("fedveil_lab.grid.store.STEP", 0.02)
     cells, said, done = cells_of(2), Remembers(), []
     held, free = threading.Event(), threading.Event()
 

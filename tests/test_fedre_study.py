@@ -9,24 +9,24 @@ import pytest
 import torch
 
 from fedveil.accounting import Release
-from fedveil.attacks.inversion import DLG, Cosine
 from fedveil.calibration import LayerSensitivity
-from fedveil.config import ConfigError, load, parse
-from fedveil.config.course import Setting
-from fedveil.config.sections import Data
-from fedveil.config.tables import options_of
-from fedveil.config.variants import configure
 from fedveil.data import SOURCES
 from fedveil.data.pages import Box
 from fedveil.engines import Evaluation
 from fedveil.errors import FieldError
-from fedveil.grid import Cell, Store
 from fedveil.layout import Layout
 from fedveil.learning import build_model, score_maps, score_models
 from fedveil.learning.losses import dice
-from fedveil.runs.deal import deal_out
-from fedveil.runs.prepare import prepare
-from fedveil.runs.runner import run
+from fedveil_lab.attacks.inversion import DLG, Cosine
+from fedveil_lab.config import ConfigError, load, parse
+from fedveil_lab.config.course import Setting
+from fedveil_lab.config.sections import Data
+from fedveil_lab.config.tables import options_of
+from fedveil_lab.config.variants import configure
+from fedveil_lab.grid import Cell, Store
+from fedveil_lab.runs.deal import deal_out
+from fedveil_lab.runs.prepare import prepare
+from fedveil_lab.runs.runner import run
 from fedveil_studies.fedre import defence, recovered, weights
 from fedveil_studies.fedre.pictures import score_figure
 from fedveil_studies.frame import Choices, Reproduction, find
@@ -164,7 +164,7 @@ def test_public_examples_without_a_class_are_refused(receipts, monkeypatch):
         dealt = deal_out(*given, **named)
         return replace(dealt, public=replace(dealt.public, y=torch.zeros_like(dealt.public.y)))
 
-    monkeypatch.setattr("fedveil.runs.prepare.deal_out", without_forgeries)
+    monkeypatch.setattr("fedveil_lab.runs.prepare.deal_out", without_forgeries)
     with pytest.raises(FieldError, match="public_examples"):
         prepare(tiny())
     prepare(tiny({"split": "uniform", "weighting": "equal"}))  # whose server scores nothing
@@ -180,7 +180,7 @@ def test_public_examples_that_are_scored_without_a_class_are_said(receipts, monk
         dealt = deal_out(*given, **named)
         return replace(dealt, public=replace(dealt.public, x=torch.rand(3, 1, 32, 32), y=y, masks=masks))
 
-    monkeypatch.setattr("fedveil.runs.prepare.deal_out", public)
+    monkeypatch.setattr("fedveil_lab.runs.prepare.deal_out", public)
 
     def said(**scoring):
         return [w for w in prepare(tiny(scoring={**TINY["scoring"], **scoring})).warnings if "that is scored" in w]

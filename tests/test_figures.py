@@ -10,11 +10,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
-from fedveil.attacks import ATTACKS, judge
-from fedveil.games import Audit
-from fedveil.games.scoring import Scored
-from fedveil.report.audit_figures import DEFENDED, PLAIN, audit_figure, evidence_figure, in_turn
-from fedveil.report.canvas import legend_below, wrapped
+from fedveil_lab.attacks import ATTACKS, judge
+from fedveil_lab.games import Audit
+from fedveil_lab.games.scoring import Scored
+from fedveil_lab.report.audit_figures import DEFENDED, PLAIN, audit_figure, evidence_figure, in_turn
+from fedveil_lab.report.canvas import legend_below, wrapped
 from fedveil_studies.frame.plots import Curve, Line, Plot, draw_plot
 
 LONG = "metric privacy, distance=layer_frobenius, noise_multiplier={0}, clip={0}"

@@ -5,17 +5,17 @@ import tomllib
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.config import load, parse
-from fedveil.config.first import first_config, read_columns
 from fedveil.errors import FieldError
-from fedveil.report.statement.check import check
-from fedveil.report.statement.gather import gather
-from fedveil.report.statement.page import write_report
-from fedveil.runs.promised import prepared, promised
-from fedveil.runs.runner import run
+from fedveil_lab.config import load, parse
+from fedveil_lab.config.first import first_config, read_columns
+from fedveil_lab.report.statement.check import check
+from fedveil_lab.report.statement.gather import gather
+from fedveil_lab.report.statement.page import write_report
+from fedveil_lab.runs.promised import prepared, promised
+from fedveil_lab.runs.runner import run
 
 pytest.importorskip("pandas")
 

@@ -4,16 +4,16 @@ import json
 import os
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.config import parse
 from fedveil.errors import FieldError
-from fedveil.games import participation
-from fedveil.games.participation import COMPARED, ParticipationGame, check_audit, with_attacks
-from fedveil.grid.comparison import RESULT as FILE
-from fedveil.report.figures import pareto
-from fedveil.runs import Summary
+from fedveil_lab.config import parse
+from fedveil_lab.games import participation
+from fedveil_lab.games.participation import COMPARED, ParticipationGame, check_audit, with_attacks
+from fedveil_lab.grid.comparison import RESULT as FILE
+from fedveil_lab.report.figures import pareto
+from fedveil_lab.runs import Summary
 
 TOML = """
 name = "front"

@@ -7,10 +7,10 @@ import torch
 
 from fedveil.accounting import EuclideanLaplace, epsilon_of_mu
 from fedveil.accounting import epsilon as epsilon_of
-from fedveil.config import load
 from fedveil.data import SOURCES
-from fedveil.grid import Cell, Store
 from fedveil.methods.group_privacy import mean_length
+from fedveil_lab.config import load
+from fedveil_lab.grid import Cell, Store
 from fedveil_studies import networks
 from fedveil_studies.frame import find
 from fedveil_studies.frame.claims import judge

@@ -1,11 +1,11 @@
 """The study on the number of hospitals: noise from a budget, and a curve over the clients."""
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.config import load
-from fedveil.grid import compare
+from fedveil_lab.config import load
+from fedveil_lab.grid import compare
 from fedveil_studies.frame import find
 from fedveil_studies.frame.described import MeasureOf
 

@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.attacks import Received, ThreatError, ThreatModel
-from fedveil.attacks.inversion import (
+from fedveil.errors import FieldError
+from fedveil.layout import Layout
+from fedveil.learning import LocalTraining
+from fedveil_lab.attacks import Received, ThreatError, ThreatModel
+from fedveil_lab.attacks.inversion import (
     DLG,
     IDLG,
     INVERSIONS,
@@ -23,11 +26,8 @@ from fedveil.attacks.inversion import (
     invert,
     recover_labels,
 )
-from fedveil.attacks.inversion.matching import Matching
-from fedveil.attacks.inversion.metrics import labels_recovered, matched, mse
-from fedveil.errors import FieldError
-from fedveil.layout import Layout
-from fedveil.learning import LocalTraining
+from fedveil_lab.attacks.inversion.matching import Matching
+from fedveil_lab.attacks.inversion.metrics import labels_recovered, matched, mse
 from inversion_kit import digits, model, release
 
 X, Y = digits()

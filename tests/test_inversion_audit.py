@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.config import load
 from fedveil.errors import FieldError
-from fedveil.games import InversionGame, game_of, play
+from fedveil_lab.config import load
+from fedveil_lab.games import InversionGame, game_of, play
 
 
 def test_every_setting_stands_beside_no_defence_and_a_scale_of_noise(tmp_path):

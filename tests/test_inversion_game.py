@@ -6,7 +6,12 @@ import time
 import pytest
 import torch
 
-from fedveil.attacks.inversion import (
+from fedveil.data import MissingDataError, load
+from fedveil.engines import Execution, Federation, Shared
+from fedveil.errors import FieldError
+from fedveil.learning import ClientData, LocalTraining
+from fedveil.methods import GroupPrivacy, Method, Plain, build
+from fedveil_lab.attacks.inversion import (
     IDLG,
     SERVER,
     SPEAR,
@@ -19,12 +24,7 @@ from fedveil.attacks.inversion import (
     play_round,
     scores,
 )
-from fedveil.data import MissingDataError, load
-from fedveil.engines import Execution, Federation, Shared
-from fedveil.errors import FieldError
-from fedveil.learning import ClientData, LocalTraining
-from fedveil.methods import GroupPrivacy, Method, Plain, build
-from fedveil.report.audits import draw_inversion, inversion_table
+from fedveil_lab.report.audits import draw_inversion, inversion_table
 from inversion_kit import digits, model
 from inversion_kit import release as release_of
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from skimage.metrics import structural_similarity
 
-from fedveil.attacks.inversion import SERVER, Analytic, Reconstruction, judge_inversion, scores
-from fedveil.attacks.inversion import metrics as m
 from fedveil.errors import FieldError
+from fedveil_lab.attacks.inversion import SERVER, Analytic, Reconstruction, judge_inversion, scores
+from fedveil_lab.attacks.inversion import metrics as m
 
 
 def pictures(n, seed, shape=(3, 16, 12)):

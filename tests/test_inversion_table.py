@@ -14,8 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.attacks import ThreatModel
-from fedveil.attacks.inversion import (
+from fedveil.data import MissingDataError, load
+from fedveil.learning import LocalTraining, build_model
+from fedveil_lab.attacks import ThreatModel
+from fedveil_lab.attacks.inversion import (
     DLG,
     IDLG,
     SERVER,
@@ -28,9 +30,7 @@ from fedveil.attacks.inversion import (
     SeeThrough,
     compare_inversion,
 )
-from fedveil.data import MissingDataError, load
-from fedveil.learning import LocalTraining, build_model
-from fedveil.report.audits import draw_inversion
+from fedveil_lab.report.audits import draw_inversion
 from inversion_kit import noised
 
 NOISE = (0.0, 0.001, 0.01, 0.1, 1.0, 3.0)

@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import fedveil
 from fedveil.cli import app

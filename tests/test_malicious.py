@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.attacks.poisoning import BEHAVIOURS, LabelFlip
-from fedveil.config import ConfigError, parse
 from fedveil.errors import FieldError
-from fedveil.report.tables import run_table
-from fedveil.runs import run
-from fedveil.runs.prepare import prepare
+from fedveil_lab.attacks.poisoning import BEHAVIOURS, LabelFlip
+from fedveil_lab.config import ConfigError, parse
+from fedveil_lab.report.tables import run_table
+from fedveil_lab.runs import run
+from fedveil_lab.runs.prepare import prepare
 
 BASE = {
     "name": "poisoned",

@@ -17,9 +17,10 @@ import pydantic
 import pytest
 
 import fedveil as fv
+import fedveil_lab
 
 SNAPSHOT = Path(__file__).with_name("names.txt")
-PACKAGE = Path(fv.__file__).parent
+PACKAGES = [Path(package.__path__[0]) for package in (fv, fedveil_lab)]
 OUTSIDE = {
     "nn",
     "torch",
@@ -94,7 +95,7 @@ def test_names_and_signatures_are_those_that_were_promised():
 def classes():
     """Names of classes, each with the modules that have a class or an alias of that name at their top."""
     found, ours = {}, set()
-    for path in PACKAGE.rglob("*.py"):
+    for path in (path for package in PACKAGES for path in package.rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             name = node.name if isinstance(node, ast.ClassDef) else ""
             ours.add(name)
@@ -131,16 +132,21 @@ def test_what_a_user_has_to_make_stands_at_the_front():
 
 
 def test_every_room_names_each_name_once():
-    assert not [p for p in PACKAGE.rglob("__init__.py") if "__all__ = [" in p.read_text(encoding="utf-8")]
+    assert not [
+        p
+        for package in PACKAGES
+        for p in package.rglob("__init__.py")
+        if "__all__ = [" in p.read_text(encoding="utf-8")
+    ]
     for room in rooms().values():
         assert [name for name in dir(room) if not name.startswith("_")]
 
 
 def test_names_load_when_they_are_used_and_not_before():
     code = (
-        "import sys, fedveil, fedveil.config, fedveil.data; assert 'torch' not in sys.modules\n"
+        "import sys, fedveil, fedveil_lab.config, fedveil.data; assert 'torch' not in sys.modules\n"
         "import fedveil.learning, fedveil.engines; assert not {'sklearn', 'PIL'} & set(sys.modules)\n"
-        "for p in (fedveil, fedveil.config, fedveil.data): print(len([getattr(p, n) for n in p.__all__]))\n"
+        "for p in (fedveil, fedveil_lab.config, fedveil.data): print(len([getattr(p, n) for n in p.__all__]))\n"
         "assert 'PIL' not in sys.modules"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

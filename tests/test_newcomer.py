@@ -6,15 +6,15 @@ The pages' own blocks run as they stand in test_readme, test_tutorial and tests/
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
-from typer.testing import CliRunner
 
 import fedveil as fv
 from fedveil.cli import app
-from fedveil.config import load, parse
 from fedveil.errors import FieldError
-from fedveil.games.membership import MembershipGame
-from fedveil.runs.prepare import prepare
+from fedveil_lab.config import load, parse
+from fedveil_lab.games.membership import MembershipGame
+from fedveil_lab.runs.prepare import prepare
 
 
 def fedveil(*arguments):

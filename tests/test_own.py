@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 
 import fedveil as fv
 from fedveil.errors import FieldError
-from fedveil.own import Compared
+from fedveil_lab.own import Compared
 
 X, Y = load_digits(return_X_y=True)
 X = (X / 16).astype("float32")
@@ -73,11 +73,11 @@ def test_without_held_out_examples_there_is_no_calibrated_attack():
 
 
 def test_the_front_door_s_audit_is_a_function_whatever_was_imported_before():
-    import fedveil.games.participation
+    import fedveil_lab.games.participation
 
     assert inspect.isfunction(fv.audit)
     assert inspect.isfunction(fv.compare)
-    assert fedveil.games.ParticipationGame is fedveil.games.participation.ParticipationGame
+    assert fedveil_lab.games.ParticipationGame is fedveil_lab.games.participation.ParticipationGame
 
 
 def test_mistakes_are_named():

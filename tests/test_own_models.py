@@ -9,8 +9,6 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import fedveil as fv
-from fedveil.attacks.observation import Knowledge
-from fedveil.config import parse
 from fedveil.engines import Execution
 from fedveil.errors import FieldError
 from fedveil.learning import LOSSES
@@ -18,7 +16,9 @@ from fedveil.learning import clients as held
 from fedveil.learning.clients import ClientData, OnDemand
 from fedveil.learning.losses import cross_entropy, outputs_of
 from fedveil.learning.scores import layer_scores
-from fedveil.runs.runner import run
+from fedveil_lab.attacks.observation import Knowledge
+from fedveil_lab.config import parse
+from fedveil_lab.runs.runner import run
 
 torch.manual_seed(0)
 X = torch.randn(60, 5, 4)

@@ -4,16 +4,16 @@ import json
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from PIL import Image, ImageDraw, ImageFont
-from typer.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.config import parse
 from fedveil.data.pages import grey_pages
 from fedveil.data.tamper import forge_pages, text_boxes
 from fedveil.errors import FedVeilError, FieldError
-from fedveil.report.applied import LEAST, findings
-from fedveil.runs import run
+from fedveil_lab.config import parse
+from fedveil_lab.report.applied import LEAST, findings
+from fedveil_lab.runs import run
 
 LINES = [(20, "TOTAL 12.50"), (52, "DATE 03.04.2026"), (84, "CASH 20.00")]
 
@@ -135,7 +135,7 @@ def test_a_model_that_learned_from_them_is_shown_other_scans(scans, tmp_path):
 
 
 def test_a_run_of_another_kind_is_refused(tmp_path):
-    from fedveil.config import load
+    from fedveil_lab.config import load
 
     run(load("digits-record", ["rounds=1", "privacy.rounds=1"]), tmp_path / "run")
     with pytest.raises(FedVeilError):

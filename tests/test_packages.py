@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedveil.config import load, presets
 from fedveil.errors import FieldError
 from fedveil.registry import Registry
+from fedveil_lab.config import load, presets
 
 ENTRIES = """
 [fedveil.mine]

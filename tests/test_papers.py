@@ -6,15 +6,15 @@ import math
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.config import ConfigError, parse
 from fedveil.errors import FieldError
 from fedveil.evidence import numerics_of
-from fedveil.grid import Store
 from fedveil.learning import build_model
-from fedveil.runs.prepare import prepare
+from fedveil_lab.config import ConfigError, parse
+from fedveil_lab.grid import Store
+from fedveil_lab.runs.prepare import prepare
 from fedveil_studies.frame import Choices, Reproduction, Selection, find, names
 from fedveil_studies.frame.files import Pages
 from fedveil_studies.frame.measure import measured
@@ -187,7 +187,7 @@ def test_seeds_and_draws_are_told_apart(patterns, tmp_path):
 def test_draws_share_their_training_and_differ_in_the_noise(patterns, tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(
-        "fedveil.grid.store.shutil.rmtree", lambda folder, **_: kept.extend(folder.glob("*.safetensors"))
+        "fedveil_lab.grid.store.shutil.rmtree", lambda folder, **_: kept.extend(folder.glob("*.safetensors"))
     )
     study = tiny_study(patterns, clients=3)
     done = run_all(study, tmp_path, ["10"])

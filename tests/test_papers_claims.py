@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.attacks.statistics import auc
-from fedveil.config import load
-from fedveil.config.variants import EQUAL_SIGMA
 from fedveil.errors import FieldError
-from fedveil.games import ParticipationGame, participation
-from fedveil.games.game import play
-from fedveil.grid import Store
+from fedveil_lab.attacks.statistics import auc
+from fedveil_lab.config import load
+from fedveil_lab.config.variants import EQUAL_SIGMA
+from fedveil_lab.games import ParticipationGame, participation
+from fedveil_lab.games.game import play
+from fedveil_lab.grid import Store
 from fedveil_studies.frame import find, names
 from fedveil_studies.frame.audited import read_audits
 from fedveil_studies.frame.claims import best_of, compared, judge, rows_of, verdict_of, within

@@ -6,12 +6,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.config import load
-from fedveil.config.variants import variants_of
-from fedveil.games.participation import check_audit
+from fedveil_lab.config import load
+from fedveil_lab.config.variants import variants_of
+from fedveil_lab.games.participation import check_audit
 from fedveil_studies.frame import Choices, Reproduction, find
 from fedveil_studies.metric_privacy.measures import noise_factor
 

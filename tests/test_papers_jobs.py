@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import FedVeilError
-from fedveil.grid import Store
-from fedveil.grid.jobs import Jobs
-from fedveil.grid.store import run_in_process
+from fedveil_lab.grid import Store
+from fedveil_lab.grid.jobs import Jobs
+from fedveil_lab.grid.store import run_in_process
 from fedveil_studies.frame import Selection
 from papers_kit import Told, run_all, tiny_study
 
@@ -44,7 +44,7 @@ def cells_of(study, *tables):
 
 
 def test_at_once_gives_what_one_after_another_gives(study, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedveil.grid.store.PATIENCE", 0.5)  # a process needs longer than that to start
+    monkeypatch.setattr("fedveil_lab.grid.store.PATIENCE", 0.5)  # a process needs longer than that to start
     told = Told()
     both = run_all(study, tmp_path / "both", ["5", "sigma"], progress=told, jobs=2)
     assert rounds(both) == rounds(run_all(study, tmp_path / "one", ["5", "sigma"]))
@@ -116,8 +116,8 @@ ORPHANS = """
 import os, sys, time
 from functools import partial
 from pathlib import Path
-from fedveil.grid.jobs import Jobs
-from fedveil.grid.store import run_in_process
+from fedveil_lab.grid.jobs import Jobs
+from fedveil_lab.grid.store import run_in_process
 
 if __name__ == "__main__":
     jobs = Jobs(partial(run_in_process, Path(sys.argv[1])), 1, [])

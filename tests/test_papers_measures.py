@@ -6,11 +6,11 @@ import json
 import pytest
 import torch
 
-from fedveil.config import parse
 from fedveil.errors import FieldError
-from fedveil.grid import Store
 from fedveil.layout import Layout
 from fedveil.learning import build_model
+from fedveil_lab.config import parse
+from fedveil_lab.grid import Store
 from fedveil_studies.frame import Choices, Reproduction, Selection, find
 from fedveil_studies.frame.measure import measured
 from fedveil_studies.metric_privacy.measures import DISAGREEMENT, disagreement, divergences, registry

@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import toy
 from fedveil.cli import app
-from fedveil.config import load
 from fedveil.errors import FieldError
-from fedveil.grid import Store
 from fedveil.registry import Registry
+from fedveil_lab.config import load
+from fedveil_lab.grid import Store
 from fedveil_studies.frame import Choices, Reproduction, Selection, Study, checking, register
 from fedveil_studies.frame.checking import check_study
 from fedveil_studies.frame.described import Described, MeasureOf
@@ -74,7 +74,7 @@ def test_pages_of_several_stores_keep_the_cells_that_their_tables_name(tmp_path)
 
 def test_a_cell_that_only_a_figure_uses_keeps_its_line_and_the_commit_that_made_it(tmp_path, monkeypatch):
     def lines_after(commit, store, *asked):
-        monkeypatch.setattr("fedveil.runs.provenance.commit", lambda: commit)
+        monkeypatch.setattr("fedveil_lab.runs.provenance.commit", lambda: commit)
         call("toy", *asked, "--out", str(tmp_path / store), "--into", str(tmp_path / "pages"))
         return json.loads((tmp_path / "pages" / "small" / "cells.json").read_text())["cells"]
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.config import load
-from fedveil.config.adversaries import World
 from fedveil.errors import FieldError
-from fedveil.games import play
-from fedveil.runs.prepare import prepare
+from fedveil_lab.config import load
+from fedveil_lab.config.adversaries import World
+from fedveil_lab.games import play
+from fedveil_lab.runs.prepare import prepare
 from fedveil_studies.metric_privacy import game
 from fedveil_studies.metric_privacy.game import PrintedGame, PrintedLoss, cells_of, cells_without_target
 from fedveil_studies.metric_privacy.printed import MULTI_ROUND, SINGLE_SHOT
@@ -59,7 +59,7 @@ def test_both_are_played_once_and_stand_in_the_page(tmp_path, monkeypatch):
     losses = shot["details"]
     assert shot["point"] == pytest.approx(100 * (1 - losses["aggregated loss"] / losses["shadow loss"]))
     assert MULTI_ROUND in (tmp_path / "a" / "audit.md").read_text()
-    monkeypatch.setattr("fedveil.grid.store.run_together", lambda *_: pytest.fail("is played again"))
+    monkeypatch.setattr("fedveil_lab.grid.store.run_together", lambda *_: pytest.fail("is played again"))
     assert CliRunner().invoke(app, asked).exit_code == 0
     assert json.loads((tmp_path / "a" / "audit.json").read_text())["results"] == values["results"]
 

@@ -6,18 +6,18 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.accounting import Entry, Ledger, advise
 from fedveil.cli import app
-from fedveil.config import Config
-from fedveil.config.course import Stopping
-from fedveil.config.loading import assign, parse
-from fedveil.config.sections import Budget
 from fedveil.evidence import advice_tables
 from fedveil.methods import METHODS, Broadcast, PublicFacts, Publishing, build, parameters
-from fedveil.runs.promised import guarantees_of
-from fedveil.runs.runner import run
+from fedveil_lab.config import Config
+from fedveil_lab.config.course import Stopping
+from fedveil_lab.config.loading import assign, parse
+from fedveil_lab.config.sections import Budget
+from fedveil_lab.runs.promised import guarantees_of
+from fedveil_lab.runs.runner import run
 
 BASE = {
     "name": "tiny",
@@ -222,7 +222,7 @@ def called(*arguments):
 @pytest.fixture
 def written(tmp_path, monkeypatch):
     """Write a case's configuration, and the file that its natural clients are in; leave curves to their own tests."""
-    monkeypatch.setattr("fedveil.runs.promised.find_spec", lambda name: None)
+    monkeypatch.setattr("fedveil_lab.runs.promised.find_spec", lambda name: None)
     rows = np.random.default_rng(0)
     site, npz, file = np.repeat(np.arange(3), [20, 30, 40]), tmp_path / "own.npz", tmp_path / "tiny.toml"
     np.savez(npz, x=rows.normal(size=(90, 5)).astype("float32"), y=np.arange(90) % 2, site=site)

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
+from click.testing import CliRunner
 from sklearn.linear_model import LogisticRegressionCV
-from typer.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.config import load
 from fedveil.errors import FieldError
 from fedveil.learning import evaluate
-from fedveil.report.tables import below_public, comparison_notes, comparison_tables
-from fedveil.runs import run
-from fedveil.runs.prepare import prepare
+from fedveil_lab.config import load
+from fedveil_lab.report.tables import below_public, comparison_notes, comparison_tables
+from fedveil_lab.runs import run
+from fedveil_lab.runs.prepare import prepare
 
 PUBLIC = ["data.public_examples=400", "model.start=public", "seed=1"]
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.config import load as config_of
 from fedveil.data import load
 from fedveil.errors import FieldError
-from fedveil.grid import Store
-from fedveil.runs import run
-from fedveil.runs.deal import deal_out
+from fedveil_lab.config import load as config_of
+from fedveil_lab.grid import Store
+from fedveil_lab.runs import run
+from fedveil_lab.runs.deal import deal_out
 from fedveil_studies.data.heart import KEPT, NEEDED, SCALES, load_fed_heart
 from fedveil_studies.frame import Choices, Reproduction
 from fedveil_studies.published import nearest_level, study

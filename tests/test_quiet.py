@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.config import load, presets
 from fedveil.data import MissingDataError
 from fedveil.engines.assembly import resolve_method
 from fedveil.engines.warning import Warnings
-from fedveil.runs import run
+from fedveil_lab.config import load, presets
+from fedveil_lab.runs import run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedveil.config import load
-from fedveil.config.variants import configure, variants_of
 from fedveil.data.patches import LENGTH, RingFeatures, learn_patches, learn_rings
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.files import Ledgers
-from fedveil.report.planning import meaning_of
-from fedveil.report.tables import worst_guarantee
-from fedveil.runs import run
-from fedveil.runs.deal import deal_out
-from fedveil.runs.prepare import prepare
+from fedveil_lab.config import load
+from fedveil_lab.config.variants import configure, variants_of
+from fedveil_lab.report.planning import meaning_of
+from fedveil_lab.report.tables import worst_guarantee
+from fedveil_lab.runs import run
+from fedveil_lab.runs.deal import deal_out
+from fedveil_lab.runs.prepare import prepare
 
 
 def settings(name, *changes):
@@ -84,7 +84,7 @@ def test_columns_that_silos_scale_by_their_own_rows_are_refused(monkeypatch):
     config = settings("digits-record")["record-level, trusted sum"]
     dealt = deal_out(config.data, 0)
     scaled = replace(dealt, dataset=replace(dealt.dataset, local_columns=(0,)))
-    monkeypatch.setattr("fedveil.runs.prepare.deal_out", lambda *_: scaled)
+    monkeypatch.setattr("fedveil_lab.runs.prepare.deal_out", lambda *_: scaled)
     with pytest.raises(FieldError, match="public constants"):
         prepare(config)
 

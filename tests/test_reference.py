@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 from fedveil.aggregation import AGGREGATORS
-from fedveil.config import Config
 from fedveil.data import SOURCES
 from fedveil.learning.models import MODELS
 from fedveil.methods import METHODS
+from fedveil_lab.config import Config
 from reference_kit import pages
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"

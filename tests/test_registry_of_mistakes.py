@@ -11,8 +11,8 @@ from inspect import signature
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
-from typer.testing import CliRunner
 
 import fedveil as fv
 from fedveil.cli import app

@@ -6,16 +6,16 @@ import pytest
 from matplotlib.colors import to_rgb
 from rich.console import Console
 
-from fedveil.config import parse
 from fedveil.errors import FedVeilError
 from fedveil.evidence import last_rounds
-from fedveil.grid import compare
 from fedveil.registry import optional
-from fedveil.report import figures
-from fedveil.report.figures import pareto
-from fedveil.report.progress import Display
-from fedveil.report.tables import comparison_notes, comparison_tables, run_table
-from fedveil.runs import Summary, run
+from fedveil_lab.config import parse
+from fedveil_lab.grid import compare
+from fedveil_lab.report import figures
+from fedveil_lab.report.figures import pareto
+from fedveil_lab.report.progress import Display
+from fedveil_lab.report.tables import comparison_notes, comparison_tables, run_table
+from fedveil_lab.runs import Summary, run
 
 LOCAL = [{"method": "vanilla"}, {"method": "group"}, {"method": "sga-ldp"}]
 

@@ -11,26 +11,26 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.accounting import Guarantee, Limits, Policy, Spend
 from fedveil.accounting.bounds import GDP
 from fedveil.accounting.guarantee import of_round
 from fedveil.accounting.ledger import Entry, Ledger, digest
 from fedveil.cli import app
-from fedveil.config import parse
 from fedveil.engines.lifetime import LifetimeLedger, begin_ledger
 from fedveil.errors import FieldError, LedgerError
 from fedveil.evidence import Book, promise_of_sites, read_books, used_of
-from fedveil.games import GAMES, play
-from fedveil.grid import compare
-from fedveil.report.audits import show
-from fedveil.report.statement.check import check
-from fedveil.report.statement.document import ABSENT, WORDS, encoded, protected
-from fedveil.report.statement.gather import gather
-from fedveil.report.statement.page import PAGE, files_of, report_of, write_report
-from fedveil.report.statement.subject import Subject
-from fedveil.runs import run
+from fedveil_lab.config import parse
+from fedveil_lab.games import GAMES, play
+from fedveil_lab.grid import compare
+from fedveil_lab.report.audits import show
+from fedveil_lab.report.statement.check import check
+from fedveil_lab.report.statement.document import ABSENT, WORDS, encoded, protected
+from fedveil_lab.report.statement.gather import gather
+from fedveil_lab.report.statement.page import PAGE, files_of, report_of, write_report
+from fedveil_lab.report.statement.subject import Subject
+from fedveil_lab.runs import run
 
 REPORTS = Path(__file__).parents[1] / "results" / "reports"
 ORDER = ["unit", "trust", "leaves", "accuracy", "attacked", "tuned", "budget", "policy", "origin", "approval"]

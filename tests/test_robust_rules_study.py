@@ -44,7 +44,7 @@ def test_the_worst_attack_is_chosen_on_validation_and_told_on_test():
 
 def test_two_cells_of_it_run():
     plan = Reproduction(STUDY, Choices())
-    from fedveil.grid import Store
+    from fedveil_lab.grid import Store
 
     store = Store(None)
     cells = [

@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 
 from fedveil.accounting import Ledger
 from fedveil.accounting.ledger import opening_digest
-from fedveil.config import load, parse
 from fedveil.errors import FieldError, LedgerError
 from fedveil.files import LedgerFiles
-from fedveil.grid import compare
-from fedveil.runs import run
-from fedveil.runs.checkpoint import Checkpoint
-from fedveil.runs.runner import Silent
+from fedveil_lab.config import load, parse
+from fedveil_lab.grid import compare
+from fedveil_lab.runs import run
+from fedveil_lab.runs.checkpoint import Checkpoint
+from fedveil_lab.runs.runner import Silent
 
 LINEAR = {"name": "breast-cancer", "clients": 3}
 METHODS = {
@@ -231,7 +231,7 @@ def test_a_refused_resumption_leaves_the_folder_as_it_was(interrupted, tmp_path,
     )  # of a process that was killed: tidied by a run that goes on
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     monkeypatch.setattr(
-        "fedveil.runs.runner.prepare", lambda *_: (_ for _ in ()).throw(FieldError("data", 1, "is gone"))
+        "fedveil_lab.runs.runner.prepare", lambda *_: (_ for _ in ()).throw(FieldError("data", 1, "is gone"))
     )
     with pytest.raises(FieldError, match="is gone"):
         resume(tmp_path / "run" / "ledger" / "server.jsonl")

@@ -8,13 +8,13 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch.nn import functional as F
 
-from fedveil.attacks import ServerView
-from fedveil.config import load, parse
 from fedveil.data import SOURCES
-from fedveil.games.membership import MembershipView
-from fedveil.grid import Cell, Store
-from fedveil.runs import run
-from fedveil.runs.prepare import prepare
+from fedveil_lab.attacks import ServerView
+from fedveil_lab.config import load, parse
+from fedveil_lab.games.membership import MembershipView
+from fedveil_lab.grid import Cell, Store
+from fedveil_lab.runs import run
+from fedveil_lab.runs.prepare import prepare
 from fedveil_studies.frame import Choices, Reproduction, find
 from fedveil_studies.sga_ldp import LOSSES, phase, worth
 

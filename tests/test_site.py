@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.attacks.membership import MEMBERSHIPS
+from fedveil_lab.attacks.membership import MEMBERSHIPS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import fedveil as fv
 from fedveil.cli import app
-from fedveil.config import load, presets
-from fedveil.config.first import first_config
 from fedveil.errors import FieldError
-from fedveil.report.audit_tables import answered, folded
-from fedveil.runs.runner import Silent, run
 from fedveil.tables import Table, write
+from fedveil_lab.config import load, presets
+from fedveil_lab.config.first import first_config
+from fedveil_lab.report.audit_tables import answered, folded
+from fedveil_lab.runs.runner import Silent, run
 
 X = torch.randn(80, 4, generator=torch.Generator().manual_seed(0))
 Y = (X.sum(1) > 0).long()
@@ -160,7 +160,7 @@ def test_comparisons_and_audits_say_how_they_go():
 
 
 def verdict(low, point=0.8):
-    from fedveil.attacks.statistics import Estimate
+    from fedveil_lab.attacks.statistics import Estimate
 
     return SimpleNamespace(attack="loss", auc=Estimate(point, low, 0.95))
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from fedveil.accounting import Policy
-from fedveil.config import load, parse
-from fedveil.config.tables import ConfigError, options_of
 from fedveil.errors import FieldError
 from fedveil.evidence import NUMERICS
-from fedveil.grid import Cell, Store, cell, distinct
 from fedveil.learning import LocalTraining
-from fedveil.runs import deal
-from fedveil.runs.runner import Silent
+from fedveil_lab.config import load, parse
+from fedveil_lab.config.tables import ConfigError, options_of
+from fedveil_lab.grid import Cell, Store, cell, distinct
+from fedveil_lab.runs import deal
+from fedveil_lab.runs.runner import Silent
 
 PINNED = Path(__file__).parent / "defaults.json"
 BASE = {
@@ -139,10 +139,10 @@ def test_the_digest_is_of_the_examples():
 def defaults():
     """Every default that a configuration can fall back on, by the section it stands in."""
     from fedveil.aggregation import AGGREGATORS
-    from fedveil.config.sections import Budget, Data, Privacy
     from fedveil.data import SOURCES
     from fedveil.learning import MODELS
     from fedveil.methods import METHODS, parameters
+    from fedveil_lab.config.sections import Budget, Data, Privacy
 
     found = {("local", k): o.default for k, o in options_of(LocalTraining).items()}
     for kind, registry in (("aggregator", AGGREGATORS), ("model", MODELS)):

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from fedveil.config import parse
 from fedveil.errors import FieldError
 from fedveil.evidence import MEASURES, parse_row
 from fedveil.learning.metrics import metric_names
-from fedveil.runs import Summary, run
+from fedveil_lab.config import parse
+from fedveil_lab.runs import Summary, run
 
 TOML = {
     "name": "few",

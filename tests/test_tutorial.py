@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.runs import Summary
+from fedveil_lab.runs import Summary
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)

@@ -1,5 +1,6 @@
 """A FLARE job with FedVeil, run in FLARE's simulator: ``python job.py WORKSPACE``."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -11,7 +12,6 @@ from nvflare.job_config.script_runner import ScriptRunner
 from safetensors.torch import load_file
 
 from fedveil.nvflare import FedVeilController, PrivacyFilter, ReleaseFilter
-from fedveil.runs import Summary
 
 workspace = Path(sys.argv[1]).absolute()
 os.chdir(Path(__file__).parent)  # FLARE takes the job's files from here
@@ -30,4 +30,5 @@ for site in SITES:
     job.to(ReleaseFilter(), site, filter_type=FilterType.TASK_RESULT)
 job.simulator_run(str(workspace), threads=len(SITES), log_config="concise")
 folder = workspace / "server" / "simulate_job" / "fedveil"
-print(f"accuracy {accuracy(load_file(folder / 'model.safetensors')):.2f}; {Summary.read(folder).values['guarantee']}")
+summary = json.loads((folder / "summary.json").read_text())
+print(f"accuracy {accuracy(load_file(folder / 'model.safetensors')):.2f}; {summary['guarantee']}")

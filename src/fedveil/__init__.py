@@ -1,11 +1,13 @@
 """FedVeil: privacy-preserving federated learning with calibrated noise, and a truthful account of what it bought.
 
 What this module names is stable from 0.1.0 on; names of its rooms are provisional (docs/architecture.md). Each is
-imported when it is first used, so that ``fedveil --help`` does not wait for PyTorch.
+imported when it is first used, so that ``fedveil --help`` does not wait for PyTorch. What experiments is of another
+package, `fedveil-lab`; its names say what to install where it is not there.
 """
 
 from typing import TYPE_CHECKING
 
+from fedveil.moved import find_moved
 from fedveil.registry import lazy
 
 __version__ = "0.1.0"
@@ -13,21 +15,16 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from fedveil import accounting as accounting
     from fedveil import aggregation as aggregation
-    from fedveil import attacks as attacks
     from fedveil import calibration as calibration
     from fedveil import clipping as clipping
-    from fedveil import config as config
     from fedveil import data as data
     from fedveil import engines as engines
-    from fedveil import games as games
     from fedveil import gdp as gdp
-    from fedveil import grid as grid
     from fedveil import home as home
     from fedveil import layout as layout
     from fedveil import learning as learning
     from fedveil import mechanisms as mechanisms
     from fedveil import methods as methods
-    from fedveil import runs as runs
     from fedveil import secure as secure
     from fedveil.accounting import Filter as Filter
     from fedveil.accounting import Guarantee as Guarantee
@@ -58,7 +55,6 @@ if TYPE_CHECKING:
     from fedveil.aggregation import NormBounding as NormBounding
     from fedveil.aggregation import TrimmedMean as TrimmedMean
     from fedveil.clipping import QuantileClip as QuantileClip
-    from fedveil.config import Config as Config
     from fedveil.engines import Behaviour as Behaviour
     from fedveil.engines import Budgets as Budgets
     from fedveil.engines import EarlyStopping as EarlyStopping
@@ -98,10 +94,17 @@ if TYPE_CHECKING:
     from fedveil.methods import RecordDP as RecordDP
     from fedveil.methods import ServerSide as ServerSide
     from fedveil.methods import Validation as Validation
-    from fedveil.own import Compared as Compared
-    from fedveil.own import OwnAudit as OwnAudit
-    from fedveil.own import audit as audit
-    from fedveil.own import compare as compare
     from fedveil.secure import SiteKey as SiteKey
+    from fedveil_lab import attacks as attacks
+    from fedveil_lab import config as config
+    from fedveil_lab import games as games
+    from fedveil_lab import grid as grid
+    from fedveil_lab import runs as runs
+    from fedveil_lab.config import Config as Config
+    from fedveil_lab.own import Compared as Compared
+    from fedveil_lab.own import OwnAudit as OwnAudit
+    from fedveil_lab.own import audit as audit
+    from fedveil_lab.own import compare as compare
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)
+    find_moved()

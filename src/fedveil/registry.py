@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from importlib import import_module, metadata
 from importlib.metadata import EntryPoint
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
@@ -184,7 +185,8 @@ def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], l
     """``__getattr__, __dir__, __all__`` of a package, from what its ``if TYPE_CHECKING`` block imports.
 
     So each name is written once, and waits for PyTorch, pydantic and pandas until it is used. Type checkers read the
-    same block, whose names are exported because each is imported as itself.
+    same block, whose names are exported because each is imported as itself. A name of another package that is not
+    installed says what to install, and is not listed.
 
     Parameters
     ----------
@@ -202,12 +204,22 @@ def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], l
         for alias in line.names
     }
 
+    top = package.partition(".")[0]
+    absent = {owner for owner in {one.partition(".")[0] for one, _ in owners.values()} - {top} if not find_spec(owner)}
+
     def load(name: str) -> Any:
         if name not in owners:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=module)
         owner, own = owners[name]
-        value = import_module(f"{package}.{own}") if owner == package else getattr(import_module(owner), own)
+        other = owner.partition(".")[0]
+        if other in absent:
+            distribution = other.replace("_", "-")
+            folder = distribution.removeprefix("fedveil-")
+            needed = f"pip install {distribution} (in a checkout: pip install ./{folder})"
+            raise ImportError(f"{package}.{name} is of the package {distribution}: {needed}", name=other)
+        value = import_module(f"{owner}.{own}") if owner in (package, other) else getattr(import_module(owner), own)
         setattr(module, name, value)
         return value
 
-    return load, lambda: sorted({*vars(module), *owners}), sorted(owners)
+    offered = sorted(name for name, (owner, _) in owners.items() if owner.partition(".")[0] not in absent)
+    return load, lambda: sorted({*vars(module), *offered}), offered

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.config import parse
-from fedveil.grid import compare
-from fedveil.report.statement.gather import gather
-from fedveil.report.statement.page import PAGE, files_of
+from fedveil_lab.config import parse
+from fedveil_lab.grid import compare
+from fedveil_lab.report.statement.gather import gather
+from fedveil_lab.report.statement.page import PAGE, files_of
 
 pytestmark = pytest.mark.browser
 REPORTS = Path(__file__).resolve().parents[2] / "results" / "reports"

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from fedveil.config import load
 from fedveil.errors import FieldError
 from fedveil.files import CONFIG, SPEC
-from fedveil.games.folder import differing, refuse_another
+from fedveil_lab.config import load
+from fedveil_lab.games.folder import differing, refuse_another
 
 ASKED = {"game": "membership", "replicates": 8, "levels": [0.1]}
 

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.config import load
-from fedveil.runs.runner import Silent, run
+from fedveil_lab.config import load
+from fedveil_lab.runs.runner import Silent, run
 
 
 def call(*arguments):

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
-from fedveil.attacks import Verdict
 from fedveil.cli import app
-from fedveil.games.guarantees.game import PartyGame
+from fedveil_lab.attacks import Verdict
+from fedveil_lab.games.guarantees.game import PartyGame
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 TINY = """
@@ -64,7 +64,7 @@ def test_another_audit_takes_another_folder(other, here):
 
 
 def test_a_target_is_another_question_and_more_attacks_are_not(here, monkeypatch):
-    monkeypatch.setattr("fedveil.games.participation.REHEARSALS", 4)
+    monkeypatch.setattr("fedveil_lab.games.participation.REHEARSALS", 4)
     asked = ("audit", "tiny.toml", "--attack", "loss", "--replicates", "6", "--out", "o")
     assert call(*asked).exit_code == 0
     assert call(*asked, "--target", "1").exit_code == 2
@@ -83,7 +83,7 @@ def test_verify_replaces_no_figures_of_another_question(here, monkeypatch):
     details = {"dimension": 1, "epsilon at delta 0": 0.0, "ceiling": 1.0, "broken": 0.0}
     about = {"attack": "a", "setting": "m", "figure": "mu", "n": 8, "replication": "one", "notes": ["mu = 1"]}
     verdict = Verdict.of(0.5, details=details, **about)
-    room = "fedveil.games.guarantees"
+    room = "fedveil_lab.games.guarantees"
     monkeypatch.setattr(f"{room}.noise_game", lambda: PartyGame("noise", [], {}))
     monkeypatch.setattr(f"{room}.guarantees_game", lambda runs: PartyGame("game", [lambda: [verdict]], {"runs": runs}))
     assert call("verify", "--runs", "8", "--out", "v").exit_code == 0

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import matplotlib
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.report.audit_figures import roc_figure
-from fedveil.report.canvas import keep
+from fedveil_lab.report.audit_figures import roc_figure
+from fedveil_lab.report.canvas import keep
 
 SMALL = """
 name = "s"
@@ -24,7 +24,7 @@ name = "logistic"
 [compare]
 settings = [{ label = "größe ±", method = "vanilla" }]
 """
-DRAW = "from fedveil.report.plotting import Figure; f = Figure(); f.subplots(); f.savefig('drawn.png')"
+DRAW = "from fedveil_lab.report.plotting import Figure; f = Figure(); f.subplots(); f.savefig('drawn.png')"
 
 
 def called(*arguments, cwd, **variables):

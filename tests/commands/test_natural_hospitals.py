@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.config import load
 from fedveil.errors import FieldError
-from fedveil.games import ParticipationGame, participation, play
+from fedveil_lab.config import load
+from fedveil_lab.games import ParticipationGame, participation, play
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 SIZES = {"Aachen": 40, "Berlin": 25, "Ulm": 60}

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.config import load
-from fedveil.config.tables import ConfigError
 from fedveil.errors import FieldError
 from fedveil.learning.models import MODELS, build_model
+from fedveil_lab.config import load
+from fedveil_lab.config.tables import ConfigError
 
 TOML = """
 name = "mine"

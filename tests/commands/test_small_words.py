@@ -2,14 +2,14 @@
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
-from typer.testing import CliRunner
 
 import fedveil as fv
 from fedveil.cli import app
-from fedveil.config import parse
-from fedveil.report.applied import model_of
-from fedveil.runs.prepare import prepare
+from fedveil_lab.config import parse
+from fedveil_lab.report.applied import model_of
+from fedveil_lab.runs.prepare import prepare
 
 
 @pytest.mark.parametrize("words", [["runn"], ["data", "lisst"], ["ledger", "shoow"]])

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.config import parse
 from fedveil.engines.warning import RunWarning
-from fedveil.runs.prepare import prepare
+from fedveil_lab.config import parse
+from fedveil_lab.runs.prepare import prepare
 
 ORDINARY = {
     "name": "o",

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from fedveil.report.progress import Display
 from fedveil.tables import Table
+from fedveil_lab.report.progress import Display
 
 WIDTHS = (40, 60, 80, 200)
 HEADER = ("attack", "setting", "AUC (95%)", "measured epsilon >=", "AUC without defence", "valid", "why")

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.checks import require_unit
 from fedveil.cli import app
-from fedveil.config import load
-from fedveil.config.tables import ConfigError
 from fedveil.errors import FieldError, nearest
 from fedveil.units import WORDS, meaning_of
+from fedveil_lab.config import load
+from fedveil_lab.config.tables import ConfigError
 
 
 def call(*arguments):

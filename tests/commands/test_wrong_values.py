@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from torch import nn
 
 import fedveil as fv
-from fedveil.runs import Summary
+from fedveil_lab.runs import Summary
 
 X, Y = torch.rand(8, 3), torch.tensor([0, 1] * 4)
 MODEL = nn.Linear(3, 2)

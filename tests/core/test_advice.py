@@ -160,7 +160,7 @@ def test_the_lines_make_a_method_with_the_promise(trust):
 
 
 def test_the_command_advises_and_reads(tmp_path):
-    from typer.testing import CliRunner
+    from click.testing import CliRunner
 
     from fedveil.cli import app
 
@@ -188,10 +188,10 @@ def test_the_command_advises_and_reads(tmp_path):
 
 
 def test_the_command_reads_an_experiments_file(tmp_path):
-    from typer.testing import CliRunner
+    from click.testing import CliRunner
 
     from fedveil.cli import app
-    from fedveil.config import load
+    from fedveil_lab.config import load
 
     def said(name, *arguments):
         file = tmp_path / f"{name}.toml"
@@ -217,8 +217,8 @@ def test_the_command_reads_an_experiments_file(tmp_path):
     ],
 )
 def test_what_an_experiment_promises_follows_from_its_configuration_alone(preset, unit, mu):
-    from fedveil.config import load
-    from fedveil.runs.promised import prepared, promised
+    from fedveil_lab.config import load
+    from fedveil_lab.runs.promised import prepared, promised
 
     found = promised(prepared(load(preset))).guarantee
     assert (found.unit, found.scope) == (unit, "total")

@@ -19,7 +19,7 @@ from fedveil.learning import ClientData, LocalTraining, layer_scores
 from fedveil.learning.learner import Learner, Scoring
 from fedveil.learning.scores import region_masks
 from fedveil.methods import FedRE, build
-from fedveil.runs.promised import guarantees_of
+from fedveil_lab.runs.promised import guarantees_of
 
 
 def test_each_client_spends_by_its_own_parameters():

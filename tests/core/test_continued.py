@@ -9,6 +9,7 @@ import torch
 from engine_kit import federation
 
 import fedveil
+import fedveil_lab
 from fedveil.accounting import Filter, LeakageFilter, Ledger, Limits, ParticipationFilter, Policy
 from fedveil.engines.federation import Federation
 from fedveil.errors import FieldError
@@ -131,7 +132,7 @@ def _documented(node):
 
 def test_no_message_advises_to_delete_what_may_hold_a_ledger():
     said = []
-    for file in Path(fedveil.__file__).parent.rglob("*.py"):
+    for file in (file for package in (fedveil, fedveil_lab) for file in Path(package.__path__[0]).rglob("*.py")):
         for text in texts(file):
             advice = ADVICE.search(text.replace("add/remove", ""))
             if advice and " " in text.strip() and not any(word in text.lower() for word in HARMLESS):

@@ -11,10 +11,10 @@ import pytest
 import torch
 from core_kit import ScaledSource
 
-from fedveil.attacks import bound
 from fedveil.errors import HeuristicError
-from fedveil.games.guarantees import cases as all_cases
 from fedveil.mechanisms import DiscreteGaussianNoise, ReproducibleSource
+from fedveil_lab.attacks import bound
+from fedveil_lab.games.guarantees import cases as all_cases
 
 DIMENSIONS = (1, 11, 1000)
 QUICK = (

@@ -12,7 +12,7 @@ from fedveil.engines import Federation, Shared
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining
 from fedveil.methods import Broadcast, Method, Plain, PublicFacts, ServerFacts, build
-from fedveil.runs.promised import guarantees_of
+from fedveil_lab.runs.promised import guarantees_of
 
 TRUE = torch.tensor([[5.0, 6.0], [4.0, -4.5]])
 

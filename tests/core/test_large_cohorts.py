@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from fedveil.accounting import Release
 from fedveil.aggregation import AGGREGATORS, Bucketing, CentredClipping, FedAvg, FedMedian, TrimmedMean
 from fedveil.aggregation.base import rounding
-from fedveil.attacks import bound
 from fedveil.clipping import clip
-from fedveil.games.guarantees.worlds import Duel, layout, opened
 from fedveil.gdp import rounded_up
 from fedveil.mechanisms import GaussianNoise, ReproducibleSource
 from fedveil.methods import GlobalDP, ServerFacts
+from fedveil_lab.attacks import bound
+from fedveil_lab.games.guarantees.worlds import Duel, layout, opened
 
 MEANS = ("fedavg", "fedavgm", "fedopt", "fedadam", "norm-bounding")
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from fedveil.accounting import compose_mu
 from fedveil.aggregation import AGGREGATORS, FedAdam, FedAvg, FedAvgM, FedMedian, Krum, TrimmedMean
-from fedveil.attacks import bound
 from fedveil.calibration import max_pairwise_distance
 from fedveil.clipping import QuantileClip, clip
 from fedveil.errors import FieldError, HeuristicError
 from fedveil.layout import Layout
 from fedveil.mechanisms import MECHANISMS, ReproducibleSource
 from fedveil.methods import GlobalDP, MetricPrivacy, Plain, build
+from fedveil_lab.attacks import bound
 
 DELTA = 1e-5
 THETA = [10.0, 0.0]

@@ -6,16 +6,16 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
-from fedveil.attacks import bound
-from fedveil.attacks.residuals import departures
 from fedveil.cli import app
 from fedveil.errors import FieldError
-from fedveil.games import guarantees
-from fedveil.games.guarantees import game, noise
-from fedveil.games.guarantees.noise import LEVEL
 from fedveil.mechanisms import GaussianNoise, ReproducibleSource
+from fedveil_lab.attacks import bound
+from fedveil_lab.attacks.residuals import departures
+from fedveil_lab.games import guarantees
+from fedveil_lab.games.guarantees import game, noise
+from fedveil_lab.games.guarantees.noise import LEVEL
 
 D = 300
 ROWS = sum(len(noise.methods(d)) for d in guarantees.DIMENSIONS)

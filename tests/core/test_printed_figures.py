@@ -15,7 +15,7 @@ from fedveil.evidence import NEIGHBOURS, plan_table
 from fedveil.gdp import meaning_of_mu, rounded_down, rounded_up
 from fedveil.methods import SGALDP, GlobalDP
 from fedveil.methods.publishing import Publishing
-from fedveil.report.statement.document import WORDS
+from fedveil_lab.report.statement.document import WORDS
 
 DELTA = 1e-5
 MU = st.floats(1e-3, 1e4)

@@ -5,9 +5,9 @@ import torch
 from engine_kit import federation, learned
 
 from fedveil.accounting import model_of
-from fedveil.attacks import ServerView
 from fedveil.engines import Lockstep
 from fedveil.errors import FieldError
+from fedveil_lab.attacks import ServerView
 
 
 class Spread:

@@ -11,7 +11,6 @@ from torch import nn
 
 from fedveil.accounting import Gaussian, Ledger, ParticipationFilter, Poisson, Release, StepFilter, epsilon
 from fedveil.aggregation import FedAvg, FedAvgM, FedMedian, Krum
-from fedveil.attacks import bound
 from fedveil.engines import Execution, Federation, ServerParty, Shared
 from fedveil.engines.client import ClientParty
 from fedveil.errors import BudgetError, FieldError, NoReplyError
@@ -29,6 +28,7 @@ from fedveil.methods import (
     Refusal,
     build,
 )
+from fedveil_lab.attacks import bound
 
 DELTA = 1e-5
 

@@ -369,7 +369,7 @@ def test_the_updates_stay_as_they_are_and_the_result_is_a_tensor_of_its_own():
 
 
 def test_a_configuration_puts_mixing_and_buckets_before_a_rule():
-    from fedveil.config import Config
+    from fedveil_lab.config import Config
 
     def config(**rule):
         values = {"name": "robust", "rounds": 1, "model": {"name": "logistic"}}

@@ -29,7 +29,7 @@ from fedveil.methods import (
     build,
 )
 from fedveil.methods.sga_ldp import LastBroadcast
-from fedveil.runs.promised import guarantees_of
+from fedveil_lab.runs.promised import guarantees_of
 
 LAYOUT = Layout.from_shapes({"a.weight": (4,), "b.weight": (2,)}, torch.float64)
 SOURCE = ReproducibleSource(0)
@@ -149,7 +149,7 @@ def protect_from(side, update, seed):
 
 @pytest.mark.parametrize("distribution", ["laplace", "gaussian"])
 def test_a_summary_has_the_curves_of_worst_and_median_client_and_how_all_are_spread(distribution, monkeypatch) -> None:
-    monkeypatch.setattr("fedveil.runs.promised.REACH", (0.5, 1.0))
+    monkeypatch.setattr("fedveil_lab.runs.promised.REACH", (0.5, 1.0))
     method = build("group", noise_multiplier=2.0, radius=0.5, distribution=distribution)
     made = federation("group", n=5, method=method, clients_per_round=2)
     made.run(4)

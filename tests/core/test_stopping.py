@@ -18,8 +18,8 @@ from fedveil.learning.learner import Learner
 from fedveil.mechanisms import SecureSource
 from fedveil.methods import build
 from fedveil.methods.publishing import Validation
-from fedveil.runs.checkpoint import Checkpoint
-from fedveil.runs.promised import guarantees_of
+from fedveil_lab.runs.checkpoint import Checkpoint
+from fedveil_lab.runs.promised import guarantees_of
 
 HELD = [images(50 + p) for p in range(6)]
 PUBLIC = Validation(losses="public")

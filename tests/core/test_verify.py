@@ -4,12 +4,12 @@ import json
 from dataclasses import replace
 from functools import partial
 
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.games import guarantees
-from fedveil.games.guarantees import cases, game, noise
-from fedveil.games.guarantees.noise import methods
+from fedveil_lab.games import guarantees
+from fedveil_lab.games.guarantees import cases, game, noise
+from fedveil_lab.games.guarantees.noise import methods
 
 
 def test_every_claim_is_played_and_a_beaten_one_ends_the_command(tmp_path, monkeypatch):

@@ -23,13 +23,13 @@ from pathlib import Path
 import torch
 
 from fedveil.accounting import Ledger, Release, digest
-from fedveil.config import parse
 from fedveil.engines.admission import PROTECT
 from fedveil.engines.client import ClientParty
 from fedveil.engines.party import COMBINE
 from fedveil.engines.server import ServerParty
 from fedveil.errors import FieldError
-from fedveil.runs import run
+from fedveil_lab.config import parse
+from fedveil_lab.runs import run
 
 EPSILON = 10.0  # of the server under "global": four releases cost 9.997, so that a second redraw ends the run early
 METHODS = {

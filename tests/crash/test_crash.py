@@ -17,10 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fedveil.config import parse
 from fedveil.errors import FieldError, LedgerError
-from fedveil.runs import run
-from fedveil.runs.checkpoint import Checkpoint, sealed
+from fedveil_lab.config import parse
+from fedveil_lab.runs import run
+from fedveil_lab.runs.checkpoint import Checkpoint, sealed
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 

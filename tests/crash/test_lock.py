@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedveil.config import parse
 from fedveil.errors import FieldError, LedgerError
 from fedveil.files import LOCK as FILE
 from fedveil.files import FolderLock
-from fedveil.runs import run
-from fedveil.runs.checkpoint import Checkpoint
-from fedveil.runs.runner import Silent
+from fedveil_lab.config import parse
+from fedveil_lab.runs import run
+from fedveil_lab.runs.checkpoint import Checkpoint
+from fedveil_lab.runs.runner import Silent
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from fedveil.config.first import read_columns
+from fedveil_lab.config.first import read_columns
 
 
 def left_out(tmp_path, values):

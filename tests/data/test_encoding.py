@@ -3,9 +3,9 @@
 import pandas as pd
 import pytest
 
-from fedveil.config.first import read_columns
 from fedveil.data import load
 from fedveil.errors import FieldError
+from fedveil_lab.config.first import read_columns
 
 TEXT = "age,place,ill\n30,K\u00f6ln,0\n40,M\u00fcnchen,1\n50,K\u00f6ln,1\n"
 

@@ -7,10 +7,10 @@ import tomllib
 import numpy as np
 import pytest
 
-from fedveil.config.columns import around, read_off
-from fedveil.config.first import first_config, read_columns
 from fedveil.data import load
 from fedveil.errors import FieldError
+from fedveil_lab.config.columns import around, read_off
+from fedveil_lab.config.first import first_config, read_columns
 
 pd = pytest.importorskip("pandas")
 

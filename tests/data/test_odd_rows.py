@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedveil.config.columns import read_off
-from fedveil.config.first import first_config, read_columns
 from fedveil.data import load
 from fedveil.data.values import plain_form
 from fedveil.errors import FieldError
+from fedveil_lab.config.columns import read_off
+from fedveil_lab.config.first import first_config, read_columns
 
 N = 30
 AGE, CRP, ILL = 40 + np.arange(N) * 7 % 11, 1.5 + np.arange(N) % 7, np.arange(N) % 2

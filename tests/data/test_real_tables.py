@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fedveil.config.columns import read_off
 from fedveil.data import load
 from fedveil.data.sets import find
 from fedveil.errors import FieldError
+from fedveil_lab.config.columns import read_off
 
 pd = pytest.importorskip("pandas")
 pytestmark = pytest.mark.data

@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedveil.config.columns import read_off
-from fedveil.config.first import read_columns
 from fedveil.data import load
 from fedveil.errors import FieldError
+from fedveil_lab.config.columns import read_off
+from fedveil_lab.config.first import read_columns
 
 N = 30
 

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedveil.config import parse
-from fedveil.config.first import first_config, read_columns
 from fedveil.data import load
 from fedveil.errors import FieldError
-from fedveil.runs.runner import run
+from fedveil_lab.config import parse
+from fedveil_lab.config.first import first_config, read_columns
+from fedveil_lab.runs.runner import run
 
 pytest.importorskip("pyarrow")
 NAMES = ["anaemia", "cough", "fever"]

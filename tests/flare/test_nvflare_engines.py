@@ -15,10 +15,10 @@ import fedveil as fv
 from fedveil.engines.nvflare.shareables import read_reply
 from fedveil.errors import FieldError
 from fedveil.nvflare import FedVeilController, PrivacyFilter, ReleaseFilter, UnprotectedError
-from fedveil.report.statement.check import check
-from fedveil.report.statement.gather import gather
-from fedveil.report.statement.page import write_report
-from fedveil.runs import Summary
+from fedveil_lab.report.statement.check import check
+from fedveil_lab.report.statement.gather import gather
+from fedveil_lab.report.statement.page import write_report
+from fedveil_lab.runs import Summary
 
 pytestmark = pytest.mark.nvflare
 GLOBAL = {"noise_multiplier": 0.01}
@@ -196,7 +196,7 @@ def test_same_bits_in_flares_simulator(method, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_example_job_runs_as_the_page_says(tmp_path):
     example = Path(__file__).resolve().parents[2] / "examples" / "nvflare-job" / "job.py"
-    environment = {**os.environ, "PYTHONPATH": str(Path(fv.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(example), str(tmp_path / "work")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=300)
     accuracy, promise = done.stdout.split("accuracy ")[1].split(";")

@@ -22,7 +22,7 @@ from fedveil.accounting import epsilon_of_mu
 from fedveil.errors import BudgetError
 from fedveil.flower import method_from, run_in_process
 from fedveil.methods import METHODS
-from fedveil.runs import Summary
+from fedveil_lab.runs import Summary
 
 pytestmark = pytest.mark.flower
 ROOT = Path(__file__).resolve().parents[2]

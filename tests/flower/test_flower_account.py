@@ -35,7 +35,7 @@ from fedveil.flower import (
     to_arrays,
 )
 from fedveil.methods import build
-from fedveil.runs import Summary
+from fedveil_lab.runs import Summary
 
 pytestmark = pytest.mark.flower
 NODES = [{"partition-id": i} for i in range(3)]

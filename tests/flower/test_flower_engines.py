@@ -9,12 +9,12 @@ from flwr.serverapp import ServerApp
 
 import fedveil as fv
 from fedveil.accounting import Filter, LeakageFilter, Ledger
-from fedveil.attacks import ServerView
 from fedveil.engines import Behaviour, EarlyStopping
 from fedveil.errors import FieldError, NoReplyError
 from fedveil.flower import FedVeilStrategy, FlowerFederation, run_in_process, to_arrays
 from fedveil.learning import ClientData
 from fedveil.mechanisms import SecureSource
+from fedveil_lab.attacks import ServerView
 
 pytestmark = pytest.mark.flower
 CENTRAL = [name for name, m in METHODS.items() if m.client.trust == "central"]

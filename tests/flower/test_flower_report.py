@@ -27,10 +27,10 @@ from fedveil.flower import (
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
 from fedveil.methods import build
-from fedveil.report.statement.check import check
-from fedveil.report.statement.document import ABSENT
-from fedveil.report.statement.gather import gather
-from fedveil.report.statement.page import write_report
+from fedveil_lab.report.statement.check import check
+from fedveil_lab.report.statement.document import ABSENT
+from fedveil_lab.report.statement.gather import gather
+from fedveil_lab.report.statement.page import write_report
 
 pytestmark = pytest.mark.flower
 

@@ -34,7 +34,7 @@ from fedveil.flower import (
 from fedveil.layout import Layout
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import build
-from fedveil.runs import Summary
+from fedveil_lab.runs import Summary
 
 pytestmark = pytest.mark.flower
 LAYOUT = Layout.from_shapes({"weight": (6,)})

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     page
-    for pattern in ("*.md", "docs/*.md", "studies/*.md", "examples/*/*.md")
+    for pattern in ("*.md", "docs/*.md", "lab/*.md", "studies/*.md", "examples/*/*.md")
     for page in ROOT.glob(pattern)
     if page.name != "CHANGELOG.md"
 )
@@ -88,7 +88,9 @@ def fresh(command: list[str], folder: Path, seconds: float = 600) -> subprocess.
     """Run a command in a process of its own, in a folder."""
     own = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "studies" / "src")]),
+        "PYTHONPATH": os.pathsep.join(
+            [*(str(ROOT / part) for part in ("src", "lab/src", "studies/src")), os.environ.get("PYTHONPATH", "")]
+        ),
         "COLUMNS": "120",
         "MPLBACKEND": "agg",
     }

@@ -6,20 +6,27 @@ import sys
 
 import click
 import pytest
-import typer
 from blocks_kit import PAGES, ROOT, fresh
 
 from fedveil.cli import app
-from fedveil.config import presets
+from fedveil_lab.config import presets
 
-ROOT_COMMAND = typer.main.get_command(app)
+ROOT_COMMAND = app
+
+
+def inner(command):
+    """Commands of a command, by name."""
+    if not isinstance(command, click.Group):
+        return {}
+    context = click.Context(command)
+    return {name: command.get_command(context, name) for name in command.list_commands(context)}
 
 
 def commands(command=ROOT_COMMAND, words=()):
     """Every command, by its words."""
     yield words, command
-    for name, inner in getattr(command, "commands", {}).items():
-        yield from commands(inner, (*words, name))
+    for name, below in inner(command).items():
+        yield from commands(below, (*words, name))
 
 
 COMMANDS = dict(commands())
@@ -82,8 +89,8 @@ def unknown(text):
     except ValueError:
         return "quotes"
     command = ROOT_COMMAND
-    while words and words[0] in getattr(command, "commands", {}):
-        command = command.commands[words.pop(0)]
+    while words and words[0] in inner(command):
+        command = inner(command)[words.pop(0)]
     if isinstance(command, click.Group) and words and not words[0].startswith("-"):
         return words[0]
     known = {name for one in (command, ROOT_COMMAND) for p in one.params for name in (*p.opts, *p.secondary_opts)}
@@ -105,10 +112,10 @@ def test_each_command_that_a_help_or_a_refusal_names_is_there():
         for text in (command.help or "", *(getattr(p, "help", "") or "" for p in command.params))
     ]
     assert {text: wrong for help_ in helps for text in MENTION.findall(help_) if (wrong := unknown(text))} == {}
-    sources = [path for folder in ("src", "studies/src") for path in (ROOT / folder).rglob("*.py")]
+    sources = [path for folder in ("src", "lab/src", "studies/src") for path in (ROOT / folder).rglob("*.py")]
     begun = {name for path in sources for name in re.findall(r"`fedveil ([a-z]+)\b", path.read_text(encoding="utf-8"))}
     assert begun
-    assert begun <= set(ROOT_COMMAND.commands) | NO_COMMANDS, begun - set(ROOT_COMMAND.commands)
+    assert begun <= set(inner(ROOT_COMMAND)) | NO_COMMANDS, begun - set(inner(ROOT_COMMAND))
 
 
 def test_a_command_that_is_not_there_is_found():

@@ -7,7 +7,7 @@ import os
 import pytest
 from blocks_kit import PAGES, ROOT, blocks_of, fresh, python
 
-PACKAGES = {"fedveil": ROOT / "src" / "fedveil", "fedveil_studies": ROOT / "studies" / "src" / "fedveil_studies"}
+PACKAGES = {path.parent.name: path.parent for start in ("src", "*/src") for path in ROOT.glob(f"{start}/*/__init__.py")}
 FILES = {
     ".".join((name, *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__"): path
     for name, root in PACKAGES.items()
@@ -118,9 +118,11 @@ def test_each_attribute_of_a_module_is_one_that_it_offers_by_itself(place):
 
 
 def test_an_attribute_that_needs_another_import_is_found():
-    assert missing(ast.parse("from fedveil import config\nconfig.loading.text_of")) == {"fedveil.config.loading"}
+    assert missing(ast.parse("from fedveil_lab import config\nconfig.loading.text_of")) == {
+        "fedveil_lab.config.loading"
+    }
     assert missing(ast.parse("import fedveil as fv\nfv.config.load\nfv.methods.build\nfv.GlobalDP.name")) == set()
-    assert missing(ast.parse("import fedveil.config.loading\nfedveil.config.loading.text_of")) == set()
+    assert missing(ast.parse("import fedveil_lab.config.loading\nfedveil_lab.config.loading.text_of")) == set()
 
 
 def room_of(name):

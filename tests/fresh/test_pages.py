@@ -223,7 +223,7 @@ elif values.keys() & {"trust", "node", "total"}:
     open("policy.toml", "w").write(text)
     print(read_policy("policy.toml"))
 else:
-    from fedveil.config.loading import parse, text_of
+    from fedveil_lab.config.loading import parse, text_of
     base = tomllib.loads(text_of("digits-compare")[0])
     base = {key: value for key, value in base.items() if key not in ("compare", *values)}
     open("ward_net.py", "w").write("def Net(input_shape, outputs, hidden=1): ...")

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.config import load
 from fedveil.errors import FieldError
-from fedveil.grid.gate import Gate
+from fedveil_lab.config import load
+from fedveil_lab.grid.gate import Gate
 
 runner = CliRunner()
 CONFIG = """

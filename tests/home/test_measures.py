@@ -4,14 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from sklearn.metrics import confusion_matrix, roc_auc_score
-from typer.testing import CliRunner
 
 import fedveil as fv
 from fedveil.cli import app
-from fedveil.config import parse
-from fedveil.report.classified import classes_figure, classified_tables, compared_table
-from fedveil.runs import run
+from fedveil_lab.config import parse
+from fedveil_lab.report.classified import classes_figure, classified_tables, compared_table
+from fedveil_lab.runs import run
 
 runner = CliRunner()
 

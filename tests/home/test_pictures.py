@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedveil.config import parse
-from fedveil.games.game import game_of, play
-from fedveil.report.audit_figures import roc_figure
-from fedveil.report.audits import inversion_table, show
-from fedveil.report.figures import curves, draw, pareto, several
-from fedveil.runs import run
-from fedveil.runs.runner import Silent
+from fedveil_lab.config import parse
+from fedveil_lab.games.game import game_of, play
+from fedveil_lab.report.audit_figures import roc_figure
+from fedveil_lab.report.audits import inversion_table, show
+from fedveil_lab.report.figures import curves, draw, pareto, several
+from fedveil_lab.runs import run
+from fedveil_lab.runs.runner import Silent
 
 
 def made(method, setting, rounds=3):

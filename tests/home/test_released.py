@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
-from typer.testing import CliRunner
 
 import fedveil as fv
 from fedveil.cli import app
-from fedveil.config import parse
 from fedveil.errors import FieldError
 from fedveil.home import DESCRIPTION, Description
-from fedveil.runs import run
-from fedveil.runs.deal import deal_out
-from fedveil.runs.described import described
+from fedveil_lab.config import parse
+from fedveil_lab.runs import run
+from fedveil_lab.runs.deal import deal_out
+from fedveil_lab.runs.described import described
 
 runner = CliRunner()
 

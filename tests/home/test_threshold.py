@@ -4,15 +4,15 @@ import json
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from sklearn.metrics import roc_curve
-from typer.testing import CliRunner
 
 import fedveil as fv
 from fedveil.cli import app
-from fedveil.config import parse
 from fedveil.errors import FieldError
 from fedveil.home import choose_threshold
-from fedveil.runs import run
+from fedveil_lab.config import parse
+from fedveil_lab.runs import run
 
 runner = CliRunner()
 

@@ -19,7 +19,6 @@ from fedveil.accounting import Guarantee, Ledger, Spend
 from fedveil.accounting.bounds import GDP
 from fedveil.accounting.ledger import Entry
 from fedveil.aggregation import FedAvgM
-from fedveil.config import parse
 from fedveil.engines.lifetime import LifetimeLedger, begin_ledger
 from fedveil.errors import FieldError
 from fedveil.flower import (
@@ -33,19 +32,20 @@ from fedveil.flower import (
     training_source,
     write_facts,
 )
-from fedveil.games import GAMES, play
-from fedveil.grid import compare
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
 from fedveil.methods import build
-from fedveil.report.audits import show
-from fedveil.report.statement.check import check
-from fedveil.report.statement.document import encoded
-from fedveil.report.statement.gather import gather
-from fedveil.report.statement.page import PAGE, REPORT, write_report
-from fedveil.report.statement.sections import LEDGERS, QUOTED, UNBOUND
-from fedveil.report.statement.subject import Subject
-from fedveil.runs import run
+from fedveil_lab.config import parse
+from fedveil_lab.games import GAMES, play
+from fedveil_lab.grid import compare
+from fedveil_lab.report.audits import show
+from fedveil_lab.report.statement.check import check
+from fedveil_lab.report.statement.document import encoded
+from fedveil_lab.report.statement.gather import gather
+from fedveil_lab.report.statement.page import PAGE, REPORT, write_report
+from fedveil_lab.report.statement.sections import LEDGERS, QUOTED, UNBOUND
+from fedveil_lab.report.statement.subject import Subject
+from fedveil_lab.runs import run
 
 
 @dataclass

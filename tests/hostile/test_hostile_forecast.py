@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from fedveil.config.loading import assign, parse
 from fedveil.errors import FedVeilError
-from fedveil.runs.promised import prepared, promised
-from fedveil.runs.runner import run
+from fedveil_lab.config.loading import assign, parse
+from fedveil_lab.runs.promised import prepared, promised
+from fedveil_lab.runs.runner import run
 
 DATA = {"name": "digits", "clients": 4, "partition": "iid", "holdout": 0.2}
 BASE = {"name": "tiny", "data": DATA, "model": {"name": "logistic"}, "local": {"batch_size": 400, "lr": 0.1}}

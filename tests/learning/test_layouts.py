@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.attacks.observation import Knowledge
 from fedveil.learning import ClientData, LocalTraining, build_model, make_trainer, predict
 from fedveil.learning.inputs import Inputs, takes_channels_last
 from fedveil.learning.per_example import PerExample
+from fedveil_lab.attacks.observation import Knowledge
 
 X = torch.rand(12, 2, 8, 8, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(12) % 3

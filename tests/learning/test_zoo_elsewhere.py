@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
+from click.testing import CliRunner
 from zoo_kit import ZOO
 
 import fedveil as fv

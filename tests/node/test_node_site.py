@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from node_kit import bundle, hash_of
-from typer.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil.engines.lifetime import read_head

@@ -1,4 +1,4 @@
-"""Both wheels as a stranger gets them: built, installed beside a PyTorch that is there, and used: `make wheels`."""
+"""The wheels as a stranger gets them: built, installed beside a PyTorch that is there, and used: `make wheels`."""
 
 import os
 import subprocess
@@ -22,7 +22,9 @@ def called(command, **options):
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheels")
-    called([*PIP, "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT), str(ROOT / "studies")])
+    called(
+        [*PIP, "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT), str(ROOT / "lab"), str(ROOT / "studies")]
+    )
     return {path.name.split("-")[0]: path for path in folder.glob("*.whl")}
 
 
@@ -40,17 +42,24 @@ def run(installed, *arguments, cwd):
 
 
 def test_the_library_is_without_the_laboratory_and_has_what_it_reads(wheels):
-    assert set(wheels) == {"fedveil", "fedveil_studies"}
+    assert set(wheels) == {"fedveil", "fedveil_lab", "fedveil_studies"}
     names = zipfile.ZipFile(wheels["fedveil"]).namelist()
     assert all(name.split("/")[0].startswith("fedveil") for name in names)
-    assert not [name for name in names if name.startswith(("fedveil_studies/", "tests/", "results/"))]
+    assert not [name for name in names if name.startswith(("fedveil_lab/", "fedveil_studies/", "tests/", "results/"))]
+    assert [name for name in names if name.endswith("/py.typed")]
+    laboratory = zipfile.ZipFile(wheels["fedveil_lab"]).namelist()
+    assert not [name for name in laboratory if name.startswith(("fedveil/", "fedveil_studies/"))]
     for suffix in ("/py.typed", "presets/digits-record.toml", "report.html.j2", "card.yaml.j2", "words.toml"):
-        assert [name for name in names if name.endswith(suffix)]
+        assert [name for name in laboratory if name.endswith(suffix)]
     studies = zipfile.ZipFile(wheels["fedveil_studies"])
     assert [name for name in studies.namelist() if name.endswith("study.toml")]
-    [metadata] = [name for name in studies.namelist() if name.endswith("/METADATA")]
     version = wheels["fedveil"].name.split("-")[1]
-    assert f"Requires-Dist: fedveil=={version}" in studies.read(metadata).decode()
+    assert {path.name.split("-")[1] for path in wheels.values()} == {version}
+    for package, pinned in {"fedveil_lab": ["fedveil"], "fedveil_studies": ["fedveil", "fedveil-lab"]}.items():
+        wheel = zipfile.ZipFile(wheels[package])
+        [metadata] = [name for name in wheel.namelist() if name.endswith("/METADATA")]
+        for name in pinned:
+            assert f"Requires-Dist: {name}=={version}" in wheel.read(metadata).decode()
 
 
 def test_the_first_command_runs_and_its_runs_can_be_reported(installed, tmp_path):

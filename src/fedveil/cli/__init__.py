@@ -1,28 +1,101 @@
-"""The command line. Everything that needs PyTorch is imported by the command that uses it: ``--help`` is fast."""
+"""The small command of the library: ledgers, keys, nodes, and plans from numbers. Other packages add theirs.
+
+What needs PyTorch is imported by the command that uses it: ``--help`` is fast.
+"""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from io import TextIOWrapper
-from typing import Annotated, Any
+from typing import Any
 
 import click
-import typer
-import typer.core
 
 from fedveil import __version__
-from fedveil.cli import advise, audit, data, home, report, running, shared, site
+from fedveil.cli import numbers, shared, site
 from fedveil.errors import FedVeilError, FieldError
-from fedveil.registry import Registry
+from fedveil.registry import Registry, optional
 
-typer.core.HAS_RICH = False  # with Rich at hand, plain help would read "\\[required]"
-
-STUDIES = "reproduce"
+GROUP = "fedveil.commands"
 ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
 ANYWHERE = ("-q", "--quiet", "--json")
+# in the order of `fedveil --help`; what others bring stands behind `advise`
+EARLY = ("init", "run", "compare", "plan", "presets", "advise")
+LATE = ("audit", "report", "apply", "export", "predict", "threshold", "verify", "data", "ledger", "keys", "node")
+# what says what to install where it is not there
+STUDIES = ("reproduce",)
+ELSEWHERE = {**dict.fromkeys((*EARLY, *LATE), "lab"), **dict.fromkeys(STUDIES, "studies")}
+WHAT = {
+    "lab": "experiments, attacks and reports are a package of their own",
+    "studies": "the studies of papers are a package of their own",
+}
 
 
-class Commands(typer.core.TyperGroup):
-    """The commands; options that are for all of them may stand behind the command too."""
+def of_typer(name: str, thing: Any) -> click.Command:
+    """The command that a function with Typer's annotations, or an app of it, stands for."""
+    typer = optional("typer", f"the command {name} is written for Typer", "typer")
+    optional("typer.core", "", "typer").HAS_RICH = False  # with Rich at hand, plain help would read "\\[required]"
+    if isinstance(thing, typer.Typer):
+        command: click.Command = typer.main.get_group(thing)
+    else:
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        app.command(name)(thing)
+        command = typer.main.get_command(app)
+    command.name = name
+    return command
+
+
+def refusing(name: str, error: FedVeilError) -> click.Command:
+    """A command that is absent or broken, and says so when it is called."""
+
+    def refuse() -> None:
+        raise error
+
+    absent = not isinstance(error, FieldError)
+    text = f"Not installed: {error}" if absent else str(error)
+    short = f"Not installed: fedveil-{ELSEWHERE[name]}." if absent else None
+    return click.Command(name, callback=refuse, help=text, short_help=short, context_settings=ANYTHING)
+
+
+class Commands(click.Group):
+    """The commands; options that are for all of them may stand behind the command too.
+
+    Parameters
+    ----------
+    own : mapping of str to click.Command
+        Those of this package. Other packages add theirs as entry points of the group `fedveil.commands`: a
+        `click.Command`, or a function or an app for Typer. Each is imported when it is called, or its help is.
+    """
+
+    def __init__(self, own: Mapping[str, click.Command], **options: Any) -> None:
+        super().__init__(commands=dict(own), **options)
+        self._own = dict(own)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        others = {*Registry[Any]("command", self._own, group=GROUP), *ELSEWHERE}
+        between = sorted(others - {*EARLY, *LATE})
+        return [*EARLY, *between, *LATE]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        found = self.commands.get(cmd_name)
+        if found is None:
+            found = self._of_others(cmd_name)
+            if found is not None:
+                self.commands[cmd_name] = found
+        return found
+
+    def _of_others(self, name: str) -> click.Command | None:
+        known = Registry[Any]("command", self._own, group=GROUP)
+        try:
+            if name in known:
+                thing = known[name]
+                return thing if isinstance(thing, click.Command) else of_typer(name, thing)
+            if name in ELSEWHERE:
+                package = ELSEWHERE[name]
+                needed = f"pip install fedveil-{package} (in a checkout: pip install ./{package})"
+                raise FedVeilError(f"{WHAT[package]}: {needed}")
+        except FedVeilError as error:
+            return refusing(name, error)
+        return None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put those options first; what follows ``--`` is left alone."""
@@ -36,70 +109,43 @@ class Commands(typer.core.TyperGroup):
             return super().invoke(ctx)
 
 
-app = typer.Typer(
-    name="fedveil",
-    cls=Commands,
-    suggest_commands=False,  # Click does
-    help="Privacy-preserving federated learning with calibrated noise, and a truthful account of what it bought.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-
-def _version(asked: bool) -> None:
+def _version(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
     if asked:
-        typer.echo(f"fedveil {__version__}")
-        raise typer.Exit
+        click.echo(f"fedveil {__version__}")
+        ctx.exit()
 
 
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print refusals alone; files tell the rest.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Each table as a line of JSON, the rest on stderr.")] = False,
-) -> None:
+def _options(quiet: bool, json: bool) -> None:
     shared.OUTPUT.quiet, shared.OUTPUT.json = quiet, json
 
 
-def join_packages(app: typer.Typer) -> None:
-    """Add the commands of other packages, entry points; one that is absent or broken says so when it is called."""
-    commands: Registry[Callable[..., None]] = Registry("command", {}, group="fedveil.commands")
-    for name in sorted({STUDIES, *commands}):
-        try:
-            if name not in commands:
-                needed = "pip install fedveil-studies (in a checkout: pip install ./studies)"
-                raise FedVeilError(f"the studies of papers are a package of their own: {needed}")
-            app.command(name)(commands[name])
-        except FedVeilError as error:
-            app.command(name, context_settings=ANYTHING)(_refusing(name, error))
+def command_line(own: Mapping[str, click.Command] | None = None) -> Commands:
+    """All commands that there are."""
+    show_version: Callable[..., None] = _version
+    return Commands(
+        {"plan": numbers.plan, "advise": numbers.advise, "ledger": site.ledger, "keys": site.keys, "node": site.node}
+        if own is None
+        else own,
+        name="fedveil",
+        help="Privacy-preserving federated learning with calibrated noise, and a truthful account of what it bought.",
+        no_args_is_help=True,
+        callback=_options,
+        params=[
+            click.Option(
+                ["--version"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=show_version,
+                help="Show the version and exit.",
+            ),
+            click.Option(["-q", "--quiet"], is_flag=True, help="Print refusals alone; files tell the rest."),
+            click.Option(["--json"], is_flag=True, help="Each table as a line of JSON, the rest on stderr."),
+        ],
+    )
 
 
-def _refusing(name: str, error: FedVeilError) -> Callable[[], None]:
-    def command() -> None:
-        with shared.refusals():
-            raise error
-
-    command.__doc__ = str(error) if isinstance(error, FieldError) else f"Not installed: {error}"
-    return command
-
-
-for command in (running.init, running.run, running.compare, running.plan, running.presets, advise.advise):
-    app.command()(command)
-join_packages(app)
-app.command()(audit.audit)
-app.command()(report.report)
-app.command()(data.apply)
-app.command()(home.export)
-app.command()(home.predict)
-app.command()(home.threshold)
-app.command()(audit.verify)
-app.add_typer(data.app, name="data")
-app.add_typer(site.ledger, name="ledger")
-app.add_typer(site.keys, name="keys")
-app.add_typer(site.node, name="node")
+app = command_line()
 
 
 def main() -> None:

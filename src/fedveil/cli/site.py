@@ -3,10 +3,11 @@
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
+from fedveil.cli.pieces import Command, argument, path_argument, path_option
 from fedveil.cli.shared import REFUSED, show
 
 if TYPE_CHECKING:
@@ -15,42 +16,49 @@ if TYPE_CHECKING:
     from fedveil.engines.heads import Head
     from fedveil.tables import Table
 
-By = Annotated[str, typer.Option(metavar="WHO", help="Who begins or makes it, and why; recorded in it.")]
-ledger = typer.Typer(
-    help="The lifetime ledger of a data set: what was ever released from it.",
-    no_args_is_help=True,
-    suggest_commands=False,
-)
-Book = Annotated[Path, typer.Argument(metavar="PATH", help="FOLDER/DATASET.jsonl; the file's name is the data set's.")]
-HeadFolder = Annotated[Path, typer.Option(metavar="FOLDER", help="On another disk: for the head and its key.")]
+BY = "Who begins or makes it, and why; recorded in it."
+HEAD = "On another disk: for the head and its key."
+BOOK = "FOLDER/DATASET.jsonl; the file's name is the data set's."
 
 
-@ledger.command("begin")
-def ledger_begin(path: Book, by: By, head: HeadFolder) -> None:
+@click.group("ledger", no_args_is_help=True)
+def ledger() -> None:
+    """The lifetime ledger of a data set: what was ever released from it."""
+
+
+@ledger.command("begin", cls=Command)
+@path_argument("path", "PATH", BOOK)
+@click.option("--by", required=True, metavar="WHO", help=BY)
+@path_option("--head", "FOLDER", HEAD, required=True)
+def ledger_begin(path: Path, by: str, head: Path) -> None:
     """Begin a ledger, once. A file that exists is refused: what was spent stays spent."""
     from fedveil.engines.lifetime import begin_ledger
 
-    typer.echo(f"begun: {begin_ledger(_named(path).parent, path.stem, by, head=head)}")
+    click.echo(f"begun: {begin_ledger(_named(path).parent, path.stem, by, head=head)}")
 
 
-@ledger.command("head")
-def ledger_head(path: Book, by: By, head: HeadFolder) -> None:
+@ledger.command("head", cls=Command)
+@path_argument("path", "PATH", BOOK)
+@click.option("--by", required=True, metavar="WHO", help=BY)
+@path_option("--head", "FOLDER", HEAD, required=True)
+def ledger_head(path: Path, by: str, head: Path) -> None:
     """Make the head of a ledger that has none: one of an earlier version, or one whose second place was lost.
 
     What lies in the ledger is taken as whole: look first, with `fedveil ledger show`.
     """
     from fedveil.engines.lifetime import make_head
 
-    typer.echo(f"made: {_of_head(make_head(_named(path).parent, path.stem, by, head=head))}")
+    click.echo(f"made: {_of_head(make_head(_named(path).parent, path.stem, by, head=head))}")
 
 
-@ledger.command("show")
-def ledger_show(
-    path: Book,
-    policy: Annotated[Path | None, typer.Option(metavar="FILE", help="The policy: shows what it leaves.")] = None,
-    delta: Annotated[float, typer.Option(help="For record-level epsilon, without a policy.")] = 1e-5,
-    head: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where its head lies: checks it.")] = None,
-) -> None:
+@ledger.command("show", cls=Command)
+@path_argument("path", "PATH", BOOK)
+@path_option("--policy", "FILE", "The policy: shows what it leaves.")
+@click.option(
+    "--delta", type=float, default=1e-5, show_default=True, help="For record-level epsilon, without a policy."
+)
+@path_option("--head", "FOLDER", "Where its head lies: checks it.")
+def ledger_show(path: Path, policy: Path | None, delta: float, head: Path | None) -> None:
     """Check a ledger's chain and head; show its runs and what was spent, kind by kind. Nothing is written.
 
     Of a run's own ledger (RUN/ledger/server.jsonl): its parties, and whether it begins in the middle of the run.
@@ -155,73 +163,79 @@ def runs_of(ledger: "Ledger", lines: list[str]) -> "Table":
     return Table(("run", "rounds", *numbers, "source of noise"), rows, title, numbers)
 
 
-keys = typer.Typer(help="A site's key for the secure sums of one study.", no_args_is_help=True, suggest_commands=False)
-KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The key's file, mode 0600; it never leaves the site.")]
+KEY_FILE = "The key's file, mode 0600; it never leaves the site."
 
 
-@keys.command("new")
-def keys_new(path: KeyFile) -> None:
+@click.group("keys", no_args_is_help=True)
+def keys() -> None:
+    """A site's key for the secure sums of one study."""
+
+
+@keys.command("new", cls=Command)
+@path_argument("path", "FILE", KEY_FILE)
+def keys_new(path: Path) -> None:
     """Make a key, once for a study. Its public half goes into the policies of the other sites, as `peers`."""
     from fedveil.engines.sites import make_key
 
     _show_key(make_key(path).public)
 
 
-@keys.command("show")
-def keys_show(path: KeyFile) -> None:
+@keys.command("show", cls=Command)
+@path_argument("path", "FILE", KEY_FILE)
+def keys_show(path: Path) -> None:
     """Print the public half of a key."""
     from fedveil.engines.sites import read_key
 
     _show_key(read_key(path).public)
 
 
-@keys.command("end")
-def keys_end(path: KeyFile) -> None:
+@keys.command("end", cls=Command)
+@path_argument("path", "FILE", KEY_FILE)
+def keys_end(path: Path) -> None:
     """Destroy a key when its study is over. Whoever gets it later unmasks the shares that were recorded."""
     from fedveil.engines.sites import end_key
 
     key = end_key(path)
-    typer.echo(f"ended: {key.public.hex()}. Remove copies and backups of the file as well.")
+    click.echo(f"ended: {key.public.hex()}. Remove copies and backups of the file as well.")
 
 
 def _show_key(public: bytes) -> None:
     from fedveil.secure import fingerprint
 
-    typer.echo(f"public key:  {public.hex()}")
-    typer.echo(f"fingerprint: {fingerprint([public])} (compare it by telephone)")
+    click.echo(f"public key:  {public.hex()}")
+    click.echo(f"fingerprint: {fingerprint([public])} (compare it by telephone)")
 
 
-node = typer.Typer(
-    help="A node that runs what its operator allows, and protects what leaves.",
-    no_args_is_help=True,
-    suggest_commands=False,
-)
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The node's own: policy.toml, ledgers/, bin/.")]
-App = Annotated[Path, typer.Argument(metavar="APP", help="A .fab file, or an app's folder, which is built.")]
-SignerFile = Annotated[Path, typer.Argument(metavar="FILE", help="The key's file, mode 0600.")]
+FOLDER = "The node's own: policy.toml, ledgers/, bin/."
+APP = "A .fab file, or an app's folder, which is built."
 
 
-@node.command("init")
-def node_init(
-    folder: Folder,
-    head: Annotated[Path, typer.Option(metavar="FOLDER", help="On another disk: for the ledger's head and its key.")],
-    dataset: Annotated[str, typer.Option(metavar="NAME", help="Names the ledger: one a data set.")],
-    by: Annotated[str, typer.Option(metavar="WHO", help="Who begins it, and why; recorded in the ledger.")],
-) -> None:
+@click.group("node", no_args_is_help=True)
+def node() -> None:
+    """A node that runs what its operator allows, and protects what leaves."""
+
+
+@node.command("init", cls=Command)
+@path_argument("folder", "FOLDER", FOLDER)
+@path_option("--head", "FOLDER", "On another disk: for the ledger's head and its key.", required=True)
+@click.option("--dataset", required=True, metavar="NAME", help="Names the ledger: one a data set.")
+@click.option("--by", required=True, metavar="WHO", help="Who begins it, and why; recorded in the ledger.")
+def node_init(folder: Path, head: Path, dataset: str, by: str) -> None:
     """Write policy, ledger, head, key and commands, and say what is still to decide."""
     from fedveil.node.site import begin_site
 
     policy = begin_site(folder, head, dataset, by)
-    typer.echo(f"written: {policy}, with a ledger and its head. Nothing leaves yet. Still to decide, in that file:")
-    typer.echo("  [total]  what all releases together may cost: the kinds of cost that may leave at all")
-    typer.echo("  [sum]    where a secure sum is allowed: whose keys, and on what terms")
-    typer.echo("  [node]   client (your own code), or apps or signers (whose code may run here)")
-    typer.echo("  [node]   projects, federations, accounts, runs: who may use the node")
-    typer.echo(f"Then: fedveil node check {folder}; fedveil node start {folder} flower-supernode ...")
+    click.echo(f"written: {policy}, with a ledger and its head. Nothing leaves yet. Still to decide, in that file:")
+    click.echo("  [total]  what all releases together may cost: the kinds of cost that may leave at all")
+    click.echo("  [sum]    where a secure sum is allowed: whose keys, and on what terms")
+    click.echo("  [node]   client (your own code), or apps or signers (whose code may run here)")
+    click.echo("  [node]   projects, federations, accounts, runs: who may use the node")
+    click.echo(f"Then: fedveil node check {folder}; fedveil node start {folder} flower-supernode ...")
 
 
-@node.command("check")
-def node_check(folder: Folder) -> None:
+@node.command("check", cls=Command)
+@path_argument("folder", "FOLDER", FOLDER)
+def node_check(folder: Path) -> None:
     """Say what binds on this machine and what does not; exit code 2 if something needed is missing."""
     from fedveil.node.site import check_site
     from fedveil.tables import Table
@@ -229,44 +243,44 @@ def node_check(folder: Folder) -> None:
     findings = check_site(folder)
     show([Table(("what", "binds", "why"), [(f.what, f.binds, f.why) for f in findings], str(folder))])
     if any(f.binds == "no" and f.needed for f in findings):
-        raise typer.Exit(REFUSED)
+        raise click.exceptions.Exit(REFUSED)
 
 
-@node.command("start", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-def node_start(
-    folder: Folder,
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="flower-supernode --superlink ...")],
-) -> None:
+@node.command("start", cls=Command, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@path_argument("folder", "FOLDER", FOLDER)
+@argument("command", "COMMAND...", "flower-supernode --superlink ...", nargs=-1, required=True)
+def node_start(folder: Path, command: tuple[str, ...]) -> None:
     """Become flower-supernode (or flower-superexec) with this node's commands in the place of Flower's."""
     from fedveil.node.site import start
 
-    start(folder, command)
+    start(folder, list(command))
 
 
-@node.command("hash")
-def node_hash(app: App) -> None:
+@node.command("hash", cls=Command)
+@path_argument("app", "APP", APP)
+def node_hash(app: Path) -> None:
     """Print the SHA-256 of an app's bundle, for policy.node.apps."""
-    typer.echo(_sha256(app))
+    click.echo(_sha256(app))
 
 
-@node.command("key")
-def node_key(path: SignerFile) -> None:
+@node.command("key", cls=Command)
+@path_argument("path", "FILE", "The key's file, mode 0600.")
+def node_key(path: Path) -> None:
     """Make a key that approves apps; its public half goes into policy.node.signers."""
     from fedveil.node.bundle import make_signer
 
-    typer.echo(make_signer(path))
+    click.echo(make_signer(path))
 
 
-@node.command("sign")
-def node_sign(
-    app: App,
-    path: Annotated[Path, typer.Option("--key", metavar="FILE", help="Made by `fedveil node key`.")],
-    until: Annotated[datetime, typer.Option(formats=["%Y-%m-%d"], help="The last day (UTC) it holds.")],
-) -> None:
+@node.command("sign", cls=Command)
+@path_argument("app", "APP", APP)
+@path_option("--key", "FILE", "Made by `fedveil node key`.", required=True)
+@click.option("--until", required=True, type=click.DateTime(formats=["%Y-%m-%d"]), help="The last day (UTC) it holds.")
+def node_sign(app: Path, key: Path, until: datetime) -> None:
     """Approve an app's bundle; the line goes into the run's configuration."""
     from fedveil.node.bundle import APPROVAL, approve
 
-    typer.echo(f'{APPROVAL}="{approve(path, _sha256(app), until.date())}"')
+    click.echo(f'{APPROVAL}="{approve(key, _sha256(app), until.date())}"')
 
 
 def _sha256(app: Path) -> str:

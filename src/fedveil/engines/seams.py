@@ -64,7 +64,7 @@ class Seen:
 
     Examples
     --------
-    >>> from fedveil.attacks import ServerView
+    >>> from fedveil_lab.attacks import ServerView
     >>> view = ServerView()
     >>> _ = fv.Federation(model=model, clients=clients, evaluation=fv.Evaluation(probes=[view])).run(1)
     >>> len(view.received)

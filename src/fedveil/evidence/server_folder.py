@@ -30,7 +30,7 @@ _LOG = logger("flwr")
 
 
 class ServerFolder:
-    """The folder of a server under Flower or NVIDIA FLARE; `fedveil.runs.Summary.read` reads it like that of any run.
+    """The folder of a server under Flower or NVIDIA FLARE, which the laboratory reads like that of any run.
 
     Parameters
     ----------

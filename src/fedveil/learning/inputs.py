@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedveil.learning.rules import NotApart, is_known, refuse_hooks
 
-_OURS = ("fedveil", "fedveil_studies")
+_OURS = ("fedveil", "fedveil_lab", "fedveil_studies")
 
 
 @dataclass(frozen=True, eq=False)

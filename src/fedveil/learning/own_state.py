@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 _TORCH = frozenset(vars(nn.Module()))  # what every module has
-_NOT_FOREIGN = ("torch.", "fedveil.", "fedveil_studies.")
+_NOT_FOREIGN = ("torch.", "fedveil.", "fedveil_lab.", "fedveil_studies.")
 
 
 class OwnState:

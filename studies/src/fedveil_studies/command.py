@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedveil.cli.shared import (
+from fedveil_lab.cli.shared import (
     NO_REPLY,
     Device,
     Executor,
@@ -27,8 +27,8 @@ from fedveil.cli.shared import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedveil.grid import Finished
     from fedveil.tables import Table
+    from fedveil_lab.grid import Finished
     from fedveil_studies.frame.files import Pages
     from fedveil_studies.frame.reproduction import Reproduction, Selection
 
@@ -78,8 +78,8 @@ def reproduce(
             show([_listed()])
             return
         from fedveil.errors import require_count
-        from fedveil.grid import Store
-        from fedveil.report.progress import Display
+        from fedveil_lab.grid import Store
+        from fedveil_lab.report.progress import Display
         from fedveil_studies.frame import Choices, Reproduction, Selection, find, names
         from fedveil_studies.frame.files import Pages, refuse_another
         from fedveil_studies.frame.tables import cells_table, contents_tables, studies_table

@@ -7,8 +7,8 @@ from statistics import fmean
 
 import torch
 
-from fedveil.grid import Outcome
-from fedveil.runs.deal import deal_out
+from fedveil_lab.grid import Outcome
+from fedveil_lab.runs.deal import deal_out
 from fedveil_studies.frame import Curve, Study, Value
 from fedveil_studies.frame.models import Examples, held_out
 from fedveil_studies.metric_privacy import measures

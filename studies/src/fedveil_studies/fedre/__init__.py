@@ -7,7 +7,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from fedveil.grid import Outcome
+from fedveil_lab.grid import Outcome
 from fedveil_studies.fedre import pictures
 from fedveil_studies.fedre.defence import (
     CosineInversion,

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import model_of
-from fedveil.attacks.inversion import DLG, Cosine, Inversion, ServerKnowledge, invert
-from fedveil.attacks.observation import Received, ThreatModel
-from fedveil.config import Config
 from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
 from fedveil.mechanisms import keyed_seed
+from fedveil_lab.attacks.inversion import DLG, Cosine, Inversion, ServerKnowledge, invert
+from fedveil_lab.attacks.observation import Received, ThreatModel
+from fedveil_lab.config import Config
 from fedveil_studies.fedre.recovered import FIGURES, GLYPH, MEASURED, Recovered, figures_of, secret, tiles_of
 
 ATTACK = DLG(steps=400, restarts=0, enough=1e-13)

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedveil.config import Config
 from fedveil.engines import Evaluation
 from fedveil.errors import FieldError
 from fedveil.learning import score_maps
-from fedveil.runs.deal import deal_out
-from fedveil.runs.prepare import prepare
+from fedveil_lab.config import Config
+from fedveil_lab.runs.deal import deal_out
+from fedveil_lab.runs.prepare import prepare
 from fedveil_studies.fedre.defence import RegionInversion
 from fedveil_studies.fedre.recovered import Recovered
 from fedveil_studies.frame.reproduction import Reproduction
@@ -18,7 +18,7 @@ from fedveil_studies.frame.reproduction import Reproduction
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.report.plotting import Figure
+    from fedveil_lab.report.plotting import Figure
 
 SCENARIO, PROBES = "receipts", 8
 SHOWN = {"none": "federated", "ratio-001": ("uniform", "fedre"), "ratio-01": ("uniform", "fedre")}
@@ -46,7 +46,7 @@ def maps(reproduction: Reproduction) -> "Figure":
 
 def forged(reproduction: Reproduction) -> "Figure":
     """Tiles as the detector sees them, and the same with what is forged (blue) and what its client marks (red)."""
-    from fedveil.report.plotting import Figure
+    from fedveil_lab.report.plotting import Figure
 
     full = reproduction.full(SCENARIO, reproduction.seeds[0])
     clients = [c for c in deal_out(full.data, full.seed).clients if c.masks is not None]
@@ -66,7 +66,7 @@ def forged(reproduction: Reproduction) -> "Figure":
 
 def recovered(reproduction: Reproduction) -> "Figure":
     """Tiles with their sensitive region, and what the attack of table 2 makes of a release, with and without noise."""
-    from fedveil.report.plotting import Figure
+    from fedveil_lab.report.plotting import Figure
 
     columns: dict[str, list[Recovered]] = {}
     for row, settings in SHOWN.items():
@@ -122,7 +122,7 @@ def score_figure(image: "Tensor", maps: "Tensor", layers: Sequence[str], region:
     FieldError
         For shapes that do not fit each other, or an empty region.
     """
-    from fedveil.report.plotting import Figure
+    from fedveil_lab.report.plotting import Figure
 
     if image.dim() != 3 or image.shape[0] not in (1, 3):
         raise FieldError("image", tuple(image.shape), "must be [1, H, W] or [3, H, W]")

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import unfold
 
-from fedveil.attacks.inversion.knowledge import two_sided
-from fedveil.attacks.inversion.metrics import region_and_rest
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
+from fedveil_lab.attacks.inversion.knowledge import two_sided
+from fedveil_lab.attacks.inversion.metrics import region_and_rest
 
 MEASURED = tuple(f"{where}_{what}" for where in ("region", "rest") for what in ("mse", "ssim", "psnr"))
 FIGURES = (*MEASURED, "legible", "blind", "glyphs")

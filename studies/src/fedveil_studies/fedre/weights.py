@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedveil.accounting import model_of
 from fedveil.aggregation import perturbation_weights
-from fedveil.config import Config
 from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData, score_models
+from fedveil_lab.config import Config
 
 FEW = (1, 2, 10)
 ALL = 30  # images that stand for all of a client

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.func import functional_call, jvp
 from torch.nn import functional as F
 
-from fedveil.attacks.statistics import auc
 from fedveil.engines.seams import Seen, Watched
-from fedveil.grid import Outcome
 from fedveil.learning import ClientData
-from fedveil.runs.deal import clients_of
-from fedveil.runs.prepare import Setup
+from fedveil_lab.attacks.statistics import auc
+from fedveil_lab.grid import Outcome
+from fedveil_lab.runs.deal import clients_of
+from fedveil_lab.runs.prepare import Setup
 from fedveil_studies.frame import Study, Value
 from fedveil_studies.frame.measure import WholeRun
 from fedveil_studies.frame.models import held_out
@@ -71,7 +71,7 @@ class AttackedRun(WholeRun):
     figures: Collection[str] = ("noise power",)
 
     def begin(self, setup: Setup) -> None:
-        """Deal out the candidates that take no part; see `fedveil.runs.runner.Judge`."""
+        """Deal out the candidates that take no part; see `fedveil_lab.runs.runner.Judge`."""
         whole, config = setup.dealt.dataset, setup.config
         x, y = held_out(whole)
         spec = config.data.model_copy(update={"clients": OUTSIDE, "holdout": 0.0})

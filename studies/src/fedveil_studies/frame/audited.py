@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.attacks.statistics import Estimate, auc_interval, wins
+from fedveil_lab.attacks.statistics import Estimate, auc_interval, wins
 from fedveil_studies.frame.evidence import Difference, difference, reading
 from fedveil_studies.frame.study import Study
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from fedveil.config import Config, load
 from fedveil.errors import FieldError, require_count
+from fedveil_lab.config import Config, load
 
 MOST_DRAWS = 1000
 

@@ -14,9 +14,9 @@ from typing import Any
 from fedveil.errors import FieldError
 from fedveil.evidence import versions
 from fedveil.files import write_atomic
-from fedveil.grid import Outcome, Store
-from fedveil.report.plotting import own_style
-from fedveil.runs.provenance import provenance
+from fedveil_lab.grid import Outcome, Store
+from fedveil_lab.report.plotting import own_style
+from fedveil_lab.runs.provenance import provenance
 from fedveil_studies.frame.evidence import reading
 from fedveil_studies.frame.measure import measured
 from fedveil_studies.frame.page import claims_page

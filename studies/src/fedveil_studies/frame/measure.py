@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, Self
 
-from fedveil.config import Config
 from fedveil.evidence import LAST
-from fedveil.grid import Cell, Outcome
-from fedveil.runs.prepare import Setup
-from fedveil.runs.summary import Summary
+from fedveil_lab.config import Config
+from fedveil_lab.grid import Cell, Outcome
+from fedveil_lab.runs.prepare import Setup
+from fedveil_lab.runs.summary import Summary
 from fedveil_studies.frame.result import Published, Result, Value, interval_of
 
 Runs = Mapping[tuple[int, int], tuple[Cell, ...]]
@@ -117,7 +117,7 @@ def _summed_up(
 
 
 class WholeRun:
-    """Base of a `fedveil.runs.runner.Judge` that concludes of one run after another, and keeps no more than a model."""
+    """Base of a `fedveil_lab.runs.runner.Judge` that concludes of one run after another; it keeps a model at most."""
 
     def __init__(self, _config: Config | None = None) -> None:
         """Everything is taken from the run."""

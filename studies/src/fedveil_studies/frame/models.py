@@ -9,16 +9,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedveil.config import Config
-from fedveil.config.sections import Data
 from fedveil.data import DataSet
 from fedveil.errors import FieldError, damaged
 from fedveil.files import remedy
-from fedveil.grid import Outcome
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, build_model, predict
 from fedveil.learning.evaluation import choose_each, client_losses
-from fedveil.runs.deal import deal_out, split_clients
+from fedveil_lab.config import Config
+from fedveil_lab.config.sections import Data
+from fedveil_lab.grid import Outcome
+from fedveil_lab.runs.deal import deal_out, split_clients
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fedveil.report import canvas
+from fedveil_lab.report import canvas
 
 if TYPE_CHECKING:
-    from fedveil.report.plotting import Axes, Figure
+    from fedveil_lab.report.plotting import Axes, Figure
 
 COLUMNS = 3
 PANEL = 4.4  # inches
@@ -182,7 +182,7 @@ def _draw(axes: "Axes", line: Line, curves: Sequence[Curve], number: int) -> Non
 
 def _legends(figure: "Figure", panels: "Sequence[Axes]", labels: Sequence[str], ticks: bool) -> None:
     """The lines that are drawn, and apart from them what a tick at the right is."""
-    from fedveil.report.plotting import Line2D
+    from fedveil_lab.report.plotting import Line2D
 
     handles = canvas.labelled(panels)
     shown = {label: handles[label] for label in labels if label in handles}

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from fedveil.config import Config, parse
-from fedveil.config.course import Setting
-from fedveil.config.variants import configure
 from fedveil.errors import FieldError, nearest, require_choice
-from fedveil.grid import Cell, Outcome, distinct
-from fedveil.runs.prepare import resolve_device
+from fedveil_lab.config import Config, parse
+from fedveil_lab.config.course import Setting
+from fedveil_lab.config.variants import configure
+from fedveil_lab.grid import Cell, Outcome, distinct
+from fedveil_lab.runs.prepare import resolve_device
 from fedveil_studies.frame.choices import Choices, loaded, put
 from fedveil_studies.frame.described import ReadingOf, ScaleOf, TableOf
 from fedveil_studies.frame.measure import PlannedFigure, Runs

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedveil.errors import require_choice
 from fedveil.evidence import LAST, last_rounds
-from fedveil.grid import Outcome
 from fedveil.learning import METRICS
+from fedveil_lab.grid import Outcome
 from fedveil_studies.frame.described import MeasureOf
 from fedveil_studies.frame.models import outputs, test_half
 from fedveil_studies.frame.plots import Curve

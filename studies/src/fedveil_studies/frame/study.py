@@ -8,18 +8,18 @@ from inspect import signature
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from fedveil.config import Config
 from fedveil.engines.seams import Probe
 from fedveil.errors import FieldError
-from fedveil.grid import Outcome
 from fedveil.registry import Registry
+from fedveil_lab.config import Config
+from fedveil_lab.grid import Outcome
 from fedveil_studies.frame.described import Described, MeasureOf, ScaleOf
 from fedveil_studies.frame.plots import Curve
 from fedveil_studies.frame.result import Place, Published, Value
 from fedveil_studies.frame.standard import CURVES, MEASURES
 
 if TYPE_CHECKING:
-    from fedveil.report.plotting import Figure
+    from fedveil_lab.report.plotting import Figure
 
 Measure = Callable[..., Value]  # of outcomes, and of what its line in study.toml says
 Draw = Callable[..., Curve]

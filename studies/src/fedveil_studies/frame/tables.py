@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from fedveil.grid import Cell, Store
 from fedveil.tables import NOTHING, Table
+from fedveil_lab.grid import Cell, Store
 from fedveil_studies.frame.result import Published, Result
 from fedveil_studies.frame.study import Study
 

@@ -13,11 +13,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from fedveil.config import Config, parse
 from fedveil.engines.seams import Seen
-from fedveil.games import InversionGame
-from fedveil.games.inversion import NOISE
-from fedveil.grid import Outcome, Store
+from fedveil_lab.config import Config, parse
+from fedveil_lab.games import InversionGame
+from fedveil_lab.games.inversion import NOISE
+from fedveil_lab.grid import Outcome, Store
 from fedveil_studies.frame import Value
 from fedveil_studies.group_privacy.measures import study
 

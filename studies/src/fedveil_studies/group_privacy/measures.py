@@ -19,9 +19,9 @@ import torch
 from fedveil.accounting import EuclideanLaplace, epsilon, mu_of_epsilon
 from fedveil.data.leaf import coin
 from fedveil.engines.seams import Seen
-from fedveil.grid import Outcome
 from fedveil.methods.group_privacy import mean_length
-from fedveil.runs.prepare import Setup
+from fedveil_lab.grid import Outcome
+from fedveil_lab.runs.prepare import Setup
 from fedveil_studies.data.mixture import OPTIMA
 from fedveil_studies.frame import Study, Value
 from fedveil_studies.frame.measure import WholeRun
@@ -177,7 +177,7 @@ class Optima(WholeRun):
     figures = ("distance 0", "distance 1", "most 0", "most 1", "apart")
 
     def begin(self, setup: Setup) -> None:
-        """Count anew; see `fedveil.runs.runner.Judge`."""
+        """Count anew; see `fedveil_lab.runs.runner.Judge`."""
         self._made = Counter[int]()
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from fedveil.grid import Outcome
+from fedveil_lab.grid import Outcome
 from fedveil_studies.frame.result import Value
 from fedveil_studies.frame.study import Study
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fedveil.grid import Outcome
+from fedveil_lab.grid import Outcome
 from fedveil_studies.frame import Curve, Study
 
 study = Study.of(__name__)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from functools import partial
 
-from fedveil.attacks import NoiseSize
-from fedveil.config.variants import EQUAL_SIGMA
+from fedveil_lab.attacks import NoiseSize
+from fedveil_lab.config.variants import EQUAL_SIGMA
 from fedveil_studies.frame.audited import Audited
 from fedveil_studies.frame.claims import untested, verdict_of, within
 from fedveil_studies.frame.described import ClaimOf

@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from fedveil.attacks import Knowledge, Verdict
-from fedveil.config import Config
-from fedveil.config.adversaries import World
 from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
-from fedveil.games import Judgement, ParticipationGame
-from fedveil.games.game import Refused
-from fedveil.grid import Cell, Finished
 from fedveil.mechanisms import keyed_seed
-from fedveil.runs.prepare import Setup, prepare
+from fedveil_lab.attacks import Knowledge, Verdict
+from fedveil_lab.config import Config
+from fedveil_lab.config.adversaries import World
+from fedveil_lab.games import Judgement, ParticipationGame
+from fedveil_lab.games.game import Refused
+from fedveil_lab.grid import Cell, Finished
+from fedveil_lab.runs.prepare import Setup, prepare
 from fedveil_studies.frame.measure import WholeRun
 from fedveil_studies.metric_privacy.printed import (
     MULTI_EPOCHS,

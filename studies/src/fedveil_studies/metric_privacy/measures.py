@@ -24,17 +24,17 @@ from torch import Tensor, nn
 
 from fedveil.calibration import DISTANCES, max_pairwise_distance
 from fedveil.calibration.distance import COSINE
-from fedveil.config import Config
-from fedveil.config.sections import Data
 from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
-from fedveil.grid import Outcome
 from fedveil.layout import Grouping, Layout
 from fedveil.learning import evaluate, predict
 from fedveil.learning.losses import cross_entropy
 from fedveil.mechanisms import keyed_seed
-from fedveil.runs.deal import deal_out
-from fedveil.runs.world import shadow_of
+from fedveil_lab.config import Config
+from fedveil_lab.config.sections import Data
+from fedveil_lab.grid import Outcome
+from fedveil_lab.runs.deal import deal_out
+from fedveil_lab.runs.world import shadow_of
 from fedveil_studies.frame.described import ScaleOf
 from fedveil_studies.frame.models import Examples, outputs, test_half
 from fedveil_studies.frame.plots import Curve

@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from numpy.typing import ArrayLike
 
-from fedveil.attacks import Participation, Verdict, judge
-from fedveil.attacks.statistics import auc_interval
 from fedveil.errors import require_positive
+from fedveil_lab.attacks import Participation, Verdict, judge
+from fedveil_lab.attacks.statistics import auc_interval
 
 SINGLE_SHOT, MULTI_ROUND = "paper-single-shot", "paper-multi-round"
 SINGLE_EPOCHS, MULTI_EPOCHS, MULTI_ROUNDS = 20, 5, 20

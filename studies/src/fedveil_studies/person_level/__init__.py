@@ -6,7 +6,7 @@ from typing import Any
 
 from fedveil.accounting import least_noise
 from fedveil.data import load
-from fedveil.grid import Outcome
+from fedveil_lab.grid import Outcome
 from fedveil_studies.frame import Curve, Study, Value
 from fedveil_studies.frame.described import ScaleOf
 from fedveil_studies.frame.models import held_out

@@ -8,10 +8,10 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from fedveil.accounting import least_noise
-from fedveil.grid import Outcome
 from fedveil.learning import ClientData
 from fedveil.methods import fitting
-from fedveil.runs.deal import deal_out
+from fedveil_lab.grid import Outcome
+from fedveil_lab.runs.deal import deal_out
 from fedveil_studies.frame import Study, Value
 from fedveil_studies.frame.described import ScaleOf
 from fedveil_studies.frame.models import Examples, held_out, outputs

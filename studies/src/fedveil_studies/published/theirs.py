@@ -15,7 +15,7 @@ from typing import Any
 
 from fedveil.accounting import step_event
 from fedveil.accounting.composition import epsilon
-from fedveil.runs.provenance import provenance
+from fedveil_lab.runs.provenance import provenance
 
 ACCOUNTANTS = ("rdp", "prv")
 

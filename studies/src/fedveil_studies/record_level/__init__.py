@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fedveil.grid import Outcome
 from fedveil.methods import fitting
-from fedveil.runs.deal import deal_out
+from fedveil_lab.grid import Outcome
+from fedveil_lab.runs.deal import deal_out
 from fedveil_studies.frame import Curve, Study, Value
 from fedveil_studies.frame.described import ScaleOf
 from fedveil_studies.frame.models import held_out

@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fedveil.attacks.poisoning import goal_of, measure
 from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
-from fedveil.grid import Outcome
-from fedveil.runs.prepare import Setup
+from fedveil_lab.attacks.poisoning import goal_of, measure
+from fedveil_lab.grid import Outcome
+from fedveil_lab.runs.prepare import Setup
 from fedveil_studies.frame import Curve, Study, Value
 from fedveil_studies.frame.described import ScaleOf
 from fedveil_studies.frame.measure import WholeRun
@@ -48,7 +48,7 @@ class RuleWatch(WholeRun):
         return () if self._selection is None else self._selection.figures
 
     def begin(self, setup: Setup) -> None:
-        """Take who is malicious; see `fedveil.runs.runner.Judge`."""
+        """Take who is malicious; see `fedveil_lab.runs.runner.Judge`."""
         poisoning, rule = setup.poisoning, setup.method.server.rule
         if poisoning is None or rule is None:
             raise FieldError("malicious", poisoning, "the study needs malicious clients and a rule")

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import model_of
-from fedveil.attacks.membership import confidence, loss_of_confidence
-from fedveil.attacks.statistics import auc
 from fedveil.calibration import cosine
 from fedveil.engines.seams import Seen
 from fedveil.errors import FieldError
-from fedveil.games.membership import MembershipView
-from fedveil.games.shadows import ShadowView
-from fedveil.grid import Outcome
 from fedveil.learning import ClientData
 from fedveil.mechanisms import gaussian_sigma
 from fedveil.methods import SGALDP
-from fedveil.runs.prepare import Setup
+from fedveil_lab.attacks.membership import confidence, loss_of_confidence
+from fedveil_lab.attacks.statistics import auc
+from fedveil_lab.games.membership import MembershipView
+from fedveil_lab.games.shadows import ShadowView
+from fedveil_lab.grid import Outcome
+from fedveil_lab.runs.prepare import Setup
 from fedveil_studies.frame import Curve, Study, Value
 from fedveil_studies.frame.measure import WholeRun
 from fedveil_studies.frame.models import held_out
@@ -48,7 +48,7 @@ class Watch(WholeRun):
     _model: Tensor | None = None
 
     def begin(self, setup: Setup) -> None:
-        """Take the records in question; see `fedveil.runs.runner.Judge`."""
+        """Take the records in question; see `fedveil_lab.runs.runner.Judge`."""
         self._setup, self._model = setup, None
         self._clients: Sequence[ClientData] = setup.clients
 
@@ -110,7 +110,7 @@ class Premise(WholeRun):
     figures: Collection[str] = ("cosine", "step", "sigma")
 
     def begin(self, setup: Setup) -> None:
-        """Take the budgets; see `fedveil.runs.runner.Judge`."""
+        """Take the budgets; see `fedveil_lab.runs.runner.Judge`."""
         side = setup.method.client
         if not isinstance(side, SGALDP):
             raise FieldError("privacy.method", setup.config.privacy.method, "must be 'sga-ldp'")
@@ -138,7 +138,7 @@ class Trust(WholeRun):
     _before: Tensor | None = None
 
     def begin(self, setup: Setup) -> None:
-        """Take the public examples, and who is rare; see `fedveil.runs.runner.Judge`."""
+        """Take the public examples, and who is rare; see `fedveil_lab.runs.runner.Judge`."""
         if setup.dealt.public is None:
             raise FieldError("data.public_examples", 0, "the server's own update needs some")
         config, clients = setup.config, setup.dealt.clients

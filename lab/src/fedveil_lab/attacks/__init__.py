@@ -1,0 +1,32 @@
+"""What an adversary learns: threat models, observations, statistics, verdicts; a package for each family of attacks."""
+
+from fedveil_lab.attacks.bounds import EpsilonBound as EpsilonBound
+from fedveil_lab.attacks.bounds import GameResult as GameResult
+from fedveil_lab.attacks.bounds import bound as bound
+from fedveil_lab.attacks.observation import ATTACKS as ATTACKS
+from fedveil_lab.attacks.observation import CAPABILITIES as CAPABILITIES
+from fedveil_lab.attacks.observation import Attack as Attack
+from fedveil_lab.attacks.observation import Knowledge as Knowledge
+from fedveil_lab.attacks.observation import Observation as Observation
+from fedveil_lab.attacks.observation import Received as Received
+from fedveil_lab.attacks.observation import ServerView as ServerView
+from fedveil_lab.attacks.observation import ThreatError as ThreatError
+from fedveil_lab.attacks.observation import ThreatModel as ThreatModel
+from fedveil_lab.attacks.participation.evidence import SequentialEvidence as SequentialEvidence
+from fedveil_lab.attacks.participation.rounds import CalibratedLoss as CalibratedLoss
+from fedveil_lab.attacks.participation.rounds import Colluding as Colluding
+from fedveil_lab.attacks.participation.rounds import Loss as Loss
+from fedveil_lab.attacks.participation.rounds import OwnUpdate as OwnUpdate
+from fedveil_lab.attacks.participation.rounds import SideChannel as SideChannel
+from fedveil_lab.attacks.participation.weighing import Active as Active
+from fedveil_lab.attacks.participation.weighing import Adaptive as Adaptive
+from fedveil_lab.attacks.participation.weighing import Decisions as Decisions
+from fedveil_lab.attacks.participation.weighing import Informed as Informed
+from fedveil_lab.attacks.participation.weighing import LikelihoodRatio as LikelihoodRatio
+from fedveil_lab.attacks.participation.weighing import NoiseSize as NoiseSize
+from fedveil_lab.attacks.participation.weighing import Weighing as Weighing
+from fedveil_lab.attacks.participation.weighing import craft as craft
+from fedveil_lab.attacks.participation.weighing import decide as decide
+from fedveil_lab.attacks.verdict import Participation as Participation
+from fedveil_lab.attacks.verdict import Verdict as Verdict
+from fedveil_lab.attacks.verdict import judge as judge

@@ -1,0 +1,334 @@
+"""The releases of a round that a server inverts, what it knows beside them, and what it brings back."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.accounting import Spend, model_of
+from fedveil.checks import Count, Parameters, Positive
+from fedveil.engines.seams import Seen
+from fedveil.errors import FieldError, NoReplyError, require_non_negative, require_positive
+from fedveil.layout import Layout
+from fedveil.learning import ClientData, LocalTraining
+from fedveil_lab.attacks.observation import Attacks, Received, ThreatModel
+
+if TYPE_CHECKING:
+    from fedveil.engines import Federation
+
+# The usual server: it follows the protocol, and works on what it receives.
+SERVER = ThreatModel(
+    "honest-but-curious server",
+    frozenset({"client models", "training", "reference"}),
+    {"statistics": "normalisation statistics never leave a client; the server may estimate them from reference images"},
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ServerKnowledge(Parameters):
+    """What the server knows of the training behind a release; none of it is sent in the release itself.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The architecture; its buffers are the server's own copy of normalisation statistics.
+    layout : Layout
+        Of the model.
+    local : LocalTraining
+        Learning rate, epochs, batch size, loss. Only plain SGD can be simulated.
+    shape : tuple of int
+        Of one example, without the batch axis.
+    examples : int
+        Examples N the client trained on.
+    labels : Tensor, optional
+        int64 [N], or [N, H, W] where there is a class a pixel, if they are known (capability ``labels``).
+    clip : float or mapping of str to float, optional
+        Public norm to which the client cuts its update, or one a layer.
+    example_clip : float, optional
+        Public norm to which the client cuts each example's gradient (record-level DP).
+    noise : float or mapping of str to float
+        Deviation of the noise of one coordinate of the update, or one a module; 0 if there is none or it is unknown.
+    pixels : tuple of float
+        Least and largest value of an input.
+    reference : Tensor, optional
+        [m, *shape], images of the same kind that belong to nobody.
+
+    Raises
+    ------
+    FieldError
+        For training that cannot be simulated, or values that do not fit.
+    """
+
+    model: nn.Module
+    layout: Layout
+    local: LocalTraining
+    shape: tuple[int, ...]
+    examples: Count = 1
+    labels: Tensor | None = None
+    clip: float | Mapping[str, float] | None = None
+    example_clip: Positive | None = None
+    noise: float | Mapping[str, float] = 0.0
+    pixels: tuple[float, float] = (0.0, 1.0)
+    reference: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no attack here can use."""
+        super().__post_init__()
+        if self.local.optimizer != "sgd" or self.local.momentum:
+            raise FieldError("local.optimizer", self.local.optimizer, "only SGD without momentum can be simulated")
+        if self.local.loss != "cross_entropy":
+            raise FieldError("local.loss", self.local.loss, "inversion is of classifiers: cross_entropy")
+        if name := self.local.unusual:
+            raise FieldError(f"local.{name}", getattr(self.local, name), "is not simulated: leave it out")
+        pixels = (self.examples, *self.shape[1:])
+        if self.labels is not None and (
+            tuple(self.labels.shape) not in ((self.examples,), pixels) or self.labels.dtype != torch.int64
+        ):
+            given = (tuple(self.labels.shape), self.labels.dtype)
+            raise FieldError("labels", given, f"must be int64 [{self.examples}] or, a class a pixel, {list(pixels)}")
+        for name, value, check in (("clip", self.clip, require_positive), ("noise", self.noise, require_non_negative)):
+            for each in value.values() if isinstance(value, Mapping) else () if value is None else (value,):
+                check(name, each)
+            if isinstance(value, Mapping):
+                self.layout.grouping_of(name, value)
+        if not self.pixels[0] < self.pixels[1]:
+            raise FieldError("pixels", self.pixels, "must be (least, largest)")
+        if self.reference is not None and tuple(self.reference.shape[1:]) != tuple(self.shape):
+            raise FieldError("reference", tuple(self.reference.shape), f"must be [m, *{self.shape}]")
+
+    @property
+    def data_range(self) -> float:
+        """Largest difference of two inputs."""
+        return self.pixels[1] - self.pixels[0]
+
+    def deviations(self) -> Tensor:
+        """Deviation of the noise, float64 [d]."""
+        return deviations_of(self.noise, self.layout)
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction:
+    """What an attack brought back from one release.
+
+    Attributes
+    ----------
+    images : Tensor
+        [N, *shape], float64, in no order, within the range of the inputs.
+    labels : Tensor
+        [N], int64, in the order of `images`.
+    objective : float
+        What was minimised, at its end; smaller is better among runs of one attack. NaN where nothing is.
+    """
+
+    images: Tensor
+    labels: Tensor
+    objective: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inversion(ABC):
+    """An attack: a file that says whom it follows, what it needs, and by which equation it reconstructs.
+
+    Attributes
+    ----------
+    name, summary : str
+        For tables; under the name it is registered, the summary is one line.
+    needs : frozenset of str
+        Capabilities.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    needs: ClassVar[frozenset[str]] = frozenset({"client models", "training"})
+
+    @abstractmethod
+    def run(self, received: Received, known: ServerKnowledge) -> Reconstruction:
+        """Reconstruct the client's examples."""
+
+
+INVERSIONS: Attacks[type[Inversion]] = Attacks("--attack", {}, group="fedveil.inversions")
+
+
+def invert(
+    received: Received, known: ServerKnowledge, attack: Inversion, threat: ThreatModel = SERVER
+) -> Reconstruction:
+    """Reconstruct a client's examples from its release.
+
+    Parameters
+    ----------
+    received : Received
+        The release.
+    known : ServerKnowledge
+        What the server knows beside it.
+    attack : Inversion
+        How.
+    threat : ThreatModel
+        What the adversary can do.
+
+    Raises
+    ------
+    ThreatError
+        If the attack needs what the adversary lacks.
+    FieldError
+        If the attack cannot use this release: another model's, none at all, or nothing in it.
+    """
+    needs = attack.needs | ({"labels"} if known.labels is not None else set())
+    threat.require(attack.name, needs)
+    known.layout.check(received.starts, "starts")
+    known.layout.check(received.model, "model")
+    if not torch.isfinite(received.model).all():
+        raise FieldError("model", "NaN or infinity", "the release is damaged: there is nothing to invert")
+    if not bool(received.update.any()):
+        raise FieldError("update", 0.0, "the client sent its start: there is nothing to invert")
+    reconstruction = attack.run(received, known)
+    return replace(reconstruction, images=reconstruction.images.clamp(*known.pixels))
+
+
+def two_sided(mask: Tensor) -> bool:
+    """Whether a mask [n, H, W] has pixels inside and outside in every image."""
+    flat = mask.flatten(1)
+    return bool((flat.any(1) & ~flat.all(1)).all())
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """What the server received from one client, what it knows, and the truth to judge by.
+
+    Attributes
+    ----------
+    received : Received
+        The release.
+    known : ServerKnowledge
+        What the server knows beside it.
+    data : ClientData
+        What the client trained on, and what it held out.
+    """
+
+    received: Received
+    known: ServerKnowledge
+    data: ClientData
+
+    @property
+    def others(self) -> Tensor:
+        """Images of the client that it did not train on."""
+        return self.data.x[:0] if self.data.test_x is None else self.data.test_x
+
+    @property
+    def mask(self) -> Tensor | None:
+        """The client's sensitive pixels [n, H, W], if every image has some, and others."""
+        return self.data.masks if self.data.masks is not None and two_sided(self.data.masks) else None
+
+
+class ReleaseView:
+    """A probe that keeps what the server receives in a round, as `Captured` releases, for inversion.
+
+    The server is taken to know each release's noise scale, which adaptive methods hide: the stronger adversary is the
+    right one to judge a defence by. Under central trust it receives what clients trained, unprotected.
+
+    Parameters
+    ----------
+    reference : Tensor, optional
+        [m, ...], images that belong to nobody, for attacks that estimate statistics.
+    pixels : tuple of float
+        Range of the inputs.
+
+    Attributes
+    ----------
+    released : list of Captured
+        Of the last round.
+    """
+
+    name = "releases"
+    figures: Collection[str] = ()
+
+    def __init__(self, reference: Tensor | None = None, pixels: tuple[float, float] = (0.0, 1.0)) -> None:
+        self._reference, self._pixels = reference, pixels
+        self.released: list[Captured] = []
+
+    def __call__(self, seen: Seen) -> dict[str, float]:
+        """One round.
+
+        Raises
+        ------
+        NoReplyError
+            If a client failed: its release is missing, and the others would be a selection.
+        """
+        federation, log = cast("Federation", seen.federation), seen.record.round
+        missing = dict(log.failed) | dict(seen.record.zeroed) | dict(log.refused)
+        if missing:
+            raise NoReplyError(f"clients without a release of their own: {missing}")
+        self.released = []
+        for partition, sent in seen.received.items():
+            model, data = model_of(sent), federation.clients[partition]
+            if model is None:
+                raise NoReplyError(f"client {partition} released no model")
+            known = ServerKnowledge(
+                model=federation.learner.model,
+                layout=federation.layout,
+                shape=tuple(data.x.shape[1:]),
+                examples=data.examples,
+                pixels=self._pixels,
+                reference=self._reference,
+                **_defence(federation, partition),
+            )
+            received = Received(seen.broadcast.public.round, partition, seen.broadcast.models, model)
+            self.released.append(Captured(received, known, data))
+        return {}
+
+
+def play_round(
+    federation: "Federation", *, reference: Tensor | None = None, pixels: tuple[float, float] = (0.0, 1.0)
+) -> list[Captured]:
+    """Play one more round of a federation, and hand over what its server receives; see `ReleaseView`."""
+    view = ReleaseView(reference, pixels)
+    federation.probes.append(view)
+    federation.run(federation.round + 1)
+    federation.probes.remove(view)
+    return view.released
+
+
+def _defence(federation: "Federation", partition: int) -> dict[str, Any]:
+    """How the client trained, clipped and noised, as `ServerKnowledge` names it."""
+    local, layout, method = federation.learner.local, federation.layout, federation.method
+    if method.noisy is not None:  # the mean over a fixed number, in steps that see all examples in expectation
+        noisy, count = method.noisy.noisy_steps, federation.clients[partition].examples
+        lr = local.rate() * count * noisy.rate / noisy.denominator
+        deviation = local.rate() * noisy.deviation * sqrt(noisy.steps) / noisy.denominator
+        training = replace(local, lr=lr, epochs=noisy.steps, batch_size=count)
+        return {"local": training, "example_clip": noisy.clip, "noise": deviation}
+    entries = federation.party(partition).ledger.entries
+    noise = noise_of(entries[-1].spend, layout) if entries and method.client.trust == "local" else 0.0
+    clip = method.client_clip
+    if isinstance(noise, dict) and isinstance(clip, float):  # who noises layer by layer clips so, each to this norm
+        clip = dict.fromkeys(noise, clip)
+    return {"local": local, "clip": clip, "noise": noise}
+
+
+def noise_of(spend: Spend, layout: Layout) -> float | dict[str, float]:
+    """Deviation of the noise of one coordinate: of all, or of each module.
+
+    The n-dimensional Laplace's length follows Gamma(n, 1 / epsilon), so that a coordinate has variance
+    (n + 1) / epsilon^2.
+    """
+    if not spend.scale:
+        return 0.0
+    if spend.mechanism == "euclidean-laplace":
+        return sqrt(layout.size + 1) / spend.scale[0]
+    if len(spend.scale) == 1:
+        return spend.scale[0]
+    return dict(zip(layout.groups("module"), spend.scale, strict=True))
+
+
+def deviations_of(noise: float | Mapping[str, float], layout: Layout) -> Tensor:
+    """Deviation of the noise of each coordinate, float64 [d]; of one number for all, or one a layer."""
+    if not isinstance(noise, Mapping):
+        return torch.full((layout.size,), float(noise), dtype=torch.float64)
+    result = torch.zeros(layout.size, dtype=torch.float64)
+    for name, slices in layout.groups(layout.grouping_of("noise", noise)).items():
+        for part in slices:
+            result[part] = noise[name]
+    return result

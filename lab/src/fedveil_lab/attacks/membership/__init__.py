@@ -1,0 +1,32 @@
+"""Which records was a model trained on, and whose are they: at an outsider, a client or the server."""
+
+from fedveil_lab.attacks.bounds import OneRun as OneRun
+from fedveil_lab.attacks.bounds import one_run as one_run
+from fedveil_lab.attacks.membership.canaries import CanaryRun as CanaryRun
+from fedveil_lab.attacks.membership.canaries import audited as audited
+from fedveil_lab.attacks.membership.canaries import client_canaries as client_canaries
+from fedveil_lab.attacks.membership.canaries import orthogonal_records as orthogonal_records
+from fedveil_lab.attacks.membership.canaries import record_canaries as record_canaries
+from fedveil_lab.attacks.membership.canaries import server_canaries as server_canaries
+from fedveil_lab.attacks.membership.records import MEMBERSHIPS as MEMBERSHIPS
+from fedveil_lab.attacks.membership.records import ServerRecords as ServerRecords
+from fedveil_lab.attacks.membership.records import by_class as by_class
+from fedveil_lab.attacks.membership.records import fed_mia as fed_mia
+from fedveil_lab.attacks.membership.records import guess as guess
+from fedveil_lab.attacks.membership.records import same_classes as same_classes
+from fedveil_lab.attacks.membership.scores import SCORES as SCORES
+from fedveil_lab.attacks.membership.scores import bavaria as bavaria
+from fedveil_lab.attacks.membership.scores import calibrated as calibrated
+from fedveil_lab.attacks.membership.scores import lira as lira
+from fedveil_lab.attacks.membership.scores import loss as loss
+from fedveil_lab.attacks.membership.scores import register_score as register_score
+from fedveil_lab.attacks.membership.scores import rmia as rmia
+from fedveil_lab.attacks.membership.scores import trajectory as trajectory
+from fedveil_lab.attacks.membership.shadow import Signals as Signals
+from fedveil_lab.attacks.membership.shadow import balanced as balanced
+from fedveil_lab.attacks.membership.shadow import by_round_and_client as by_round_and_client
+from fedveil_lab.attacks.membership.shadow import confidence as confidence
+from fedveil_lab.attacks.membership.shadow import loss_of_confidence as loss_of_confidence
+from fedveil_lab.attacks.membership.shadow import signals as signals
+from fedveil_lab.attacks.membership.shadow import train_shadows as train_shadows
+from fedveil_lab.attacks.statistics import log_roc as log_roc

@@ -1,0 +1,335 @@
+"""Canaries: crafted clients and records, in or out by a coin, whose trace in the releases is looked for.
+
+Sources: crafted clients, Andrew et al. 2023, "One-shot empirical privacy estimation for federated learning" (arXiv
+2302.03098), here with orthogonal directions and rigorous bounds (`one_run`); crafted records, Nasr et al. 2023 (arXiv
+2302.07956): random images under random labels.
+
+    central   client j sends C e_j, or nothing (zero-out), or -C e_j (replace-one); score: the model's change along e_j
+    local     client j sends C u or -C u;        score: sum of its releases along u, each over the variance of its noise
+    record    a crafted record is in a client's data or not;                        score: minus the final model's loss
+
+With `contrast` a canary acts in odd rounds alone, and even rounds count against it: noise that is drawn anew is only
+added up, noise that is used again cancels.
+
+Canary clients are clients: with four hospitals a hundred canaries are another federation, so what is audited is the
+method as it is implemented, at the canaries' number of clients.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fedveil.accounting import Guarantee, Ledger, Relation, Release, total
+from fedveil.accounting.bounds import PLD, ZCDP, MetricDP
+from fedveil.engines import ClientParty, Federation, ServerParty, Shared
+from fedveil.errors import FieldError, require_choice, require_count
+from fedveil.layout import Layout
+from fedveil.learning import ClientData, LocalTraining
+from fedveil.mechanisms import ReproducibleSource, Source, keyed_seed
+from fedveil.methods import (
+    Broadcast,
+    ClientFacts,
+    ClientSide,
+    Method,
+    Plain,
+    PublicFacts,
+    RecordDP,
+    Refusal,
+    ServerSide,
+    TrustedServer,
+)
+from fedveil_lab.attacks.bounds import OneRun, one_run
+from fedveil_lab.attacks.bounds import bound as independent_bound
+from fedveil_lab.attacks.verdict import Verdict
+
+
+@dataclass(frozen=True, eq=False)
+class CanaryRun:
+    """What the canaries of one run left.
+
+    Attributes
+    ----------
+    scores, inside : Tensor
+        [m] float64, higher means in; [m] bool, the coins.
+    guarantee : Guarantee
+        What the audited party's ledger promises for the whole run; of the dearest client where that is local.
+    bound : OneRun
+        What it proves.
+    """
+
+    scores: Tensor
+    inside: Tensor
+    guarantee: Guarantee
+    bound: OneRun
+
+    @classmethod
+    def of(cls, scores: Tensor, inside: Tensor, guarantee: Guarantee, delta: float) -> Self:
+        """With the bound that the scores prove, on epsilon at `delta`."""
+        return cls(scores, inside, guarantee, one_run(scores[inside], scores[~inside], delta=delta))
+
+
+def coins(m: int, seed: int) -> Tensor:
+    """Fair and independent, [m] bool."""
+    draw = torch.Generator().manual_seed(keyed_seed("canary coins", seed))
+    return torch.rand(m, generator=draw) < 0.5
+
+
+def server_canaries(
+    side: ServerSide,
+    m: int,
+    length: float,
+    *,
+    relation: Relation = "zero-out",
+    rounds: int = 1,
+    contrast: bool = False,
+    delta: float = 0.0,
+    seed: int = 0,
+    source: Source | None = None,
+) -> CanaryRun:
+    """Play m canary clients, and nobody else, against a server.
+
+    Parameters
+    ----------
+    side : ServerSide
+        Of a central method.
+    m : int
+        Canaries; the model has as many coordinates.
+    length : float
+        Of a canary's update; longer than C to see whether it is clipped.
+    relation : {"zero-out", "replace-one"}
+        What a canary that is out sends: nothing, or the opposite.
+    rounds : int
+        A canary is in (or out) in all of them.
+    contrast : bool
+        Act in odd rounds alone, and score them less the even ones.
+    delta : float
+        Of the bound on epsilon.
+    seed : int
+        Of the coins, and of the noise without a `source`.
+    source : Source, optional
+        Of the noise.
+    """
+    require_choice("relation", relation, ("zero-out", "replace-one"))
+    require_count("m", m, 10)
+    inside = coins(m, seed)
+    method, layout = Method("canaries", TrustedServer(), side), Layout.from_shapes({"a.weight": (m,)}, torch.float64)
+    server = ServerParty(method, layout, Ledger("canaries", "server"), source or ReproducibleSource(seed))
+    scores = torch.zeros(m, dtype=torch.float64)
+    broadcast = server.open(torch.zeros(1, m, dtype=torch.float64), 1, rounds, m)
+    updates = length * torch.diag(inside.double() * 2 - 1 if relation == "replace-one" else inside.double())
+    for round_ in range(1, rounds + 1):
+        weight, before = _weight(round_, contrast), broadcast.models[0]
+        replies = {j: (Release("model", before + (weight > 0) * update),) for j, update in enumerate(updates)}
+        broadcast, _ = server.combine(broadcast, replies)
+        scores += weight * (broadcast.models[0] - before)
+    return CanaryRun.of(scores, inside, total(e.spend.guarantee for e in server.ledger.entries), delta)
+
+
+def client_canaries(
+    side: ClientSide,
+    m: int,
+    dimension: int,
+    length: float,
+    *,
+    rounds: int = 1,
+    contrast: bool = False,
+    follow: int = 0,
+    delta: float = 0.0,
+    seed: int = 0,
+    source: Source | None = None,
+    layer_scores: tuple[float, ...] | None = None,
+) -> CanaryRun:
+    """Play m canary clients of a local method, each of which sends one of two opposite updates (replace-one).
+
+    Parameters
+    ----------
+    side : ClientSide
+        Of a local method.
+    m, dimension : int
+        Canaries, and coordinates of the model.
+    length : float
+        Of an update, which lies along all coordinates evenly.
+    follow : int
+        Rounds before those that are audited: all canaries send the same, and the server, which may send what it likes,
+        answers each with its own release. Noise that follows the similarity with the last global update is then least.
+    layer_scores : tuple of float, optional
+        Public scores of as many layers, of about equal size, for a method that splits its budget by them; default: one
+        layer.
+    rounds, contrast, delta, seed, source
+        See `server_canaries`.
+
+    Raises
+    ------
+    FieldError
+        If a client declines.
+    """
+    require_count("m", m, 10)
+    inside, along = coins(m, seed), torch.full((dimension,), dimension**-0.5, dtype=torch.float64)
+    sizes = [len(part) for part in along.tensor_split(len(layer_scores or "a"))]
+    shapes = {f"{chr(ord('a') + k)}.weight": (size,) for k, size in enumerate(sizes)}
+    layout = Layout.from_shapes(shapes, torch.float64)
+    method = Method("canaries", side, Plain())
+    noise = source or ReproducibleSource(seed)
+    scores, promises = torch.zeros(m, dtype=torch.float64), []
+    for j in range(m):
+        client = ClientParty(method, layout, Ledger("canaries", str(j)), noise)
+        sent, start = along * (length if inside[j] else -length), torch.zeros(1, dimension, dtype=torch.float64)
+        for round_ in range(1, follow + rounds + 1):
+            public = PublicFacts(
+                round=round_, rounds=follow + rounds, cohort=m, dimension=dimension, layer_scores=layer_scores
+            )
+            broadcast = Broadcast(models=start, public=public)
+            declined = client.admit(broadcast)
+            if isinstance(declined, Refusal):
+                raise FieldError("client", j, f"declines: {declined.reason}")
+            facts = ClientFacts(broadcast=broadcast, layout=layout)
+            weight = 0 if round_ <= follow else _weight(round_ - follow, contrast)
+            update = (length * along, sent, torch.zeros_like(sent))[weight]
+            (release, *_) = client.release((Release("model", start[0] + update),), facts)
+            scale = torch.tensor(client.ledger.entries[-1].spend.scale or (1.0,), dtype=torch.float64)
+            deviation = scale.repeat_interleave(torch.tensor(sizes)) if len(scale) == len(sizes) else scale
+            scores[j] += weight * float(((release.value - start[0]) / deviation**2) @ along)
+            start = release.value[None] if follow else start
+        promises.append(total(e.spend.guarantee for e in client.ledger.entries if e.key[0] > follow))
+    return CanaryRun.of(scores, inside, max(promises, key=lambda promise: promise.cost), delta)
+
+
+def orthogonal_records(
+    side: RecordDP,
+    m: int,
+    *,
+    rounds: int = 1,
+    delta: float = 0.0,
+    seed: int = 0,
+    source: Source | None = None,
+) -> CanaryRun:
+    """Play m crafted records, or persons, in or out, against record-level privacy; its one silo holds nothing else.
+
+    The model is linear and starts at 0; record j has coordinate j alone, and is long enough that its gradient is
+    clipped: gradients of different records are orthogonal, and each has a coordinate of the model of its own. A person
+    has as many such records as are used of one.
+
+    Parameters
+    ----------
+    side : ClientSide
+        Of a record-level method, for two classes.
+    m : int
+        Canaries.
+    rounds, delta, seed, source
+        See `server_canaries`.
+    """
+    require_count("m", m, 10)
+    inside = coins(m, seed)
+    each = side.records_per_person or 1
+    person = inside.nonzero()[:, 0].repeat_interleave(each)
+    records = ClientData(1e3 * torch.eye(m)[person], torch.zeros(len(person), dtype=torch.int64), person=person)
+    model = torch.nn.Linear(m, 2, bias=False)
+    federation = Federation(
+        model=model,
+        clients=[records],
+        method=side,
+        local=LocalTraining(lr=1.0),  # it scales signal and noise alike
+        shared=Shared(initial=torch.zeros(1, 2 * m)),
+        seed=seed,
+        source=source or ReproducibleSource(seed),
+    )
+    history = federation.run(rounds)
+    weight = federation.layout.unflatten(history.models[0])["weight"].to(torch.float64)
+    scores = weight[0] - weight[1]
+    return CanaryRun.of(scores, inside, history.guarantee, delta)
+
+
+def record_canaries(
+    data: ClientData, m: int, classes: int, seed: int = 0, *, each: int = 1
+) -> tuple[ClientData, ClientData, Tensor]:
+    """Put crafted records, or persons, into a client's data, each by a coin.
+
+    Parameters
+    ----------
+    data : ClientData
+        The client's.
+    m, classes : int
+        Canaries, and classes to draw labels from.
+    seed : int
+        Of the images (pixels uniform between the data's least and largest), the labels and the coins.
+    each : int
+        Records of one canary; where the data say whose theirs are, canaries are persons of their own.
+
+    Returns
+    -------
+    tuple
+        The client's data with the canaries that are in; all m * each records of canaries; the coins [m].
+    """
+    draw = torch.Generator().manual_seed(keyed_seed("canary records", seed))
+    low, high = data.x.min(), data.x.max()
+    x = low + (high - low) * torch.rand(m * each, *data.x.shape[1:], generator=draw, dtype=data.x.dtype)
+    y, inside = torch.randint(0, classes, (m * each,), generator=draw), coins(m, seed)
+    person, own = torch.arange(m).repeat_interleave(each), inside.repeat_interleave(each)
+    others = data.person
+    if others is not None:
+        person += 1 + int(others.max()) if len(others) else 0
+        others = torch.cat([others, person[own]])
+    joined = torch.cat([data.x, x[own]]), torch.cat([data.y, y[own]])
+    poisoned = ClientData(*joined, data.test_x, data.test_y, person=others, test_person=data.test_person)
+    return poisoned, ClientData(x, y, person=person), inside
+
+
+def audited(setting: str, run: CanaryRun, distance: float | None = None) -> Verdict:
+    """Set the bound of a run beside what the ledger declares, and say whether the promise is broken.
+
+    Parameters
+    ----------
+    setting : str
+        For reports.
+    run : CanaryRun
+        Of either trust.
+    distance : float, optional
+        Euclidean, between a canary's two updates, where the promise is a curve over distance.
+
+    Returns
+    -------
+    Verdict
+        Its figure is mu or epsilon, whichever is declared; one-sided, so that low, point and high are the same. The
+        detail "independent mu" is a bound by `fedveil_lab.attacks.bound` that loses less, where scores are
+        independent given the coins, as for local releases, or isotropic noise on canaries along other coordinates. By
+        the same rates, "beyond the curve" says by how much a promised curve is exceeded at the delta where it is most.
+    """
+    promise, bound = run.guarantee, run.bound
+    by_epsilon = isinstance(promise.bound, ZCDP | PLD | MetricDP)
+    point, ceiling = (bound.epsilon, bound.epsilon_ceiling) if by_epsilon else (bound.mu, bound.mu_ceiling)
+    scores, coins_ = run.scores.numpy(), run.inside.numpy()
+    independent = independent_bound(scores[coins_], scores[~coins_], bound.confidence)
+    details = {"ceiling": ceiling, "independent mu": independent.mu_lower, "independent ceiling": independent.ceiling}
+    notes = [f"{bound.correct} of {bound.guesses} guesses right"]
+    if promise.proven:
+        declared = promise.mu
+        if promise.by_distance:
+            if distance is None:
+                raise FieldError("distance", None, "the promise is a curve over distance: give the canaries' own")
+            declared = promise.cost * distance
+        declared = promise.epsilon(bound.delta) if declared is None else declared
+        broken = point > declared or (promise.mu is not None and independent.mu_lower > declared)
+        if by_epsilon and not promise.by_distance:
+            details["beyond the curve"] = independent.beyond(promise.epsilon)
+            broken = broken or details["beyond the curve"] > 0
+        details |= {"declared": declared, "broken": float(broken)}
+        if ceiling < declared:
+            notes.append("so few canaries could not refute the declared value")
+    figure = f"epsilon at delta {bound.delta:g}" if by_epsilon else "mu"
+    return Verdict.of(
+        point,
+        attack="canaries",
+        setting=setting,
+        figure=f"{figure}, lower bound at {bound.confidence:.0%}",
+        n=bound.canaries,
+        replication="one canary client of one run",
+        threat="whoever made the canaries and sees the releases",
+        details=details,
+        notes=notes,
+    )
+
+
+def _weight(round_: int, contrast: bool) -> int:
+    return -1 if contrast and round_ % 2 == 0 else 1

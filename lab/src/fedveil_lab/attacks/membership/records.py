@@ -1,0 +1,280 @@
+"""What the server measures of records in every round, and the attacks on membership by name that score it.
+
+An attack of yours is a function of `ServerRecords` that returns the scores of members and of others, once for all or
+once a client; it joins with ``@MEMBERSHIPS.register(name)``. Scores of shadow models join with `register_score` in
+`fedveil_lab.attacks.membership.scores`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.errors import FedVeilError, FieldError
+from fedveil.registry import Registry
+from fedveil_lab.attacks.statistics import auc, log_roc, true_rate_at
+from fedveil_lab.attacks.verdict import ALPHAS
+
+Pairs = Sequence[tuple[Tensor, Tensor]]  # scores of members and of others, one pair for all clients or one a client
+
+
+def fed_mia(measure: Tensor, target: int) -> Tensor:
+    """Scores [N] that the records are the target client's.
+
+    FedMIA: the server takes the other clients' updates for the null hypothesis; no shadow models.
+
+    Source: Zhu et al. 2024, "FedMIA: an effective membership inference attack exploiting the all for one principle"
+    (arXiv 2402.06289): per round and record, where does the measure under the target client's update lie among the
+    others'?
+
+        score(i) = mean over rounds of Phi((m[r, target, i] - mean over others) / deviation over others)
+
+    The measure m is the received model's log-odds of the true class. Where clients hold different classes (Dirichlet
+    .1) the null is wrong: others do not know the class, whoever the record belongs to, and the score says whose class
+    it is. `by_class` therefore standardises what each client's update does to a record by what it does to *reference*
+    records of the same class, which nobody trained on. How much of an AUC is knowledge of the class shows against
+    non-members with the members' classes (`same_classes`).
+
+    Threat model: honest-but-curious server with the records in question, and with reference records for `by_class`.
+
+    Parameters
+    ----------
+    measure : Tensor
+        [R, K, N] of R rounds, K clients, N records; higher under an update that was trained on the record.
+    target : int
+        Index of the client in question, among the K.
+
+    Raises
+    ------
+    FieldError
+        With fewer than two other clients.
+    """
+    if measure.dim() != 3 or measure.shape[1] < 3:
+        raise FieldError("measure", tuple(measure.shape), "must be [R, K, N] with at least two other clients")
+    others = torch.cat([measure[:, :target], measure[:, target + 1 :]], dim=1)
+    z = (measure[:, target] - others.mean(1)) / others.std(1).clamp(min=1e-9)
+    return torch.mean(torch.special.ndtr(z), 0)
+
+
+def by_class(measure: Tensor, y: Tensor, reference: Tensor, reference_y: Tensor) -> Tensor:
+    """The measure, standardised by each client's mean and deviation on reference records of the same class.
+
+    Parameters
+    ----------
+    measure : Tensor
+        [..., K, N].
+    y : Tensor
+        [N], classes.
+    reference : Tensor
+        [..., K, M], the same measure on reference records.
+    reference_y : Tensor
+        [M].
+
+    Raises
+    ------
+    FieldError
+        If a class has fewer than two reference records.
+    """
+    calibrated = measure.clone()
+    for c in set(y.tolist()):
+        rows = reference_y == c
+        if int(rows.sum()) < 2:
+            raise FieldError("reference", c, "needs two reference records of this class")
+        usual = reference[..., rows]
+        shifted = calibrated[..., y == c] - usual.mean(-1, keepdim=True)
+        calibrated[..., y == c] = shifted / usual.std(-1, keepdim=True).clamp(min=1e-9)
+    return calibrated
+
+
+def same_classes(members: Tensor, others: Tensor, seed: int = 0) -> Tensor:
+    """Draw non-members whose classes have the members' shares.
+
+    Parameters
+    ----------
+    members, others : Tensor
+        Classes [n] and [m].
+    seed : int
+        Of the draw.
+
+    Returns
+    -------
+    Tensor
+        Indices into `others`: k of a class for each member of it, with the largest k for which there are enough.
+
+    Raises
+    ------
+    FieldError
+        If there are fewer non-members of a class than members.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    counts = {c: int((members == c).sum()) for c in set(members.tolist())}
+    of_class = {c: (others == c).nonzero().flatten() for c in counts}
+    k = min(len(of_class[c]) // n for c, n in counts.items())
+    if k < 1:
+        short = min(counts, key=lambda c: len(of_class[c]) / counts[c])
+        raise FieldError(
+            "others", len(of_class[short]), f"are too few of class {short}: there are {counts[short]} members"
+        )
+    picked = [rows[torch.randperm(len(rows), generator=draw)[: k * counts[c]]] for c, rows in sorted(of_class.items())]
+    return torch.cat(picked).sort().values
+
+
+def guess(measure: Tensor) -> Tensor:
+    """Index [N] of the client whose measure [K, N] (minus the loss, say) is largest."""
+    return measure.argmax(0)
+
+
+@dataclass(frozen=True, eq=False)
+class ServerRecords:
+    """What an honest-but-curious server of K clients measures of N members, M others and L reference records.
+
+    Attributes
+    ----------
+    losses : Tensor
+        [R, N + M + L], minus the loss under each round's global model.
+    odds : Tensor
+        [R, K, N + M + L], log-odds of the true class under each client's model.
+    y : Tensor
+        [N + M + L], classes.
+    owner : Tensor
+        [N], index of the client that trains on each member.
+    others : int
+        M.
+    persons : tuple of Tensor, optional
+        Whose the members, and whose the M + L others are; in their order.
+    """
+
+    losses: Tensor
+    odds: Tensor
+    y: Tensor
+    owner: Tensor
+    others: int
+    persons: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def members(self) -> int:
+        """Number of members, N."""
+        return len(self.owner)
+
+    @cached_property
+    def own(self) -> list[Tensor]:
+        """Indices of each client's members.
+
+        Raises
+        ------
+        FieldError
+            If a client has fewer than two: it cannot be attacked by itself.
+        """
+        records = [(self.owner == client).nonzero().flatten() for client in range(self.odds.shape[1])]
+        if few := [client for client, mine in enumerate(records) if len(mine) < 2]:
+            raise FieldError("clients", few[:5], "have too few training records: two of each are asked for")
+        return records
+
+    @cached_property
+    def fedmia(self) -> list[Tensor]:
+        """Of each client, FedMIA's scores [N + M]."""
+        asked = self.odds[..., : self.members + self.others]
+        return [fed_mia(asked, client) for client in range(len(self.own))]
+
+    def split(self, scores: Tensor) -> Pairs:
+        """Members and others of scores [N + M, or more]."""
+        return [(scores[: self.members], scores[self.members : self.members + self.others])]
+
+    def by_client(self, scores: Sequence[Tensor]) -> Pairs:
+        """Each client's members, and all others, of its own scores [N + M]."""
+        return [(one[mine], one[self.members :]) for one, mine in zip(scores, self.own, strict=True)]
+
+    def by_person(self, scores: Tensor) -> Pairs:
+        """The same of persons, by the mean of their records; a person of two hospitals is in if she is in at one.
+
+        Raises
+        ------
+        FieldError
+            If nobody says whose the records are.
+        """
+        if self.persons is None:
+            raise FieldError("data.person", None, "clients do not say whose their records are")
+        who, others = self.persons
+        away = ~torch.isin(others, who)
+        return [(of_people(scores[: self.members], who), of_people(scores[self.members :][away], others[away]))]
+
+
+def fedmia_by_class(seen: ServerRecords) -> Pairs:
+    """With the measure standardised by class on the reference records."""
+    n = seen.members + seen.others
+    scaled = by_class(seen.odds[..., :n], seen.y[:n], seen.odds[..., n:], seen.y[n:])
+    return seen.by_client([fed_mia(scaled, client) for client in range(len(seen.own))])
+
+
+def fedmia_same_classes(seen: ServerRecords) -> Pairs:
+    """Against others with the members' classes, at the clients for which there are enough."""
+    by_class, n = [], seen.members
+    for scores, mine in zip(seen.fedmia, seen.own, strict=True):
+        with suppress(FieldError):
+            alike = n + same_classes(seen.y[mine], seen.y[n : n + seen.others])
+            by_class.append((scores[mine], scores[alike]))
+    if not by_class:
+        raise FieldError("clients", len(seen.own), "no client has enough non-members of its members' classes")
+    return by_class
+
+
+def source(seen: ServerRecords) -> float:
+    """How much more often than by chance the client with the largest odds is the owner."""
+    right = guess(seen.odds[..., : seen.members].mean(0)) == seen.owner
+    return float(right.double().mean()) - 1 / seen.odds.shape[1]
+
+
+MEMBERSHIPS: Registry[Callable[[Any], Pairs | float]] = Registry(
+    "--attack",
+    {
+        "loss": lambda seen: seen.split(seen.losses[-1]),  # under the last global model
+        "loss-trajectory": lambda seen: seen.split(seen.losses.mean(0)),  # mean over the rounds
+        "fedmia": lambda seen: seen.by_client(seen.fedmia),  # against all others
+        "fedmia-by-class": fedmia_by_class,
+        "fedmia-same-classes": fedmia_same_classes,
+        "source": source,
+        "person-loss": lambda seen: seen.by_person(seen.losses[-1]),
+        "person-loss-trajectory": lambda seen: seen.by_person(seen.losses.mean(0)),
+    },
+    group="fedveil.memberships",
+)
+
+
+def of_people(scores: Tensor, person: Tensor) -> Tensor:
+    """The mean score of each person's records [N]; `person` says whose they are."""
+    owner = torch.unique(person, return_inverse=True)[1]
+    return torch.bincount(owner, scores.double()) / torch.bincount(owner)
+
+
+def concluded(attacks: Mapping[str, Callable[[], Pairs | float]]) -> dict[str, Any]:
+    """Plain values of attacks by name.
+
+    Returns
+    -------
+    dict
+        ``figures``: an AUC, the mean over the clients where each is attacked by itself; or what the attack returns.
+        ``rates``: true positive rates at those of `ALPHAS` at which ten false positives are expected. ``others``: how
+        many non-members there are. ``roc``: points of `log_roc`. ``refused``: why an attack has none of them.
+    """
+    conclusion: dict[str, dict[str, Any]] = {"figures": {}, "rates": {}, "others": {}, "roc": {}, "refused": {}}
+    for name, attack in attacks.items():
+        try:
+            pairs = attack()
+        except FedVeilError as error:
+            conclusion["refused"][name] = str(error)
+            continue
+        if isinstance(pairs, float):
+            conclusion["figures"][name] = pairs
+            continue
+        inside, outside = (torch.cat(side).numpy() for side in zip(*pairs, strict=True))
+        conclusion["figures"][name] = float(np.mean([auc(*(one.numpy() for one in pair)) for pair in pairs]))
+        rates = {f"{alpha:g}": true_rate_at(inside, outside, alpha) for alpha in ALPHAS}
+        conclusion["rates"][name] = {alpha: rate.point for alpha, rate in rates.items() if rate is not None}
+        conclusion["others"][name] = len(outside)
+        conclusion["roc"][name] = [axis.tolist() for axis in log_roc(inside, outside, 40)]
+    return conclusion

@@ -1,0 +1,150 @@
+"""Shadow models, and what membership attacks ask of a model: its confidence in records."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.errors import FieldError, require_count
+from fedveil.layout import Layout
+from fedveil.learning import ClientData, LocalTraining, make_trainer, predict
+from fedveil.mechanisms import keyed_seed
+from fedveil_lab.attacks.observation import Received
+
+
+def confidence(model: nn.Module, layout: Layout, vectors: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Log-odds of the true class, log(p / (1 - p)), of classification models [m, d] on records x, y [N].
+
+    Returns
+    -------
+    Tensor
+        [m, N] float64. The cross-entropy is its softplus with the sign turned: see `loss_of_confidence`.
+    """
+    rows = []
+    for vector in vectors:
+        logits = predict(model, layout, vector, x).to(torch.float64)
+        own = logits.gather(1, y[:, None])[:, 0]
+        rest = logits.scatter(1, y[:, None], -torch.inf).logsumexp(1)
+        rows.append(own - rest)
+    return torch.stack(rows)
+
+
+def loss_of_confidence(odds: Tensor) -> Tensor:
+    """Cross-entropy (nats) from log-odds: -log p = softplus(-odds)."""
+    return torch.nn.functional.softplus(-odds)
+
+
+def by_round_and_client(received: Sequence[Received]) -> tuple[list[int], list[list[Received]]]:
+    """Partitions that replied in every round, ascending, and their replies, [rounds][clients].
+
+    Raises
+    ------
+    FieldError
+        If nobody replied in every round.
+    """
+    rounds = sorted({r.round for r in received})
+    replies = {(r.round, r.partition): r for r in received}
+    partitions = sorted({p for _, p in replies if all((r, p) in replies for r in rounds)})
+    if not partitions:
+        raise FieldError("received", len(received), "holds no client that replied in every round")
+    return partitions, [[replies[r, p] for p in partitions] for r in rounds]
+
+
+def balanced(models: int, records: int, seed: int) -> Tensor:
+    """Which record goes into which of m shadow models, [m, N] bool: each into half of them, at random."""
+    require_count("models", models, 2)
+    draw = torch.rand(models, records, generator=torch.Generator().manual_seed(keyed_seed("shadows", seed)))
+    return draw.argsort(0).argsort(0) < round(models / 2)
+
+
+def train_shadows(
+    model: nn.Module,
+    layout: Layout,
+    local: LocalTraining,
+    starts: Tensor,
+    data: ClientData,
+    inside: Tensor,
+    seed: int = 0,
+    rounds: Sequence[int] = (1,),
+) -> Tensor:
+    """Train shadow models [m, d] as clients are trained, in one batched computation where the model has one.
+
+    Parameters
+    ----------
+    model, layout, local
+        As the attacked model is trained.
+    starts : Tensor
+        [m, d], or [d] for all: an initial model, or the broadcast that a client started from.
+    data : ClientData
+        The records [N].
+    inside : Tensor
+        [m, N] bool, which record each is trained on.
+    seed : int
+        Of the order of training.
+    rounds : sequence of int
+        Numbers of the rounds that each shadow model goes through, alone: rates follow them, and optimisers begin anew.
+
+    Raises
+    ------
+    Exception
+        What stopped the training of a shadow model.
+    """
+    m = len(inside)
+    parts = [ClientData(data.x[rows], data.y[rows]) for rows in inside]
+    trainer = make_trainer(model, layout, local)
+    vectors, key = starts.expand(m, -1) if starts.dim() == 1 else starts, keyed_seed("shadow training", seed)
+    for number in rounds:
+        rows = []
+        for trained in trainer.train(vectors, parts, [(key, number, i) for i in range(m)]):
+            if isinstance(trained, Exception):
+                raise trained
+            rows.append(trained.model)
+        vectors = torch.stack(rows)
+    return vectors
+
+
+@dataclass(frozen=True, eq=False)
+class Signals:
+    """Log-odds of the true class, from which the scores of `scores` are made.
+
+    Attributes
+    ----------
+    target : Tensor
+        [N], of the attacked model on the records in question.
+    shadows : Tensor
+        [m, N], of the shadow models.
+    inside : Tensor
+        [m, N] bool.
+    population, population_shadows : Tensor, optional
+        [P] and [m, P], of records known to be in none of the models, for RMIA.
+    """
+
+    target: Tensor
+    shadows: Tensor
+    inside: Tensor
+    population: Tensor | None = None
+    population_shadows: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.shadows.shape != self.inside.shape or self.shadows.shape[1:] != self.target.shape:
+            shapes = tuple(self.target.shape), tuple(self.shadows.shape), tuple(self.inside.shape)
+            raise FieldError("shadows", shapes, "must be [N], [m, N] and [m, N]")
+
+
+def signals(
+    model: nn.Module,
+    layout: Layout,
+    attacked: Tensor,
+    shadows: Tensor,
+    inside: Tensor,
+    data: ClientData,
+    population: ClientData | None = None,
+) -> Signals:
+    """Ask the attacked model [d] and the shadow models [m, d] about the records, and about a population."""
+    every = torch.cat([attacked[None], shadows])
+    odds = confidence(model, layout, every, data.x, data.y)
+    if population is None:
+        return Signals(odds[0], odds[1:], inside)
+    others = confidence(model, layout, every, population.x, population.y)
+    return Signals(odds[0], odds[1:], inside, others[0], others[1:])

@@ -1,0 +1,218 @@
+"""Malicious clients that send something else than what they trained, and know nothing of the others.
+
+Two attack SGA-LDP, after the limits that its paper names (a client works out its own budget), built here: one lies
+about its budget, one pulls the similarity's reference.
+
+    lie       sent = start + clip(update) + N(0, sigma^2 I)        sigma as if the similarity were 1, or 0
+    pull      sent = start + C u                              u the same direction for all fellows, kept over rounds
+
+Pulling: the reference is the last global change, mean of all that was sent. Honest clients send noise of norm about
+sigma sqrt(d), which averages out; f fellows that agree add f C / n along u in every round. The cosine of an honest
+update with the reference falls, and so does its budget, while u's own rises. Both are malicious clients with modified
+software, so that no method protects what they send (`bypass`).
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedveil.checks import NonNegative, Positive
+from fedveil.clipping import clip
+from fedveil.engines.malicious import Behaviour, Turn
+from fedveil.mechanisms import keyed_seed
+from fedveil_lab.attacks.poisoning.data import BEHAVIOURS, Around
+
+
+@BEHAVIOURS.register("sign-flip")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SignFlip(Behaviour):
+    """Send the trained update turned round, `factor` times as long.
+
+    Sign flip: send the trained update turned round.
+
+    Source: Li et al. 2019 (arXiv 1811.03761) and others.
+
+        sent = start - factor (trained - start)
+
+    Threat model: malicious clients that know nothing of the others.
+    """
+
+    factor: Positive = 1.0
+    bypass: bool = False
+
+    def model(self, turn: Turn) -> Tensor:
+        """The start less the update."""
+        return turn.start + turn.update * -self.factor
+
+
+@BEHAVIOURS.register("scaling")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scaling(Around):
+    """Scale what another behaviour would send.
+
+    Scaling: send a multiple of the trained update, up to replacing the whole mean.
+
+    Source: model replacement (Bagdasaryan et al. 2020, arXiv 1807.00459, equation 3).
+
+        sent = start + factor (trained - start)        factor n / f: f malicious of n replace a uniform mean
+
+    Threat model: malicious clients that train (mostly on poisoned data) and scale what they send.
+
+    Parameters
+    ----------
+    of : Behaviour
+        What it trains on; an honest client if it is left out.
+    factor : float, optional
+        By default cohort / malicious clients.
+    bypass : bool
+        Leave the method's protection (its clipping) out.
+    """
+
+    factor: Positive | None = None
+    bypass: bool = False
+
+    def model(self, turn: Turn) -> Tensor:
+        """The start plus a multiple of the other behaviour's update."""
+        factor = turn.broadcast.public.cohort / len(turn.fellows) if self.factor is None else self.factor
+        return turn.start + self.update(turn) * factor
+
+
+def random_vector(length: float, like: Tensor, generator: torch.Generator) -> Tensor:
+    """A vector of a length in a direction that is uniform on the sphere; [d] like another."""
+    draw = torch.randn(len(like), generator=generator, dtype=torch.float64)
+    return (draw * (length / float(draw.norm()))).to(like.dtype)
+
+
+def generator_of(name: str, seed: int, turn: Turn) -> torch.Generator:
+    """The stream of a client in a round."""
+    return torch.Generator().manual_seed(keyed_seed(name, seed, turn.broadcast.public.round, turn.partition))
+
+
+@BEHAVIOURS.register("noise")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NoiseAttack(Behaviour):
+    """Send a random vector, `factor` times as long as the trained update; every client and round another one.
+
+    Noise: send a random vector.
+
+    Source: Blanchard et al. 2017, "Machine learning with adversaries" (the Gaussian attack).
+
+        sent = start + factor |trained - start| g        g uniform on the sphere, another for every client and round
+
+    Threat model: malicious clients that know nothing of the others.
+    """
+
+    factor: Positive = 1.0
+    seed: int = 0
+    bypass: bool = False
+
+    def model(self, turn: Turn) -> Tensor:
+        """The start plus noise."""
+        length = self.factor * float(turn.update.norm())
+        return turn.start + random_vector(length, turn.start, generator_of("noise attack", self.seed, turn))
+
+
+@BEHAVIOURS.register("free-rider")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FreeRider(Behaviour):
+    """Send what looks like an update without having trained.
+
+    Free riding: want the model without data or work, and send what looks like an update.
+
+    Sources: Fraboni, Vidal and Lorenzi 2021 (arXiv 2006.11901, section 3: plain and disguised); Lin, Du and Liu 2019
+    (arXiv 1911.12560: the last global change sent back).
+
+        sent = start + factor (start - previous start), or noise of that length
+
+    That it goes unnoticed is its success, not an error rate.
+
+    Threat model: malicious clients that know nothing but the broadcasts.
+
+    Parameters
+    ----------
+    disguise : {"none", "delta", "noise"}
+        Nothing (the start itself), the last global change, or noise of that change's length.
+    factor : float
+        Of the disguise.
+    """
+
+    disguise: Literal["none", "delta", "noise"] = "delta"
+    factor: NonNegative = 1.0
+    seed: int = 0
+    bypass: bool = False
+    _starts: dict[int, tuple[int, Tensor]] = field(default_factory=dict, init=False, repr=False)
+
+    def model(self, turn: Turn) -> Tensor:
+        """The start, disguised; in the first round, and after a missed one, undisguised."""
+        now = turn.broadcast.public.round
+        last, before = self._starts.get(turn.partition, (0, turn.start))
+        self._starts[turn.partition] = (now, turn.start.clone())
+        if self.disguise == "none" or last != now - 1 or last == 0:
+            return turn.start.clone()
+        change = turn.start - before
+        if self.disguise == "noise":
+            length = float(change.norm())
+            change = random_vector(length, change, generator_of("free rider", self.seed, turn))
+        return turn.start + self.factor * change
+
+
+def pulled(update: Tensor, kept: Tensor, bound: float) -> Tensor:
+    """A vector [d] of length `bound` along the sum of what fellows sent before and one's own update, both unit."""
+    total = sum((v / v.norm() for v in (update, kept) if float(v.norm()) > 0), torch.zeros_like(update))
+    length = float(total.norm())
+    return total * (bound / length) if length > 0 else total
+
+
+@BEHAVIOURS.register("lying-budget")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LyingBudget(Around):
+    """Send a clipped update with less noise than the method asks for.
+
+    Parameters
+    ----------
+    clip : float
+        C, which the server could check.
+    sigma : float
+        Deviation of the noise: that of epsilon_max (the client claims a similarity of 1), or 0 for none.
+    of : Behaviour
+        What it trains on and sends.
+    """
+
+    clip: Positive
+    sigma: NonNegative = 0.0
+    seed: int = 0
+    bypass: bool = True
+
+    def model(self, turn: Turn) -> Tensor:
+        """The other behaviour's update, clipped, with that noise."""
+        update = clip(self.update(turn), self.clip)
+        noise = torch.randn(len(update), generator=generator_of("lying", self.seed, turn), dtype=update.dtype)
+        return turn.start + update + self.sigma * noise
+
+
+@BEHAVIOURS.register("pull-reference")
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PullReference(Around):
+    """Agree on a direction, so that the last global change points there; give all fellows the same instance.
+
+    Parameters
+    ----------
+    clip : float
+        C.
+    of : Behaviour
+        What it trains on: the direction is that of the fellows' updates so far.
+    """
+
+    clip: Positive
+    bypass: bool = True
+    _last: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)  # by round, of the last one alone
+
+    def model(self, turn: Turn) -> Tensor:
+        """The start plus C along the agreed direction; the first fellow of a round adds its own update to it."""
+        now = turn.broadcast.public.round
+        if now not in self._last:
+            then, kept = self._last.popitem() if self._last else (now, turn.start)
+            self._last[now] = pulled(turn.update, kept if then < now else torch.zeros_like(kept), self.clip)
+        return turn.start + self._last[now]

@@ -1,0 +1,217 @@
+"""What scores of attacks of every family say: areas and rates, with their uncertainty; `bounds` has epsilon and mu.
+
+Everywhere the first array holds the scores of what is in (runs with the target, members, canaries that are in), the
+second those of what is out, and higher means in: the direction is fixed before. Thresholds come from elsewhere
+(rehearsals, or the first half in `fedveil_lab.attacks.bounds.bound`): on what is judged nothing is fitted.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import scipy
+from numpy.typing import ArrayLike, NDArray
+
+from fedveil.errors import FieldError, require_count
+
+Floats = NDArray[np.float64]
+
+CONFIDENCE = 0.95
+RESAMPLES = 4000
+EXPECTED_ALARMS = 10  # a rate of true positives is given where so many non-members are expected above the threshold
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and the interval that the number of runs allows."""
+
+    point: float
+    low: float
+    high: float
+
+
+def auc(inside: ArrayLike, outside: ArrayLike) -> float:
+    """The probability that a run with the target scores above one without it; ties count half."""
+    return float(wins(_scores("inside", inside), _scores("outside", outside)).mean())
+
+
+def auc_interval(
+    inside: ArrayLike,
+    outside: ArrayLike,
+    *,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+    widened: bool = True,
+) -> Estimate:
+    """The area under the ROC curve with a percentile bootstrap over runs, each world resampled by itself.
+
+    Near 0 and 1 few resamples hold a pair that is out of order, and the bootstrap is too narrow: at 30 + 30 runs and a
+    true area of .98 it held it in 81 to 90% of 400 simulated audits. The interval is therefore widened to that of
+    Newcombe (2006, method 5, "Confidence intervals for an effect size measure based on the Mann-Whitney statistic"),
+    with which it held it in over 99%.
+
+    Where the worlds are separated perfectly the bound is exact: among min(n, m) disjoint pairs each is in order with
+    probability AUC, so AUC^min(n, m) is at least the probability of what was seen, and (alpha / 2)^(1 / min(n, m)) is
+    the least AUC that cannot be ruled out, whatever the laws of the scores. Nothing less than perfect separation rules
+    out more, so no interval ends closer to its side.
+
+    Parameters
+    ----------
+    inside, outside : array
+        [n] and [m] scores, one a run; at least two each.
+    seed : int
+        Of the bootstrap.
+    resamples : int
+        Of the bootstrap.
+    confidence : float
+        Of the interval.
+    widened : bool
+        False leaves the bare percentile bootstrap, which is too narrow: for statistics that are defined by it.
+    """
+    first, second = _scores("inside", inside), _scores("outside", outside)
+    won, share = wins(first, second), (1 - confidence) / 2
+    point = float(won.mean())
+    certain = share ** (1 / min(len(first), len(second)))
+    if widened and point in (0.0, 1.0):
+        return Estimate(point, certain, 1.0) if point == 1 else Estimate(point, 0.0, 1 - certain)
+    rng = np.random.default_rng(seed)
+    rows = rng.multinomial(len(first), np.full(len(first), 1 / len(first)), size=resamples) / len(first)
+    columns = rng.multinomial(len(second), np.full(len(second), 1 / len(second)), size=resamples) / len(second)
+    areas = np.einsum("bi,ij,bj->b", rows, won, columns, optimize=True)
+    low, high = np.quantile(areas, [share, 1 - share])
+    if not widened:
+        return Estimate(point, float(low), float(high))
+    wide = _newcombe(point, len(first), len(second), -float(scipy.special.ndtri(share)))
+    return Estimate(point, min(float(low), wide[0], certain), max(float(high), wide[1], 1 - certain))
+
+
+def roc(inside: ArrayLike, outside: ArrayLike) -> tuple[Floats, Floats]:
+    """False and true positive rates at every threshold, from (0, 0) to (1, 1)."""
+    first, second = np.sort(_scores("inside", inside)), np.sort(_scores("outside", outside))
+    cuts = np.unique(np.concatenate([first, second]))[::-1]
+    true = 1 - np.searchsorted(first, cuts, side="left") / len(first)
+    false = 1 - np.searchsorted(second, cuts, side="left") / len(second)
+    return np.concatenate([[0.0], false]), np.concatenate([[0.0], true])
+
+
+def best_threshold(inside: ArrayLike, outside: ArrayLike) -> float:
+    """The threshold (a score at or above it says IN) of the least sum of error rates, for runs that are not judged.
+
+    The middle of the widest gap among equals, so that it does not sit on a run.
+    """
+    first, second = np.sort(_scores("inside", inside)), np.sort(_scores("outside", outside))
+    values = np.unique(np.concatenate([first, second]))
+    cuts = np.concatenate([[values[0]], (values[1:] + values[:-1]) / 2])
+    gaps = np.concatenate([[0.0], np.diff(values)])
+    true = 1 - np.searchsorted(first, cuts, side="left") / len(first)
+    false = 1 - np.searchsorted(second, cuts, side="left") / len(second)
+    best = np.flatnonzero(np.isclose(true - false, (true - false).max()))
+    return float(cuts[best[int(np.argmax(gaps[best]))]])
+
+
+def rate(hits: int, runs: int, confidence: float = CONFIDENCE) -> Estimate:
+    """A rate with its exact interval (Clopper and Pearson 1934)."""
+    require_count("runs", runs)
+    if not 0 <= hits <= runs:
+        raise FieldError("hits", hits, f"must be 0 to {runs}")
+    share = (1 - confidence) / 2
+    low = float(scipy.special.betaincinv(hits, runs - hits + 1, share)) if hits else 0.0
+    high = float(scipy.special.betaincinv(hits + 1, runs - hits, 1 - share)) if hits < runs else 1.0
+    return Estimate(hits / runs, low, high)
+
+
+def advantage(inside: ArrayLike, outside: ArrayLike, threshold: float) -> Estimate:
+    """True less false positive rate at a threshold from elsewhere; the interval holds both exact ones (Bonferroni)."""
+    true, false = rates(inside, outside, threshold, 1 - (1 - CONFIDENCE) / 2)
+    return Estimate(true.point - false.point, true.low - false.high, true.high - false.low)
+
+
+def runs_for_rate(alpha: float) -> int:
+    """Runs without the target that a true positive rate at a false positive rate of alpha needs."""
+    return math.ceil(EXPECTED_ALARMS / alpha - 1e-9)
+
+
+def true_rate_at(inside: ArrayLike, outside: ArrayLike, alpha: float) -> Estimate | None:
+    """True positive rate where the false one is at most alpha; None where too few runs could tell.
+
+    The threshold is the empirical quantile of the runs without the target, so the interval is that of the true
+    positives alone.
+    """
+    first, second = _scores("inside", inside), _scores("outside", outside)
+    if len(second) < runs_for_rate(alpha):
+        return None
+    allowed = math.floor(alpha * len(second) + 1e-9)
+    threshold = np.sort(second)[::-1][allowed]  # strictly above it lie at most `allowed` of them
+    return rate(int((first > threshold).sum()), len(first))
+
+
+def log_roc(inside: ArrayLike, outside: ArrayLike, points: int = 100) -> tuple[Floats, Floats]:
+    """False and true positive rates for logarithmic axes.
+
+    The false ones go from 10 / m to 1 in equal ratios: below that, fewer than ten non-members decide.
+    """
+    false, true = roc(inside, outside)
+    grid = np.geomspace(min(1.0, EXPECTED_ALARMS / np.size(outside)), 1.0, points)
+    at = np.searchsorted(false, grid, side="right") - 1  # the step: no rate between two thresholds is reached
+    return grid, true[at]
+
+
+def mean_interval(values: ArrayLike, *, shares: bool = False) -> Estimate:
+    """The mean of independent figures [n] with a percentile bootstrap; of rates that are all 0 or 1, exact.
+
+    Parameters
+    ----------
+    values : array
+        [n], one a unit.
+    shares : bool
+        Whether they are rates.
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    if shares and bool(np.isin(numbers, (0.0, 1.0)).all()):
+        return rate(round(float(numbers.sum())), len(numbers))
+    draws, point = np.random.default_rng(0).choice(numbers, (2000, len(numbers))).mean(1), float(numbers.mean())
+    low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Estimate(point, min(float(low), point), max(float(high), point))
+
+
+def student_interval(values: ArrayLike) -> Estimate | None:
+    """The mean of figures [n] of independent runs with Student's interval; None for fewer than three."""
+    numbers = np.asarray(values, dtype=np.float64)
+    n, point = len(numbers), float(np.mean(numbers))
+    if n < 3:
+        return None
+    half = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * np.std(numbers, ddof=1) / n**0.5)
+    return Estimate(point, point - half, point + half)
+
+
+def rates(inside: ArrayLike, outside: ArrayLike, threshold: float, confidence: float) -> tuple[Estimate, Estimate]:
+    """True and false positive rate at a threshold from elsewhere, each with its exact interval."""
+    first, second = _scores("inside", inside), _scores("outside", outside)
+    true = rate(int((first >= threshold).sum()), len(first), confidence)
+    return true, rate(int((second >= threshold).sum()), len(second), confidence)
+
+
+def _newcombe(point: float, n: int, m: int, z: float) -> tuple[float, float]:
+    """Areas whose own standard error, by the shape of two exponential laws, puts `point` z of them away."""
+    most = (n + m) / 2 - 1
+
+    def excess(area: float) -> float:
+        shape = 1 + most * ((1 - area) / (2 - area) + area / (1 + area))
+        return (point - area) ** 2 - z * z * area * (1 - area) * shape / (n * m)
+
+    return float(scipy.optimize.brentq(excess, 0.0, point)), float(scipy.optimize.brentq(excess, point, 1.0))
+
+
+def wins(inside: Floats, outside: Floats) -> Floats:
+    """Whether each score of the first [n] lies above each of the second [m]; ties count half. Their mean is the AUC."""
+    won: Floats = (inside[:, None] > outside[None]) + 0.5 * (inside[:, None] == outside[None])
+    return won
+
+
+def _scores(name: str, values: ArrayLike) -> Floats:
+    """Scores as an array [n]; one that is not a number cannot say IN."""
+    scores = np.asarray(values, dtype=np.float64)
+    if scores.ndim != 1 or len(scores) < 2:
+        raise FieldError(name, scores.shape, "must be one score a run, of at least 2 runs")
+    return np.where(np.isnan(scores), -np.inf, scores)

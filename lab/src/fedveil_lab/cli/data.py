@@ -1,0 +1,132 @@
+"""`fedveil data`: what there is, how to prepare it, who holds what; `fedveil apply`: what a model finds on pages."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedveil_lab.cli.shared import Assign, Out, Seed, folder, say, show
+
+if TYPE_CHECKING:
+    from fedveil_lab.config import Config
+
+app = typer.Typer(
+    help="Data sets: what there is, and who holds what of it.", no_args_is_help=True, suggest_commands=False
+)
+
+
+@app.command("list")
+def data_list(
+    where: Annotated[bool, typer.Option("--where", help="Say where official files are.")] = False,
+) -> None:
+    """List the data sets, and whether they can be loaded on this machine."""
+    from fedveil.data import SOURCES
+    from fedveil.tables import Table
+
+    rows = [(name, info.description, info.size, info.licence, info.here) for name, info in SOURCES.items()]
+    header = ("name", "what it is", "size", "licence", "here")
+    show([Table(header, rows, wraps=header[1:])])
+    official = [f"{name}: {info.official}" for name, info in SOURCES.items() if info.official]
+    say(*(official if where else ()), whole=True)
+
+
+@app.command("prepare")
+def data_prepare(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set of `fedveil data list`.")],
+    assign: Assign = None,
+) -> None:
+    """Decode a data set and keep the copy, so that runs start faster."""
+    from fedveil.data import prepare
+    from fedveil_lab.config.loading import assign as put
+
+    options: dict[str, Any] = {}
+    for assignment in assign or []:
+        put(options, assignment)
+    path = prepare(name, **options)
+    say(f"prepared: {path}" if path else f"{name} needs no preparation", whole=True)
+
+
+@app.command("show")
+def data_show(
+    what: Annotated[str, typer.Argument(metavar="CONFIG|NAME", help="A file, run folder, preset or data set.")],
+    assign: Assign = None,
+    out: Out = None,
+    seed: Seed = None,
+) -> None:
+    """Show who holds what: a table, and partition.png and partition.csv in --out (default: runs/<name>-data)."""
+    from fedveil.files import refuse_strangers
+    from fedveil_lab.report.partition import FILES, VIEW, headline, tables, write
+    from fedveil_lab.runs.deal import deal_out
+
+    spec = _configuration(what, assign or [], seed)
+    where = out or Path("runs") / f"{spec.name}-data"
+    refuse_strangers(where, FILES)
+    dealt = deal_out(spec.data, spec.seed)
+    held = dealt.holdings()
+    say(headline(held, dealt.dataset), whole=True)
+    show(tables(held, dealt.dataset))
+    say(*filter(None, (*dealt.warnings(), dealt.dataset.note, VIEW)), whole=True)
+    names = ", ".join(file.name for file in write(held, dealt.dataset, where))
+    say(f"written to {where}: {names}", whole=True)
+
+
+@app.command("forge")
+def data_forge(
+    pages: Annotated[Path, typer.Argument(metavar="PAGES", help="A folder of genuine pages: dark text, light paper.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", callback=folder, help="A new folder.")],
+    words: Annotated[int, typer.Option(metavar="N", help="Forged on each page.")] = 4,
+    kind: Annotated[list[str] | None, typer.Option(help="copy-move, splice, erase or retype; default: all.")] = None,
+    seed: Seed = None,
+) -> None:
+    """Forge words on pages of one's own, with masks: a folder for the data set "documents".
+
+    PAGES/boxes.json may say where text stands: {"a.png": [[left, top, right, bottom], ...]}.
+    """
+    from fedveil.data.tamper import KINDS, forge_pages
+
+    done = forge_pages(pages, out, words=words, kinds=kind or KINDS, seed=seed or 0)
+    say(f"written to {out}: {len(done)} pages with {sum(done.values())} forged words", whole=True)
+
+
+def _configuration(what: str, assignments: list[str], seed: int | None) -> "Config":
+    """That of a file or preset; or of a data set, dealt out to its natural clients or to ten."""
+    from fedveil.data import SOURCES
+    from fedveil.errors import FieldError, nearest
+    from fedveil_lab.config import load, parse, presets
+    from fedveil_lab.config.loading import assign as put
+
+    if Path(what).exists() or what in presets():
+        return load(what, assignments, seed=seed)
+    if what not in SOURCES:
+        accepted = f"is neither a file nor a run folder, preset or data set; {nearest(what, [*presets(), *SOURCES])}"
+        raise FieldError("CONFIG", what, accepted)
+    dealt = any(a.partition("=")[0].strip() == "data.partition" for a in assignments)
+    clients = "natural" if SOURCES[what].natural and not dealt else 10
+    values: dict[str, Any] = {"name": what, "rounds": 1, "model": {"name": "logistic"}}
+    values["data"] = {"name": what, "clients": clients}
+    for assignment in assignments:
+        put(values, assignment)
+    return parse(values if seed is None else {**values, "seed": seed})
+
+
+def apply(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run on documents.")],
+    pages: Annotated[Path, typer.Argument(metavar="PAGES", help="A scan, or a folder of scans.")],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", callback=folder, help="New; default: RUN/applied.")] = None,
+    threshold: Annotated[float, typer.Option(metavar="P", help="Probability from which a pixel counts.")] = 0.5,
+) -> None:
+    """Draw what the model of a run finds on scans: tampered pixels in red, masks, and boxes in found.json.
+
+    The files show the scans: they are as private as these.
+    """
+    from fedveil.tables import Table
+    from fedveil_lab.report.applied import apply_model
+
+    where = out or run / "applied"
+    rows = []
+    for page in apply_model(run, pages, where, threshold):
+        share = f"{float((page.score >= threshold).mean()):.2%}"
+        best = f"{page.boxes[0][-1]:.3f}" if page.boxes else "-"
+        rows.append((page.name, share, str(len(page.boxes)), best))
+    show([Table(("page", "of its pixels", "places", "surest"), rows)])
+    say(f"written to {where}: a drawing and a mask a page, found.json", whole=True)

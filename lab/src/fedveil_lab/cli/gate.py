@@ -1,0 +1,41 @@
+"""The gate of a comparison on the command line: declared before, said and counted as an exit code after."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedveil_lab.cli.shared import fail, show
+
+if TYPE_CHECKING:
+    from fedveil_lab.config import Config
+    from fedveil_lab.grid.gate import Gate, Passed
+
+SHUT = 6
+
+
+def gate_of(file: Path | None, config: "Config", folder: Path) -> "Gate | None":
+    """The gate that was asked for; a folder that has one is not gone on with without it."""
+    from fedveil.errors import FieldError
+    from fedveil_lab.grid.gate import GATE, Gate
+
+    if file is not None:
+        return Gate.read(file, config)
+    if (folder / GATE).exists():
+        accepted = "holds a comparison that was begun with a gate: give the same file again"
+        raise FieldError("--gate", str(folder), accepted)
+    return None
+
+
+def through(passed: "Passed", folder: Path) -> None:
+    """Write and say what came of it; exit code 6 if anything failed."""
+    from fedveil.tables import Table
+
+    passed.keep(folder)
+    parts = {"privacy": passed.privacy, "attack": passed.attack, "measures": passed.measures}
+    asked = {"privacy": True, "attack": passed.gate.attack is not None, "measures": bool(passed.gate.measures)}
+    rows = [
+        (part, "not asked for" if not asked[part] else "FAILS" if why else "passes", "; ".join(why))
+        for part, why in parts.items()
+    ]
+    show([Table(("gate", "verdict", "why"), rows, title=passed.verdict, wraps=("why",))])
+    if not passed:
+        fail(f"{folder}: {passed.verdict}", SHUT)

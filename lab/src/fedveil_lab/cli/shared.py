@@ -1,0 +1,106 @@
+"""What the laboratory's commands share: options, and folders that are free."""
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fedveil.cli.shared import INTERRUPTED as INTERRUPTED
+from fedveil.cli.shared import NO_REPLY as NO_REPLY
+from fedveil.cli.shared import OUTPUT as OUTPUT
+from fedveil.cli.shared import PIPE as PIPE
+from fedveil.cli.shared import REFUSED as REFUSED
+from fedveil.cli.shared import STOPPED as STOPPED
+from fedveil.cli.shared import fail as fail
+from fedveil.cli.shared import refusals as refusals
+from fedveil.cli.shared import say as say
+from fedveil.cli.shared import show as show
+from fedveil.cli.shared import stop_early as stop_early
+from fedveil.cli.shared import width as width
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedveil_lab.grid.jobs import Factory
+
+Device = Literal["auto", "cpu", "cuda"]
+ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, a run folder, or a preset's name.")]
+Assign = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a key, local.epochs=2 say; docs/configuration.md marks what touches the promise.",
+    ),
+]
+
+
+def folder(value: Path | None) -> Path | None:
+    """Check a folder's name: `--out --help` would write a run into a folder called --help."""
+    if value is not None and str(value).startswith("-"):
+        raise typer.BadParameter(f"{str(value)!r} looks like an option: name a folder, as in --out runs/mine")
+    return value
+
+
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", callback=folder, help="Where to write; default: below runs/, said at the end."),
+]
+EngineOption = Annotated[Literal["local", "flower"] | None, typer.Option(help="Who moves the messages.")]
+DeviceOption = Annotated[Device | None, typer.Option(help="Where clients train.")]
+Seed = Annotated[int | None, typer.Option(help="Of data split, models, training and reproducible noise.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the folder's run; --set rounds=N: for more.")]
+
+
+Jobs = Annotated[int, typer.Option(metavar="N", help="Runs at once, each in its own process on one thread.")]
+Executor = Annotated[
+    str,
+    typer.Option(metavar="MODULE:FACTORY", help="What runs them: makes a concurrent.futures.Executor of yours."),
+]
+
+
+def console_for() -> "Console":
+    """The terminal, or a page as wide as it takes when output goes elsewhere; silent, or stderr, if asked for."""
+    from rich.console import Console
+
+    chosen = Console(quiet=OUTPUT.quiet, stderr=OUTPUT.json)
+    return (
+        chosen
+        if chosen.is_terminal
+        else Console(width=max(chosen.width, PIPE), quiet=chosen.quiet, stderr=chosen.stderr)
+    )
+
+
+def executor_of(name: str) -> "Factory | None":
+    """The function that makes the executor of that name."""
+    from fedveil_lab.grid.jobs import EXECUTORS
+
+    return EXECUTORS.find(name) if name else None
+
+
+def folder_of(config: str, name: str) -> Path:
+    """The folder that was named as the configuration, or runs/<name>."""
+    from fedveil.files import CONFIG
+
+    path = Path(config)
+    return path if (path / CONFIG).is_file() else Path("runs") / name
+
+
+def numbered(path: Path) -> Iterator[Path]:
+    """Yield path, path-2, path-3, and so on."""
+    yield path
+    for number in count(2):
+        yield path.with_name(f"{path.name}-{number}")
+
+
+def fresh(path: Path) -> Path:
+    """The first of path, path-2, path-3, ... that holds nothing."""
+    return next(one for one in numbered(path) if not one.exists() or (one.is_dir() and not any(one.iterdir())))
+
+
+def fresh_file(path: Path) -> Path:
+    """The first of path, path-2, ... (before its ending) that does not exist."""
+    named = (one.with_suffix(path.suffix) for one in numbered(path.with_suffix("")))
+    return next(one for one in named if not one.exists())

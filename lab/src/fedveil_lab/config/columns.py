@@ -1,0 +1,315 @@
+"""What `fedveil init` reads off the columns of a table: what is an input, of which range or texts, and what is none."""
+
+import math
+import re
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.data.labels import require_roles
+from fedveil.data.several import are_lists, labels_in
+from fedveil.data.values import LOOSE, VAGUE, is_time, missing_of, nearly_number, spelt_twice
+from fedveil.errors import FieldError, require_choice
+from fedveil.units import WORDS
+from fedveil_lab.config.oddities import FEW, are_days, in_any_case, odd, words_of
+from fedveil_lab.config.written import MOST_ARE, Column, read_written
+
+MANY = 10  # rows in which a value may be expected to come twice
+_SITES = f"{WORDS['client']} ward station praxis department abteilung facility trust branch"
+_PEOPLE = f"{WORDS['person']} patients patienten pat mrn nhs ssn case fall pid insured"
+SITES = {*_SITES.split()} - {"lab"}  # which stands before what a laboratory measured
+PEOPLE = {*_PEOPLE.split()}
+IDS = "id ids nr no nbr nummer name key uuid guid index code number identifier kennung"
+YES_OR_NO = {*"01yntfj", "yes", "no", "true", "false", "ja", "nein", "oui", "non", "si"}
+FIX = (
+    'fill it in, or take the row or the column out; fedveil init --missing indicator adds an input that says "missing"'
+)
+
+
+@dataclass
+class TableReading:
+    """What `init` found.
+
+    Attributes
+    ----------
+    about : mapping
+        ``[data]``.
+    left_out : mapping of str to str
+        By column "site", "person", "id", "counter", "date", "texts", "codes", "objects", "index" or "empty" for what is
+        no input.
+    said : list of str
+        What else its reader should know; may name values, so that it is no part of the file.
+    """
+
+    about: dict[str, Any]
+    left_out: dict[str, str] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
+
+
+def read_columns(
+    path: Path,
+    target: str,
+    person: str,
+    site: str,
+    *,
+    missing: str = "",
+    decimal: str = "",
+    thousands: str = "",
+    encoding: str = "",
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """``[data]`` of a table; and by column what it is, if it is no input.
+
+    Raises
+    ------
+    FieldError
+        For a file that is no table, a column that is not there, or a value that cannot be read.
+    """
+    written = {"decimal": decimal, "thousands": thousands, "encoding": encoding}
+    reading = read_off(path, target, person, site, missing=missing, **written)
+    return reading.about, reading.left_out
+
+
+def read_off(
+    path: Path,
+    target: str,
+    person: str,
+    site: str,
+    *,
+    missing: str = "",
+    decimal: str = "",
+    thousands: str = "",
+    encoding: str = "",
+) -> TableReading:
+    """As `read_columns`, with what its reader should know.
+
+    Parameters
+    ----------
+    path : Path
+        The table.
+    target, person, site : str
+        Columns; by default the last one is the target.
+    missing : {"", "indicator"}
+        Refuse missing values of inputs, or add an input that says where one is missing.
+    decimal, thousands : str
+        How numbers of a CSV file are written; by default as it looks.
+    encoding : str
+        Of a CSV file; by default UTF-8.
+    """
+    require_choice("missing", missing, ("", "indicator"))
+    rows, style = read_written(path, decimal, thousands, encoding)
+    names = list(map(str, rows.frame.columns))
+    offered = [name for name in names if name not in (*rows.index, person, site)] or names
+    target = require_choice("target", target or offered[-1], offered)
+    for option, name in (("person", person), ("site", site)):
+        if name:
+            require_choice(option, name, names)
+    require_roles({"target": target, "site": site, "person": person})
+    inputs, gaps = dict[str, list[Any]](), dict[str, str]()
+    found = TableReading({"name": "table", "path": str(path), **style, "target": target, "columns": inputs})
+    for name in names:
+        if name in (target, person, site):
+            continue
+        column = Column(rows, name)
+        if kind := "index" if name in rows.index else _kind(column):
+            found.left_out[name] = kind
+            found.said += [_no_number(column)] if kind == "codes" else []
+            continue
+        if column.missing.any() and not missing:
+            column.refuse(column.missing, f"is missing: {FIX}")
+        gaps |= {name: "indicator"} if column.missing.any() else {}
+        inputs[name] = _limits_of(column)
+        found.said += odd(column)
+    if not inputs:
+        named = ", ".join(found.left_out) or "the rest"
+        accepted = f"has no column left for inputs: {named} are ids, sites, dates or texts; add measurements"
+        raise FieldError("data", str(path), accepted)
+    found.about |= {"missing": gaps} if gaps else {}
+    predicted = Column(rows, target)
+    found.about |= _classes_of(predicted)
+    if not are_lists(predicted.values):
+        found.said += odd(predicted, "take these rows out") + _rare(predicted, found.about)
+    if site:
+        found.about |= {"client_column": site}
+    return found
+
+
+def _kind(column: Column) -> str:
+    """What a column is, if it is no input; "" of an input.
+
+    Raises
+    ------
+    FieldError
+        By its row, for a value that looks like a number and is not written as one.
+    """
+    words = [re.sub(r"(?<=.)(id|nr|nummer|name)$", "", word) for word in words_of(column.name)]
+    fractions = column.numeric and bool((column.present_numbers != np.floor(column.present_numbers)).any())
+    for kind, known in (("site", SITES), ("person", PEOPLE), ("id", {*IDS.split()})):
+        named = set(words) & known and set(words) <= known | set(IDS.split())
+        if named and not fractions:  # years of practice are no name
+            return kind
+    if column.sort in ("times", "other", "empty"):
+        return {"times": "date", "other": "objects", "empty": "empty"}[column.sort]
+    if column.missing.all():
+        return "empty"
+    if column.numeric:
+        return _counter_or_date(column)
+    if all(map(is_time, column.kinds)):
+        return "date"
+    _refuse_nearly(column)
+    if _mostly_numbers(column):
+        odd_ones = np.isnan(column.numbers) & ~column.missing
+        if odd_ones.sum() == 1:
+            column.refuse(odd_ones[:1], "is no number, as all others are: a second header, or units? Take the row out")
+        return "codes"
+    return "texts" if column.present_texts.nunique() > FEW else ""
+
+
+def _counter_or_date(column: Column) -> str:
+    """Whether numbers count rows or persons, are written as ids are, or are days such as 20240131."""
+    if any(re.fullmatch(r"0\d+", text) for text in column.kinds):
+        return "id"
+    numbers = column.present_numbers
+    kinds = np.unique(numbers)
+    column.refuse(np.abs(column.numbers) > np.finfo(np.float32).max, "must be a finite number of at most 3e38")
+    if np.abs(numbers).max() >= 2**53 and (numbers == np.floor(numbers)).all():
+        return "id"  # more digits than a number here has
+    if len(numbers) <= FEW or not (numbers == np.floor(numbers)).all():
+        return ""
+    if len(kinds) == len(numbers) == numbers.max() - numbers.min() + 1:
+        return "counter"
+    if len(kinds) == len(numbers) and set(words_of(column.name)) & set(IDS.split()):
+        return "id"
+    if len(kinds) > FEW and bool(np.isin(np.diff(numbers), (0, 1)).all()):
+        return "counter"
+    return "date" if are_days(kinds) else ""
+
+
+def _refuse_nearly(column: Column) -> None:
+    """Refuse a column in which numbers are written as no reader reads them, by the first such row."""
+    kinds, style = column.kinds, column.rows.style
+    few = len(kinds) <= FEW
+    some = [text for text in kinds[:200] if style.reads(text) or nearly_number(text, style)]
+    if len(some) < max(MOST_ARE * len(kinds[:200]), 1):
+        return
+    numbers = [text for text in kinds if style.reads(text)]
+    nearly = {text: why for text in kinds if not style.reads(text) and (why := nearly_number(text, style))}
+    both = len(numbers) + len(nearly)
+    if not nearly or both < max(MOST_ARE * len(kinds), 1):
+        return
+    loose = all(why.startswith(LOOSE) for why in nearly.values())
+    if loose and few and (not numbers or both < len(kinds)):
+        return  # categories such as <50, 50-70, >70
+    text, why = next(iter(nearly.items()))
+    column.refuse_text(text, why)
+
+
+def _classes_of(column: Column) -> dict[str, Any]:
+    """Classes of the target, or the range of a number.
+
+    Raises
+    ------
+    FieldError
+        By its row, for a target that is missing or cannot be read.
+    """
+    if are_lists(column.values):
+        return {"classes": labels_in(column.values, partial(column.rows.where, column.name))}
+    if column.sort in ("times", "other"):
+        raise FieldError("target", column.name, f"holds {column.sort}: a number or few texts can be predicted")
+    column.refuse(_missing_target(column), "is missing: fill it in, or remove the row")
+    _refuse_ids(column)
+    if len(column.texts) > 1 and column.texts.nunique() == 1:
+        raise FieldError("target", column.name, "is the same in each row: there is nothing to predict")
+    if not column.numeric:
+        if all(map(is_time, column.kinds)):
+            raise FieldError("target", column.name, "holds dates or times: store them as numbers, such as years")
+        _refuse_nearly(column)
+        if _mostly_numbers(column):
+            column.refuse(np.isnan(column.numbers), "is no number, as most others are: correct it, or remove the row")
+        if FEW < column.texts.nunique() > len(column.texts) / 2:
+            raise FieldError("target", column.name, "holds nearly as many texts as rows: they are no classes")
+        return {"classes": _texts_once(column)}
+    column.refuse(np.abs(column.numbers) > np.finfo(np.float32).max, "must be a finite number of at most 3e38")
+    kinds = np.unique(column.numbers)
+    if len(kinds) <= FEW and kinds.tolist() == [*range(len(kinds))]:
+        return {"classes": len(kinds)}
+    if len(kinds) <= FEW and (kinds == np.floor(kinds)).all():
+        return {"classes": _texts_once(column)}
+    return {"target_range": _limits_of(column)}
+
+
+def _rare(column: Column, about: dict[str, Any]) -> list[str]:
+    """What is said of classes of a single row."""
+    if "classes" not in about or len(column.texts) < MANY:
+        return []
+    counts = column.texts.value_counts()
+    once = ", ".join(map(repr, sorted(counts.index[counts == 1])[:3]))
+    return [f"target {column.name!r}: a single row is of class {once}: is it one?"] if once else []
+
+
+def _refuse_ids(column: Column) -> None:
+    """Refuse a target that names rows or persons: no value comes twice, and they are no numbers with a point."""
+    if len(column.texts) < MANY or column.texts.nunique() < len(column.texts):
+        return
+    if not column.numeric:
+        raise FieldError("target", column.name, "holds another text in each row: it names rows, and is no class")
+    whole = bool((column.numbers == np.floor(column.numbers)).all())
+    pointed = column.rows.style.decimal
+    floats = column.sort == "numbers" and column.values.dtype.kind == "f"
+    if whole and not floats and not any(pointed in text for text in column.texts):
+        accepted = "holds another whole number in each row, as ids and counters do: name the column to predict. "
+        accepted += f"If it is an amount, write its numbers with a point (5{pointed}0)"
+        raise FieldError("target", column.name, accepted)
+
+
+def _missing_target(column: Column) -> NDArray[np.bool_]:
+    """Which targets are missing; "unknown" beside other texts too, and "none" among numbers alone."""
+    if column.numeric or column.sort == "empty":
+        return missing_of(column.values, vague=True)
+    return missing_of(column.values, marks=in_any_case(column.texts, VAGUE - {"none", "nil", "na"}))
+
+
+def _limits_of(column: Column) -> list[Any]:
+    """Lowest and highest number, rounded outwards, or the texts there are."""
+    return around(column.present_numbers) if column.numeric else _texts_once(column)
+
+
+def around(numbers: NDArray[np.float64]) -> list[float]:
+    """A range that holds the numbers: whole, or of one digit of their spread where that is below 1."""
+    low, high = float(numbers.min()), float(numbers.max())
+    digits = 0 if high - low >= 1 or high == low else -math.floor(math.log10(high - low))
+    if digits == 0 or digits > 300:
+        return [math.floor(low), max(math.ceil(high), math.floor(low) + 1)]
+    step = 10.0**-digits
+    rounded = [round(math.floor(low / step) * step, digits), round(math.ceil(high / step) * step, digits)]
+    while rounded[0] > low:
+        rounded[0] = round(rounded[0] - step, digits)
+    while rounded[1] < high or rounded[1] <= rounded[0]:
+        rounded[1] = round(rounded[1] + step, digits)
+    return rounded
+
+
+def _texts_once(column: Column) -> list[str]:
+    """The texts of a column; refused by its row is one that is spelt in two ways."""
+    texts = column.present_texts.unique()
+    if pair := spelt_twice(texts):
+        fix = "one category, or two? Write each in one way, or list both in [data]"
+        column.refuse_text(pair[1], f"is like {pair[0]!r} of another row: {fix}")
+    if len(texts) > 2 and {text.casefold() for text in texts} <= YES_OR_NO:
+        column.refuse_text(texts[-1], f"is yes or no, which is written in several ways: {', '.join(sorted(texts))}")
+    return sorted(map(str, texts))
+
+
+def _mostly_numbers(column: Column) -> bool:
+    """Whether nearly all values of a column of texts are numbers."""
+    present = ~column.missing
+    return bool(present.sum() >= 10) and bool((~np.isnan(column.numbers[present])).mean() >= MOST_ARE)
+
+
+def _no_number(column: Column) -> str:
+    """Which value makes texts of a column of numbers."""
+    row = int(np.flatnonzero(np.isnan(column.numbers) & ~column.missing)[0])
+    return f"{column.rows.where(column.name, row)} = {column.texts.iloc[row]!r}: is no number, as most others are"

@@ -1,0 +1,157 @@
+"""The tables that say how a run goes, and what a comparison changes of it."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedveil.checks import Count
+from fedveil.engines.stopping import EarlyStopping
+from fedveil.errors import FieldError
+from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
+from fedveil.methods import formerly
+from fedveil.methods.publishing import Validation
+from fedveil_lab.config.tables import Section, fields_of
+
+
+class Pretraining(Section):
+    """``[pretraining]``: the server trains the first model on its validation examples, as ``[local]`` says.
+
+    Attributes
+    ----------
+    epochs
+        passes over the validation examples, at least 1
+    """
+
+    section: ClassVar[str] = "pretraining"
+
+    epochs: Count
+
+
+class Stopping(Section):
+    """``[stopping]``: a share of the clients never trains; the run ends when their loss no longer falls.
+
+    Attributes
+    ----------
+    clients
+        share of the clients that never train, between 0 and 1
+    patience
+        validations without a lesser loss until the run ends; at least 1
+    every
+        rounds between two validations; at least 1
+    sample
+        validation clients asked at a time; left out: all
+    min_delta
+        how much less a loss has to be, in units of the loss
+    losses
+        noised, at a cost, or in the clear, without a promise to those clients
+    noise_multiplier
+        z: deviation of a loss's noise over its range; above 0
+    loss_range
+        R: losses are cut to [0, R], in units of the loss
+    releases
+        losses that one client releases at most; at least 1
+    """
+
+    clients: float
+    patience: int = 5
+    every: int = 1
+    sample: int | None = None
+    min_delta: float = 0.0
+    losses: Literal["noised", "public"] = "noised"
+    noise_multiplier: float = 5.0
+    loss_range: float = 3.0
+    releases: int = 20
+
+    @model_validator(mode="after")
+    def _check(self) -> "Stopping":
+        if not 0 < self.clients < 1:
+            raise FieldError("stopping.clients", self.clients, "must be a share of the clients above 0 and below 1")
+        self.build()
+        return self
+
+    def build(self) -> EarlyStopping:
+        """The rule."""
+        with fields_of("stopping"):
+            values = self.model_dump(exclude={"clients"})
+            how = {key: values.pop(key) for key in ("losses", "noise_multiplier", "loss_range", "releases")}
+            return EarlyStopping(**values, validation=Validation(**how), twins=True)  # each example is dealt out once
+
+
+class Randomness(Section):
+    """``[source]``: reproducible noise for experiments, or secure noise to deploy.
+
+    Attributes
+    ----------
+    kind
+        reproducible noise for experiments (whoever knows the seed knows the noise), or secure noise
+    seed
+        of the noise alone, for other noise on the same training; left out: the run's own
+    """
+
+    kind: Literal["reproducible", "secure"] = "reproducible"
+    seed: int | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "Randomness":
+        if self.kind == "secure" and self.seed is not None:
+            raise FieldError("source.seed", self.seed, "secure noise has no seed; leave it out")
+        return self
+
+    def build(self, seed: int) -> Source:
+        """The source of the noise of a run with this seed."""
+        own = seed if self.seed is None else self.seed
+        return ReproducibleSource(own) if self.kind == "reproducible" else SecureSource()
+
+
+class Setting(BaseModel):
+    """One entry of ``[compare] settings``: a label and what differs from ``[privacy]``; `local` from ``[local]``.
+
+    Parameters of ``[privacy]`` carry over where the method is the same, or where both trust the server.
+
+    Attributes
+    ----------
+    label
+        names the setting
+    match_sigma_of
+        label of an earlier setting whose average sigma is taken: the noise multiplier follows from it
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    label: str = ""
+    match_sigma_of: str = ""
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """Keys for ``[privacy]``."""
+        return {key: value for key, value in (self.model_extra or {}).items() if key != "local"}
+
+    @property
+    def local(self) -> Any:
+        """Keys for ``[local]``: a learning rate that suits noisy steps suits no others."""
+        return (self.model_extra or {}).get("local", {})
+
+
+class Comparison(Section):
+    """``[compare]``: what `fedveil compare` runs beside each other.
+
+    Attributes
+    ----------
+    settings
+        settings: a label, keys of [privacy] that differ, and a table `local` of [local]'s
+    equal_sigma
+        add global DP at the average sigma of metric privacy
+    sweep
+        lists of values by parameter of [privacy]; each setting is run at every combination of those its method has
+    """
+
+    settings: Annotated[tuple[Setting, ...], Field(strict=False)] = ()
+    equal_sigma: bool = False
+    sweep: dict[str, Annotated[tuple[Any, ...], Field(strict=False)]] = Field(default_factory=dict)
+
+    def differing(self) -> dict[str, Any]:
+        values = super().differing()
+        return {
+            **values,
+            **({"settings": [formerly(one) for one in values["settings"]]} if "settings" in values else {}),
+        }

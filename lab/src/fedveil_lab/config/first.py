@@ -1,0 +1,240 @@
+"""What `fedveil init` writes: a first configuration for somebody's data, whose columns it looks at."""
+
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import torch
+
+from fedveil.checks import require_unit
+from fedveil.data import NATURAL, SOURCES, DataSet, load
+from fedveil.data.sets import with_positive
+from fedveil.data.several import LOSS
+from fedveil.errors import FieldError, nearest, require_choice, require_count
+from fedveil_lab.config.columns import read_columns as read_columns
+from fedveil_lab.config.columns import read_off
+from fedveil_lab.config.loading import parse
+from fedveil_lab.config.tables import dumps
+
+PROTECTS = {
+    "client": "all data of one client",
+    "person": "all records of one person",
+    "record": "one row or image",
+    "nothing": "so that nobody is promised anything",
+}
+EDGE = 32  # pixels of a side, to which images are made equal
+NOISY_ROUNDS = 60  # of a noisy step each; rates by loss, beside momentum: docs/data.md has what was measured
+RATE = {"cross_entropy": 0.25, "mse": 0.025}
+LIMITS = ("columns", "missing", "classes", "target_range")
+MOST = ("records_per_person", "silos_per_person")
+READ_OFF = """
+# Read off your data: the promise holds if they would be the same without the one who is protected. Agree on values
+# without looking at the data, write them below, and take their key out of this list.
+"""
+LEFT_OUT = {
+    "site": """looks like a site's name: client_column = {2} and clients = "natural" in [data] make a client of \
+each (fedveil init --site {1})""",
+    "person": """looks like a person's id: person = {2} in [data] keeps her rows together, and unit = "person" in \
+[privacy] protects them all (fedveil init --protect person --person {1})""",
+    "id": """looks like an id: if it is a person's, person = {2} in [data] keeps her rows together \
+(fedveil init --protect person --person {1})""",
+    "counter": """counts rows or persons: if it is a person's number, person = {2} in [data] keeps her rows together \
+(fedveil init --protect person --person {1})""",
+    "index": "is pandas' number of a row (df.to_csv(index=False) leaves it out)",
+    "codes": "holds numbers and texts: list all of them in [data.columns] to make it an input, or write numbers alone",
+    "objects": "holds lists, bytes or other objects: store numbers or texts to make it an input",
+    "empty": "has no value",
+    "date": "holds dates or times: store a time as a number, such as years, to make it an input",
+    "texts": """holds more than 20 texts: list them in [data.columns] to make it an input; if they are people's ids, \
+person = {2} in [data] keeps their rows together (fedveil init --protect person --person {1})""",
+}
+
+
+def first_config(
+    name: str,
+    data: str,
+    clients: int | None,
+    protect: str,
+    *,
+    epsilon: float | None = None,
+    target: str = "",
+    person: str = "",
+    site: str = "",
+    missing: str = "",
+    decimal: str = "",
+    thousands: str = "",
+    encoding: str = "",
+    positive: str | Callable[[Sequence[str]], str] = "",
+) -> tuple[str, list[str]]:
+    """The text of a TOML file that runs, and what was chosen for its reader, a line each.
+
+    Parameters
+    ----------
+    name : str
+        Of the run.
+    data : str
+        A folder with one folder of images a class, a CSV, parquet or NPZ file, or a name of `fedveil.data.SOURCES`.
+    clients : int, optional
+        Parties that the examples are dealt out to; needed without `site`.
+    protect : str
+        "client", "person", "record" or "nothing": all data of a client, all of one person, one example, or nothing; or
+        another word for one of them, such as "hospital", "patient" or "image" (`fedveil.units`).
+    epsilon : float, optional
+        Of the promise, over all rounds; default: 8.
+    target : str
+        Of a table, the column to predict; default: the last.
+    person : str
+        Whose an example is: a table's column, an array of an NPZ file, or ``"folder"``; needed to protect persons.
+    site : str
+        A table's column that says which client holds a row.
+    missing : {"", "indicator"}
+        Of a table's inputs: refuse missing values, or add an input that says where one is missing.
+    decimal, thousands : str
+        How a CSV file writes numbers; by default as it looks.
+    encoding : str
+        Of a CSV file; by default UTF-8.
+    positive : str or callable
+        Of two classes the one that counts as positive, or what chooses it from their names; default: the second.
+
+    Raises
+    ------
+    FieldError
+        If the data cannot be loaded, or do not suffice for so many clients.
+    """
+    protect = require_unit("protect", protect, PROTECTS)
+    written = {"missing": missing, "decimal": decimal, "thousands": thousands, "encoding": encoding}
+    about, left_out, noticed = _about(data, target, person, site, written)
+    dataset = load(**about)
+    if protect == "person" and dataset.group is None:
+        accepted = 'is needed: the column or array that says whose an example is, "folder" for <class>/<person>/<image>'
+        raise FieldError("person", person or None, accepted)
+    if dataset.classes == 1:
+        raise FieldError("data", data, f"has one class, {dataset.names()[0]!r}: there is nothing to tell apart")
+    if about["name"] in ("folder", "npz") and dataset.classes:
+        about["classes"] = list(dataset.class_names) or dataset.classes
+    chosen = _positive(dataset, positive)
+    about |= {"positive": chosen} if chosen else {}
+    units = len(dataset.x) if dataset.group is None else int(dataset.group.max()) + 1
+    parties = len(dataset.owners) if site else require_count("clients", clients)
+    if parties > units:
+        raise FieldError("clients", clients, f"must be at most {units}, so that everybody has something")
+    total = 8.0 if epsilon is None else epsilon
+    planned = max(1, int(0.8 * (units if protect == "person" else len(dataset.x)) / parties))
+    noisy = protect in ("record", "person")
+    rounds = NOISY_ROUNDS if noisy else 20
+    promise = {"epsilon": total, "delta": 1e-5, "rounds": rounds, "clip": 1.0}
+    privacy: dict[str, Any] = {
+        "client": {"method": "global", **promise},
+        "record": {"method": "record", **promise, "examples": planned},
+        "person": {"method": "record", "unit": "person", **promise, "people": planned, **_most(dataset)},
+    }.get(protect, {"method": "vanilla"})
+    several = not dataset.classes and bool(about.get("classes"))
+    loss = "cross_entropy" if dataset.classes else LOSS if several else "mse"
+    steps = (
+        {"lr": RATE["mse" if loss == "mse" else "cross_entropy"]}
+        if noisy
+        else {"lr": 0.1, "epochs": 2, "batch_size": 16}
+    )
+    rule = {"aggregator": {"name": "fedavgm", "momentum": 0.9}} if noisy else {}
+    image = len(dataset.input_shape) == 3 and min(dataset.input_shape[1:]) >= EDGE
+    said = []
+    if chosen and not positive:
+        other = dataset.names()[0]
+        said.append(f"positive class: {chosen}, the second of the two; --positive {shlex.quote(other)} takes the other")
+    said += [f"column {column!r} is no input: it {_left_out(kind, column)}" for column, kind in left_out.items()]
+    read = [f"data.{key}" for key in LIMITS if about.get(key)] + [f"privacy.{key}" for key in MOST if key in privacy]
+    promised = protect != "nothing"
+    text = Template((files("fedveil_lab.config") / "first.toml").read_text(encoding="utf-8")).substitute(
+        name=name,
+        rounds=rounds,
+        read_off=READ_OFF + dumps({"read_off": read}) if read else "",
+        left_out="".join(f"# {line}\n" for line in said),
+        data=dumps({"data": {"clients": NATURAL if site else clients, "holdout": 0.2, **about}}),
+        model="small_cnn" if image else "logistic",
+        local=dumps({"local": steps if dataset.classes else {**steps, "loss": loss}, **rule}),
+        privacy=dumps({"privacy": privacy}),
+        setting=f', {{ label = "{protect}-level, epsilon {total:g}" }}' if promised else "",
+    )
+    text = re.sub(r"\[\n((?: +.*,\n)+)\]", lambda m: f"[{' '.join(m[1].split())[:-1]}]", text)  # a list a line
+    parse(tomllib.loads(text))
+    return text, said + noticed + _chosen(
+        about, total if promised and epsilon is None else None, read if promised else [], several
+    )
+
+
+def _left_out(kind: str, column: str) -> str:
+    """Why a column is no input, with what would use it as it is written on a command line and in a file."""
+    return LEFT_OUT[kind].format(column, shlex.quote(column), json.dumps(column, ensure_ascii=False))
+
+
+def _positive(dataset: DataSet, given: str | Callable[[Sequence[str]], str]) -> str:
+    """The class that counts as positive, or an empty text where there are not two.
+
+    Raises
+    ------
+    FieldError
+        If none of two classes has the name that is given.
+    """
+    names = dataset.names()
+    if dataset.classes != 2:
+        if given and not callable(given):
+            with_positive(dataset, given)
+        return ""
+    chosen = given(names) if callable(given) else given or names[1]
+    return require_choice("positive", chosen, names)
+
+
+def _about(
+    data: str, target: str, person: str, site: str, written: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """What ``[data]`` says of the source; what is no input, by column; and what was noticed of values."""
+    require_there(data)
+    path, whose = Path(data), {"person": person} if person else {}
+    if path.is_file() and path.suffix != ".npz":
+        found = read_off(path, target, person, site, **written)
+        return found.about | whose, found.left_out, found.said
+    if site:
+        raise FieldError("site", site, "is a column of a table; docs/data.md says how others have natural clients")
+    if path.exists():
+        about = (
+            {"name": "folder", "path": data, "size": [EDGE, EDGE]} if path.is_dir() else {"name": "npz", "path": data}
+        )
+        return about | whose, {}, []
+    return {"name": data} | whose, {}, []
+
+
+def require_there(data: str) -> None:
+    """Refuse data that are neither there nor known by name, before anything else is asked about them."""
+    if Path(data).suffix in (".npy", ".xlsx", ".xls", ".json"):
+        raise FieldError("data", data, "must be a folder of images, a .csv, .parquet or .npz file, or a name")
+    if not Path(data).exists() and data not in SOURCES:
+        raise FieldError("data", data, f"is neither a file nor a folder; {nearest(data, SOURCES)}")
+
+
+def _most(dataset: DataSet) -> dict[str, int]:
+    """The most records of one person, and the most sites where that is more than one; counted."""
+    if dataset.group is None:
+        return {}
+    most = {"records_per_person": int(dataset.group.bincount().max())}
+    if dataset.owner is not None:
+        both = dataset.group * len(dataset.owners) + dataset.owner
+        most["silos_per_person"] = int((torch.unique(both) // len(dataset.owners)).bincount().max())
+    return {name: count for name, count in most.items() if name == "records_per_person" or count > 1}
+
+
+def _chosen(about: dict[str, Any], epsilon: float | None, read: list[str], several: bool) -> list[str]:
+    """What the file says that nobody was asked."""
+    said = [] if epsilon is None else [f"[privacy] epsilon = {epsilon:g}, in total: less protects more"]
+    if "target" in about:
+        held = "any of" if several else "one of"
+        kind = f"{held} {about['classes']}" if "classes" in about else f"a number within {about['target_range']}"
+        said.append(f'[data] target = "{about["target"]}": {kind}')
+    style = [f'{key} = "{about[key]}"' for key in ("separator", "decimal", "thousands", "encoding") if key in about]
+    said += [f"[data] {', '.join(style)}: as the file looks"] * bool(style)
+    return said + [f"read_off = {read}: agree on these without looking at the data"] * bool(read)

@@ -1,0 +1,80 @@
+"""Which sections have a key of a name: for the hint to somebody who wrote it elsewhere."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Annotated, Any, get_args, get_origin
+
+from fedveil.errors import FedVeilError, FieldError
+from fedveil_lab.config.tables import OpenSection, Section, UnknownKeyError
+
+
+def places_of(key: str) -> list[str]:
+    """Whole names of the keys that end so, such as ``privacy.epsilon`` and ``privacy.budget.epsilon`` of "epsilon"."""
+    return sorted(_places().get(key, ()))
+
+
+def with_place(problem: FieldError) -> FieldError:
+    """A refusal of an unknown key, with the whole names of the keys of that name elsewhere, if there are any."""
+    if not isinstance(problem, UnknownKeyError) or isinstance(problem.value, Mapping):
+        return problem
+    places = [place for place in places_of(problem.field.rpartition(".")[2]) if place != problem.field]
+    if not places:
+        return problem
+    what = problem.accepted.partition(";")[0]
+    return UnknownKeyError(problem.field, problem.value, f"{what}; write {' or '.join(places)}")
+
+
+@cache
+def _places() -> Mapping[str, set[str]]:
+    from fedveil_lab.config.experiment import Config
+
+    places: dict[str, set[str]] = {}
+    for name in _names(Config, ""):
+        places.setdefault(name.rpartition(".")[2], set()).add(name)
+    return places
+
+
+def _names(section: type[Any], prefix: str) -> Iterator[str]:
+    """The keys of a section and of those in it, options of everything that may be named there among them."""
+    if issubclass(section, OpenSection):
+        yield from (f"{prefix}{option}" for option in _options(section))
+    named = section.model_fields if issubclass(section, Section) else {f.name: f for f in fields(section)}
+    for name, field in named.items():
+        if name == "options":
+            continue
+        yield f"{prefix}{name}"
+        inner = getattr(field, "annotation", None)
+        for table in _tables(inner):
+            yield from _names(table, f"{prefix}{name}.")
+
+
+def _tables(annotation: Any) -> Iterator[type[Any]]:
+    """Sections and dataclasses in a field's type."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    for one in (annotation, *get_args(annotation)):
+        if isinstance(one, type) and (issubclass(one, Section) or is_dataclass(one)):
+            yield one
+
+
+def _options(section: type[OpenSection]) -> set[str]:
+    """Options of all that a section may name; what cannot be loaded here has none."""
+    from fedveil.aggregation import AGGREGATORS
+    from fedveil.data import SOURCES
+    from fedveil.learning.models import MODELS
+    from fedveil.methods import METHODS
+    from fedveil_lab.config.sections import Data, Model, Privacy, Rule
+
+    known: dict[type[OpenSection], Any] = {Data: SOURCES, Model: MODELS, Rule: AGGREGATORS, Privacy: METHODS}
+    found: set[str] = set()
+    for name in known.get(section, ()):
+        found |= _accepted(section.accepted, name)
+    return found
+
+
+def _accepted(accepted: Callable[[str], Mapping[str, Any]], name: str) -> set[str]:
+    try:
+        return {*accepted(name)}
+    except FedVeilError:  # of a package that is not installed here
+        return set()

@@ -1,0 +1,194 @@
+"""Load a configuration: from a file or a preset, with single keys set on the command line."""
+
+import re
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from importlib import resources
+from importlib.resources.abc import Traversable
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from fedveil.errors import FedVeilError, FieldError, damaged, nearest
+from fedveil.files import CONFIG, remedy
+from fedveil.reading import toml_of
+from fedveil.registry import entry_points
+from fedveil_lab.config.places import with_places
+
+if TYPE_CHECKING:  # a mistyped path is refused before PyTorch is there
+    from fedveil_lab.config.experiment import Config
+
+
+def presets() -> dict[str, str]:
+    """The packaged presets: name and the first sentence of their comment."""
+    files = {}
+    for name, file in _packaged().items():
+        lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+        text = " ".join(line.lstrip("# ") for line in lines)
+        files[name] = re.split(r"(?<=\.) ", text)[0]
+    return dict(sorted(files.items()))
+
+
+def _packaged() -> dict[str, Traversable]:
+    """The presets' files: FedVeil's, and those in the folder ``presets`` of packages that an entry point names."""
+    packages = [one.value for one in entry_points(group="fedveil.presets")]
+    folders = [resources.files(package) / "presets" for package in (*packages, "fedveil_lab.config")]
+    files = [file for folder in folders for file in folder.iterdir()]
+    return {file.name.removesuffix(".toml"): file for file in files if file.name.endswith(".toml")}
+
+
+def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -> "Config":
+    """Load and check a configuration.
+
+    Parameters
+    ----------
+    where : str or Path
+        A TOML file, a run folder, or the name of a preset.
+    assignments : sequence of str
+        ``"a.b=value"``, applied before anything is checked; the value as in TOML, or a bare text.
+    **overrides
+        Top-level keys; None leaves the file's.
+
+    Raises
+    ------
+    ConfigError, FieldError
+        With one line for everything that is wrong.
+    """
+    text, origin = text_of(where)
+    folder = Path(where) if (Path(where) / CONFIG).is_file() else None
+    try:
+        values = toml_of(text)
+        if folder is not None:
+            parse(values)
+    except (tomllib.TOMLDecodeError, FedVeilError) as error:
+        if folder is None:
+            raise FieldError("CONFIG", origin, f"is no valid TOML: {error}") from error
+        raise damaged("CONFIG", origin, error, remedy(folder)) from error
+    before = _method(values)
+    assigned = {assignment.partition("=")[0].strip() for assignment in assignments}
+    for assignment in assignments:
+        assign(values, assignment)
+    if before not in (None, method := _method(values)):
+        _switch(values, str(method), assigned)
+    if folder is not None and "privacy.sum" in assigned:  # a run's file has the numbers of its own sum
+        from fedveil.methods import fitting
+
+        values["privacy"] = fitting(values["privacy"])
+    if Path(origin).is_file():
+        values = with_places(values, Path(origin).parent)
+    return parse({**values, **{key: value for key, value in overrides.items() if value is not None}})
+
+
+def _method(values: Mapping[str, Any]) -> Any:
+    """What the file names as its method; None where it names nothing, or holds no table."""
+    table = values.get("privacy")
+    return table.get("method") if isinstance(table, Mapping) else None
+
+
+def _switch(values: dict[str, Any], method: str, assigned: Collection[str]) -> None:
+    """Leave out what a method put in place of the file's does not have: its keys, its rule, and the file's comparison.
+
+    Keys that were assigned stay, so that one that does not fit is refused.
+    """
+    from fedveil.methods import METHODS, parameters
+
+    if method not in METHODS:
+        return
+    kept = {"method", "budget", *parameters(method)}
+    table = values["privacy"]
+    values["privacy"] = {
+        k: v for k, v in table.items() if k in kept or any(a.startswith(f"privacy.{k}") for a in assigned)
+    }
+    for name, fits in (("aggregator", "aggregator" in kept), ("compare", False)):
+        if not fits and not any(a.startswith(name) for a in assigned):
+            values.pop(name, None)
+
+
+def parse(values: Mapping[str, Any]) -> "Config":
+    """Check plain values.
+
+    Raises
+    ------
+    ConfigError
+        With one line for everything that is wrong.
+    """
+    from pydantic import ValidationError
+
+    from fedveil_lab.config.experiment import Config
+    from fedveil_lab.config.keys import with_place
+    from fedveil_lab.config.tables import ConfigError, problems_of
+    from fedveil_lab.config.variants import check_settings
+
+    try:
+        config = Config.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError([with_place(one) for one in problems_of(error, known=_known)]) from error
+    try:
+        check_settings(config)
+    except FieldError as error:
+        raise ConfigError([error]) from error
+    return config
+
+
+def assign(values: dict[str, Any], assignment: str) -> None:
+    """Set one key, e.g. ``"local.epochs=2"`` or ``"compare.settings.1.clip=3"``, in place."""
+    path, equals, text = assignment.partition("=")
+    parts = path.strip().split(".")
+    if not equals or not all(parts):
+        raise FieldError("--set", assignment, "must look like key=value, e.g. local.epochs=2")
+    table: Any = values
+    for i, part in enumerate(parts):
+        last = i == len(parts) - 1
+        key: Any = part
+        if isinstance(table, list):
+            if not part.isdigit() or int(part) >= len(table):
+                accepted = f"{'.'.join(parts[:i])} is a list with entries 0 to {len(table) - 1}"
+                raise FieldError("--set", assignment, accepted)
+            key = int(part)
+        elif not isinstance(table, dict):
+            raise FieldError("--set", assignment, f"{'.'.join(parts[:i])} is a value, not a table")
+        if last:
+            table[key] = _value(text.strip())
+        else:
+            table = table[key] if isinstance(table, list) else table.setdefault(key, {})
+
+
+def _value(text: str) -> Any:
+    try:
+        return toml_of(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return float(text)  # .5 and 1. are no TOML, and no text either
+    except ValueError:
+        return text
+
+
+def text_of(where: str | Path) -> tuple[str, str]:
+    """The text of a file, a run folder's or a preset, and what to call it."""
+    path = Path(where)
+    if path.is_dir() and (path / CONFIG).is_file():
+        path = path / CONFIG
+    try:
+        if path.is_file():
+            return path.read_text(encoding="utf-8"), str(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise FieldError("CONFIG", str(where), f"cannot be read: {error}") from error
+    known = _packaged()
+    if str(where) in known:
+        return known[str(where)].read_text(encoding="utf-8"), f"preset {where}"
+    accepted = f"is neither a file nor a run folder nor a preset; {nearest(str(where), known)}"
+    raise FieldError("CONFIG", str(where), accepted)
+
+
+def _known(section: str) -> Sequence[str]:
+    from fedveil_lab.config.experiment import Config
+
+    model: Any = Config
+    for part in section.split(".") if section else ():
+        field = model.model_fields.get(part.split("[")[0])
+        annotation = getattr(field, "annotation", None)
+        model = next((a for a in (annotation, *get_args(annotation)) if hasattr(a, "model_fields")), None)
+        if model is None:
+            return ()
+    return [name for name in model.model_fields if name != "options"]

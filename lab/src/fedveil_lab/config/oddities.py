@@ -1,0 +1,106 @@
+"""What is odd about the values of a column that is used: signs of a gap, codes, counters, times written as numbers."""
+
+import json
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.data.values import VAGUE
+from fedveil_lab.config.written import Column
+
+FEW = 20  # texts, or whole numbers, that are classes or categories; more are values or ids
+_EPOCH = (6e8, 2.2e9)  # seconds since 1970: 1989 to 2039
+_UNITS = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
+_SERIAL = (14_000, 75_000)  # days since 1900, as spreadsheets count them: 1938 to 2105
+_MONTH = re.compile(r"(?:0?[1-9]|1[0-2])[.,](?:19|20)\d\d")
+_DAY_WORDS = "date datum day tag birth birthday dob geburt geburtsdatum admission admitted discharge"
+
+
+def words_of(name: str) -> list[str]:
+    """``PatientID`` and ``patient_id`` as patient, id."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])", name)]
+
+
+def in_any_case(texts: Any, words: frozenset[str]) -> list[str]:
+    """Texts of a column that are one of the words, in any case."""
+    return [text for text in texts.unique() if text.casefold() in words]
+
+
+def are_days(numbers: NDArray[np.float64]) -> bool:
+    """Whether numbers are days written as 20240131."""
+    return _within((numbers % 100, 1, 31), (numbers // 100 % 100, 1, 12), (numbers // 10000, 1900, 2100))
+
+
+def _within(*parts: tuple[NDArray[np.float64], int, int]) -> bool:
+    return all(bool(((part >= low) & (part <= high)).all()) for part, low, high in parts)
+
+
+def odd(column: Column, fix: str = "") -> list[str]:
+    """What is odd about a column that is used, for whoever reads what `init` prints; `fix`: of a sign of a gap."""
+    if not column.numeric:
+        words = ", ".join(map(repr, in_any_case(column.present_texts, VAGUE)))
+        said = f"column {column.name!r}: {words} is taken as one of its texts, not as missing"
+        return [said] if words else []
+    numbers = column.present_numbers
+    kinds, counts = np.unique(numbers, return_counts=True)
+    ends = (0, -1) if len(kinds) > 2 else ()
+    said_of = [_time(column, fix)]
+    said_of += [_sentinel(column.name, float(kinds[end]), int(counts[end]), kinds, fix) for end in ends]
+    whole = bool((numbers == np.floor(numbers)).all())
+    if whole and 2 < len(kinds) <= FEW * 5 and set(words_of(column.name)) & {"id", "ids", "code", "key", "type"}:
+        said_of.append(f"column {column.name!r} is read as amounts: if its numbers are codes, list them as texts")
+    if whole and len(numbers) > FEW and bool((np.diff(numbers) > 0).all()):
+        said_of.append(f"column {column.name!r} rises from row to row: if it counts rows or visits, take it out")
+    return [line for line in said_of if line]
+
+
+def _sentinel(column: str, value: float, count: int, kinds: NDArray[np.float64], fix: str) -> str:
+    """What is said of the lowest or highest number if it looks like a sign of a gap; "" otherwise."""
+    others = kinds[kinds != value]
+    spread = max(float(others.max() - others.min()), 1e-300)
+    gap = float(np.abs(others - value).min())
+    nines = re.fullmatch(r"-?(9{2,}|8{3,}|7{3,})", f"{value:.15g}") is not None
+    nines = nines or (value in (7, 8, 9) and len(others) > 1 and gap >= spread)
+    alone = value < 0 <= others.min() and value == int(value)
+    lonely = value == 0 and len(others) > 2 and float(others.min()) >= 5 * float(np.median(np.diff(others)))
+    if not alone and not lonely and (not nines or (gap <= spread / 2 and value >= 0)):
+        return ""
+    key = column if re.fullmatch(r"[A-Za-z0-9_-]+", column) else json.dumps(column, ensure_ascii=False)
+    fix = fix or f"write {key} = {{ indicator = true, marks = [{value:.15g}] }} in [data.missing]"
+    return f"column {column!r}: {value:.15g} in {count} rows: if it stands for a missing value, {fix}"
+
+
+def _time(column: Column, fix: str) -> str:
+    """What is said of numbers that are moments or days; "" of others."""
+    kinds = np.unique(column.present_numbers)
+    months = len(kinds) > 2 and column.sort == "texts" and all(map(_MONTH.fullmatch, column.kinds))
+    looks = "months such as 1.2024" if months else _moment(kinds) or _day(kinds, set(words_of(column.name)))
+    fix = "store what matters as a number, such as a year or an age" + (" in years" if fix else ", or take it out")
+    return f"column {column.name!r} is read as amounts, and looks like {looks}: {fix}" if looks else ""
+
+
+def _moment(kinds: NDArray[np.float64]) -> str:
+    for unit, each in _UNITS.items():
+        if kinds[0] >= _EPOCH[0] * each and kinds[-1] <= _EPOCH[1] * each:
+            first, last = (datetime.fromtimestamp(kinds[end] / each, UTC).date().isoformat() for end in (0, -1))
+            return f"{unit} since 1970 ({first} to {last})"
+    return ""
+
+
+def _day(kinds: NDArray[np.float64], words: set[str]) -> str:
+    if not (kinds == np.floor(kinds)).all() or kinds[0] < 1:
+        return ""
+    years, months = (kinds // 100, 1900, 2100), (kinds % 100, 1, 12)
+    days_first = ((kinds // 1_000_000, 1, 31), (kinds // 10_000 % 100, 1, 31), (kinds % 10_000, 1900, 2100))
+    if are_days(kinds) or are_days(kinds // 10_000) or are_days(kinds // 1_000_000):
+        return "dates such as 20240131"
+    if _within(*days_first):
+        return "dates such as 31012024"
+    if len(kinds) > 2 and _within(years, months):
+        return "months such as 202401"
+    if words & set(_DAY_WORDS.split()) and kinds[0] >= _SERIAL[0] and kinds[-1] <= _SERIAL[1]:
+        return "days as a spreadsheet counts them"
+    return ""

@@ -1,0 +1,341 @@
+"""The tables that say what is trained, on what, and under which protection."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_serializer, model_validator
+
+from fedveil.aggregation import AGGREGATORS, NNM, Aggregator, Bucketing
+from fedveil.checks import Count, Delta, Epsilon, Limit, Natural
+from fedveil.data import NATURAL, SOURCES
+from fedveil.errors import FieldError, require_choice
+from fedveil.learning.learner import Unmarked
+from fedveil.learning.models import MODELS
+from fedveil.methods import METHODS, ClientSide, Method, build, formerly, parameters
+from fedveil.registry import placed
+from fedveil_lab.config.tables import OpenSection, Option, Section, check_options, fields_of, options_of, with_tables
+
+
+def _clients(value: Any) -> Any:
+    if value != NATURAL and (isinstance(value, bool) or not isinstance(value, int)):
+        raise FieldError("data.clients", value, f"must be a whole number, or {NATURAL!r} for the set's own clients")
+    return value
+
+
+def _class_name(value: Any) -> Any:
+    """A class by its name, or by its number."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _rectangles(value: Any) -> Any:
+    """One rectangle, or several, as tuples."""
+    several = isinstance(value, list | tuple) and bool(value) and isinstance(value[0], list | tuple)
+    for one in value if several else [value]:
+        if not isinstance(one, list | tuple) or len(one) != 4 or any(type(side) is not int for side in one):
+            raise FieldError("data.region", value, "must be [top, left, bottom, right] in pixels, or a list of such")
+    return tuple(map(tuple, value)) if several else tuple(value)
+
+
+Clients = Annotated[int | Literal["natural"], BeforeValidator(_clients)]
+Rows = Annotated[tuple[Annotated[tuple[int, ...], Field(strict=False)], ...], Field(strict=False)]
+
+
+class Data(OpenSection):
+    """``[data]``: a source of `fedveil.data` with its own options, and how it is dealt out to clients.
+
+    `alpha`, `shards` or `counts` of another partition are taken out with an empty list.
+
+    Attributes
+    ----------
+    name
+        a data set of `fedveil data list`
+    clients
+        number of clients, at least 1, or "natural": all natural clients of the set
+    partition
+        how examples are dealt out; "natural" beside a number of clients draws so many of the set's own
+    alpha
+        concentration of the Dirichlet partition, above 0; smaller is more uneven
+    shards
+        shards a client of that partition, at least 1
+    min_size
+        fewest examples of a client
+    counts
+        examples of each class, a list a client
+    holdout
+        share of each client's examples that it measures on, 0 to below 1
+    region
+        privacy-sensitive pixels: top, left, bottom, right, or several such
+    sensitive
+        kinds of sensitive pixels that the set knows, a list a client, in turn
+    pixel_noise
+        deviation of noise on the sensitive pixels that clients train on: a baseline, no guarantee
+    made_up_people
+        examples of each made-up person, drawn at random, for sets that do not say whose theirs are; 0: nobody. Results
+        say so
+    public_examples
+        examples set aside for the server; at least 0
+    patches
+        number of patches, learned without labels on the public examples, whose features replace images
+    components
+        directions on which the patches' features are projected; of `patch_sizes` 128 unless given
+    directions
+        of those: principal directions of the public examples, or random ones
+    patch_sizes
+        edges in pixels of patches that are averaged over rings and whitened, e.g. `[1, 3]`
+    positive
+        of two classes the one that counts as positive: its name, or its number where it has none; default: the second,
+        and names are in the order in which they are declared. Where it was the first, both change places
+    validation
+        share of the set's own test half that the server keeps, stratified, between 0 and 1; final figures are measured
+        on the rest
+    """
+
+    section: ClassVar[str] = "data"
+
+    name: str
+    clients: Clients
+    partition: Literal["iid", "dirichlet", "counts", "quantity", "shards", "natural"] = "iid"
+    alpha: float | None = None
+    shards: int | None = None
+    min_size: int = 1
+    counts: Rows | None = None
+    holdout: float = 0.2
+    region: Annotated[tuple[Any, ...], BeforeValidator(_rectangles)] | None = None
+    sensitive: Annotated[tuple[Annotated[tuple[str, ...], Field(strict=False)], ...], Field(strict=False)] = ()
+    pixel_noise: float = 0.0
+    made_up_people: Natural = 0
+    public_examples: Natural = 0
+    patches: int | None = None
+    components: int | None = None
+    directions: Literal["public", "random"] = "public"
+    patch_sizes: Annotated[tuple[int, ...], Field(strict=False)] = ()
+    positive: Annotated[str | None, BeforeValidator(_class_name)] = None
+    validation: float | None = None
+
+    @classmethod
+    def accepted(cls, name: str) -> Mapping[str, Option]:
+        return options_of(SOURCES[require_choice("data.name", name, SOURCES)].load)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_nature(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        values = {k: v for k, v in values.items() if not (k in ("alpha", "shards", "counts") and v == [])}
+        return {"partition": NATURAL, **values} if values.get("clients") == NATURAL else values
+
+    @model_validator(mode="after")
+    def _check(self) -> "Data":
+        if self.clients == NATURAL and self.partition != NATURAL:
+            accepted = "natural clients are not dealt out: leave it out, or give a number of clients"
+            raise FieldError("data.partition", self.partition, accepted)
+        if self.components is not None and self.patches is None:
+            raise FieldError("data.components", self.components, "are components of patches' features: set patches")
+        if self.patch_sizes and (self.patches is None or self.directions != "public"):
+            accepted = "are sizes of patches with public components as features: set patches, leave out directions"
+            raise FieldError("data.patch_sizes", self.patch_sizes, accepted)
+        return self
+
+    @property
+    def planned(self) -> int | None:
+        """The number of clients, where it is known before the data are loaded."""
+        return None if self.clients == "natural" else self.clients
+
+
+class Model(OpenSection):
+    """``[model]``: a model of `fedveil.learning.MODELS` with its own options, or one of yours.
+
+    ``module = "package.module:Net"`` writes such a `name` as well. Runs are told apart by the name, not by what
+    the file holds: after a change of it, start anew in another folder.
+
+    Attributes
+    ----------
+    name
+        a model of the list below, or one of yours: `module = "package.module:Net"`
+    start
+        where hypotheses begin: as the model initialises itself, each under a seed of its own; every parameter from
+        N(0, 1); or public: trained on `data.public_examples` by settings chosen on these alone, which costs no privacy
+    """
+
+    section: ClassVar[str] = "model"
+
+    name: str
+    start: Literal["own", "normal", "public"] = "own"
+
+    @classmethod
+    def accepted(cls, name: str) -> Mapping[str, Option]:
+        with fields_of("model"):
+            found = MODELS.find(name)
+        return options_of(found, without=("input_shape", "outputs"))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_module(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or "module" not in values:
+            return values
+        if "name" in values:
+            raise FieldError("model.module", values["module"], "and model.name are two models: leave one out")
+        if ":" not in str(values["module"]):
+            raise FieldError("model.module", values["module"], 'must look like "package.module:Net"')
+        return {("name" if k == "module" else k): v for k, v in values.items()}
+
+    def differing(self) -> dict[str, Any]:
+        """Plain values that are not at their defaults; where a module lies makes no other run."""
+        _, module, attribute = placed(self.name)
+        name = f"{module}:{attribute}" if attribute else self.name
+        return {**super().differing(), "name": name}
+
+
+LARGEST_DELTA = 0.1  # with a larger one even no noise has a small epsilon
+
+
+class Rule(OpenSection):
+    """``[aggregator]``: a rule of `fedveil.aggregation` with its own fields, and what comes before it.
+
+    Attributes
+    ----------
+    name
+        a rule of the list below
+    nnm
+        nearest-neighbour mixing first, against so many malicious clients
+    buckets
+        means of so many updates first
+    """
+
+    section: ClassVar[str] = "aggregator"
+
+    name: str = "fedavg"
+    nnm: int | None = None
+    buckets: int | None = None
+
+    @classmethod
+    def accepted(cls, name: str) -> Mapping[str, Option]:
+        return options_of(AGGREGATORS[require_choice("aggregator.name", name, AGGREGATORS)])
+
+    def build(self) -> Aggregator:
+        """The rule itself."""
+        with fields_of("aggregator"):
+            rule = AGGREGATORS[self.name](**self.options)
+        with fields_of("aggregator", malicious="aggregator.nnm", size="aggregator.buckets"):
+            if self.nnm is not None:
+                rule = NNM(rule, malicious=self.nnm)
+            return rule if self.buckets is None else Bucketing(rule, size=self.buckets)
+
+
+class Budget(Section):
+    """``[privacy.budget]``: what stops a party, and the delta of every printed epsilon.
+
+    Attributes
+    ----------
+    delta
+        of every printed epsilon: the chance that it does not hold; above 0, at most 0.1, better below 1 / n
+    epsilon
+        total at which whoever adds the noise stops (the trusted server, or each client under local trust); above 0
+    participations
+        releases at which a client stops; at least 1
+    leakage_cap
+        summed leakage at which a client stops (d-privacy, group privacy); above 0
+    """
+
+    section: ClassVar[str] = "privacy.budget"
+
+    delta: Delta = 1e-5
+    epsilon: Epsilon | None = None
+    participations: Count | None = None
+    leakage_cap: Limit | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "Budget":
+        if self.delta > LARGEST_DELTA:
+            accepted = f"is the chance that nothing is promised: at most {LARGEST_DELTA}, e.g. 1e-5"
+            raise FieldError("privacy.budget.delta", self.delta, accepted)
+        return self
+
+
+class Own(BaseModel):
+    """One of ``[[privacy.clients]]``: the partitions of some clients, and the parameters that are their own.
+
+    Attributes
+    ----------
+    partitions
+        the clients with parameters of their own, which stand beside it
+    unmarked
+        what they do where they mark nothing as sensitive; left out: as `scoring.unmarked`
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    partitions: Annotated[tuple[int, ...], Field(strict=False, min_length=1)]
+    unmarked: Unmarked | None = None
+
+    @model_serializer
+    def _given(self) -> dict[str, Any]:
+        return {key: value for key, value in self if value is not None}
+
+
+class Privacy(OpenSection):
+    """``[privacy]``: a method of `fedveil.methods` with its parameters.
+
+    ``[[privacy.clients]]`` gives the clients of some `partitions` other parameters of the method's client side.
+
+    Attributes
+    ----------
+    method
+        a method of the list below
+    """
+
+    section: ClassVar[str] = "privacy"
+    chooser: ClassVar[str] = "method"
+
+    method: str = "vanilla"
+    budget: Budget = Field(default_factory=Budget)
+    clients: Annotated[tuple[Own, ...], Field(strict=False)] = ()
+
+    @classmethod
+    def accepted(cls, name: str) -> Mapping[str, Option]:
+        return {key: options_of(side)[key] for key, side in parameters(name).items() if key != "aggregator"}
+
+    def differing(self) -> dict[str, Any]:
+        values = super().differing()
+        named = formerly({"method": values["method"], **values["options"]})
+        return {**values, "method": named.pop("method"), "options": named}
+
+    def build(self, rule: Rule | None) -> Method:
+        """Both sides of the method, around a rule for those that take one."""
+        aggregator = rule.build() if rule else None
+        elsewhere = {key: f"aggregator.{key}" for key in (Rule.accepted(rule.name) if rule else ())}
+        own = {key: f"privacy.{key}" for key in self.options}
+        with fields_of("privacy", **{**elsewhere, **own, "aggregator": "aggregator.name"}):
+            return build(self.method, aggregator, **with_tables(self.accepted(self.method), self.options))
+
+    def client_sides(self, common: ClientSide) -> dict[int, ClientSide]:
+        """The client sides of those who have parameters of their own, by partition.
+
+        Parameters
+        ----------
+        common : ClientSide
+            Everybody else's.
+
+        Raises
+        ------
+        FieldError, ConfigError
+            For a key that is none of the client side's, a refused value, or a partition that is named twice.
+        """
+        owners, every = parameters(self.method), self.accepted(self.method)
+        accepted = {key: option for key, option in every.items() if owners[key] is METHODS[self.method].client}
+        sides: dict[int, ClientSide] = {}
+        for i, own in enumerate(self.clients):
+            where = f"privacy.clients[{i}]"
+            if own.unmarked is not None and "layer_scores" not in common.needs:
+                raise FieldError(f"{where}.unmarked", own.unmarked, f"{self.method!r} as set scores no marks")
+            given = own.model_extra or {}
+            values = check_options(where, f"the client side of {self.method!r}", given, accepted)
+            values = with_tables(accepted, {key: values[key] for key in given})
+            with fields_of(where, **{key: f"{where}.{key}" for key in accepted}):
+                side = replace(common, **values)  # type: ignore[type-var]
+            for partition in own.partitions:
+                if partition in sides:
+                    raise FieldError(f"{where}.partitions", partition, "stands there twice")
+                sides[partition] = side
+        return sides

@@ -1,0 +1,17 @@
+"""Audits: games that are played over cells, and what they say of an attack.
+
+The room is not called like the function ``fedveil.audit``: Python binds a submodule to its package under the name that
+the function has, so that whichever was imported last would hide the other.
+"""
+
+from fedveil_lab.games.game import GAMES as GAMES
+from fedveil_lab.games.game import Game as Game
+from fedveil_lab.games.game import Judgement as Judgement
+from fedveil_lab.games.game import Refused as Refused
+from fedveil_lab.games.game import game_of as game_of
+from fedveil_lab.games.game import play as play
+from fedveil_lab.games.inversion import InversionGame as InversionGame
+from fedveil_lab.games.membership import MembershipGame as MembershipGame
+from fedveil_lab.games.participation import ParticipationGame as ParticipationGame
+from fedveil_lab.games.scoring import Audit as Audit
+from fedveil_lab.games.scoring import Scored as Scored

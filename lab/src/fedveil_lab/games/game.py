@@ -1,0 +1,329 @@
+"""Games: which runs to play, and what they say of an attack.
+
+A game is a plain class of a configuration and options. `check` refuses what cannot work before anything is written;
+`cells` are its runs, the undefended federation's among them; `judge` makes verdicts of their outcomes. What the
+adversary sees of a run is the business of the cells' probes: `fedveil_lab.attacks.ServerView` keeps what arrives at the
+server, and a probe that judges a run (`fedveil_lab.runs.runner.Judge`) leaves its figures in the outcome, so that they
+outlive the process. A malicious client is a behaviour of the configuration.
+
+A game of yours joins by ``@GAMES.register("name")``; then ``fedveil audit CONFIG --game name`` plays it.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from inspect import signature
+from pathlib import Path
+from time import perf_counter
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from fedveil.errors import FieldError, nearest, require_choice, require_count
+from fedveil.evidence import REPRODUCIBLE, versions
+from fedveil.files import AUDIT, CELLS, CONFIG, SPEC, write_atomic
+from fedveil.registry import Registry
+from fedveil_lab.attacks import Verdict
+from fedveil_lab.config import Config
+from fedveil_lab.config.course import Comparison, Randomness, Setting
+from fedveil_lab.config.variants import configure, variants_of
+from fedveil_lab.games.folder import refuse_another
+from fedveil_lab.grid import Cell, Finished, Store
+from fedveil_lab.grid.cell import stated
+from fedveil_lab.grid.jobs import Factory
+from fedveil_lab.runs import Progress
+from fedveil_lab.runs.folder import mark_private
+from fedveil_lab.runs.prepare import resolve_device
+from fedveil_lab.runs.provenance import provenance
+from fedveil_lab.runs.runner import Silent, one_thread
+
+RESULT = "audit.json"
+USUAL = "participation"
+UNNOISED = {
+    "*.png": "private: of an inversion they show clients' examples; else figures measured without noise",
+    f"{RESULT}, audit.md": "private: they tell what attacks that know the data found",
+    CELLS: "private: see PRIVATE.txt of each run",
+}
+FLAGS = {"world": "--out-world"}  # options that the command line calls otherwise
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An attack that could not be run, and why."""
+
+    attack: str
+    setting: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Judgement:
+    """What a game found.
+
+    Attributes
+    ----------
+    verdicts : sequence of Verdict
+        One an attack and setting.
+    refused : list of Refused
+        Attacks that could not be run.
+    values : dict
+        What audit.json holds beside both.
+    notes : list of str
+        What only the finished runs show.
+    """
+
+    verdicts: Sequence[Verdict]
+    refused: list[Refused] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+Found = TypeVar("Found", bound=Judgement, covariant=True)
+
+
+class Game(Protocol[Found]):
+    """A way of attacking federations; `known` are the names of its attacks."""
+
+    known: ClassVar[Collection[str]]
+
+    def __init__(self, config: Config, compare: bool = False, **options: Any) -> None:
+        """Take what is asked: `compare` means every setting of ``[compare]``; ``attacks`` is one of the options."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the registry."""
+
+    @property
+    def config(self) -> Config:
+        """The configuration of what is attacked."""
+
+    @property
+    def together(self) -> bool:
+        """Whether its runs are many and small, and played side by side."""
+
+    def question(self) -> dict[str, Any]:
+        """Plain values: what is asked, for the folder."""
+
+    def check(self) -> list[str]:
+        """Refuse what cannot work; say what is odd."""
+
+    def cells(self) -> Sequence[Cell]:
+        """The runs."""
+
+    def judge(self, finished: Finished) -> Found:
+        """Verdicts from finished runs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Attacking:
+    """What games of registered attacks on a configured federation have in common.
+
+    Parameters
+    ----------
+    config : Config
+        Of one run, or with the settings of a comparison.
+    compare : bool
+        Play every setting of ``[compare]`` instead of the one of ``[privacy]``.
+    attacks : tuple of str
+        Of those that the game knows; without any, the usual ones.
+    replicates : int
+        Units behind a verdict.
+
+    Raises
+    ------
+    FieldError
+        For an attack that is unknown, and too few replicates.
+    """
+
+    config: Config
+    compare: bool = False
+    attacks: tuple[str, ...] = ()
+    replicates: int = 30
+
+    known: ClassVar[Collection[str]]
+    least: ClassVar[int] = 1
+    together: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in self.attacks:
+            require_choice("--attack", name, self.known)
+        require_count("--replicates", self.replicates, least=self.least)
+
+    def question(self) -> dict[str, Any]:
+        return {"attacks": list(self.chosen), "replicates": self.replicates, "seed": self.config.seed}
+
+    def usual(self) -> Iterable[str]:
+        """The attacks that are played if none is asked for."""
+        return self.known
+
+    @cached_property
+    def chosen(self) -> tuple[str, ...]:
+        """The attacks that were asked for, or the usual ones."""
+        return tuple(dict.fromkeys(self.attacks)) or tuple(self.usual())
+
+    @cached_property
+    def settings(self) -> list["Planned"]:
+        """The undefended federation, then the one of ``[privacy]``, or each of ``[compare]``."""
+        return settings_of(self.config, self.compare)
+
+
+class Unconfigured:
+    """What games have in common whose runs no configuration describes; nothing is odd about them."""
+
+    known: ClassVar[Collection[str]] = ()
+    together: ClassVar[bool] = True
+    config: ClassVar[Config] = stated(1)
+
+    def question(self) -> dict[str, Any]:
+        return {}
+
+    def check(self) -> list[str]:
+        return []
+
+
+GAMES: Registry[type[Game[Judgement]]] = Registry("--game", {}, group="fedveil.games")
+
+
+def game_of(config: Config, name: str | None = None, attacks: Sequence[str] = (), **options: Any) -> Game[Judgement]:
+    """Build a game from what was asked for.
+
+    Parameters
+    ----------
+    config : Config
+        Of what is attacked.
+    name : str, optional
+        Of `GAMES`; by default the game that all `attacks` belong to, and of several the first: participation.
+    attacks : sequence of str
+        Names of attacks, or of the game itself, which stands for its usual ones.
+    **options
+        Of that game.
+
+    Raises
+    ------
+    FieldError
+        For attacks of several games, and for an option that the game does not have.
+    """
+    if name is None:
+        playing = {attack: _games_of(attack) for attack in attacks}
+        able = [game for game in _games_of() if all(game in games for games in playing.values())]
+        if not able:
+            asked = ", ".join(f"{attack} ({games[0]})" for attack, games in playing.items())
+            raise FieldError("--attack", asked, "are of different games: audit them apart")
+        name = able[0]
+    kind = GAMES.choose(name)
+    has = {game: [*signature(other).parameters][1:] for game, other in GAMES.items()}  # all but the configuration
+    for option in sorted(options.keys() - set(has[name])):
+        others = [game for game in has if option in has[game]]
+        reason = (
+            f"is no option of the game {name}, but of {', '.join(others)}" if others else nearest(option, has[name])
+        )
+        raise FieldError(FLAGS.get(option, f"--{option}"), options[option], reason)
+    return kind(config, attacks=tuple(attack for attack in attacks if attack != name), **options)
+
+
+def _games_of(attack: str | None = None) -> list[str]:
+    """The games that play an attack, or all; participation first."""
+    names = sorted(GAMES, key=lambda game: game != USUAL)
+    chosen = [game for game in names if attack is None or attack in (game, *GAMES[game].known)]
+    if not chosen:
+        raise FieldError("--attack", attack, nearest(str(attack), {a for kind in GAMES.values() for a in kind.known}))
+    return chosen
+
+
+def spec_of(game: Game[Judgement]) -> dict[str, Any]:
+    """The game's name and what is asked, as spec.json has them."""
+    return {"game": game.name, **game.question()}
+
+
+def play(
+    game: Game[Found],
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    jobs: int = 1,
+    executor: Factory | None = None,
+) -> Found:
+    """Play a game: run what is not finished, and judge.
+
+    Parameters
+    ----------
+    game : Game
+        Built.
+    out : path, optional
+        Keeps the runs; the same call goes on there, and more attacks or replicates find what is there. Another
+        configuration, game or question is refused.
+    progress : Progress, optional
+        Is told how it goes.
+    jobs : int
+        Runs at once, for games that play theirs one by one.
+    executor : callable, optional
+        Makes what runs them instead; see `Store.run`.
+
+    Raises
+    ------
+    FieldError
+        If something does not fit, before anything is written.
+    """
+    began, progress = perf_counter(), progress or Silent()
+    path = None if out is None else Path(out)
+    store = Store(path)
+    store.refuse_others(AUDIT)
+    with one_thread():
+        notes = game.check()
+        spec = spec_of(game)
+        if path is not None:
+            refuse_another(path, spec, game.config)
+        with store.opened(AUDIT):
+            if path is not None:
+                write_atomic(path / SPEC, (json.dumps(spec, indent=1) + "\n").encode())
+                write_atomic(path / CONFIG, game.config.to_toml().encode())
+                mark_private(path, UNNOISED)
+            for note in notes:
+                progress.say(note)
+            finished = store.run(game.cells(), progress, jobs, together=game.together, executor=executor)
+            telling = getattr(game, "judge_telling", None)  # of games that judge for minutes
+            judgement: Found = game.judge(finished) if telling is None else telling(finished, progress)
+            for note in judgement.notes:
+                progress.say(note)
+            judgement.values.setdefault("results", [verdict.to_dict() for verdict in judgement.verdicts])
+            judgement.values.setdefault("refused", [asdict(one) for one in judgement.refused])
+            judgement.values.update({"game": game.name, "notes": notes + judgement.notes, "source": REPRODUCIBLE})
+            judgement.values.update(_played(game.config), seconds=round(perf_counter() - began, 1))
+            if path is not None:
+                write_atomic(path / RESULT, (json.dumps(judgement.values, indent=1) + "\n").encode())
+    return judgement
+
+
+def _played(config: Config) -> dict[str, Any]:
+    """What it was played with; what is not on data says that itself."""
+    if not hasattr(config, "data"):
+        return {"versions": versions()}
+    about = provenance(f"{config.data.name}, as in {config.name}", [config.seed])
+    return {"versions": versions(), "numerics": Cell("", config).numerics, "provenance": about}
+
+
+VANILLA = "vanilla"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One setting: its label, its configuration, and the setting whose average sigma it takes, or ""."""
+
+    label: str
+    config: Config
+    matches: str = ""
+
+
+def settings_of(config: Config, compare: bool) -> list[Planned]:
+    """The undefended federation, then the one of ``[privacy]``, or each of ``[compare]``."""
+    fixed = {"compare": Comparison(), "engine": "local", "device": resolve_device(config.device)}
+    fixed["source"] = Randomness()
+    single = config.model_copy(update=fixed)
+    planned = [Planned(config.privacy.method, single)]
+    if compare:
+        planned = []
+        for variant in variants_of(config):
+            one = configure(config, variant.label, variant.setting).model_copy(update=fixed)
+            planned.append(Planned(variant.label, one, variant.setting.match_sigma_of))
+    plain = [p for p in planned if p.config.privacy.method == VANILLA]
+    if not plain:
+        plain = [Planned(VANILLA, configure(single, VANILLA, Setting.model_validate({"method": VANILLA})))]
+    return [*plain, *(p for p in planned if p not in plain)]

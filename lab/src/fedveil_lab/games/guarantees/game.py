@@ -1,0 +1,138 @@
+"""What `fedveil verify` plays: games on the parties of every method alone, without data; each cell leaves its verdicts.
+
+Three of them: the worst-case worlds of every method beside what is claimed, its noise over ten rounds beside what its
+ledger declares, and canaries in one run beside the same. A verdict's detail "broken" is 1 where a promise does not
+hold, and missing where there is none.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from fedveil.errors import require_count
+from fedveil.mechanisms import ReproducibleSource
+from fedveil_lab.attacks import GameResult, Verdict, bound
+from fedveil_lab.games.game import Judgement, Unconfigured
+from fedveil_lab.games.guarantees.canaries import audits
+from fedveil_lab.games.guarantees.duels import cases
+from fedveil_lab.games.guarantees.noise import LEVEL, NoiseGame, methods
+from fedveil_lab.games.guarantees.worlds import Duel
+from fedveil_lab.grid import Cell, Finished
+from fedveil_lab.runs import Summary
+
+DIMENSIONS = (1, 11, 1000)
+
+
+@dataclass(frozen=True, eq=False)
+class PartyGame(Unconfigured):
+    """A game whose cells play parties in worlds of their own making.
+
+    Attributes
+    ----------
+    name : str
+        For reports.
+    plays : sequence of callable
+        One a cell; what it returns are verdicts.
+    asked : mapping
+        What was asked for, in plain values.
+    """
+
+    name: str
+    plays: Sequence[Callable[[], list[Verdict]]]
+    asked: Mapping[str, Any]
+
+    def question(self) -> dict[str, Any]:
+        return dict(self.asked)
+
+    @cached_property
+    def _cells(self) -> list[Cell]:
+        return [Cell(f"{self.name} {i}", self.config, make=partial(_summed, play)) for i, play in enumerate(self.plays)]
+
+    def cells(self) -> list[Cell]:
+        return self._cells
+
+    def judge(self, finished: Finished) -> Judgement:
+        """The verdicts of all cells."""
+        summaries = (finished.outcomes[cell.key].summary for cell in self._cells)
+        return Judgement([verdict for summary in summaries for verdict in summary.values["verdicts"]])
+
+
+def _summed(play: Callable[[], list[Verdict]]) -> Summary:
+    return Summary({"verdicts": play()}, [])
+
+
+def guarantees_game(runs: int, dimensions: Sequence[int] = DIMENSIONS) -> PartyGame:
+    """The distinguishing game on every method's worst-case worlds, `runs` of each, half of them for the threshold."""
+    require_count("--runs", runs, least=8)
+    plays = [partial(duel_verdicts, case, d, runs) for d in dimensions for case in cases(d)]
+    return PartyGame("distinguishing game", plays, {"runs": runs})
+
+
+def noise_game(dimensions: Sequence[int] = DIMENSIONS) -> PartyGame:
+    """Every method's noise over ten rounds; at most one call in 1 / `LEVEL` finds fault with sound noise somewhere."""
+    every = [(d, one) for d in dimensions for one in methods(d)]
+    plays = [partial(_examined, one, d, LEVEL / len(every)) for d, one in every]
+    return PartyGame("noise", plays, {"level": LEVEL})
+
+
+def canary_game(m: int) -> PartyGame:
+    """Every method with m canaries as it is, and then with each of its planted bugs."""
+    require_count("--canaries", m, least=10)
+    plays = [partial(audit.verdicts, name) for name, audit in audits(m).items()]
+    return PartyGame("canaries", plays, {"canaries": m})
+
+
+def duel(case: Duel, d: int, runs: int) -> GameResult:
+    """Both worlds at dimension d, each run with fresh parties and noise of its own."""
+    source = ReproducibleSource(d)
+    inside, outside = (
+        np.array([case.score(world(source.child(case.name, w, r))) for r in range(runs)])
+        for w, world in zip((1, 0), case.worlds, strict=True)
+    )
+    return bound(inside, outside)
+
+
+def held(case: Duel, result: GameResult) -> bool | None:
+    """Whether the adversary proves no more than is claimed; None where nothing is."""
+    if case.claimed_mu is not None:
+        return result.mu_lower <= case.claimed_mu
+    return None if case.claimed_epsilon is None else result.epsilon_lower <= case.claimed_epsilon
+
+
+def duel_verdicts(case: Duel, d: int, runs: int) -> list[Verdict]:
+    """The one verdict of a duel, beside its claim."""
+    result = duel(case, d, runs)
+    kept = held(case, result)
+    details = {"dimension": d, "epsilon at delta 0": result.epsilon_lower, "ceiling": result.ceiling}
+    return [
+        Verdict.of(
+            result.mu_lower,
+            attack="distinguishing game",
+            setting=case.name,
+            figure=f"mu, lower bound at {result.confidence:.1%}",
+            n=result.runs,
+            replication="one run of the parties",
+            threat="whoever sees what is handed over",
+            details=details if kept is None else details | {"broken": float(not kept)},
+            notes=[case.claim],
+        )
+    ]
+
+
+def _examined(one: NoiseGame, d: int, level: float) -> list[Verdict]:
+    least = one.examine(ReproducibleSource(0).child("noise", one.name, d))
+    return [
+        Verdict.of(
+            least.p,
+            attack=least.kind,
+            setting=one.name,
+            figure="p of the noise that is declared",
+            n=1,
+            replication="one run of ten rounds",
+            details={"dimension": d, "broken": float(least.p <= level)},
+            notes=[least.what],
+        )
+    ]

@@ -1,0 +1,178 @@
+"""The game of inversion: what the server reconstructs of the images behind one release of each client.
+
+One round of each setting is played on clients that train on a few images of their own: of larger batches less is left,
+and what a client risks at worst is asked. Beside the settings stand noises of known length, nu times the update's, as a
+scale. The last client is not attacked: its images are the server's reference.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import count
+from typing import Any, ClassVar, cast
+
+from fedveil.engines import Execution, Federation, Shared
+from fedveil.errors import FieldError, require_count
+from fedveil.learning import ClientData
+from fedveil.methods import GroupPrivacy, Method, Plain
+from fedveil_lab.attacks.inversion import INVERSIONS, Inversion, Inverted, ReleaseView, compare_inversion
+from fedveil_lab.games.game import GAMES, Attacking, Judgement, Refused
+from fedveil_lab.grid import Cell, Finished, Store
+from fedveil_lab.runs.prepare import Setup, prepare
+from fedveil_lab.runs.runner import Progress, Silent
+
+NOISE = (0.001, 0.01, 0.1, 1.0, 3.0)  # nu, the noise-to-signal ratios that stand beside the settings
+ONE, SEVERAL = ("analytic", "idlg", "cosine"), ("spear", "idlg", "cosine", "local-steps", "see-through")
+STEP: dict[str, Any] = {"metrics": {}, "noise": {}, "failed": {}, "invalid": {}, "refused": {}}
+TRUSTED = "the server is trusted there, and receives what clients trained: what it reads in a model is no breach"
+
+
+@dataclass(frozen=True, eq=False)
+class InversionAudit(Judgement):
+    """A finished game of inversion; `inverted` has the pictures, `promises` what each attacked round promises."""
+
+    inverted: Inverted | None = None
+    pixels: tuple[float, float] = (0.0, 1.0)
+    promises: Mapping[str, str] = field(default_factory=dict)
+
+
+@GAMES.register("inversion")
+@dataclass(frozen=True, eq=False)
+class InversionGame(Attacking):
+    """What the server learns about the images behind a release.
+
+    Parameters
+    ----------
+    config : Config
+        Of one run, or with the settings of a comparison; only its first round is played.
+    compare : bool
+        Every setting of ``[compare]`` instead of the one of ``[privacy]``.
+    attacks : tuple of str
+        Of `INVERSIONS`; by default those that fit the number of images.
+    replicates : int
+        Clients that are attacked, at most; the last one is not.
+    images : int
+        That each of them trains on.
+    double : bool
+        Clients train and send float64, in which attacks that solve equations are exact.
+    """
+
+    images: int = 1
+    double: bool = False
+
+    name: ClassVar[str] = "inversion"
+    known: ClassVar[Collection[str]] = INVERSIONS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count("--images", self.images)
+
+    def question(self) -> dict[str, Any]:
+        asked = {"attacks": list(self.chosen), "clients": self.replicates, "images": self.images, "noise": list(NOISE)}
+        return {**asked, "precision": "float64"} if self.double else asked
+
+    def usual(self) -> Sequence[str]:
+        """The attacks that fit the number of images."""
+        return ONE if self.images == 1 else SEVERAL
+
+    @cached_property
+    def setups(self) -> list[Setup]:
+        """The setup of each setting; the data are the same."""
+        return [prepare(planned.config) for planned in self.settings]
+
+    @cached_property
+    def runs(self) -> list[Cell]:
+        """One round of each setting, then of each noise; the releases are in its probe, and nothing is kept on disk."""
+        played: list[tuple[str, Setup, Method | None]] = []
+        played += [(planned.label, setup, None) for planned, setup in zip(self.settings, self.setups, strict=True)]
+        for nu in NOISE:
+            noise = Method(f"nu = {nu:g}", GroupPrivacy(noise_multiplier=nu), Plain())
+            played.append((noise.name, self.setups[0], noise))
+        reference = self.setups[0].dealt.clients[-1].x
+        return [
+            Cell(
+                label,
+                setup.config.model_copy(update={"rounds": 1}),
+                (ReleaseView(reference, self._pixels),),
+                make=partial(self._federation, setup, method),
+            )
+            for label, setup, method in played
+        ]
+
+    def cells(self) -> Sequence[Cell]:
+        return self.runs
+
+    def check(self) -> list[str]:
+        """Refuse clients without images enough, and training that cannot be simulated."""
+        setup = self.setups[0]
+        if setup.dealt.dataset.task != "classification" or len(setup.dealt.dataset.input_shape) != 3:
+            raise FieldError("data.name", self.config.data.name, "inversion is of classified images")
+        if len(setup.dealt.clients) < 2:
+            raise FieldError("data.clients", 1, "the last client's images are the server's reference: at least 2")
+        for i, client in enumerate(self._clients[:-1][: self.replicates]):
+            if client.examples < self.images:
+                raise FieldError("--images", self.images, f"client {i} has {client.examples} examples")
+        # an optimiser that cannot be simulated is refused before anything is written
+        Store(None).run(self.runs[:1], together=True)
+        defended = zip(self.settings[1:], self.setups[1:], strict=True)
+        return [f"{planned.label}: {TRUSTED}" for planned, s in defended if s.method.client.trust == "central"]
+
+    def judge(self, finished: Finished) -> InversionAudit:
+        return self.judge_telling(finished, Silent())
+
+    def judge_telling(self, finished: Finished, progress: Progress) -> InversionAudit:
+        """Attack the releases of each setting, and tell after each."""
+        views = {cell.label: cast(ReleaseView, cell.probes[0]) for cell in self.runs}
+        releases = {label: view.released[:-1][: self.replicates] for label, view in views.items()}
+        attacks: list[Inversion] = [INVERSIONS[name]() for name in self.chosen]
+        undefended = self.settings[0].label
+        steps, done = len(attacks) * sum(map(len, releases.values())), count(1)
+
+        def told(text: str) -> None:
+            progress.advance({**STEP, "round": next(done), "text": text})
+
+        progress.begin("reconstructing", 0, steps)
+        try:
+            inverted = compare_inversion(releases, attacks, undefended=undefended, told=told)
+        finally:
+            progress.end()
+        promises = {c.label: str(finished.outcomes[c.key].summary.values["guarantee"]) for c in self.runs}
+        refused = [Refused(attack, "all", reason) for attack, reason in inverted.refused.items()]
+        values = {
+            "name": self.config.name,
+            **self.question(),
+            "seed": self.config.seed,
+            "undefended": undefended,
+            "promises": promises,
+        }
+        notes = [f"{r.attack} was not run: {r.reason}" for r in refused]
+        if invalid := sorted({v.attack for v in inverted.verdicts if v.valid is False}):
+            notes.append(f"fails without a defence, and says nothing about one: {', '.join(invalid)}")
+        return InversionAudit(inverted.verdicts, refused, values, notes, inverted, self._pixels, promises)
+
+    def _federation(self, setup: Setup, method: Method | None) -> Federation:
+        """Clients that train on a few images; another method where a noise is named."""
+        learner = setup.learner
+        execution = Execution(learner=learner, single_examples=True)
+        changes: dict[str, Any] = {} if method is None else {"method": method}
+        if self.double:  # by a learner of its own, for layers of that type
+            changes |= {"model": deepcopy(learner.model).double(), "local": learner.local}
+            start, public = setup.starts.double(), setup.dealt.public
+            changes["shared"] = Shared(initial=start, public_data=public, region=learner.region)
+            execution = Execution(single_examples=True)
+        return setup.made(clients=self._clients, clients_per_round=None, execution=execution, **changes)
+
+    @cached_property
+    def _clients(self) -> list[ClientData]:
+        """All clients, each with a few images to train on, the others held out."""
+        few, clients = self.images, []
+        for c in self.setups[0].dealt.clients:
+            x, masks = c.x.double() if self.double else c.x, None if c.masks is None else c.masks[:few]
+            rest_x, rest_y = (x[few:], c.y[few:]) if c.examples > few else (None, None)
+            clients.append(ClientData(x[:few], c.y[:few], rest_x, rest_y, masks=masks))
+        return clients
+
+    @property
+    def _pixels(self) -> tuple[float, float]:
+        return (-1.0, 1.0) if float(self.setups[0].dealt.dataset.x.min()) < 0 else (0.0, 1.0)

@@ -1,0 +1,223 @@
+"""The game of membership: what the server learns about single records, or persons, in runs as they are configured.
+
+Members are the clients' training records; half of what the clients hold out are non-members, the other half the
+adversary's reference. A person is in with all her records, or out with all; her score is their mean. Each run is
+judged by itself; runs differ in the seed.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.engines.seams import Seen
+from fedveil.errors import FieldError
+from fedveil_lab.attacks import Verdict
+from fedveil_lab.attacks.membership import (
+    MEMBERSHIPS,
+    ServerRecords,
+    by_round_and_client,
+    confidence,
+    loss_of_confidence,
+)
+from fedveil_lab.attacks.membership.records import Pairs
+from fedveil_lab.attacks.statistics import runs_for_rate, student_interval
+from fedveil_lab.attacks.verdict import ALPHAS, beats_guessing
+from fedveil_lab.games.game import GAMES, Attacking, Judgement, Planned, Refused, settings_of
+from fedveil_lab.games.shadows import RecordsView, ShadowView, held_out, shadowed
+from fedveil_lab.grid import Cell, Finished
+from fedveil_lab.runs.deal import deal_out, split_clients
+from fedveil_lab.runs.prepare import Setup, prepare
+
+UNITS = {"source": "top-1 accuracy less chance"}  # of the others, an AUC
+BY_PERSON = ("person-loss", "person-loss-trajectory")
+BY_CLIENT = ("fedmia", "fedmia-by-class", "fedmia-same-classes")  # attack each client by itself
+
+
+class MembershipView(RecordsView):
+    """A probe that keeps what the server sees and, after the run, says how well each attack did.
+
+    Clients that did not reply in every round are left out.
+    """
+
+    name = "membership"
+    shadowed = False
+
+    def begin(self, setup: Setup) -> None:
+        super().begin(setup)
+        self._globals = list[Tensor]()
+
+    def __call__(self, seen: Seen) -> Mapping[str, float]:
+        self._globals.append(seen.models[0])
+        self._view(seen)
+        return {}
+
+    def _attacked(self, attack: Callable[[ServerRecords], Pairs | float]) -> Pairs | float:
+        return attack(self._records)
+
+    @cached_property
+    def _records(self) -> ServerRecords:
+        partitions, table = by_round_and_client(self._view.received)
+        held = [self._clients[p] for p in partitions]
+        out_x, out_y = held_out(held)
+        x, y = (
+            torch.cat([getattr(c, part) for c in held] + [out[::2], out[1::2]])
+            for part, out in (("x", out_x), ("y", out_y))
+        )
+        owner = torch.repeat_interleave(torch.arange(len(held)), torch.tensor([len(c.x) for c in held]))
+        tools = self._setup.learner.model, self._setup.learner.layout
+        losses = -loss_of_confidence(confidence(*tools, torch.stack(self._globals), x, y))
+        odds = torch.stack([confidence(*tools, torch.stack([r.model for r in row]), x, y) for row in table])
+        persons = None
+        if all(c.person is not None and c.test_person is not None for c in held):
+            who, others = (torch.cat([getattr(c, field) for c in held]) for field in ("person", "test_person"))
+            persons = who, torch.cat([others[::2], others[1::2]])
+        return ServerRecords(losses, odds, y, owner, len(out_x[::2]), persons)
+
+
+@GAMES.register("membership")
+@dataclass(frozen=True, eq=False)
+class MembershipGame(Attacking):
+    """What an honest-but-curious server learns about single records, or persons; see `MEMBERSHIPS`.
+
+    Parameters
+    ----------
+    config, compare
+        See `ParticipationGame`.
+    attacks : tuple of str
+        Of `MEMBERSHIPS`; without any, all that need no shadow models; those on persons where persons are protected.
+    replicates : int
+        Runs of each setting, under seeds of their own; from 3 on there is an interval.
+    """
+
+    replicates: int = 3
+
+    name: ClassVar[str] = "membership"
+    known: ClassVar[Collection[str]] = MEMBERSHIPS
+
+    def usual(self) -> list[str]:
+        """All that need no shadow models and can be played on every client."""
+        people = self.config.privacy.options.get("unit") == "person"
+        left_out = (*(() if people else BY_PERSON), *(BY_CLIENT if self.small else ()))
+        return [name for name in MEMBERSHIPS if name not in left_out and not shadowed(name)]
+
+    @cached_property
+    def small(self) -> str:
+        """Clients with too few records to be attacked by themselves, which would tell nothing; or an empty text."""
+        for seed in range(self.config.seed, self.config.seed + self.replicates):
+            clients = deal_out(self.config.data, seed).clients
+            if self.config.stopping is not None:
+                clients, _ = split_clients(clients, self.config.stopping.clients, seed)
+            few = [i for i, client in enumerate(clients) if client.examples < 2]
+            if few:
+                return f"under seed {seed} clients {few[:5]} have fewer than two training records"
+        return ""
+
+    @property
+    def _probes(self) -> tuple[MembershipView | ShadowView, ...]:
+        asked = {shadowed(name) for name in self.chosen}
+        return (MembershipView(),) * (False in asked) + (ShadowView(),) * (True in asked)
+
+    @cached_property
+    def settings(self) -> list[Planned]:
+        """The undefended federation first; settings that match another's sigma are left out."""
+        return [planned for planned in settings_of(self.config, self.compare) if not planned.matches]
+
+    @cached_property
+    def of_run(self) -> dict[tuple[str, int], Cell]:
+        """The cell of every run."""
+        verdicts = {}
+        for planned in self.settings:
+            for i in range(self.replicates):
+                config = planned.config.model_copy(update={"seed": self.config.seed + i})
+                verdicts[planned.label, i] = Cell(planned.label, config, self._probes)
+        return verdicts
+
+    def check(self) -> list[str]:
+        """Refuse data without classes, or without records held out."""
+        setup = prepare(self.settings[-1].config)
+        task = setup.dealt.dataset.task
+        if task != "classification":
+            raise FieldError("data.name", self.config.data.name, f"is a {task}; records need a class")
+        if not self.config.data.holdout:
+            raise FieldError("data.holdout", 0, "non-members are what clients hold out: set it")
+        asked = [name for name in self.chosen if name in BY_CLIENT]
+        if asked and self.small:
+            accepted = f"{self.small}, which {', '.join(asked)} ask for: raise data.min_size, or name other attacks"
+            raise FieldError("data.partition", self.config.data.partition, accepted)
+        left_out = f"left out: {', '.join(sorted(BY_CLIENT))}, as {self.small}; data.min_size = 3 plays them"
+        return [*setup.warnings, *([left_out] if self.small and not self.attacks else [])]
+
+    def cells(self) -> list[Cell]:
+        return list(self.of_run.values())
+
+    def judge(self, finished: Finished) -> Judgement:
+        """One verdict an attack and setting, over runs; ``roc`` has rates of the first run, for logarithmic axes."""
+        scores: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        refused: dict[tuple[str, str], list[str]] = {}
+        roc: dict[str, dict[str, list[list[float]]]] = {}
+        trusted: list[str] = []
+        for (label, run), cell in self.of_run.items():
+            values = finished.outcomes[cell.key].summary.values
+            if values["trust"] == "central" and label not in trusted:
+                trusted.append(label)
+            for name in self.chosen:
+                seen = values["concluded"][(ShadowView if shadowed(name) else MembershipView)().name]
+                if name in seen["figures"]:
+                    one = {key: seen[key][name] for key in ("figures", "rates", "others") if name in seen[key]}
+                    scores.setdefault((label, name), []).append(one)
+                    if name in seen["roc"]:
+                        roc.setdefault(label, {}).setdefault(name, seen["roc"][name])
+                else:
+                    why = seen["refused"].get(name, "was not played")
+                    refused.setdefault((label, name), []).append(f"under seed {self.config.seed + run}: {why}")
+        undefended = self.settings[0].label
+        bare = {n: [float(o["figures"]) for o in v] for (label, n), v in scores.items() if label == undefended}
+        verdicts = [
+            _over_runs(label, name, values, bare.get(name, ()), refused.get((label, name), ()))
+            for (label, name), values in scores.items()
+        ]
+        lines = [Refused(name, label, why[0]) for (label, name), why in refused.items() if (label, name) not in scores]
+        notes = [
+            f"{label}: the server is trusted and sees clear updates; only attacks on the global model are an outsider's"
+            for label in trusted
+        ]
+        return Judgement(verdicts, lines, {"replicates": self.replicates, "roc": roc}, notes)
+
+
+def _over_runs(
+    label: str, name: str, runs: Sequence[Mapping[str, Any]], bare: Sequence[float], refused: Sequence[str]
+) -> Verdict:
+    """The mean over runs, with Student's interval from three runs on; `refused` says which are not in it, and why."""
+    values = [float(one["figures"]) for one in runs]
+    interval, n = student_interval(values), len(values)
+    point, notes, details = float(np.mean(values)), list[str](), dict[str, float]()
+    if interval is None:
+        notes.append("no interval: three runs are the least for one")
+    if refused:
+        notes.append(f"{len(refused)} of {len(refused) + n} runs are not in it; {refused[0]}")
+    if all("rates" in one for one in runs):
+        for alpha in ALPHAS:
+            rates = [one["rates"].get(f"{alpha:g}") for one in runs]
+            if None in rates:
+                others = min(one["others"] for one in runs)
+                notes.append(f"TPR at FPR {alpha:g} needs {runs_for_rate(alpha)} non-members; there are {others}")
+            else:
+                details[f"TPR at FPR {alpha:g}"] = float(np.mean(rates))
+    return Verdict.of(
+        point if interval is None else interval,
+        attack=name,
+        setting=label,
+        figure=UNITS.get(name, "AUC"),
+        n=n,
+        replication="one run",
+        without_defence=float(np.mean(bare)) if bare else None,
+        valid=beats_guessing(student_interval(bare), 0.0 if name in UNITS else 0.5) if bare else None,
+        threat="honest-but-curious server",
+        details=details,
+        notes=notes,
+    )

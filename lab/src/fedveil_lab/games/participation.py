@@ -1,0 +1,322 @@
+"""The game of participation: one federation again and again, with and without one client, and what others learn of it.
+
+Played on every setting of a comparison, it sets accuracy beside the success of attacks.
+
+The same attacks always run against the federation without its defence too: an attack that fails there says nothing
+about the defence. Every run has its own data, first model, training order, cohorts and noise.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any, ClassVar
+
+from fedveil.accounting.guarantee import PARTS
+from fedveil.errors import FieldError, damaged, require_count
+from fedveil.methods import Publishing
+from fedveil.reading import json_of
+from fedveil_lab.attacks import ATTACKS, Active, Attack, SideChannel, ThreatError, Weighing
+from fedveil_lab.attacks.bounds import epsilon_ceiling
+from fedveil_lab.attacks.verdict import RUN
+from fedveil_lab.config import Config
+from fedveil_lab.config.adversaries import IN_ITS_PLACE, WORLDS, World, world_of
+from fedveil_lab.games.game import GAMES, RESULT, Attacking, Planned, play
+from fedveil_lab.games.scoring import HONEST, MALICIOUS, Audit, Case, Replicate, cases_of, judge_all, never_drawn
+from fedveil_lab.games.view import PASSIVE, ParticipationView, threat_of
+from fedveil_lab.grid import Cell, Finished
+from fedveil_lab.grid.comparison import write
+from fedveil_lab.runs import Progress, Summary
+from fedveil_lab.runs.deal import Dealt, deal_out
+from fedveil_lab.runs.prepare import Setup, prepare
+from fedveil_lab.runs.promised import prepared, promised
+from fedveil_lab.runs.world import share_out
+
+LEAST, REHEARSALS = 4, 8  # runs in each world; rehearsals are half as many as runs, and at least so many
+DRAWN = ("dirichlet", "quantity", "shards")  # partitions that draw the clients' sizes
+AUDIT = "audit"  # in the folder of a comparison
+# Need no metrics, no colluders and no crafted updates: one set of replicates serves them all.
+COMPARED = ("loss", "calibrated-loss", "likelihood-ratio", "own-update", "adaptive", "noise-size")
+
+
+@GAMES.register("participation")
+@dataclass(frozen=True, eq=False)
+class ParticipationGame(Attacking):
+    """What a client learns about the participation of another.
+
+    Parameters
+    ----------
+    config : Config
+        Of one run, or with the settings of a comparison; the embedded engine plays it.
+    compare : bool
+        Play every setting of ``[compare]`` instead of the one of ``[privacy]``.
+    attacks : tuple of str
+        Of `ATTACKS`; without any, all of them.
+    replicates : int
+        Evaluated runs in each world; half as many more (at least 8) are rehearsals.
+    target, attacker : int, optional
+        Partitions; by default the first client attacks the last.
+    colluders : int, optional
+        Clients that pool what they sent, the attacker included; by default 2, where there are so many.
+    shadow : {"clean", "noisy", "partial", "public"}
+        What the adversary holds of the target's data.
+    world : {"replace", "twin", "remove", "empty", "itself"}, optional
+        What stands in the target's place; by default what the first guarantee's relation stands for, and "replace"
+        where nothing is promised for a client; where that cannot be played, as with natural clients, "remove".
+    """
+
+    target: int | None = None
+    attacker: int | None = None
+    colluders: int | None = None
+    shadow: str = "clean"
+    world: str | None = None
+
+    name: ClassVar[str] = "participation"
+    known: ClassVar[Collection[str]] = ATTACKS
+    least: ClassVar[int] = LEAST
+
+    def question(self) -> dict[str, Any]:
+        return {**self.roles.roles(), **super().question()}
+
+    @cached_property
+    def dealt(self) -> Dealt:
+        """The data of an ordinary run."""
+        return deal_out(self.config.data, self.config.seed)
+
+    @cached_property
+    def roles(self) -> World:
+        """Who attacks whom."""
+        if self.world is not None:
+            return self._roles(self.world)
+        playable = (roles for roles in map(self._roles, self._worlds) if not self._lacking(roles))
+        return next(playable, self._roles(self._worlds[0]))
+
+    @cached_property
+    def _worlds(self) -> list[str]:
+        """What may stand for the world without the target, the usual first: of what is promised, or another client."""
+        promised = next(map(world_of, filter(None, map(self._relation, self.settings))), "replace")
+        return list(dict.fromkeys((promised, "replace", "remove", "empty")))
+
+    def _roles(self, stand_in: str) -> World:
+        n, seed = len(self.dealt.clients), self.config.seed
+        return World.of(n, self.target, self.attacker, stand_in, self.shadow, self.colluders, seed)
+
+    def _lacking(self, roles: World) -> FieldError | None:
+        """Why a world cannot be played: nobody is left to stand in, or a client without examples takes no part."""
+        noisy = [planned.label for planned in self.settings if planned.config.privacy.method == "record"]
+        if roles.stand_in == "empty" and noisy:
+            accepted = f"has a client that takes no noisy step in {noisy[0]!r}: use --out-world remove or replace"
+            return FieldError("--out-world", roles.stand_in, accepted)
+        last = self.settings[-1].config
+        own = [case for case in self.cases if case.setting == self.settings[-1].label]
+        every = last.data.partition in DRAWN or roles.stand_in == "twin"  # else one deal tells for all
+        try:
+            for seed in {case.seed(self.config.seed) for case in (own if every else own[:1])}:
+                share_out(last.data, self.dealt, roles.model_copy(update={"inside": False}), seed)
+        except FieldError as error:
+            return error
+        return None
+
+    def _relation(self, planned: Planned) -> str:
+        """Relation of what a setting's models promise a client, or ""; metrics beside them have no world."""
+        with suppress(FieldError):
+            promise = promised(prepared(planned.config.model_copy(update={"publish": Publishing()}))).guarantee
+            return promise.relation if promise.proven and promise.unit not in PARTS else ""
+        return ""
+
+    @property
+    def rehearsals(self) -> int:
+        """Rehearsed runs in each world."""
+        return max(REHEARSALS, self.replicates // 2)
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        """Every run: of each setting, with honest and crafted updates as needed, rehearsed and evaluated."""
+        matched = any(p.matches for p in self.settings)
+        kinds = [HONEST] * (matched or any(name != Active.name for name in self.chosen))
+        kinds += [MALICIOUS] * (Active.name in self.chosen)
+        return cases_of((p.label for p in self.settings), kinds, self.rehearsals, self.replicates)
+
+    @cached_property
+    def of_case(self) -> dict[Case, Cell]:
+        """The cell of every run.
+
+        A setting that matches the sigma of another takes the average of that one's rehearsals with the target: metric
+        privacy's sigma depends on who takes part.
+        """
+        planned, cells = {p.label: p for p in self.settings}, dict[Case, Cell]()
+        for case in self.cases:
+            setting = planned[case.setting]
+            sources = self.rehearsed(setting.matches, cells) if setting.matches else None
+            world = self.roles.model_copy(update={"inside": case.inside, "crafted": case.kind == MALICIOUS})
+            config = setting.config.model_copy(update={"seed": case.seed(self.config.seed), "world": world})
+            cells[case] = Cell(case.setting, config, (ParticipationView(self._others),), sources)
+        return cells
+
+    @cached_property
+    def _others(self) -> tuple[type[Attack], ...]:
+        """Attacks that somebody registered, and those that they weigh."""
+        kinds = [ATTACKS[name] for name in self.chosen if name in ATTACKS]
+        parts = [part for kind in kinds for part in (kind.weighs if issubclass(kind, Weighing) else (kind,))]
+        own = {*PASSIVE, SideChannel, *Active.weighs}
+        return tuple(dict.fromkeys(part for part in parts if part not in own))
+
+    def rehearsed(self, label: str, cells: Mapping[Case, Cell]) -> tuple[Cell, ...]:
+        """The rehearsals of a setting with the target: a setting that matches its sigma takes their average."""
+        return tuple(cells[Case(label, HONEST, "rehearsal", True, i)] for i in range(self.rehearsals))
+
+    def cells(self) -> list[Cell]:
+        return [*self.of_case.values()]
+
+    def check(self) -> list[str]:
+        """Refuse what no adversary could do and what cannot be dealt out; say what is odd."""
+        last = self.settings[-1].config
+        world = self.roles.model_copy(update={"anew": False, "stand_in": "empty", "shadow": "clean"})
+        setups = [prepare(planned.config.model_copy(update={"world": world})) for planned in self.settings]
+        self._check_threats(setups[1:] or setups)
+        if lacking := self._lacking(self.roles):
+            raise lacking
+        notes = list(setups[-1].warnings)
+        played, usual = self.roles.stand_in, self._worlds[0]
+        if self.world is None and played != usual and (lacking := self._lacking(self._roles(usual))):
+            why = lacking.accepted.partition(":")[0]
+            notes.append(f"--out-world {played} ({IN_ITS_PLACE[played]}) is played, because {usual!r} {why}")
+        inside = [c for c in self.cases if c.setting == self.settings[-1].label and c.inside]
+        lost = never_drawn(last, len(self.dealt.clients), self.roles, inside)
+        if inside and len(lost) == len(inside):
+            accepted = "is in no round's cohort in any run: it never trains; raise rounds or clients_per_round"
+            raise FieldError("--target", self.roles.target, accepted)
+        if lost:
+            notes.append(f"in {len(lost)} of {len(inside)} runs 'with' the target it is in no cohort, and never trains")
+        return notes
+
+    def _check_threats(self, setups: Sequence[Setup]) -> None:
+        for name in self.attacks:
+            errors, world = [], self.roles.model_copy(update={"crafted": name == Active.name})
+            for setup in setups:
+                try:
+                    threat_of(world, setup.method, reference=True).require(name, ATTACKS[name].needs)
+                except ThreatError as error:
+                    errors.append(error)
+            if len(errors) == len(setups):  # where only some lack it, their lines say so
+                raise errors[0]
+
+    def judge(self, finished: Finished) -> Audit:
+        """Figures from finished runs."""
+        delta, labels = self.config.privacy.budget.delta, tuple(p.label for p in self.settings)
+        done = {case: Replicate.of(case, finished.outcomes[cell.key]) for case, cell in self.of_case.items()}
+        judged = judge_all(done, labels, self.chosen, self.roles.stand_in, delta, self.config.publish.metrics)
+        runs, rehearsed = ({c.index for c in self.cases if c.phase == phase} for phase in ("run", "rehearsal"))
+        values = {
+            "name": self.config.name,
+            **self.roles.roles(),
+            "relation": WORLDS[self.roles.stand_in],
+            "unit": RUN,
+            "replicates": len(runs),
+            "rehearsals": len(rehearsed),
+            "delta": delta,
+            "epsilon_ceiling": epsilon_ceiling(len(runs), delta),
+            "published_metrics": {"mode": self.config.publish.metrics, "text": self.config.publish.describe()},
+            "settings": {p.label: _about(p, done.values()) for p in self.settings},
+            "together": {label: asdict(bound) for label, bound in judged.together.items()},
+            "seed": self.config.seed,
+        }
+        return replace(judged, values=values, notes=_afterthoughts(list(done.values())))
+
+
+def _afterthoughts(replicates: Sequence[Replicate]) -> list[str]:
+    """What only the finished runs show."""
+    notes = []
+    lacking = [r for r in replicates if r.missing]
+    if lacking:
+        classes = sorted({c for r in lacking for c in r.missing})
+        notes.append(
+            f"in {len(lacking)} of {len(replicates)} runs the shadow data lack classes that the target has "
+            f"({', '.join(map(str, classes))}): the attacks on them are weaker than with a fuller shadow"
+        )
+    stopped = [r for r in replicates if r.stopped]
+    if stopped:
+        notes.append(f"{len(stopped)} of {len(replicates)} runs ended early: {stopped[0].stopped}")
+    return notes
+
+
+def _about(planned: Planned, replicates: Iterable[Replicate]) -> dict[str, Any]:
+    played = [r for r in replicates if r.case.setting == planned.label]
+    played = [r for r in played if r.case.phase == "run"] or played
+    played = [r for r in played if r.case.kind == HONEST] or played
+    inside, outside = ([r for r in played if r.case.inside is world] for world in (True, False))
+    accuracies = [r.summary.values["metrics"].get("accuracy") for r in sorted(inside, key=lambda r: r.case.index)]
+    return {
+        "method": planned.config.privacy.method,
+        "guarantee": inside[0].summary.values["guarantee"] if inside else "",
+        "guarantee_relation": inside[0].relation if inside else "",
+        "accuracy": _mean(accuracies),
+        "accuracies": accuracies,
+        "sigma": _mean(r.sigma for r in inside),
+        "sigma_without_target": _mean(r.sigma for r in outside),
+    }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def check_audit(config: Config, replicates: int) -> None:
+    """Refuse what cannot be audited, before anything is run; 0 replicates are no audit.
+
+    Raises
+    ------
+    FieldError
+        For too few replicates or clients, or too few examples to put another client in one's place.
+    """
+    if not replicates:
+        return
+    require_count("--audit", replicates, least=LEAST)
+    ParticipationGame(config, True, COMPARED, replicates).check()
+
+
+def attack_settings(config: Config, folder: Path, replicates: int, progress: Progress) -> None:
+    """Attack every setting of the comparison in a folder; replicates that are there are not played again."""
+    play(ParticipationGame(config, True, COMPARED, replicates), folder / AUDIT, progress)
+
+
+def with_attacks(summaries: Sequence[Summary], folder: Path) -> list[Summary]:
+    """Summaries of the comparison in a folder with their "audits", in ``comparison.json`` too.
+
+    "audited" says that there was an audit, for a setting against which no attack counts. An attack counts if it works
+    without the defence, or evidently against that setting.
+    """
+    attacks = _attacks(folder / AUDIT / RESULT)
+    attacked = []
+    for summary in summaries:
+        own = attacks.get(summary.setting)
+        place = {"audits": own or [], "audited": own is not None}
+        attacked.append(Summary({**summary.values, **place}, summary.rows))
+    write(folder, [summary.values for summary in attacked])
+    return attacked
+
+
+def _attacks(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """By setting: attack, auc, low, high and runs of what counts, the strongest first.
+
+    Raises
+    ------
+    FieldError
+        If the file is damaged.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        values = json_of(path.read_bytes())
+        attacks: dict[str, list[dict[str, Any]]] = {str(label): [] for label in values["settings"]}
+        for r in values["results"]:
+            auc = r["auc"]
+            if not r["supposed"] and (r["valid_without_defence"] is not False or auc["low"] > 0.5):
+                entry = {"attack": r["attack"], "auc": auc["point"], "low": auc["low"], "high": auc["high"]}
+                attacks[r["setting"]].append({**entry, "runs": values["replicates"]})
+    except (ValueError, KeyError, TypeError) as error:
+        raise damaged("audit", path, error, "restore it, or move it away and ask the audit again") from error
+    return {label: sorted(entries, key=lambda e: -float(e["auc"])) for label, entries in attacks.items()}

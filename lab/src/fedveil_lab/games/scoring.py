@@ -1,0 +1,323 @@
+"""From scores to verdicts: thresholds and likelihoods come from rehearsals, figures from the other runs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from statistics import median
+from typing import Any
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from fedveil.accounting.guarantee import PARTS
+from fedveil.engines.assembly import draw_cohort
+from fedveil.mechanisms import keyed_seed
+from fedveil_lab.attacks import ATTACKS, Active, Adaptive, SequentialEvidence, SideChannel, Weighing, decide, judge
+from fedveil_lab.attacks.bounds import EpsilonBound, joint_bound
+from fedveil_lab.attacks.observation import Attack
+from fedveil_lab.attacks.participation.weighing import ERROR
+from fedveil_lab.attacks.statistics import Estimate, rate
+from fedveil_lab.attacks.verdict import Participation
+from fedveil_lab.config import Config
+from fedveil_lab.config.adversaries import WORLDS, World
+from fedveil_lab.games.game import Judgement, Refused
+from fedveil_lab.games.view import PUBLISHED
+from fedveil_lab.grid import Outcome
+from fedveil_lab.runs import Summary
+
+HONEST, MALICIOUS = "honest", "crafted"  # what the adversary sends
+
+
+@dataclass(frozen=True, order=True)
+class Case:
+    """One run.
+
+    Attributes
+    ----------
+    setting : str
+        The defence, or "vanilla".
+    kind : {"honest", "crafted"}
+        What the adversary sends.
+    phase : {"rehearsal", "run"}
+        Rehearsals teach thresholds and likelihoods; runs are evaluated.
+    inside : bool
+        Whether the target takes part.
+    index : int
+        From 0.
+    """
+
+    setting: str
+    kind: str
+    phase: str
+    inside: bool
+    index: int
+
+    def seed(self, base: int) -> int:
+        """Of data, first model, training and noise: the same in every setting, so that settings are compared alike."""
+        return keyed_seed("audit", base, self.phase, int(self.inside), self.index)
+
+
+def cases_of(settings: Iterable[str], kinds: Sequence[str], rehearsals: int, runs: int) -> list[Case]:
+    """Every run of some settings in both worlds, each first with the target."""
+    counts = [("rehearsal", index) for index in range(rehearsals)] + [("run", index) for index in range(runs)]
+    places = product(settings, kinds, counts, (True, False))
+    return [Case(setting, kind, phase, inside, index) for setting, kind, (phase, index), inside in places]
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """What stays of one.
+
+    Attributes
+    ----------
+    case : Case
+        Which one.
+    summary : Summary
+        Of the run.
+    scores : dict of str to list of float
+        One a round for each attack that could run.
+    refused : dict of str to str
+        Attacks that could not, and why.
+    missing : sequence of int
+        Classes of the target that the shadow set lacks.
+    """
+
+    case: Case
+    summary: Summary
+    scores: Mapping[str, Sequence[float]]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    missing: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, case: Case, outcome: Outcome) -> "Replicate":
+        """What a finished run left."""
+        [seen] = outcome.summary.values["concluded"].values()
+        return cls(case, outcome.summary, **seen)
+
+    @property
+    def stopped(self) -> str:
+        """Why the run ended early, or ""."""
+        return str(self.summary.values["stopped"])
+
+    @property
+    def sigma(self) -> float | None:
+        """Of the server's noise, mean over rounds; None without such noise."""
+        return self.summary.noise("sigma") if self.summary.values["trust"] == "central" else None
+
+    @property
+    def relation(self) -> str:
+        """That the guarantee's epsilon is for; "" where it has none for a client."""
+        parties = self.summary.values["guarantees"]
+        party = parties.get("server") or parties["worst client"]
+        return str(party["relation"]) if "epsilon" in party and party["unit"] not in PARTS else ""
+
+
+def never_drawn(config: Config, n: int, world: World, cases: Sequence[Case]) -> list[Case]:
+    """Cases whose target is in no cohort of n clients: such a run has no target, whatever its world is called."""
+    size = config.clients_per_round or n
+    lost = []
+    for case in cases:
+        seed = case.seed(world.base)
+        drawn = (draw_cohort(seed, r, range(n), size) for r in range(1, config.rounds + 1))
+        if case.inside and not any(world.target in cohort for cohort in drawn):
+            lost.append(case)
+    return lost
+
+
+UNPLAYED = "was not played"
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """How the adaptive attack decided.
+
+    Attributes
+    ----------
+    wanted : float
+        Error rate of either kind that the boundaries are for.
+    miss, alarm : Estimate
+        Measured: OUT said of runs with the target, IN of runs without.
+    undecided : int
+        Runs that ended without a decision, of both worlds.
+    rounds_in, rounds_out : float
+        Median number of rounds to a decision (all rounds, where there was none).
+    """
+
+    wanted: float
+    miss: Estimate
+    alarm: Estimate
+    undecided: int
+    rounds_in: float
+    rounds_out: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scored(Participation):
+    """One attack in one setting, with what figures are drawn from.
+
+    Attributes
+    ----------
+    inside, outside : Tensor
+        [n, R], evidence after each round of the evaluated runs.
+    sequential : Sequential or None
+        Of the adaptive attacks.
+    supposed : bool
+        Whether it looks at metrics that are not published so.
+    """
+
+    inside: Tensor
+    outside: Tensor
+    sequential: Sequential | None = None
+    supposed: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, verdicts included."""
+        values = super().to_dict()
+        supposed, sequential = values.pop("supposed"), values.pop("sequential")
+        scores = {"in": values.pop("inside")[:, -1].tolist(), "out": values.pop("outside")[:, -1].tolist()}
+        return {**values, "supposed": supposed, "scores": scores, "sequential": sequential}
+
+
+@dataclass(frozen=True, eq=False)
+class Audit(Judgement):
+    """A finished game of participation.
+
+    Attributes
+    ----------
+    settings : tuple of str
+        The undefended federation first.
+    together : dict of str to EpsilonBound
+        By setting, what all of them prove together at 95%.
+    """
+
+    verdicts: list[Scored] = field(default_factory=list)
+    together: dict[str, EpsilonBound] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
+
+
+def modes_of(attack: str) -> tuple[str, ...]:
+    """Rows of an attack: one for each way of publishing, where it looks at what is published."""
+    return tuple(PUBLISHED) if "metrics" in ATTACKS[attack].needs else ("",)
+
+
+def row_of(attack: str, mode: str) -> str:
+    """Its name in tables."""
+    return f"{attack} ({mode})" if mode else attack
+
+
+def attack_of(row: str) -> str:
+    """The attack of a row: inverse of `row_of`."""
+    return row.partition(" (")[0]
+
+
+def judge_all(
+    replicates: Mapping[Case, Replicate],
+    settings: Sequence[str],
+    attacks: Iterable[str],
+    world: str,
+    delta: float,
+    published: str = "off",
+) -> Audit:
+    """Judge every attack in every setting, the undefended one first.
+
+    Parameters
+    ----------
+    replicates : mapping
+        Finished ones.
+    settings : sequence of str
+        Labels; the first is the federation without its defence.
+    attacks : iterable of str
+        Of `ATTACKS`.
+    world : str
+        Of `WORLDS`: what stands in the target's place.
+    delta : float
+        Of the epsilon that is bounded.
+    published : {"off", "noised", "clear"}
+        How clients are shown metrics; attacks on others are supposed.
+    """
+    audit = Audit(settings=tuple(settings))
+    for attack in attacks:
+        for mode in modes_of(attack):
+            valid: bool | None = None
+            plain: float | None = None
+            for setting in settings:
+                verdict = _judged(replicates, setting, ATTACKS[attack], mode, world, delta)
+                if isinstance(verdict, Refused):
+                    audit.refused.append(verdict)
+                    continue
+                if setting == settings[0]:
+                    valid, plain = verdict.succeeds, verdict.point
+                supposed = bool(mode) and mode != published
+                audit.verdicts.append(replace(verdict, valid=valid, without_defence=plain, supposed=supposed))
+    audit.together.update(_together(audit.verdicts, delta))
+    return audit
+
+
+def _together(verdicts: Sequence[Scored], delta: float) -> dict[str, EpsilonBound]:
+    """Joint bounds by setting, of attacks on what adversaries really see."""
+    judged: dict[str, list[tuple[ArrayLike, ArrayLike, float]]] = {}
+    for verdict in verdicts:
+        threshold = verdict.threshold
+        if threshold is not None and not verdict.supposed:
+            scores = verdict.inside[:, -1].numpy(), verdict.outside[:, -1].numpy()
+            judged.setdefault(verdict.setting, []).append((*scores, threshold))
+    return {setting: joint_bound(judged_alone, delta=delta) for setting, judged_alone in judged.items()}
+
+
+def _judged(
+    replicates: Mapping[Case, Replicate], setting: str, attack: type[Attack], mode: str, world: str, delta: float
+) -> Scored | Refused:
+    kind, row = MALICIOUS if attack is Active else HONEST, row_of(attack.name, mode)
+    weighing = attack if issubclass(attack, Weighing) else None
+    parts = [attack] if weighing is None else list(weighing.weighs)
+    names = {part.name: row_of(part.name, mode) if part is SideChannel else part.name for part in parts}
+    traces = list(names.values())
+    chosen = [r for r in replicates.values() if (r.case.setting, r.case.kind) == (setting, kind)]
+    chosen.sort(key=lambda r: r.case)
+    refused = [
+        r.refused.get(trace) or r.stopped or UNPLAYED for r in chosen for trace in traces if trace not in r.scores
+    ]
+    if refused or not chosen:
+        return Refused(row, setting, refused[0] if refused else UNPLAYED)
+    rounds = min(len(r.scores[trace]) for r in chosen for trace in traces)
+
+    def group(phase: str, inside: bool) -> Tensor:
+        some = [r.scores for r in chosen if (r.case.phase, r.case.inside) == (phase, inside)]
+        tensors = {n: torch.tensor([s[t][:rounds] for s in some], dtype=torch.float64) for n, t in names.items()}
+        return tensors[attack.name] if weighing is None else weighing.stacked(tensors)
+
+    rehearsed = group("rehearsal", True), group("rehearsal", False)
+    inside, outside = group("run", True), group("run", False)
+    threshold: float | None = None
+    if weighing is not None:
+        model = SequentialEvidence.fit(*rehearsed, steady=weighing.steady)
+        inside, outside, threshold = model.weigh(inside), model.weigh(outside), 0.0
+    else:
+        inside, outside = attack.evidence(inside), attack.evidence(outside)
+    earlier = attack.evidence(rehearsed[0])[:, -1].numpy(), attack.evidence(rehearsed[1])[:, -1].numpy()
+    result = judge(
+        row,
+        setting,
+        inside[:, -1].numpy(),
+        outside[:, -1].numpy(),
+        rehearsed=earlier if weighing is None else None,
+        threshold=threshold,
+        delta=delta,
+        relation=WORLDS[world],
+        threat="malicious client" if kind == MALICIOUS else "semi-honest client",
+    )
+    sequential = _sequential(inside, outside) if issubclass(attack, Adaptive) else None
+    return Scored(**vars(result), inside=inside, outside=outside, sequential=sequential)
+
+
+def _sequential(inside: Tensor, outside: Tensor) -> Sequential:
+    first, second = decide(inside), decide(outside)
+    return Sequential(
+        wanted=ERROR,
+        miss=rate(first.said.count(0), len(first.said)),
+        alarm=rate(second.said.count(1), len(second.said)),
+        undecided=first.said.count(-1) + second.said.count(-1),
+        rounds_in=float(median(first.rounds)),
+        rounds_out=float(median(second.rounds)),
+    )

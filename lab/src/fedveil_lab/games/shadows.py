@@ -1,0 +1,229 @@
+"""Membership with shadow models: what the scores of `fedveil_lab.attacks.membership` find in the models of one run.
+
+Three targets: the last global model, what each of a few clients sent last, and what it sent in its last rounds (the
+mean of the scores). Shadow models of the first begin at the first model and see half of all records in question (of
+persons: all records of half of them); those of the others begin at the broadcast and see half of the client's records
+and of as many that it held out. They are trained as clients are, clipped as they clip, and noised as the attacked model
+was, as far as a Gaussian can be; where the noise is inside training, each is the last model of a whole federation.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from math import sqrt
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from fedveil.clipping import clip
+from fedveil.engines import Evaluation, Execution
+from fedveil.engines.seams import Seen
+from fedveil.errors import FieldError
+from fedveil.learning import ClientData
+from fedveil.mechanisms import ReproducibleSource, keyed_seed
+from fedveil_lab.attacks import ServerView
+from fedveil_lab.attacks.inversion.knowledge import deviations_of
+from fedveil_lab.attacks.membership import (
+    MEMBERSHIPS,
+    Signals,
+    balanced,
+    by_round_and_client,
+    signals,
+    train_shadows,
+)
+from fedveil_lab.attacks.membership.records import Pairs, concluded, of_people
+from fedveil_lab.attacks.membership.scores import PEOPLE, ShadowScore
+from fedveil_lab.runs.prepare import Setup
+
+MODELS, LAST, CLIENTS = 64, 3, 5  # shadow models of each target; rounds of a trajectory; clients that are attacked
+
+
+class RecordsView:
+    """A probe of what the server sees that concludes, after the run, how well attacks on single records did."""
+
+    name: ClassVar[str]
+    figures: Collection[str] = ()
+    shadowed: ClassVar[bool]  # whether its attacks need shadow models
+
+    def begin(self, setup: Setup) -> None:
+        """Take the records in question; see `fedveil_lab.runs.runner.Judge`."""
+        self._setup, self._clients, self._view = setup, list(setup.clients), ServerView()
+
+    def load(self, setup: Setup) -> int:
+        """Every release."""
+        return setup.config.rounds * (len(setup.dealt.clients) + 1)
+
+    @classmethod
+    def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
+        """What `fedveil_lab.attacks.membership.records.concluded` says of each of its attacks."""
+        attacks = {name: attack for name, attack in MEMBERSHIPS.items() if shadowed(name) is cls.shadowed}
+        return [concluded({name: partial(judge._attacked, a) for name, a in attacks.items()}) for judge in judges]
+
+    def _attacked(self, attack: Any) -> Pairs | float:
+        raise NotImplementedError
+
+
+def shadowed(name: str) -> bool:
+    """Whether an attack needs shadow models."""
+    return isinstance(MEMBERSHIPS.get(name), ShadowScore)
+
+
+class ShadowView(RecordsView):
+    """A probe that keeps the last models and, after the run, says how well each attack with shadow models did."""
+
+    name = "membership by shadow models, trained round by round"
+    shadowed = True
+
+    def begin(self, setup: Setup) -> None:
+        super().begin(setup)
+        self._power, self._noise = 0.0, dict[tuple[int, int], Any]()
+        self._last, self._signals_of = torch.zeros(()), dict[str, list[tuple[list[Signals], int]]]()
+
+    def __call__(self, seen: Seen) -> Mapping[str, float]:
+        """One round: its releases, and the size of their noise."""
+        self._view(seen)
+        self._last, layout, side = seen.models[0], seen.federation.layout, self._setup.method.client
+        if side.trust == "central":
+            self._power += float(seen.record.round.report.get("sigma", 0.0)) ** 2
+            return {}
+        number, scales = seen.broadcast.public.round, {p: s for p, s in seen.record.client_scales.items() if s}
+        for partition, scale in scales.items():
+            sigma = side.noise([scale], layout).get("sigma", 0.0)
+            self._power += (sigma / len(scales)) ** 2
+            layers = dict(zip(layout.groups("module"), scale, strict=True)) if len(scale) > 1 else {}
+            self._noise[number, partition] = layers or sigma
+        return {}
+
+    def _attacked(self, attack: ShadowScore) -> Pairs:
+        if attack.target not in self._signals_of:
+            last = {"-update": 1, "-trajectory": LAST}.get(attack.target)
+            signals = self._whole(attack.target == PEOPLE) if last is None else self._sent(last)
+            self._signals_of[attack.target] = signals
+        pairs = attack(self._signals_of[attack.target])
+        if attack.target != PEOPLE:
+            return pairs
+        return [(of_people(a, self._who[: len(a)]), of_people(b, self._who[len(a) :])) for a, b in pairs]
+
+    def _whole(self, people: bool) -> list[tuple[list[Signals], int]]:
+        """Signals of the last global model."""
+        held_out(self._clients)
+        inside, place = _together(self._clients)
+        outside, away = _together([_away(client) for client in self._clients])
+        asked = torch.arange(outside.examples) % 2 == 0
+        others = torch.ones_like(asked)
+        if people:
+            if inside.person is None or outside.person is None:
+                raise FieldError("data.person", None, "clients do not say whose their records are")
+            even = torch.unique(outside.person, return_inverse=True)[1] % 2 == 0
+            gone = ~torch.isin(outside.person, inside.person)
+            asked, others = gone & even, gone & ~even
+        known, population = _together([inside, _some(outside, asked)])[0], _some(outside, others)
+        if people and known.person is not None:
+            self._who = known.person
+        first, config = self._setup.starts, self._setup.config
+        start, rounds = first[0], range(1, config.rounds + 1)
+        given = (self._last, start, known, population, rounds, sqrt(self._power), None)
+        signals = self._signals(*given, torch.cat([place, away[asked]]), people)
+        return [([signals], inside.examples)]
+
+    def _sent(self, last: int) -> list[tuple[list[Signals], int]]:
+        """Signals of what the clients with most records sent in their last rounds."""
+        method = self._setup.method
+        if method.noisy is not None:
+            raise FieldError("privacy.method", method.name, "noises every step: shadow updates would have to, too")
+        partitions, table = by_round_and_client(self._view.received)
+        rounds_signals = []
+        for partition in sorted(partitions, key=lambda p: -self._clients[p].examples)[:CLIENTS]:
+            client = self._clients[partition]
+            out_x, out_y = held_out([client])
+            n = min(client.examples, len(out_x) // 2)
+            asked = ClientData(torch.cat([client.x[:n], out_x[:n]]), torch.cat([client.y[:n], out_y[:n]]))
+            rounds = []
+            for row in table[-last:]:
+                sent = row[partitions.index(partition)]
+                noise = self._noise.get((sent.round, partition), 0.0)
+                bound = method.client_clip if method.client.trust == "local" else None
+                given = (asked, ClientData(out_x[n:], out_y[n:]), [sent.round], noise, bound)
+                rounds.append(self._signals(sent.model, sent.start, *given))
+            rounds_signals.append((rounds, n))
+        return rounds_signals
+
+    def _signals(
+        self,
+        attacked: Tensor,
+        start: Tensor,
+        asked: ClientData,
+        others: ClientData,
+        rounds: Sequence[int],
+        noise: Any,
+        bound: Any,
+        places: Tensor | None = None,
+        people: bool = False,
+    ) -> Signals:
+        """Train shadow models and ask them and the attacked one; `places` says which client has a record."""
+        learner, seed = self._setup.learner, self._setup.config.seed
+        model, layout = learner.model, learner.layout
+        if people and asked.person is not None:
+            who = torch.unique(asked.person, return_inverse=True)[1]
+            inside = balanced(MODELS, int(who.max()) + 1, seed)[:, who]
+        else:
+            inside = balanced(MODELS, asked.examples, seed)
+        if places is not None and self._setup.method.noisy is not None:
+            vectors = torch.stack([self._played(i, asked, places, mine) for i, mine in enumerate(inside)])
+        else:
+            vectors = train_shadows(model, layout, learner.local, start, asked, inside, seed, rounds=rounds)
+            vectors = self._noised(vectors, start, noise, bound)
+        return signals(model, layout, attacked, vectors, inside, asked, others)
+
+    def _played(self, number: int, asked: ClientData, places: Tensor, inside: Tensor) -> Tensor:
+        """The last model of the federation itself, whose clients have what one shadow model sees of their records."""
+        config = self._setup.config
+        clients = [_some(asked, inside & (places == i)) for i in range(len(self._clients))]
+        federation = self._setup.made(
+            clients=clients,
+            evaluation=Evaluation(metrics=self._setup.evaluation.metrics),
+            execution=Execution(learner=self._setup.learner, tell=lambda text: None),
+            source=ReproducibleSource(keyed_seed("shadow federation", config.seed, number)),
+        )
+        federation.run(config.rounds)
+        return federation.models[0]
+
+    def _noised(self, vectors: Tensor, start: Tensor, noise: Any, bound: Any) -> Tensor:
+        """Shadow models [m, d], clipped and noised as clients do."""
+        layout = self._setup.learner.layout
+        if isinstance(noise, dict) and isinstance(bound, float):  # noised layer by layer, each is clipped to this norm
+            bound = dict.fromkeys(noise, bound)
+        if bound is not None:
+            vectors = start + clip(vectors - start, bound, layout)
+        generator = torch.Generator().manual_seed(keyed_seed("noise of shadow models", self._setup.config.seed))
+        drawn = torch.randn(vectors.shape, generator=generator, dtype=vectors.dtype)
+        return vectors + drawn * deviations_of(noise, layout).to(vectors.dtype)
+
+
+def _together(clients: Sequence[ClientData]) -> tuple[ClientData, Tensor]:
+    """All their training records, with whose they are where all say so, and which client has each."""
+    named = [c.person for c in clients if c.person is not None]
+    person = torch.cat(named) if len(named) == len(clients) else None
+    places = torch.repeat_interleave(torch.tensor([c.examples for c in clients]))
+    return ClientData(torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients]), person=person), places
+
+
+def _away(client: ClientData) -> ClientData:
+    """What a client holds out."""
+    if client.test_x is None or client.test_y is None:
+        return _some(client, torch.zeros(client.examples))
+    return ClientData(client.test_x, client.test_y, person=client.test_person)
+
+
+def _some(data: ClientData, chosen: Tensor) -> ClientData:
+    """The records for which `chosen` [N] is not 0."""
+    rows = chosen.nonzero()[:, 0]
+    return ClientData(data.x[rows], data.y[rows], person=None if data.person is None else data.person[rows])
+
+
+def held_out(clients: Sequence[ClientData]) -> tuple[Tensor, Tensor]:
+    """What clients hold out."""
+    pairs = [(c.test_x, c.test_y) for c in clients if c.test_x is not None and c.test_y is not None and len(c.test_x)]
+    if not pairs or sum(len(a) for a, _ in pairs) < 2:
+        raise FieldError("data.holdout", 0, "non-members are what clients hold out: hold out more")
+    return torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])

@@ -1,0 +1,189 @@
+"""What a client and its colluders see of a run, and what every attack on participation scores there."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from fedveil.accounting import model_of
+from fedveil.engines.history import publishable
+from fedveil.engines.seams import Seen
+from fedveil.errors import FieldError
+from fedveil.learning import ClientData, Figures, make_trainer
+from fedveil.methods import Method, Publishing
+from fedveil_lab.attacks import (
+    Active,
+    Attack,
+    CalibratedLoss,
+    Colluding,
+    Knowledge,
+    Loss,
+    Observation,
+    OwnUpdate,
+    SideChannel,
+    ThreatError,
+    ThreatModel,
+)
+from fedveil_lab.attacks.participation.weighing import StepLength
+from fedveil_lab.config.adversaries import World
+from fedveil_lab.runs.prepare import Setup
+
+PUBLISHED = {mode: f"{SideChannel.name} ({mode})" for mode in ("noised", "clear")}  # what is recorded for each
+PASSIVE: tuple[type[Attack], ...] = (Loss, CalibratedLoss, OwnUpdate, Colluding, StepLength)
+OUTSIDER_EPOCHS = 40  # at most, of the adversary's own model, which never sees the target
+NOTHING = "the run ended before its first round: there is nothing to observe"
+
+
+class ParticipationView:
+    """A probe of runs of a world: keeps what the adversary sees, and concludes what every attack scores.
+
+    The attacks that watch score every run of an adversary that behaves; those that craft updates, every other.
+
+    Parameters
+    ----------
+    others : tuple of type
+        Attacks that are not FedVeil's own: they are played too, and are part of the probe's name.
+    """
+
+    figures: Collection[str] = ()
+
+    def __init__(self, others: tuple[type[Attack], ...] = ()) -> None:
+        self._others = others
+        self.name = " + ".join(["participation", *sorted(kind.name for kind in others)])
+
+    def begin(self, setup: Setup) -> None:
+        """Take the adversary's data; see `fedveil_lab.runs.runner.Judge`."""
+        if setup.shares is None or setup.config.world is None:
+            raise FieldError("world", None, "who asks about whom: give [world], target and colluders")
+        self._setup, self._shares, self._world = setup, setup.shares, setup.config.world
+        self._models: list[Tensor] = []
+        self._sent: list[Tensor] = []
+        self._measured: list[Sequence[Figures]] = []
+        self._shown: list[Mapping[str, float]] = []
+        self._last: Seen | None = None
+
+    def load(self, setup: Setup) -> int:
+        assert setup.config.world is not None
+        return (setup.config.rounds + 1) * (setup.method.server.hypotheses - 1 + len(setup.config.world.colluders))
+
+    def __call__(self, seen: Seen) -> dict[str, float]:
+        starts, rows = seen.broadcast.models, []
+        for partition in self._shares.adversaries:
+            model = model_of(seen.received[partition]) if partition in seen.received else None
+            usable = model is not None and bool(model.isfinite().all())  # the server drops what is not
+            rows.append(model - starts[0] if model is not None and usable else torch.zeros_like(starts[0]))
+        self._models += [seen.models] if self._models else [starts, seen.models]
+        self._sent.append(torch.stack(rows))
+        self._measured.append(seen.record.client_metrics)
+        self._shown.append(seen.record.published)
+        self._last = seen
+        return {}
+
+    @classmethod
+    def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
+        """``scores`` by attack, one a round; why others were ``refused``; classes the shadow lacks (``missing``)."""
+        return [judge._concluded(outsider) for judge, outsider in zip(judges, _outsiders(judges), strict=True)]
+
+    def _concluded(self, outsider: Tensor | None) -> dict[str, Any]:
+        scores: dict[str, list[float]] = {}
+        refused: dict[str, str] = {}
+        shares, setup = self._shares, self._setup
+        known = Knowledge(
+            model=setup.learner.model,
+            layout=setup.learner.layout,
+            loss=setup.learner.local.loss,
+            shadow=shares.shadow,
+            reference=shares.reference,
+            outsider=outsider,
+            clip=setup.method.server.public_clip,
+        )
+        threat, observation = threat_of(self._world, setup.method, shares.reference is not None), self._observation()
+        for name, kind, published in self._played():
+            try:
+                if observation is None:
+                    raise ThreatError(NOTHING)
+                conclusion = kind(known, threat).run(replace(observation, published=published))
+                scores[name] = torch.nan_to_num(conclusion, nan=-1e6, posinf=1e6, neginf=-1e6).tolist()
+            except ThreatError as error:
+                refused[name] = str(error)
+        return {"scores": scores, "refused": refused, "missing": list(shares.missing)}
+
+    def _observation(self) -> Observation | None:
+        if not self._sent:
+            return None
+        # With the target or without, the same cohort: a smaller one would tell the adversary the answer.
+        cohort = self._setup.config.clients_per_round or len(self._setup.dealt.clients)
+        return Observation(torch.stack(self._models), cohort, sent=torch.stack(self._sent, dim=1))
+
+    def _played(self) -> Iterator[tuple[str, type[Attack], Sequence[Mapping[str, float]]]]:
+        if self._world.crafted:
+            yield from ((kind.name, kind, ()) for kind in Active.weighs)
+            return
+        yield from ((kind.name, kind, ()) for kind in (*PASSIVE, *self._others))
+        central, configured = self._setup.method.client.trust == "central", self._setup.config.publish
+        for mode, name in PUBLISHED.items():
+            as_set = configured.metrics == mode
+            publishing = configured if as_set else replace(configured, metrics=mode)  # type: ignore[arg-type]
+            yield name, SideChannel, self._published(publishing, as_set) if central else ()
+
+    def _published(self, publishing: Publishing, as_set: bool) -> Sequence[Mapping[str, float]]:
+        """What clients were shown; published in another way, what they would be shown, with the noise drawn then."""
+        if as_set:
+            return self._shown if all(self._shown) else ()
+        if self._last is None:
+            return ()
+        federation, shown = self._last.federation, []
+        for number, single in enumerate(self._measured, start=1):
+            if not single:
+                return ()
+            names, figures, counts = publishable(single)
+            if not bool((counts > 0).any()):
+                return ()
+            source = federation.source.child("server", number, "publish", 0)
+            releases, _ = publishing.release(names, figures, counts, self._setup.method.server.relation, source)
+            shown.append({r.name: float(r.value) for r in releases})
+        return shown
+
+
+def threat_of(world: World, method: Method, reference: bool) -> ThreatModel:
+    """What the adversary of such a run can do."""
+    able, lacking = {"models", "shadow", "own updates", "rehearsals"}, {}
+    if reference:
+        able.add("reference")
+    else:
+        lacking["reference"] = "all examples are dealt out; use --out-world remove, or deal out fewer"
+    if len(world.colluders) > 1:
+        able.add("colluders")
+    else:
+        lacking["colluders"] = "one client alone: it takes a third one, and --colluders 2"
+    if method.client.trust == "central":
+        able.add("metrics")
+    else:
+        lacking["metrics"] = "under local trust no metric leaves a client"
+    if world.crafted:
+        able.add("crafted updates")
+    return ThreatModel("malicious client" if world.crafted else "semi-honest client", frozenset(able), lacking)
+
+
+def _outsiders(judges: Sequence[ParticipationView]) -> list[Tensor | None]:
+    """The adversaries' own models, trained at once on what each holds beside the target's data."""
+    first, starts, held, keys = judges[0]._setup, [], [], []
+    for judge in judges:
+        setup, shares = judge._setup, judge._shares
+        own = setup.clients[shares.adversaries[0]]
+        parts = [own] if shares.reference is None else [own, shares.reference]
+        held.append(ClientData(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])))
+        starts.append(setup.starts[0])
+        keys.append((setup.config.seed, 0, judge._world.attacker))
+    config, learner = first.config, first.learner
+    epochs = min(OUTSIDER_EPOCHS, config.rounds * learner.local.epochs)
+    alone = replace(learner.local, epochs=epochs, prox=0.0)
+    how: dict[str, Any] = {"device": config.device, "workers": config.workers}
+    trainer = make_trainer(learner.model, learner.layout, alone, config.trainer, **how)
+    trained = trainer.train(torch.stack(starts), held, keys)
+    return [
+        None if isinstance(one, Exception) or judge._shares.reference is None else one.model
+        for one, judge in zip(trained, judges, strict=True)
+    ]

@@ -1,0 +1,248 @@
+"""A cell, one run known by a key that says everything that decides its figures, and what a finished one leaves."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from inspect import getattr_static
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, cast
+from warnings import catch_warnings, simplefilter
+
+from fedveil.data import MissingDataError
+from fedveil.engines import Federation, RoundRecord
+from fedveil.engines.seams import Probe
+from fedveil.engines.warning import RunWarning
+from fedveil.errors import FieldError
+from fedveil.evidence import REPRODUCIBLE, Row, core_of, numerics_of, row_of
+from fedveil.methods import METHODS, GlobalDP, Publishing
+from fedveil_lab.config import Config, parse
+from fedveil_lab.config.sections import Budget, Privacy
+from fedveil_lab.config.variants import slug
+from fedveil_lab.runs.deal import data_digest
+from fedveil_lab.runs.promised import guarantees_of
+from fedveil_lab.runs.summary import Summary
+
+ELSEWHERE = ("name", "device")  # what a run is called, and where it is done, changes none of its figures
+ABSENT = "?" * 6
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One run.
+
+    Parameters
+    ----------
+    label : str
+        For people; begins the folder's name.
+    config : Config
+        Resolved.
+    probes : tuple of Probe
+        Measure more after each round.
+    sigma_of : Cell or tuple of Cell, optional
+        Other cells of central noise: this one's noise multiplier is set so that its sigma is the average of theirs.
+    make : callable, optional
+        Makes the federation, where the configuration does not describe it: of it rounds, seed and delta alone count
+        then (see `fedveil_lab.grid.cell.stated`); or plays something else, and returns its summary. Such a run has no
+        folder, and is equal to no other.
+    """
+
+    label: str
+    config: Config
+    probes: tuple[Probe, ...] = ()
+    sigma_of: "Cell | tuple[Cell, ...] | None" = None
+    make: Callable[[], Federation | Summary] | None = None
+
+    @property
+    def sources(self) -> tuple["Cell", ...]:
+        """The cells whose sigma it takes."""
+        return (self.sigma_of,) if isinstance(self.sigma_of, Cell) else self.sigma_of or ()
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256, shortened, of what decides the figures, and of the data.
+
+        Into it go the configuration without what is at its default, the probes, the cells whose sigma it takes and the
+        `NUMERICS` of its paths. An option that FedVeil learns later changes no key; a default or an arithmetic that
+        changes raises the number of its path, and the keys of the cells that take it. The last six characters are the
+        data's own; ``??????`` where these are not here.
+        """
+        if self.make is not None:
+            return f"made-{id(self):x}"  # nobody can say what decides the figures of a function
+        values = {k: v for k, v in self.config.differing().items() if k not in ELSEWHERE}
+        parts: dict[str, Any] = {"config": values, "numerics": self.numerics}
+        parts["probes"] = sorted(probe.name for probe in self.probes)
+        parts["sigma of"] = [cell.key for cell in self.sources]
+        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+        try:
+            return f"{digest}-{data_digest(self.config.data)[: len(ABSENT)]}"
+        except MissingDataError:
+            return f"{digest}-{ABSENT}"
+
+    @property
+    def numerics(self) -> int | str:
+        """The numbers of its paths."""
+        needs = getattr_static(METHODS[self.config.privacy.method].client, "needs", None)
+        record = isinstance(needs, frozenset) and "noisy_steps" in needs  # where parameters decide, it is a property
+        person = record and self.config.privacy.options.get("unit") == "person"
+        return numerics_of(record, self.config.trainer, person=person)
+
+    @cached_property
+    def kind(self) -> str:
+        """Equal for cells that differ in seeds and in who takes part alone, so that they can be played together."""
+        if self.make is not None:
+            return self.key
+        values = {k: v for k, v in self.config.differing().items() if k not in (*ELSEWHERE, "seed", "source")}
+        values["world"] = {k: v for k, v in values.get("world", {}).items() if k != "inside"}
+        names = [probe.name for probe in self.probes]
+        return json.dumps([values, names, [cell.key for cell in self.sources]], sort_keys=True)
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder."""
+        return f"{slug(self.label)}-{self.key}"
+
+
+def distinct(cells: Iterable[Cell]) -> list[Cell]:
+    """Every cell once, in order, behind those whose sigma it takes."""
+    cells_by_key: dict[str, Cell] = {}
+    for cell in cells:
+        for one in (*cell.sources, cell):
+            cells_by_key.setdefault(one.key, one)
+    return list(cells_by_key.values())
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A finished cell.
+
+    Attributes
+    ----------
+    cell : Cell
+        What was run.
+    summary : Summary
+        Figures of the whole run.
+    folder : Path or None
+        Where its files lie; None for a run that was kept in memory alone.
+    """
+
+    cell: Cell
+    summary: Summary
+    folder: Path | None
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """One a round; a probe's figures are under "figures"."""
+        return self.summary.rows
+
+    def series(self, name: str) -> list[float]:
+        """A figure round by round: a probe's, else of the noise, else of the pooled metrics; [] if there is none."""
+        for kind in ("figures", "noise", "metrics"):
+            values = [float(row[kind][name]) for row in self.rows if name in row.get(kind, {})]
+            if values:
+                return values
+        return []
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What is finished of some cells.
+
+    Attributes
+    ----------
+    outcomes : dict of str to Outcome
+        By key of the cell.
+    failed : dict of str to str
+        By key, why a cell has no model.
+    """
+
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+
+def matched(config: Config, earlier: Sequence[Summary]) -> Config:
+    """A configuration of global DP with the noise multiplier that gives it the average sigma of earlier runs.
+
+    Parameters
+    ----------
+    config : Config
+        Of global DP; its own noise multiplier does not matter.
+    earlier : sequence of Summary
+        Finished runs of the same federation.
+
+    Raises
+    ------
+    FieldError
+        If one of them added no noise on the server, or sigma follows a clipping norm that adapts.
+    """
+    sigmas = [summary.noise("sigma") for summary in earlier]
+    known = [sigma for sigma in sigmas if sigma is not None]
+    if len(known) < len(earlier) or not earlier:
+        raise FieldError("match_sigma_of", earlier[0].setting if earlier else "", "added no noise on the server")
+    if config.privacy.method != "global":
+        raise FieldError("privacy.method", config.privacy.method, "must be 'global' to take the sigma of another run")
+    server = cast(GlobalDP, config.privacy.build(config.aggregator).server)
+    cohort = config.clients_per_round or int(earlier[0].values["clients"])
+    values = config.to_dict()
+    values["privacy"]["noise_multiplier"] = server.multiplier_for(fmean(known), cohort)
+    return parse(values)
+
+
+def stated(rounds: int, seed: int = 0, delta: float = 1e-5) -> Config:
+    """What is known of a run without a configuration; it has no data and no model, and asking for them is an error."""
+    privacy = Privacy.model_construct(budget=Budget(delta=delta))
+    return Config.model_construct(name="made", rounds=rounds, seed=seed, privacy=privacy)
+
+
+def play_made(cell: Cell, advance: Callable[[Row], None] = lambda row: None) -> Summary:
+    """Run a cell that a function makes, and sum it up as a run of a configuration would be.
+
+    Parameters
+    ----------
+    cell : Cell
+        With `make`; its probes are shown every round, behind those that the federation has.
+    advance : callable
+        Is told of each round.
+
+    Raises
+    ------
+    NoReplyError
+        If a round has no usable reply.
+    """
+    with catch_warnings():
+        simplefilter("ignore", RunWarning)  # its lines are in the summary; a game leaves clients empty by itself
+        return _play_made(cell, advance)
+
+
+def _play_made(cell: Cell, advance: Callable[[Row], None]) -> Summary:
+    assert cell.make is not None
+    rows: list[Row] = []
+    delta, federation = cell.config.privacy.budget.delta, cell.make()
+    if isinstance(federation, Summary):
+        advance(dict(federation.values))
+        return federation
+    federation.probes += cell.probes
+
+    def on_round(record: RoundRecord) -> None:
+        rows.append(row_of(record, federation.method, federation.layout, federation.client_sides))
+        advance(rows[-1])
+
+    history = federation.run(cell.config.rounds, on_round)
+    guarantee, parties = guarantees_of(federation.method, federation.books(), delta)
+    values = {
+        **core_of(cell.label, federation.method, federation.layout, rows, guarantee, delta),
+        "task": "regression" if federation.task == "values" else "classification",
+        "guarantees": parties,
+        "rounds_planned": cell.config.rounds,
+        "stopped": history.stopped,
+        "clients": len(federation.clients),
+        "examples": int(median(c.examples for c in federation.clients)),
+        "published_metrics": {"text": Publishing().describe()},
+        "derived_from": "",
+        "data": {"name": "your clients", "note": "", "warnings": list(federation.warnings.said.values())},
+        "seed": cell.config.seed,
+        "source": "secure" if federation.source.deployable else REPRODUCIBLE,
+    }
+    return Summary(values, rows)

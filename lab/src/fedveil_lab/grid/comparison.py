@@ -1,0 +1,154 @@
+"""Run several privacy settings side by side."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import FieldError, NoReplyError, require_count
+from fedveil.files import CELLS, COMPARISON, CONFIG, make_folder, refuse_used, require_begun, write_atomic
+from fedveil.reading import toml_of
+from fedveil_lab.config import Config, load
+from fedveil_lab.config.variants import Variant, configure, variants_of
+from fedveil_lab.grid.cell import Cell, Finished
+from fedveil_lab.grid.jobs import Factory
+from fedveil_lab.grid.store import Store
+from fedveil_lab.runs import Progress, Summary
+from fedveil_lab.runs.folder import mark_private
+from fedveil_lab.runs.prepare import check
+
+RESULT = "comparison.json"
+UNNOISED = {
+    RESULT: "private: metrics and noise of every run are measured without noise",
+    "*.png": "private: curves of the same",
+    CELLS: "private: see PRIVATE.txt of each run",
+    "audit": "private: attacks that know the data",
+}
+
+
+@contextmanager
+def named(label: str) -> Iterator[None]:
+    """Name the setting in a refusal."""
+    try:
+        yield
+    except FieldError as error:
+        raise FieldError(f"settings[{label!r}]: {error.field}", error.value, error.accepted) from error
+
+
+def cells_of(config: Config, seeds: int) -> list[tuple[Variant, Cell]]:
+    """The runs of ``[compare]``: setting by setting, seed by seed."""
+    cells: dict[tuple[str, int], tuple[Variant, Cell]] = {}
+    for variant in variants_of(config):
+        matches = variant.setting.match_sigma_of
+        single = configure(config, variant.label, variant.setting)
+        for seed in range(config.seed, config.seed + seeds):
+            source = cells[matches, seed][1] if matches else None
+            cell = Cell(variant.label, single.model_copy(update={"seed": seed}), sigma_of=source)
+            cells[variant.label, seed] = (variant, cell)
+    return list(cells.values())
+
+
+def compare(
+    config: Config,
+    out: str | Path | None = None,
+    *,
+    seeds: int = 1,
+    resume: bool = False,
+    progress: Progress | None = None,
+    jobs: int = 1,
+    executor: Factory | None = None,
+    declare: Callable[[Path, int], None] | None = None,
+) -> list[Summary]:
+    """Run every setting of ``[compare]``, each under the same seeds.
+
+    Parameters
+    ----------
+    config : Config
+        The settings and what they share.
+    out : path, optional
+        Where the runs' folders go (below ``cells``), the comparison's own ``config.toml``, and ``comparison.json``:
+        the list of summaries.
+    seeds : int
+        Repetitions: the configuration's seed and those that follow it. Data are dealt out anew under each.
+    resume : bool
+        Keep finished runs and go on with the others; with no fewer seeds than the folder has.
+    progress : Progress, optional
+        Is told how it goes.
+    jobs, executor
+        Runs at once, and what runs them; see `Store.run`.
+    declare : callable, optional
+        Given the folder and the number of seeds, before the first run; see `fedveil_lab.grid.gate`.
+
+    Returns
+    -------
+    list of Summary
+        Setting by setting, seed by seed.
+
+    Raises
+    ------
+    NoReplyError
+        If a round of one of the runs had no usable reply; the others are finished.
+    """
+    require_count("--seeds", seeds)
+    path = None if out is None else Path(out)
+    if path is not None:
+        _require(path, config, resume)
+        seeds = max(seeds, _begun(path, config.seed)) if resume else seeds
+    planned, store = cells_of(config, seeds), Store(path)
+    for variant, cell in planned[::seeds]:  # all settings, before the first of them runs for an hour
+        if store.state(cell) != "done":
+            with named(variant.label):
+                check(cell.config)
+    if path is not None and not resume:
+        make_folder(path)
+    if path is not None and declare is not None:
+        declare(path, seeds)
+    if path is not None and not resume:
+        write_atomic(path / CONFIG, config.to_toml().encode())
+    if path is not None:
+        mark_private(path, UNNOISED)
+    finished = store.run([cell for _, cell in planned], progress, jobs, executor=executor)
+    for why in finished.failed.values():
+        raise NoReplyError(why)
+    summaries = _placed(planned, finished)
+    if path is not None:
+        write(path, [summary.values for summary in summaries])
+    return summaries
+
+
+def finished_of(config: Config, folder: Path, seeds: int = 1) -> list[Summary]:
+    """The runs of a comparison that are finished in a folder; nothing is run."""
+    planned = cells_of(config, seeds)
+    return _placed(planned, Store(folder).collect([cell for _, cell in planned]))
+
+
+def _placed(planned: list[tuple[Variant, Cell]], finished: Finished) -> list[Summary]:
+    """Summaries under the settings' labels."""
+    placed = []
+    for variant, cell in planned:
+        if cell.key in finished.outcomes:
+            summary = finished.outcomes[cell.key].summary
+            place = {"setting": variant.label, "base": variant.base, "swept": dict(variant.swept)}
+            placed.append(Summary({**summary.values, **place}, summary.rows))
+    return placed
+
+
+def write(folder: Path, values: list[Mapping[str, Any]]) -> None:
+    """Write ``comparison.json``: the list of summaries."""
+    write_atomic(folder / RESULT, (json.dumps([dict(v) for v in values], indent=2) + "\n").encode())
+
+
+def _require(path: Path, config: Config, resume: bool) -> None:
+    if not resume:
+        refuse_used(path)
+        return
+    require_begun(path, COMPARISON)
+    if load(path).fingerprint() != config.fingerprint():
+        raise FieldError("--resume", str(path), "holds a comparison with another configuration; give another --out")
+
+
+def _begun(path: Path, first: int) -> int:
+    """How many seeds a folder has runs of."""
+    files = (path / CELLS).glob(f"*/{CONFIG}")
+    return 1 + max((int(toml_of(file.read_text()).get("seed", 0)) for file in files), default=first) - first

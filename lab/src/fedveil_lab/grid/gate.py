@@ -1,0 +1,249 @@
+"""A gate: what a comparison has to show, declared before its first run and checked after its last.
+
+Privacy comes first. No score offsets a failed promise, and what was not attacked did not withstand anything.
+"""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedveil.checks import require_unit
+from fedveil.errors import (
+    FieldError,
+    nearest,
+    require_choice,
+    require_non_negative,
+    require_number,
+    require_positive,
+)
+from fedveil.files import CELLS, write_atomic
+from fedveil.ranges import require_within
+from fedveil.reading import json_of, toml_of
+from fedveil_lab.config import Config
+from fedveil_lab.config.variants import variants_of
+from fedveil_lab.runs import Summary
+
+GATE = "gate.json"
+AT_LEAST = ("accuracy", "balanced_accuracy", "auc", "sensitivity", "specificity")
+AT_MOST = ("brier", "rmse")
+_TRUSTS = ("central", "local", "trusted sum", "secure sum")
+_UNITS = ("client", "person", "record")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """What one setting of a comparison has to show.
+
+    Attributes
+    ----------
+    setting : str
+        Its label.
+    unit : str
+        Whom the promise has to be about: client, person or record.
+    epsilon, delta : float
+        The largest total epsilon, at this delta.
+    trust : str
+        Who may be trusted at most; empty: as it is.
+    measures : mapping of str to float
+        Limits, by figure. The near end of the 95% interval counts, its mean over the seeds.
+    attack : float or None
+        Largest upper end of the strongest attack's AUC; needs ``--audit``.
+    digest : str
+        SHA-256 of the file.
+    """
+
+    setting: str
+    unit: str
+    epsilon: float
+    delta: float
+    trust: str
+    measures: Mapping[str, float]
+    attack: float | None
+    digest: str
+
+    @classmethod
+    def read(cls, file: Path, config: Config) -> "Gate":
+        """Read a gate file, and refuse what the comparison cannot show.
+
+        Raises
+        ------
+        FieldError
+            Naming the key.
+        """
+        try:
+            content = file.read_bytes()
+            values = toml_of(content.decode())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise FieldError("--gate", str(file), f"cannot be read as TOML: {error}") from error
+        _only(values, "", ("setting", "privacy", "measures", "attack"))
+        for name in ("setting", "privacy", "measures"):
+            if name not in values:
+                raise FieldError(f"gate: {name}", "missing", "setting, [privacy] and [measures] are needed")
+        labels = [variant.label for variant in variants_of(config)]
+        setting = require_choice("gate: setting", str(values["setting"]), labels)
+        privacy, measures = _table(values, "privacy"), _table(values, "measures")
+        _only(privacy, "privacy.", ("unit", "epsilon", "delta", "trust"))
+        for name in ("unit", "epsilon", "delta"):
+            if name not in privacy:
+                raise FieldError(f"gate: privacy.{name}", "missing", "say unit, epsilon and delta: of the total")
+        trust = str(privacy.get("trust", ""))
+        if trust:
+            require_choice("gate: privacy.trust", trust, _TRUSTS)
+        _only(measures, "measures.", (*AT_LEAST, *AT_MOST))
+        limits = {name: require_non_negative(f"gate: measures.{name}", value) for name, value in measures.items()}
+        attack = _table(values, "attack") if "attack" in values else {}
+        _only(attack, "attack.", ("auc",))
+        most = attack.get("auc")
+        if "attack" in values:
+            most = require_number("gate: attack.auc", most, lambda n: 0.5 <= n <= 1, "must be .5 to 1")
+        return cls(
+            setting=setting,
+            unit=require_unit("gate: privacy.unit", str(privacy["unit"]), _UNITS),
+            epsilon=require_positive("gate: privacy.epsilon", privacy["epsilon"]),
+            delta=require_within("delta", "gate: privacy.delta", privacy["delta"]),
+            trust=trust,
+            measures=limits,
+            attack=most,
+            digest=hashlib.sha256(content).hexdigest(),
+        )
+
+    def declare(self, folder: Path, seeds: int, *, config: Config, audit: int) -> None:
+        """Write down what is asked before the first run; what was declared before stays as it was.
+
+        Raises
+        ------
+        FieldError
+            If the folder has runs and no gate, or another one: a limit that is set afterwards is no limit.
+        """
+        if self.attack is not None and not audit:
+            raise FieldError("gate: attack.auc", self.attack, "needs an attack: --audit N")
+        asked = {"gate": self.digest, "config": config.fingerprint(), "seeds": seeds, "audit": audit}
+        file = folder / GATE
+        if file.exists():
+            declared = json_of(file.read_bytes())["declared"]
+            if declared != asked:
+                changed = ", ".join(name for name in asked if declared.get(name) != asked[name])
+                accepted = f"another {changed} was declared before the first run: give what was declared, or begin anew"
+                raise FieldError("--gate", str(folder), accepted)
+            return
+        if (folder / CELLS).is_dir():
+            accepted = "holds runs that began without a gate: a limit set afterwards is none. Begin anew, --out"
+            raise FieldError("--gate", str(folder), accepted)
+        write_atomic(file, (json.dumps({"declared": asked, "limits": self.limits()}, indent=1) + "\n").encode())
+
+    def limits(self) -> dict[str, Any]:
+        """Plain values of what is asked."""
+        privacy = {"unit": self.unit, "epsilon": self.epsilon, "delta": self.delta, "trust": self.trust}
+        return {"setting": self.setting, "privacy": privacy, "measures": dict(self.measures), "attack": self.attack}
+
+    def check(self, summaries: Sequence[Summary]) -> "Passed":
+        """What the setting's runs show."""
+        runs = [summary for summary in summaries if summary.setting == self.setting]
+        if not runs:
+            raise FieldError("gate: setting", self.setting, "has no finished run")
+        failed = tuple(dict.fromkeys(why for run in runs for why in self._private(run)))
+        attacked = self._attacked(runs)
+        short = tuple(why for name, limit in self.measures.items() if (why := self._measured(runs, name, limit)))
+        stopped = tuple(f"stopped early: {run.stopped}" for run in runs if run.stopped)
+        return Passed(self, failed, attacked, (*short, *stopped))
+
+    def _private(self, run: Summary) -> list[str]:
+        promise: dict[str, Any] = dict(next(iter(run.values["guarantees"].values())))
+        text = str(promise.get("text", "none"))
+        if promise.get("status") not in ("formal", "conditional") or "epsilon" not in promise:
+            return [f"nothing is proven: {text}"]
+        why = []
+        if promise["unit"] != self.unit or promise.get("group", 1) != 1:
+            why.append(f"the promise is for one {promise['unit']}, and one {self.unit} was asked for: {text}")
+        if promise["epsilon"] > self.epsilon or promise["delta"] > self.delta:
+            why.append(f"the promise is above epsilon {self.epsilon:g} at delta {self.delta:g}: {text}")
+        if self.trust and promise["trust"] != self.trust:
+            why.append(f"trust {promise['trust']}, and {self.trust} was asked for: {text}")
+        return why
+
+    def _attacked(self, runs: Sequence[Summary]) -> tuple[str, ...]:
+        if self.attack is None:
+            return ()
+        audits = [audit for run in runs for audit in run.values.get("audits", ())]
+        if not audits:
+            return ("no attack that works was played against it: nothing was withstood",)
+        worst = max(audits, key=lambda audit: float(audit["high"]))
+        said = f"{worst['attack']}: AUC {worst['auc']:.3f} ({worst['low']:.3f} to {worst['high']:.3f})"
+        return () if worst["high"] <= self.attack else (f"{said}, at most {self.attack:g} was asked for",)
+
+    @staticmethod
+    def _measured(runs: Sequence[Summary], name: str, limit: float) -> str:
+        if name == "rmse":
+            values = [value for run in runs if (value := run.averaged("rmse")) is not None]
+            reached, what = (fmean(values) if len(values) == len(runs) else None), "mean"
+        else:
+            found = [run.values.get("classified", {}).get("pooled", {}).get("figures", {}).get(name) for run in runs]
+            what = "upper end" if name in AT_MOST else "lower end"
+            ends = [one["high" if name in AT_MOST else "low"] for one in found if one is not None]
+            known = len(ends) == len(runs) and all(end is not None for end in ends)
+            reached = fmean(ends) if known else None
+        if reached is None:
+            return f"{name} was not measured"
+        kept = reached <= limit if name in AT_MOST else reached >= limit
+        asked = f"at {'most' if name in AT_MOST else 'least'} {limit:g} was asked for"
+        return "" if kept else f"{name}: {what} {reached:.3f}, {asked}"
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What came of a gate.
+
+    Attributes
+    ----------
+    gate : Gate
+        What was asked.
+    privacy, attack, measures : tuple of str
+        Why each part failed; empty where it passed.
+    """
+
+    gate: Gate
+    privacy: tuple[str, ...]
+    attack: tuple[str, ...]
+    measures: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        """Whether all of it passed: no score offsets a failed promise."""
+        return not (self.privacy or self.attack or self.measures)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        if self:
+            return f"{self.gate.setting}: passes the gate that was declared before the first run"
+        if self.privacy or self.attack:
+            return f"{self.gate.setting}: fails on privacy, which no score offsets"
+        return f"{self.gate.setting}: keeps its promise, and falls short of what was to be measured"
+
+    def keep(self, folder: Path) -> None:
+        """Write the result beside what was declared."""
+        file = folder / GATE
+        values = json_of(file.read_bytes())
+        values["result"] = {
+            "passed": bool(self),
+            "verdict": self.verdict,
+            **{part: list(getattr(self, part)) for part in ("privacy", "attack", "measures")},
+        }
+        write_atomic(file, (json.dumps(values, indent=1) + "\n").encode())
+
+
+def _table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = values[name]
+    if not isinstance(table, Mapping):
+        raise FieldError(f"gate: {name}", table, f"must be a table: [{name}]")
+    return table
+
+
+def _only(table: Mapping[str, Any], prefix: str, known: Sequence[str]) -> None:
+    for name in table:
+        if name not in known:
+            raise FieldError(f"gate: {prefix}{name}", table[name], nearest(str(name), known))

@@ -1,0 +1,321 @@
+"""Comparisons and audits of a federation of one's own: a function makes it, for the clients, method and seed given."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from warnings import catch_warnings, simplefilter, warn
+
+import torch
+
+from fedveil.accounting.guarantee import PARTS
+from fedveil.engines import Federation
+from fedveil.engines.assembly import AnyMethod
+from fedveil.engines.warning import RunWarning
+from fedveil.errors import FieldError, NoReplyError, cleaned, require_count, require_rounds
+from fedveil.gdp import rounded_down
+from fedveil.learning import ClientData, LocalTraining
+from fedveil.learning.clients import as_client
+from fedveil.ranges import require_within
+from fedveil.tables import broken_lines
+from fedveil_lab.attacks.bounds import EpsilonBound
+from fedveil_lab.config import Config, load
+from fedveil_lab.games.game import Judgement, game_of, play
+from fedveil_lab.games.own import Clients, Make, OwnGame, make_one
+from fedveil_lab.games.scoring import Audit
+from fedveil_lab.grid import Cell, Store
+from fedveil_lab.grid.cell import stated
+from fedveil_lab.grid.comparison import compare as compare_settings
+from fedveil_lab.grid.comparison import named
+from fedveil_lab.runs.runner import Progress, Silent
+from fedveil_lab.runs.summary import Summary
+
+WIDTH = 180  # columns of a comparison as text
+OwnSetting = AnyMethod | None | tuple[AnyMethod | None, LocalTraining]
+
+
+def compare(
+    what: Make | Config | str | Path,
+    clients: Clients | None = None,
+    settings: Mapping[str, OwnSetting] | None = None,
+    *,
+    rounds: int | None = None,
+    seeds: int = 1,
+    delta: float = 1e-5,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+) -> "Compared":
+    """Compare privacy settings side by side.
+
+    Parameters
+    ----------
+    what : callable, Config or path
+        ``make(clients, method, seed) -> Federation``, or a configuration with ``[compare]``, which needs no more.
+    clients : sequence
+        As for `Federation`; handed to `make`.
+    settings : mapping of str to method
+        By label, what `Federation` takes as its method; None: no privacy. A pair ``(method, LocalTraining(...))`` gives
+        the setting its own training: `what` is called with ``local=`` then. All are checked before the first run.
+    rounds : int
+        Of each run.
+    seeds : int
+        Repetitions under seeds 0, 1, ... (of a configuration: its own seed and those that follow).
+    delta : float
+        At which an epsilon is stated.
+    out : path, optional
+        Of a configuration: where its runs are kept.
+    progress : Progress, optional
+        Is told how it goes; by default a bar on a terminal, and nobody elsewhere.
+
+    Returns
+    -------
+    Compared
+        Printed, it is the table of ``fedveil compare``.
+
+    Examples
+    --------
+    >>> make = lambda clients, method, seed: fv.Federation(model=model, clients=clients, method=method, seed=seed)
+    >>> settings = {"no privacy": None, "epsilon 8": fv.GlobalDP(epsilon=8, delta=1e-5, rounds=2, clip=1.0)}
+    >>> fv.compare(make, clients, settings, rounds=2)[-1].values["guarantee"]
+    'formal eps=8 at delta=1e-05 (zero-out, client, central, total)'
+    """
+    if isinstance(what, Config | str | Path):
+        config = what if isinstance(what, Config) else load(str(what))
+        return Compared(tuple(compare_settings(config, out, seeds=seeds, progress=progress or shown())))
+    require_function(what)
+    _require("compare(make, clients, settings, rounds=10)", clients=clients, settings=settings, rounds=rounds)
+    if not isinstance(settings, Mapping):
+        raise FieldError("settings", type(settings).__name__, 'must name each: {"no privacy": None, "mine": method}')
+    if out is not None:
+        raise FieldError("out", str(out), "is for configurations; what a function makes has no file to run it again by")
+    planned, delta = require_rounds("rounds", rounds), require_within("delta", "delta", delta)
+    cells = [
+        Cell(label, stated(planned, seed, delta), make=partial(_made, what, clients or (), given, seed))
+        for label, given in settings.items()
+        for seed in range(require_count("seeds", seeds))
+    ]
+    for cell in cells[::seeds]:
+        assert cell.make is not None
+        with named(cell.label), catch_warnings():
+            simplefilter("ignore", RunWarning)  # the run says it
+            cell.make()
+    finished = Store(None).run(cells, progress or shown())
+    for why in finished.failed.values():
+        raise NoReplyError(why)
+    summaries = [finished.outcomes[cell.key].summary for cell in cells]
+    for cell, summary in zip(cells[::seeds], summaries[::seeds], strict=True):
+        for line in summary.values["data"]["warnings"]:
+            warn(f"{cell.label}: {line}", RunWarning, stacklevel=2)
+    return Compared(tuple(summaries))
+
+
+@dataclass(frozen=True)
+class Compared(Sequence[Summary]):
+    """Finished runs, setting by setting, seed by seed.
+
+    Attributes
+    ----------
+    summaries : tuple of Summary
+        The runs.
+
+    Examples
+    --------
+    >>> make = lambda clients, method, seed: fv.Federation(model=model, clients=clients, method=method, seed=seed)
+    >>> runs = fv.compare(make, clients, {"no privacy": None, "a median": fv.FedMedian()}, rounds=1)
+    >>> [run.setting for run in runs]
+    ['no privacy', 'a median']
+    """
+
+    summaries: tuple[Summary, ...]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.summaries[index]
+
+    def __len__(self) -> int:
+        return len(self.summaries)
+
+    def __str__(self) -> str:
+        """The table, and what has to be said beside it."""
+        from fedveil_lab.report.tables import comparison_notes, comparison_tables
+
+        tables = [table.text(WIDTH) for table in comparison_tables(self.summaries, WIDTH)]
+        notes = [cleaned(note, len(note), keep="\n") for note in comparison_notes(self.summaries)]
+        return "\n".join(line for text in (*tables, *notes) for line in (broken_lines(text, WIDTH))) + "\n"
+
+
+def _made(make: Make, clients: Clients, given: OwnSetting, seed: int) -> Federation:
+    method, local = given if isinstance(given, tuple) else (given, None)
+    return make_one(make, clients, method, seed, **({} if local is None else {"local": local}))
+
+
+def require_function(what: Any) -> None:
+    """Refuse what is neither a configuration nor a function that makes a federation."""
+    if not callable(what) or isinstance(what, type):
+        accepted = "must be a configuration, its path, or a function (clients, method, seed) that makes a Federation"
+        raise FieldError("what", what.__name__ if isinstance(what, type) else type(what).__name__, accepted)
+
+
+def _require(call: str, **given: Any) -> None:
+    """Refuse a function without what is needed beside it."""
+    for name, value in given.items():
+        if not value:
+            raise FieldError(name, value, f"is needed beside a function: {call}")
+    if not isinstance(given["clients"], Sequence):
+        raise FieldError("clients", type(given["clients"]).__name__, "must be a list of clients")
+
+
+def shown() -> Progress:
+    """A bar on a terminal, and nothing elsewhere."""
+    from rich.console import Console
+
+    from fedveil_lab.report.progress import Display
+
+    console = Console(stderr=True)
+    return Display(console) if console.is_terminal else Silent()
+
+
+def audit(
+    what: Make | Config | str | Path,
+    clients: Clients | None = None,
+    method: AnyMethod | None = None,
+    *,
+    rounds: int | None = None,
+    replicates: int | None = None,
+    target: int = -1,
+    instead: Any = None,
+    reference: Any = None,
+    delta: float = 1e-5,
+    progress: Progress | None = None,
+    **options: Any,
+) -> "OwnAudit | Judgement":
+    """Measure how well whoever receives every model tells whether one client takes part, with and without `method`.
+
+    The world without the target is the guarantee's: a client without examples (zero-out, and where nothing is promised
+    for a client), with those of `instead` or of another client (replace-one), or no client (add/remove). Rehearsals,
+    half as many as the runs and at least 8, fix thresholds and weights.
+
+    Parameters
+    ----------
+    what : callable, Config or path
+        ``make(clients, method, seed) -> Federation``, or a configuration: `options` are then those of
+        `fedveil_lab.games.game_of`, and ``out`` for a folder.
+    clients : sequence
+        As for `Federation`.
+    method : optional
+        What protects the clients. The same attacks are run against the federation without it too.
+    rounds : int
+        Of each run.
+    replicates : int, optional
+        Runs in each world; default: 10, and for a configuration what its game has.
+    target : int
+        Who is asked about; the attacker holds its training examples.
+    instead : client, optional
+        Takes the target's place; its examples have to be alike.
+    reference : client, optional
+        Examples on which nobody trains, for the calibrated attacks. Default: the other clients' held-out ones.
+    delta : float
+        Of the epsilons.
+    progress : Progress, optional
+        Is told how it goes; by default a bar on a terminal, and nobody elsewhere.
+
+    Examples
+    --------
+    >>> make = lambda clients, method, seed: fv.Federation(model=model, clients=clients, method=method, seed=seed)
+    >>> held = [(*client, *client) for client in clients]
+    >>> result = fv.audit(make, held, fv.GlobalDP(noise_multiplier=4.0, clip=1.0), rounds=1, replicates=4)
+    >>> result.measured.lower <= result.measured.ceiling
+    True
+    """
+    progress = progress or shown()
+    if isinstance(what, Config | str | Path):
+        config = what if isinstance(what, Config) else load(str(what))
+        out = options.pop("out", None)
+        asked = options if replicates is None else {"replicates": replicates, **options}
+        return play(game_of(config, **asked), out, progress)
+    require_function(what)
+    _require("audit(make, clients, method, rounds=10)", clients=clients, rounds=rounds)
+    for name, value in options.items():
+        raise FieldError(name, value, "is for configurations alone: leave it out here")
+    held = [as_client(c, f"clients[{i}]") for i, c in enumerate(clients or ())]
+    if not -len(held) <= target < len(held):
+        raise FieldError("target", target, f"there are clients 0 to {len(held) - 1}")
+    where = range(len(held))[target]
+    shadow, others = held[where], [*held[:where], *held[where + 1 :]]
+    known = _held_out(others) if reference is None else as_client(reference, "reference")
+    relation = _relation(what, held, method) if instead is None else "replace-one"
+    stand_in = held[where - 1] if instead is None else as_client(instead, "instead")
+    if relation == "zero-out":
+        stand_in = ClientData(shadow.x[:0], shadow.y[:0])
+    without = others if relation == "add/remove" else [*held[:where], stand_in, *held[where + 1 :]]
+    settings = {"no defence": None} | ({} if method is None else {"with the method": method})
+    game = OwnGame(
+        what,
+        {True: held, False: without},
+        settings,
+        require_rounds("rounds", rounds),
+        require_count("replicates", 10 if replicates is None else replicates, least=4),
+        (shadow, known),
+        relation,
+        require_within("delta", "delta", delta),
+    )
+    judged = play(game, progress=progress)
+    return OwnAudit(**vars(judged), target=where, relation=relation, promised=judged.values["promised"])
+
+
+@dataclass(frozen=True, eq=False)
+class OwnAudit(Audit):
+    """What attacks on participation reached; `verdicts` without the method first.
+
+    Attributes
+    ----------
+    target : int
+        The client in question.
+    relation : str
+        Between the two worlds.
+    promised : str
+        The method's guarantee.
+
+    Examples
+    --------
+    >>> make = lambda clients, method, seed: fv.Federation(model=model, clients=clients, method=method, seed=seed)
+    >>> result = fv.audit(make, [(*c, *c) for c in clients], fv.FedMedian(), rounds=1, replicates=4)
+    >>> type(result).__name__, result.target
+    ('OwnAudit', 2)
+    """
+
+    target: int = -1
+    relation: str = ""
+    promised: str = ""
+
+    @property
+    def measured(self) -> EpsilonBound:
+        """What all attacks against the method prove together."""
+        return self.together[self.verdicts[-1].setting]
+
+    def __str__(self) -> str:
+        """The answer, a line an attack, then what was promised beside what was measured."""
+        from fedveil_lab.report.audit_tables import answered
+
+        own = [v for v in self.verdicts if v.setting == self.verdicts[-1].setting]
+        answer = answered(own[0].setting, own, max(own, key=lambda v: v.point))
+        lines = [f"Can others tell whether client {self.target} takes part? {answer}"]
+        lines += [
+            f"{v.setting}, {v.attack}: AUC {v.point:.3f} ({v.low:.2f}-{v.high:.2f}) over {v.n} runs"
+            for v in self.verdicts
+        ]
+        measured = f"epsilon >= {rounded_down(self.measured.lower)} of at most {self.measured.ceiling:.2f} provable"
+        lines.append(f"promised: {self.promised}; measured: {measured} ({self.relation}, 95%)")
+        return "\n".join(lines)
+
+
+def _relation(make: Make, clients: Clients, method: AnyMethod | None) -> str:
+    """The relation of what a method promises a client, after a round of it."""
+    promise = make_one(make, clients, method, 0).run(1).guarantee
+    return promise.relation if promise.proven and promise.unit not in PARTS else "zero-out"
+
+
+def _held_out(clients: Sequence[ClientData]) -> ClientData | None:
+    """What the given clients hold out, together."""
+    parts = [(c.test_x, c.test_y) for c in clients if c.test_x is not None and c.test_y is not None]
+    return ClientData(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])) if parts else None

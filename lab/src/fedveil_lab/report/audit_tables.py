@@ -1,0 +1,219 @@
+"""Tables of an audit: the strongest attack against each defence, what each attack reached, and what has to be said."""
+
+import math
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+from fedveil.gdp import rounded_down
+from fedveil.tables import NOTHING, Table, grouped_by, shown
+from fedveil_lab.attacks import Participation
+from fedveil_lab.attacks.bounds import epsilon_ceiling
+from fedveil_lab.attacks.participation.rounds import Colluding
+from fedveil_lab.attacks.statistics import Estimate
+from fedveil_lab.config.adversaries import IN_ITS_PLACE, world_of
+from fedveil_lab.games import Audit
+from fedveil_lab.games.game import Refused
+from fedveil_lab.games.scoring import Scored, row_of
+
+CEILINGS = (20, 50, 100, 300, 1000)
+SUPPOSED = " *"  # behind the name of an attack on metrics that are not published so
+LITTLE = 0.5  # an epsilon: with runs that cannot even prove this much, that has to be said
+MILESTONES = (0.0, 0.5, 1.0, 2.0)
+
+
+def in_words(value: Estimate | None) -> str:
+    """A figure with its interval."""
+    return NOTHING if value is None else f"{value.point:.3f} ({value.low:.2f}-{value.high:.2f})"
+
+
+def proven(bound: dict[str, float] | None) -> str:
+    """An epsilon that runs prove, of the most that they can."""
+    return NOTHING if bound is None else f"{rounded_down(bound['lower'])} of {bound['ceiling']:.2f}"
+
+
+def answered(label: str, own: Sequence[Participation], best: Participation | None) -> str:
+    """What attacks on a setting found, by the strongest that counts, in a sentence."""
+    if best is None:
+        return f"{label}: open, none of {len(own)} attacks works here even without a defence."
+    answer = "yes" if best.auc.low > 0.5 else "not shown"
+    return f"{label}: {answer}, the strongest attack ({best.attack}) has an AUC of {in_words(best.auc)}."
+
+
+def headline(audit: Audit) -> Table | None:
+    """The strongest attack against each defence (against the federation itself, if it has none), and what is proven.
+
+    An attack counts if it works without the defence, or evidently against it. None where nothing was judged.
+    """
+    judged, plain = _strongest(audit), by_attack(audit)
+    if not any(v.setting in judged for v in audit.verdicts):
+        return None
+    areas = ["AUC (95%)", "without the defence"][: len(audit.settings)]
+    rows = []
+    for label, (own, counted, best) in judged.items():
+        undefended = None if best is None else plain[best.attack].get(audit.settings[0])
+        cells = [in_words(None if v is None else v.auc) for v in (best, undefended)][: len(areas)]
+        strongest = NOTHING if best is None else best.attack
+        works = f"{len(counted)} of {len(own)}"
+        rows.append([label, strongest, works, *cells, proven(audit.values["together"].get(label))])
+    title = f"Does client {audit.values['target']} take part? The strongest attack; .5 is guessing, 1 is certainty"
+    numbers = ["attacks that work", *areas, "epsilon >="]
+    return Table(["against", "strongest", *numbers], rows, title, numbers, notes=too_few(audit.values))
+
+
+def _strongest(audit: Audit) -> dict[str, tuple[list[Scored], list[Scored], Scored | None]]:
+    """What was judged against each defence, what counts of it, and the strongest of these."""
+    judged = {}
+    for label in audit.settings[1:] or audit.settings:
+        own = [v for v in audit.verdicts if v.setting == label and not v.supposed]
+        counted = [v for v in own if v.valid or v.succeeds]
+        judged[label] = own, counted, max(counted, key=lambda v: (v.point, v.auc.low), default=None)
+    return judged
+
+
+def answer(audit: Audit) -> str:
+    """The question and its answer for each setting, a sentence each; empty where nothing was judged."""
+    lines = [answered(label, own, best) for label, (own, _, best) in _strongest(audit).items() if own]
+    asked = f"Can client {audit.values['attacker']} tell whether client {audit.values['target']} takes part?"
+    return " ".join([asked, *lines]) if lines else ""
+
+
+def folded(refused: Sequence[Refused]) -> list[str]:
+    """One line for all attacks that were not run, by the reason."""
+    reasons = grouped_by(refused, lambda r: r.reason).items()
+    said = [f"{', '.join(dict.fromkeys(r.attack for r in own))} ({reason})" for reason, own in reasons]
+    return [f"not run: {'; '.join(said)}"] if said else []
+
+
+def compared(audit: Audit) -> list[str]:
+    """What was promised beside what was proven; one line where an epsilon is promised for another relation."""
+    values, played = audit.values, audit.values["relation"]
+    others, lines = dict[str, list[str]](), []
+    for label, about in values["settings"].items():
+        bound = values["together"].get(label)
+        if about["guarantee_relation"] not in ("", played):
+            others.setdefault(about["guarantee_relation"], []).append(label)
+        elif about["guarantee_relation"] and bound is not None:
+            measured = f"measured epsilon >= {proven(bound)} provable ({played}, 95%)"
+            lines.append(f"{label}: promised {about['guarantee']}; {measured}.")
+    return lines + [
+        f"{', '.join(labels)}: the guarantee is for {promised}, the measured epsilon for {played}, so they cannot be "
+        f"compared; --out-world {world_of(promised)} (and another --out) measures {promised}."
+        for promised, labels in others.items()
+    ]
+
+
+def fewest_runs(epsilon: float, delta: float) -> int:
+    """The fewest runs in each world that can prove more than an epsilon, with one attack."""
+    return next(n for n in count(2) if epsilon_ceiling(n, delta) > epsilon)
+
+
+def too_few(values: dict[str, Any]) -> list[str]:
+    """How many runs it takes, where there are so few that next to nothing could be proven."""
+    runs, ceiling, delta = values["replicates"], values["epsilon_ceiling"], values["delta"]
+    if ceiling is None or ceiling >= LITTLE:
+        return []
+    needed = ", ".join(f"{fewest_runs(epsilon, delta)} for {epsilon:g}" for epsilon in MILESTONES)
+    return [
+        f"{runs} runs in each world are few: an epsilon of {ceiling:.2f} at most can be proven with one attack, and "
+        f"'no' can mean too few runs. Runs in each world to prove more than an epsilon: {needed}."
+    ]
+
+
+def audit_tables(audit: Audit) -> list[Table]:
+    """One table a setting, the undefended federation first; defended ones beside it."""
+    return [_table(audit, label) for label in audit.settings]
+
+
+def _table(audit: Audit, label: str) -> Table:
+    columns = ["AUC (95%)", "advantage", "measured epsilon >=", "AUC without defence", "valid"]
+    numbers = columns[:3] if label == audit.settings[0] else columns
+    lines = []
+    for name, by in by_attack(audit).items():
+        verdict, undefended = by.get(label), by.get(audit.settings[0])
+        cells = ["refused", NOTHING, NOTHING] if verdict is None else _figures(verdict)
+        cells.append("refused" if undefended is None else in_words(undefended.auc))
+        cells.append({None: NOTHING, True: "yes", False: "no"}[None if verdict is None else verdict.valid])
+        mark = SUPPOSED if verdict is not None and verdict.supposed else ""
+        lines.append([name + mark, *cells[: len(numbers)]])
+    title = f"{label}: {_about(audit.values['settings'][label])}"
+    return Table(["attack", *numbers], lines, title, numbers, ["advantage", *columns[3:]])
+
+
+def by_attack(audit: Audit) -> dict[str, dict[str, Scored]]:
+    """Verdicts by attack and setting, in the order in which they were judged."""
+    rows = grouped_by(audit.verdicts, lambda verdict: verdict.attack)
+    return {attack: {verdict.setting: verdict for verdict in own} for attack, own in rows.items()}
+
+
+def audit_notes(audit: Audit) -> list[str]:
+    """What has to be said beside the tables."""
+    values = audit.values
+    pooled = f"; colluding: clients {', '.join(map(str, values['colluders']))}" * (Colluding.name in by_attack(audit))
+    together = ", ".join(f"{label} {proven(bound)}" for label, bound in values["together"].items())
+    runs, rehearsals = values["replicates"], values["rehearsals"]
+    ceilings = ", ".join(f"{n}: {epsilon_ceiling(n):.1f}" for n in CEILINGS)
+    notes = [
+        f"Without client {values['target']} there is {IN_ITS_PLACE[values['world']]}. Client {values['attacker']} "
+        f"holds {values['shadow']} shadow data{pooled}.",
+        f"{runs} independent runs with and {runs} without the target; intervals are over runs. Each has its own data "
+        "(natural clients keep theirs), first model (but a pre-trained one), training order and noise. Thresholds "
+        f"come from {rehearsals} + {rehearsals} rehearsals, which are not evaluated.",
+        f"measured epsilon >=: proven at 95%, for {values['relation']} at delta = {values['delta']:g}; {runs} runs can "
+        f"prove {values['epsilon_ceiling']:.2f} at most (by number of runs: {ceilings}). It is no guarantee: a "
+        f"stronger attack may prove more. All together prove, at 95%: {together or 'nothing'}.",
+        "valid: the attack beats guessing without the defence (95%); else its figure says nothing about the defence.",
+        f"Metrics that clients see after each round: {values['published_metrics']['text']}.{_gain(audit)}",
+    ]
+    if any(v.supposed for v in audit.verdicts):
+        notes.append("* supposes that metrics are published so, which they are not here.")
+    notes += [_sequential(v) for v in audit.verdicts if v.sequential is not None and not v.supposed]
+    notes += folded(audit.refused)
+    said = [(f"{v.attack}, {v.setting}: {n}", n) for v in audit.verdicts for n in v.notes]
+    rates = [n for _, n in said if n.startswith("no true positive rate")]
+    return [*notes, *(text for text, n in said if n not in rates), *rates[:1]]
+
+
+def _figures(verdict: Scored) -> list[str]:
+    gain, bound = verdict.advantage, verdict.epsilon
+    bounded = None if bound is None else vars(bound)
+    return [in_words(verdict.auc), shown(None if gain is None else gain.point, ".2f"), proven(bounded)]
+
+
+def _about(about: dict[str, Any]) -> str:
+    parts = [f"guarantee {about['guarantee'] or 'not played'}"]
+    if about["accuracy"] is not None:
+        parts.append(f"accuracy {about['accuracy']:.3f}")
+    if about["sigma"] is not None:
+        without = about["sigma_without_target"]
+        apart = without is not None and not math.isclose(without, about["sigma"], rel_tol=1e-6)
+        parts.append(f"average sigma {about['sigma']:.3g}" + (f" ({without:.3g} without the target)" if apart else ""))
+    return "; ".join(parts)
+
+
+def _gain(audit: Audit) -> str:
+    """What each way of publishing gives an adversary with shadow data alone, and one with all the means, by setting."""
+    rows = by_attack(audit)
+    means = (
+        ("shadow data alone", "loss", "side-channel"),
+        ("reference data and rehearsals too", "adaptive", "informed"),
+    )
+    lines = []
+    for who, without, attack in means:
+        for label in audit.settings:
+            by_mode = {"off": rows.get(without, {}).get(label)}
+            by_mode |= {mode: rows.get(row_of(attack, mode), {}).get(label) for mode in ("noised", "clear")}
+            parts = [f"{mode} {v.point:.3f}" for mode, v in by_mode.items() if v is not None]
+            if len(parts) > 1:
+                lines.append(f"{label}, {who}: {', '.join(parts)}")
+    return f" AUC of an adversary by what is published: {'; '.join(lines)}." if lines else ""
+
+
+def _sequential(verdict: Scored) -> str:
+    test = verdict.sequential
+    assert test is not None
+    median = f"decides after {test.rounds_in:g} rounds (median, with the target) and {test.rounds_out:g} (without)"
+    errors = f"said OUT of {in_words(test.miss)} of the runs with it, IN of {in_words(test.alarm)} of those without"
+    undecided = f"undecided {test.undecided} of {sum(verdict.runs)}"
+    said = undecided if test.undecided == sum(verdict.runs) else f"{median}; {errors}; {undecided}"
+    return f"{verdict.attack}, {verdict.setting}: sequential test for errors of {test.wanted:.0%}: {said}"

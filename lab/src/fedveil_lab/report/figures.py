@@ -1,0 +1,297 @@
+"""Figures of a comparison: accuracy, noise and distance over its rounds, and accuracy against what it cost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from fedveil.accounting import VACUOUS
+from fedveil_lab.report import canvas
+from fedveil_lab.report.canvas import COLOURS, MARKERS, wrapped
+from fedveil_lab.report.classified import classes_figure
+from fedveil_lab.report.plotting import Axes, Figure, Line2D, own_style
+from fedveil_lab.report.tables import (
+    OF_TWO,
+    based,
+    covered,
+    figures_of,
+    grouped,
+    headline,
+    quality,
+    swept,
+    worst_guarantee,
+)
+from fedveil_lab.runs.summary import Summary
+
+PALEST = 0.3  # strength of the palest line of a swept setting
+PANEL = 4.9  # inches, with its axis
+NAMED = 12  # points of a line that are named at most
+FRONT, WORTHLESS = "#F0E442", "#ececec"
+ATTACKED, NOISE = "attack", "noise"  # panels; one of epsilons is named by their unit, trust and relation
+
+
+def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
+    """Write ``curves.png``, of several settings with noise ``pareto.png``, of two classes ``classes.png``; and as PDF.
+
+    Returns
+    -------
+    list of Path
+        The files.
+    """
+    drawn = {"curves.png": curves(summaries)}
+    if several(summaries):
+        drawn["pareto.png"] = pareto(summaries)
+    if (measured := classes_figure(summaries)) is not None:
+        drawn["classes.png"] = measured
+    return [canvas.keep(figure, folder / name, 150) for name, figure in drawn.items()]
+
+
+def several(summaries: Sequence[Summary]) -> bool:
+    """Whether there is something to weigh: two settings with noise, or attacks; of a single one there is no front."""
+    noisy = {s.setting for s in summaries if s.values["noise"] or worst_guarantee(s)["status"] != "none"}
+    return len(noisy) > 1 or any(s.values.get("audits") for s in summaries)
+
+
+def judged_by(summaries: Sequence[Summary]) -> tuple[str, str]:
+    """The figure that is weighed: of two classes the area, as accuracy hides a class that is never named."""
+    return ("auc", "ROC AUC") if figures_of(summaries) == OF_TWO else quality(summaries)
+
+
+def _varies(summaries: Sequence[Summary], kind: str) -> bool:
+    """Whether a figure of the noise changes from round to round: one that does not stands in the table."""
+    series = [[row["noise"][kind] for row in s.rows if kind in row["noise"]] for s in summaries]
+    return any(len(own) == 1 or max(own) - min(own) > 1e-9 * max(map(abs, own)) for own in series if own)
+
+
+@own_style()
+def curves(summaries: Sequence[Summary]) -> Figure:
+    """Accuracy per round; sigma and d where they change. Several seeds: their mean, and the range between them."""
+    strengths = _strengths(summaries)
+    width = 11.0 if len(strengths) > 1 else 10.0
+    name, title = judged_by(summaries)
+    groups = {name: "metrics", "sigma": "noise", "distance": "noise"}
+    labels = {name: f"{title} on held-out examples", "sigma": "sigma (per coordinate)", "distance": "distance d"}
+    beside = [kind for kind in ("sigma", "distance") if _varies(summaries, kind)]
+    cells = [[name, kind] for kind in beside] or [[name]]
+    figure, mosaic = canvas.new_figure(width if beside else 0.65 * width, 5.2, cells, [1.6, 1] if beside else [1])
+    for index, (base, own) in enumerate(based(summaries).items()):
+        for label, runs in grouped(own).items():  # a swept setting is one colour, from pale to full
+            style = {**canvas.look(index), "alpha": strengths[swept(runs[0])]}
+            style["label"] = base if label == own[-1].setting else "_"
+            for kind, axes in mosaic.items():
+                _series(axes, runs, groups[kind], kind, style)
+    for kind, axes in mosaic.items():
+        axes.set(xlabel="round", ylabel=labels[kind])
+        axes.xaxis.set_major_locator(canvas.whole_numbers())
+        if kind != name:
+            axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
+    canvas.legend_below(figure, canvas.labelled([mosaic[name]]), size=10)
+    notes = [headline(summaries), canvas.over_seeds([len(runs) for runs in grouped(summaries).values()], "round")]
+    if len(strengths) > 1:
+        names = dict.fromkeys(name for s in summaries for name in s.values.get("swept", {}))
+        notes.append(f"{', '.join(names)} from pale to full")
+        handles = [Line2D([], [], color="#000000", alpha=strength) for value, strength in strengths.items() if value]
+        canvas.legend_beside(figure, handles, list(filter(None, strengths)))
+    figure.suptitle(wrapped("; ".join(filter(None, notes)), width, 10), fontsize=10)
+    return figure
+
+
+def _strengths(summaries: Sequence[Summary]) -> dict[str, float]:
+    """How strongly the lines of each swept value are drawn; full where nothing is swept."""
+    by_setting: dict[str, float] = {}
+    for own in based(summaries).values():
+        values = list(dict.fromkeys(swept(s) for s in own))
+        strengths = np.linspace(PALEST, 1, len(values)).tolist() if len(values) > 1 else [1.0]
+        by_setting = dict(zip(values, strengths, strict=True)) | by_setting
+    return by_setting
+
+
+def _series(axes: Axes, runs: Sequence[Summary], group: str, name: str, style: dict[str, Any]) -> None:
+    series = [{row["round"]: row[group][name] for row in run.rows if name in row[group]} for run in runs]
+    rounds = sorted(set.intersection(*(set(s) for s in series)))
+    if not rounds:
+        return
+    columns = [[s[r] for s in series] for r in rounds]
+    axes.plot(rounds, [fmean(c) for c in columns], linewidth=1.6, marker=canvas.dot(rounds), **style)
+    if len(runs) > 1:
+        low, high = [min(c) for c in columns], [max(c) for c in columns]
+        axes.fill_between(rounds, low, high, color=style["color"], alpha=0.15 * style["alpha"], linewidth=0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A setting.
+
+    Attributes
+    ----------
+    swept : str
+        The values of what is swept.
+    quality, spread : float
+        Mean and standard deviation over the seeds, or over the last rounds of a single one.
+    noisy : bool
+        Whether noise was added.
+    at : dict of str to float
+        Where it lies in each panel in which it does. Epsilons of other units, trusts or relations are not comparable:
+        they have panels of their own.
+    reach : tuple of float
+        From the strongest attack's area down and up to the ends of its interval.
+    """
+
+    swept: str
+    quality: float
+    spread: float
+    noisy: bool
+    at: dict[str, float]
+    reach: tuple[float, float] = (0.0, 0.0)
+
+
+Points = dict[str, list[Point]]  # of each setting as it was written: those of a swept one belong together
+
+
+@own_style()
+def pareto(summaries: Sequence[Summary]) -> Figure:
+    """A panel for attacks (if there was an audit), one for the noise, one for the epsilons of each unit and trust."""
+    name, title = judged_by(summaries)
+    points = {base: _points(runs, name) for base, runs in based(summaries).items()}
+    kinds = dict.fromkeys(panel for some in points.values() for p in some for panel in p.at)
+    proven = [panel for panel in kinds if panel not in (ATTACKED, NOISE)] or ["epsilon"]
+    panels = [*([ATTACKED] if ATTACKED in kinds else []), NOISE, *proven]
+    widths = [1.0 if panel in proven else 1.2 for panel in panels]
+    figure, mosaic = canvas.new_figure(PANEL * len(panels), 4.8, [panels], widths)
+    better = -1 if name == "rmse" else 1
+    for panel, axes in mosaic.items():
+        axes.sharey(mosaic[panels[0]])
+        every = _draw(axes, panel, points)
+        if panel == NOISE:
+            _noise(axes, points)
+            continue
+        _front(axes, every, better)
+        if panel == ATTACKED:
+            axes.axvline(0.5, color="#999999", linewidth=0.8, linestyle=":")
+            axes.set_xlabel(
+                "AUC of the strongest attack on a client's participation\n(bars: 95% over runs; .5 is guessing)"
+            )
+            settings = sum(map(len, points.values()))
+            axes.set_title(f"attacks with a point: {len(every)} of {settings} settings", fontsize=9)
+        elif every:
+            _epsilon(axes, panel, summaries)
+        else:
+            canvas.say(axes, "no setting has a proven epsilon")
+    over, spread = covered(summaries, name)
+    bars = f"\n(bars: standard deviation over {spread})" * bool(spread)
+    mosaic[panels[0]].set_ylabel(f"{title}, {over}{bars}")
+    canvas.legend_below(figure, canvas.labelled(list(mosaic.values())))
+    figure.suptitle(wrapped(headline(summaries), PANEL * len(panels), 10), fontsize=10)
+    _name(figure, mosaic, points)
+    return figure
+
+
+def _points(runs: Sequence[Summary], name: str) -> list[Point]:
+    points = []
+    for own in grouped(runs).values():
+        values = [v for v in (r.averaged(name) for r in own) if v is not None]
+        if not values:
+            continue
+        first, at, reach = own[0].values, dict[str, float](), (0.0, 0.0)
+        for attack in first.get("audits", [])[:1]:
+            at[ATTACKED] = float(attack["auc"])
+            reach = abs(attack["low"] - attack["auc"]), abs(attack["high"] - attack["auc"])
+        if ratios := [v for v in (r.noise("noise_to_clip") for r in own) if v is not None]:
+            at[NOISE] = fmean(ratios)
+        if proven := list(filter(None, map(_proven, own))):
+            at[proven[0][0]] = max(epsilon for _, epsilon in proven)
+        spread = stdev(values) if len(values) > 1 else first["last_rounds"][name]["deviation"]
+        points.append(Point(swept(own[0]), fmean(values), spread, bool(first["noise"]), at, reach))
+    return points
+
+
+def _proven(summary: Summary) -> tuple[str, float] | None:
+    """Unit, trust and neighbours of a run that has an epsilon, and that epsilon; a heuristic has none."""
+    guarantee = worst_guarantee(summary)
+    if guarantee["status"] not in ("formal", "conditional") or "epsilon" not in guarantee:
+        return None
+    return f"{guarantee['unit']} {guarantee['trust']} {guarantee['relation']}", float(guarantee["epsilon"])
+
+
+def _draw(axes: Axes, panel: str, points: Points) -> list[tuple[float, float]]:
+    """The points of all settings that lie in a panel, with their bars."""
+    every: list[tuple[float, float]] = []
+    for number, (base, some) in enumerate(points.items()):
+        shown = [p for p in some if panel in p.at]
+        if shown:
+            x, y = [p.at[panel] for p in shown], [p.quality for p in shown]
+            bars: dict[str, Any] = {"yerr": [p.spread for p in shown]}
+            if panel == ATTACKED:
+                bars["xerr"] = list(zip(*(p.reach for p in shown), strict=True))
+            axes.errorbar(x, y, label=base, **bars, **_style(number, len(shown)))
+            every += zip(x, y, strict=True)
+    return every
+
+
+def _name(figure: Figure, mosaic: dict[str, Axes], points: Points) -> None:
+    """Number the swept values, at the points of all panels and in a key beside them; of many on a line, some."""
+    values = dict.fromkeys(p.swept for some in points.values() for p in some if p.swept)
+    if not values:
+        return
+    numbers = {text: str(i) for i, text in enumerate(values, 1)}
+    how: dict[str, Any] = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 8}
+    for panel, axes in mosaic.items():
+        for number, some in enumerate(points.values()):
+            shown = [p for p in some if panel in p.at and p.swept]
+            named = {round(i * (len(shown) - 1) / (NAMED - 1)) for i in range(NAMED)}
+            for p in (p for i, p in enumerate(shown) if i in named):
+                axes.annotate(numbers[p.swept], (p.at[panel], p.quality), color=COLOURS[number % 8], **how)
+    handles = [Line2D([], [], linestyle="none")] * len(numbers)
+    key = [f"{number}: {text}" for text, number in numbers.items()]
+    canvas.legend_beside(figure, handles, key, handlelength=0)
+
+
+def _noise(axes: Axes, points: Points) -> None:
+    for number, (base, some) in enumerate(points.items()):
+        style: dict[str, Any] = {"color": COLOURS[number % 8], "linestyle": "--", "zorder": 1}
+        for p in some:
+            if not p.noisy:
+                axes.axhline(p.quality, linewidth=1, **style)
+        if not any(p.noisy or NOISE in p.at for p in some):
+            axes.plot([], [], label=f"{base} (no noise)", **style)
+    axes.set_xlabel("noise / clip = sigma sqrt(parameters) / C,\nmean over the rounds")
+    axes.set_xlim(0, axes.get_xlim()[1] * 1.05)
+
+
+def _epsilon(axes: Axes, promise: str, summaries: Sequence[Summary]) -> None:
+    here = [s for s in summaries if (proven := _proven(s)) and proven[0] == promise]
+    unit = worst_guarantee(here[0])
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    low, high = min(low, 1.0), max(high, VACUOUS * 3)
+    axes.axvspan(VACUOUS, high, color=WORTHLESS, zorder=-1)
+    how: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "fontsize": 8, "color": "#555555"}
+    axes.text(high / 1.05, 0.02, f"above {VACUOUS:g}: vacuous", ha="right", **how)
+    axes.set_xlim(low, high)
+    meaning = ", ".join(str(unit[k]) for k in ("relation", "unit", "trust"))
+    axes.set_xlabel(f"epsilon at delta = {unit['delta']:g}\n({meaning}, total)")
+    statuses = " or ".join(dict.fromkeys(worst_guarantee(s)["status"] for s in here))
+    without = {s.setting for s in summaries if worst_guarantee(s)["status"] == "heuristic"}
+    title = f"one {unit['unit']}, {unit['trust']}: {statuses}"
+    title += f"; without (heuristic): {len(without)} of {len(grouped(summaries))} settings" if without else ""
+    axes.set_title(wrapped(title, 0.75 * PANEL, 8), fontsize=8)
+
+
+def _front(axes: Axes, points: Sequence[tuple[float, float]], better: int) -> None:
+    """The points that no other one beats in both: lower on x, better on y."""
+    kept: list[tuple[float, float]] = []
+    for x, y in sorted(points, key=lambda p: (p[0], -better * p[1])):
+        if not kept or better * y > better * kept[-1][1]:
+            kept.append((x, y))
+    if len(kept) > 1:
+        style: dict[str, Any] = {"color": FRONT, "linewidth": 6, "alpha": 0.9, "zorder": 0}
+        axes.step(*zip(*kept, strict=True), where="post", label="Pareto front", **style)
+
+
+def _style(number: int, count: int) -> dict[str, Any]:
+    line = {"linestyle": "-" if count > 1 else "none", "linewidth": 1}
+    marker = {"marker": MARKERS[number % 8], "markersize": 6, "capsize": 2, "elinewidth": 0.7}
+    return {"color": COLOURS[number % 8], "ecolor": COLOURS[number % 8] + "70", **line, **marker}

@@ -1,0 +1,241 @@
+"""What a report is about, read from folders: runs with their ledgers, audits, the policy, and what people say.
+
+A summary that its ledgers do not carry is refused here, before a page is written of it.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import fedveil
+from fedveil.accounting.guarantee import read_off
+from fedveil.accounting.ledger import RUN_OF_SITES
+from fedveil.engines.lifetime import read_policy
+from fedveil.engines.party import SERVER
+from fedveil.errors import FieldError, LedgerError, damaged, nearest, require_choice
+from fedveil.evidence import Book, Books, read_books, spent_of
+from fedveil.files import AUDIT, CELLS, COMPARISON, CONFIG, kind_of
+from fedveil.reading import json_of, toml_of
+from fedveil.tables import NOTHING, grouped_by
+from fedveil_lab.report.statement.agreement import require_carried
+from fedveil_lab.report.statement.attacked import attacked
+from fedveil_lab.report.statement.carried import CLIENT, carried
+from fedveil_lab.report.statement.document import WORDS
+from fedveil_lab.report.statement.figures import accuracy_of
+from fedveil_lab.report.statement.measured import with_measures
+from fedveil_lab.report.statement.subject import Run, Subject, rule_of
+from fedveil_lab.runs.provenance import provenance
+from fedveil_lab.runs.summary import Summary
+
+COMPARED, AUDITED, CANARIES = "comparison.json", "audit.json", "canaries.json"
+OF_A_RUN = ("participations", "leakage", "curve", "over clients")  # figures of a summary that are no promise
+BOUND = ("setting", "method", "trust", "engine", "delta", "conditions", RUN_OF_SITES)  # the author says, or ledgers do
+CHOSEN = ("privacy.clip", "privacy.epsilon", "privacy.noise_multiplier", "local.lr", "local.epochs")
+
+
+def gather(
+    folders: Sequence[Path],
+    ledgers: Sequence[Path],
+    policy: Path | None,
+    people: Path | None,
+    *,
+    setting: str | None = None,
+    pictures: bool = False,
+) -> Subject:
+    """Read folders of runs, comparisons and audits, and what stands beside them.
+
+    Parameters
+    ----------
+    folders : sequence of Path
+        Of runs, comparisons, audits, canaries.
+    ledgers : sequence of Path
+        Of data sets.
+    policy, people : Path, optional
+        TOML files: the policy in force, and what only people know.
+    setting : str, optional
+        Whose release the card is about; default: the first with a proof, else the first.
+    pictures : bool
+        Whether pictures of reconstructions, which show clients' examples, are put into the report.
+
+    Raises
+    ------
+    FieldError
+        If a folder holds nothing finished, a file cannot be read, or there is no such setting.
+    LedgerError
+        If a ledger was edited, or does not give what a summary says.
+    """
+    runs, audits, names, drawn = list[tuple[Run, Summary]](), list[Mapping[str, Any]](), list[str](), dict[str, bytes]()
+    sets = read_books(ledgers).sets
+    for folder in folders:
+        if (folder / CONFIG).is_file():
+            names.append(str(_read(folder / CONFIG).get("name", folder.resolve().name)))  # of any version
+        kind = kind_of(folder)
+        inner = folder / "audit" if kind == COMPARISON else folder
+        if (inner / AUDITED).is_file() or kind == AUDIT:
+            audits.append(_audit(inner, drawn if pictures else None))
+        if (folder / CANARIES).is_file():
+            audits.append(_canaries(folder / CANARIES))
+        if kind == COMPARISON:
+            runs += _compared(folder, sets)
+        elif (folder / "summary.json").is_file():
+            runs.append(_run(folder, Summary.read(folder), sets))
+        elif not any((inner / name).is_file() for name in (AUDITED, CANARIES)):
+            raise FieldError("RUN", str(folder), "holds no finished run, comparison or audit")
+    known = read_people(people)
+    name = (
+        known.get("name") or ", ".join(dict.fromkeys(names)) or ", ".join(folder.resolve().name for folder in folders)
+    )
+    runs.sort(key=lambda pair: pair[0].worst["status"] == "none")  # what protects somebody comes first
+    by_setting = grouped_by(runs, lambda pair: pair[0].setting)
+    summaries = {label: [summary for _, summary in own] for label, own in by_setting.items()}
+    statuses = {label: own[0][0].worst["status"] for label, own in by_setting.items()}
+    if setting is not None and not runs:
+        raise FieldError("--setting", setting, "needs a run: an audit alone releases nothing")
+    if setting is not None:
+        require_choice("--setting", setting, summaries)
+    rule = _rule(policy)
+    found = Subject(
+        name=name,
+        runs=[run for run, _ in runs],
+        sets=[set_values(book, rule) for _, book in sorted(sets.items())],
+        accuracy=with_measures(accuracy_of(summaries, statuses), summaries, folders),
+        attacked=attacked(audits, drawn, list(summaries)),
+        policy=rule,
+        people=known,
+        setting=setting,
+        made=_made(),
+        pictures=drawn,
+    )
+    return found.read_back()
+
+
+def set_values(book: Book, policy: Mapping[str, Any]) -> dict[str, Any]:
+    """A data set's ledger, and what was spent of it, for JSON."""
+    spent = spent_of(book.ledger, rule_of(policy))
+    rows = [["" if cell == NOTHING else str(cell) for cell in row] for row in spent.rows]
+    return {"ledger": book.values(), "header": list(spent.header), "spent": rows}
+
+
+def _made() -> dict[str, Any]:
+    known = provenance("", [])
+    return {**{name: known[name] for name in ("command", "commit", "date")}, "version": fedveil.__version__}
+
+
+def _rule(policy: Path | None) -> dict[str, Any]:
+    read_policy(policy)  # refuses what no policy can say
+    rule = {} if policy is None else toml_of(policy.read_text(encoding="utf-8"))
+    for path in ("ledger", "head"):
+        rule.get("node", {}).pop(path, None)  # folders of a site are nobody else's business
+    return rule
+
+
+def _audit(folder: Path, drawn: dict[str, bytes] | None) -> dict[str, Any]:
+    """A finished audit; its pictures of reconstructions are added to `drawn`, by digest."""
+    values, pictures = _read(folder / AUDITED), {}
+    for file in sorted(folder.glob("inversion-*.png")):
+        content = file.read_bytes()
+        pictures[file.stem.removeprefix("inversion-")] = digest = hashlib.sha256(content).hexdigest()
+        if drawn is not None:
+            drawn[digest] = content
+    return {**values, "pictures": pictures}
+
+
+def _canaries(file: Path) -> dict[str, Any]:
+    """What `fedveil verify --canaries` measured of methods as they are; settings with a planted bug name it."""
+    values = _read(file)
+    honest = [one for one in values["verdicts"] if ": " not in one["setting"]]
+    for one in honest:
+        one["details"] = {k: v for k, v in one["details"].items() if k in ("declared", "ceiling")}
+    return {"game": "canaries", "canaries": values["canaries"], "results": honest}
+
+
+def read_people(file: Path | None) -> dict[str, Any]:
+    """What only people know, from a TOML file with the keys of words.toml.
+
+    Raises
+    ------
+    FieldError
+        For a file that cannot be read, or a key that is not there.
+    """
+    values = {} if file is None else _read(file, "--people", "write it as TOML")
+    for name, value in values.items():
+        if name not in WORDS["people"]:
+            raise FieldError("--people", name, nearest(name, WORDS["people"]))
+        if name not in ("curators", "authors"):
+            values[name] = str(value)
+        elif not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            raise FieldError(f"--people: {name}", value, "must be a list of texts")
+    return values
+
+
+def _compared(folder: Path, sets: Mapping[str, Book]) -> list[tuple[Run, Summary]]:
+    """The runs of a comparison under their settings' labels; its cells hold the rest."""
+    cells = {_same(_read(path)): path.parent for path in sorted((folder / CELLS).glob("*/summary.json"))}
+    runs = []
+    for values in _read(folder / COMPARED):
+        cell = cells.get(_same(values))
+        if cell is None:
+            raise FieldError("RUN", str(folder), f"has no finished run of {values['setting']!r}: compare --resume")
+        runs.append(_run(cell, Summary(values, Summary.read(cell).rows), sets))
+    return runs
+
+
+def _same(values: Mapping[str, Any]) -> tuple[str, int, str]:
+    return str(values["name"]), int(values["seed"]), str(values["metrics"])
+
+
+def _run(folder: Path, summary: Summary, sets: Mapping[str, Book]) -> tuple[Run, Summary]:
+    """A run with its ledgers, which have to carry what its summary says."""
+    values = summary.values
+    ledgers = read_books([folder / "ledger"]) if (folder / "ledger").is_dir() else Books()
+    if len(ledgers.runs) != 1:
+        held = f"its ledgers are of {len(ledgers.runs)} runs" if ledgers.runs else "it has no ledger"
+        raise LedgerError(f"{folder}: {held}, and what a run promises is added up from its own; restore the folder")
+    run, books = next(iter(ledgers.runs.items()))
+    files = {name: folder / name for name in (CONFIG, "metrics.jsonl", "summary.json")}
+    digests = {name: hashlib.sha256(p.read_bytes()).hexdigest() for name, p in files.items() if p.is_file()}
+    config = _read(files[CONFIG]) if CONFIG in digests else {}
+    stated = {party: _promised(promise) for party, promise in values["guarantees"].items() if party != "median client"}
+    said = {
+        RUN_OF_SITES: values.get("run", ""),
+        "clients": values["clients"],
+        **{name: values[name] for name in ("setting", "method", "trust", "engine")},
+        "delta": next((promise["delta"] for promise in stated.values() if "delta" in promise), 1e-5),
+        "conditions": list(read_off(config.get("read_off", ()))),
+        "seed": values.get("seed"),
+        "rounds_planned": values["rounds_planned"],
+        "published": values.get("published_metrics", {}).get("text"),
+        "failed": sum(values["replies"][kind] for kind in ("failed", "invalid", "refused")),
+        "malicious": values.get("malicious") or {},
+        "derived_from": values.get("derived_from") or "",
+        "data": {name: values.get("data", {}).get(name) for name in ("name", "digest")},
+        "versions": values["versions"],
+        "numerics": values["numerics"],
+        "files": digests,
+        "chosen": {name: _chosen(config, name) for name in CHOSEN} if config else {},
+        "promises": {},
+    }
+    found = carried(run, books, said, sets)
+    if not {SERVER, CLIENT} & found.promises.keys():  # of a deployed run, whose clients' quotes lie in no ledger of it
+        said["promises"] = stated
+    require_carried(folder, found, values, stated)
+    return Run(found, {k: v for k, v in said.items() if not (found.bound and k in BOUND)}), summary
+
+
+def _chosen(config: Mapping[str, Any], name: str) -> Any:
+    table, key = name.split(".")
+    return config.get(table, {}).get(key, "")
+
+
+def _promised(promise: Mapping[str, Any]) -> dict[str, Any]:
+    """What a summary promises, without the figures that are none."""
+    return {k: v for k, v in promise.items() if not k.startswith("events") and k not in OF_A_RUN}
+
+
+def _read(path: Path, name: str = "RUN", fix: str = "finish it first, or restore the file") -> Any:
+    """What a file of JSON or TOML holds."""
+    try:
+        return (json_of if path.suffix == ".json" else toml_of)(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise damaged(name, path, error, fix) from error

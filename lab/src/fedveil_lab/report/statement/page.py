@@ -1,0 +1,148 @@
+"""A report's three files, made from its subject alone: report.json, and from their templates report.html and card.yaml.
+
+The page is one file without a network or a script, for screens, paper and screen readers. The card is one release as a
+record of a registry of deployments: fields and accepted values are those of opendp/deployments-registry-data at commit
+3e9c812, third tier, in the order in which NIST SP 800-226 asks (promise and unit, algorithms, trust, the rest). What
+only people know is "not covered" until they say it; a release without a proof has no parameters, and the sentence why.
+"""
+
+import hashlib
+import json
+import re
+from base64 import b64encode
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import FieldError, damaged
+from fedveil.files import make_folder, refuse_strangers, write_atomic
+from fedveil.gdp import rounded_up
+from fedveil.reading import json_of
+from fedveil_lab.report.canvas import COLOURS
+from fedveil_lab.report.statement.document import ABSENT, WORDS, Report, beside, source
+from fedveil_lab.report.statement.pen import svg_of
+from fedveil_lab.report.statement.sections import headline_of, sections_of, sentence_of, unprotected_quantities
+from fedveil_lab.report.statement.subject import Subject
+
+REPORT, PAGE, CARD = "report.json", "report.html", "card.yaml"
+TEMPLATES = {PAGE: "report.html.j2", CARD: "card.yaml.j2"}
+STYLE = "style.css.j2"
+DARK = ("#f2f2f2", "#6ab7ff", "#ff9a5c", "#3fd6a3", "#ee9cc8", "#ffc233", "#8fd3ff", "#d1b24a")  # `COLOURS` on black
+STROKES = ("", "", "", "7 3", "7 3 2 3", "2 3", "7 3", "7 3 2 3")  # dashes of each colour
+
+
+def report_of(subject: Subject) -> Report:
+    """What a subject shows, put into the form of a report; without digests of its files."""
+    headline, sections = headline_of(subject), sections_of(subject)
+    return Report(subject.name, form_of(), headline, sections, subject.evidence, subject.said)
+
+
+def files_of(subject: Subject) -> dict[str, bytes]:
+    """The content of each file, by name; the same bits wherever they are made."""
+    report, contents = report_of(subject), dict[str, bytes]()
+    contents[PAGE] = _page(report, subject).encode()
+    if subject.runs:
+        contents[CARD] = _card(subject).encode()
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    return {REPORT: replace(report, files=digests).to_json(), **contents}
+
+
+@cache
+def form_of() -> str:
+    """Digest of what makes pages: code, templates and words of this package."""
+    own = sorted((part.name, part) for part in files(__package__).iterdir() if part.is_file())
+    digest = hashlib.sha256()
+    for name, part in own:
+        digest.update(f"{name}\x1f".encode() + part.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _page(report: Report, subject: Subject) -> str:
+    """The whole page; its style sheet is known to the browser by its digest, so that no other is applied."""
+    charts = [chart for section in report.sections for chart in section.charts]
+    most = max((len(chart.series) for chart in charts), default=0)
+    style = _rendered(STYLE, light=COLOURS, dark=DARK, strokes=STROKES, lines=range(most)).strip()
+    digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
+
+    def shown(picture: str) -> str:
+        return f"data:image/png;base64,{b64encode(subject.pictures[picture]).decode()}"
+
+    how = {"style": style, "digest": digest, "svg": svg_of, "shown": shown, "colours": len(COLOURS)}
+    return _rendered(TEMPLATES[PAGE], report=report, made=report.said["made"], titles=WORDS["titles"], **how)
+
+
+def _card(subject: Subject) -> str:
+    """The record of one run's release, in YAML."""
+    run = subject.on_card
+    promise = run.worst
+    return _rendered(
+        TEMPLATES[CARD],
+        people=subject.people,
+        name=subject.name,
+        slug=re.sub(r"[^a-z0-9]+", "-", subject.name.lower()).strip("-"),
+        promise=promise,
+        epsilon=float(rounded_up(promise["epsilon"])) if "epsilon" in promise else None,
+        sentence=" ".join([sentence_of([run], run.counts, promise), *(f"{text}." for text in beside(promise))]),
+        words=WORDS,
+        unprotected=unprotected_quantities([run]),
+        run=run.carried,
+        said=run.said,
+        settings=len(subject.by_setting),
+    )
+
+
+def _rendered(template: str, **values: Any) -> str:
+    import jinja2
+
+    how: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
+    environment = jinja2.Environment(autoescape=template == TEMPLATES[PAGE], **how)
+    environment.filters["tojson"] = _json
+    try:
+        return environment.from_string(source(template)).render(absent=ABSENT, **values)
+    except jinja2.UndefinedError as error:
+        raise ValueError(str(error)) from error
+
+
+def _json(value: object) -> str:
+    """A value as JSON writes it, which YAML reads: of version 1.1, too, for which 1e-05 is a text."""
+    text = json.dumps(value)
+    return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
+
+
+def refuse_another(folder: Path, subject: Subject) -> None:
+    """Refuse a folder that holds something else than a report of the same runs.
+
+    Raises
+    ------
+    FieldError
+        Naming what it holds.
+    """
+    refuse_strangers(folder, (REPORT, PAGE, CARD))
+    file = folder / REPORT
+    if not file.is_file():
+        return
+    try:
+        stored = {run["run"] for run in json_of(file.read_bytes())["evidence"]["runs"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise damaged("--out", file, error, "give another --out") from error
+    if stored != {run.carried.run for run in subject.runs}:
+        raise FieldError("--out", str(folder), "holds a report of other runs; give another --out")
+
+
+def write_report(subject: Subject, folder: Path) -> list[Path]:
+    """Write report.json, report.html and card.yaml, the last where something ran; the paths.
+
+    Parameters
+    ----------
+    subject : Subject
+        What it is about.
+    folder : Path
+        Made if it is not there; files of an earlier report are replaced.
+    """
+    contents = files_of(subject)
+    make_folder(folder)
+    for name, content in contents.items():
+        write_atomic(folder / name, content)
+    return [folder / name for name in (REPORT, PAGE, CARD) if name in contents]

@@ -1,0 +1,168 @@
+"""What a report is about: what ledgers carry, and what its author says beside them; all plain values.
+
+A report, its page and its card follow from these two alone, so that they can be made again wherever report.json is.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import inf
+from typing import Any
+
+from fedveil.accounting import Policy
+from fedveil.engines.party import SERVER
+from fedveil.tables import grouped_by
+from fedveil_lab.report.statement.carried import CLIENT, VALIDATION, Carried, Promises
+from fedveil_lab.report.statement.document import ReportSection, section_from
+
+DIGITS = 9  # to which two epsilons are one
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run.
+
+    Attributes
+    ----------
+    carried : Carried
+        What its ledgers say of it.
+    said : dict
+        What the author says of it.
+    """
+
+    carried: Carried
+    said: Mapping[str, Any]
+
+    @property
+    def setting(self) -> str:
+        """Its label."""
+        return self.carried.setting
+
+    @property
+    def quoted(self) -> Promises:
+        """Promises of which no ledger knows: what the clients of a deployed run quoted to its server."""
+        return {party: p for party, p in self.said["promises"].items() if party not in self.carried.promises}
+
+    @property
+    def counts(self) -> str:
+        """The party whose promise counts: who adds the noise, or of several the one with the least promise."""
+        carried = self.carried.promises
+        named = next((party for party in (SERVER, CLIENT) if party in carried), None)
+        if named is not None:
+            return named
+        every = {**self.quoted, **carried}
+        others = sorted(every.keys() - {VALIDATION}, key=lambda party: (party not in carried, party))
+        return max(others, key=lambda party: _rank(every[party]), default="")
+
+    @property
+    def promises(self) -> Promises:
+        """By party, the one that counts first."""
+        every, first = {**self.quoted, **self.carried.promises}, self.counts
+        return {party: every[party] for party in (first, *sorted(every.keys() - {first}))} if first else {}
+
+    @property
+    def worst(self) -> Mapping[str, Any]:
+        """The promise that counts."""
+        return self.promises[self.counts]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """Everything that a report is made from.
+
+    Attributes
+    ----------
+    name : str
+        Of the page.
+    runs : sequence of Run
+        In the order of the settings.
+    sets : sequence of dict
+        Ledgers of data sets: head and digest, and what was spent of them.
+    accuracy, attacked : ReportSection
+        Measured by the author.
+    policy, people : dict
+        The policy in force; what only people know.
+    setting : str, optional
+        Whose release the card is about; default: the first with a proof, else the first.
+    made : dict
+        By which version, when, with which command.
+    pictures : dict of str to bytes
+        PNGs that are shown, by their SHA-256.
+    """
+
+    name: str
+    runs: Sequence[Run]
+    sets: Sequence[Mapping[str, Any]]
+    accuracy: ReportSection
+    attacked: ReportSection
+    policy: Mapping[str, Any]
+    people: Mapping[str, Any]
+    setting: str | None
+    made: Mapping[str, Any]
+    pictures: Mapping[str, bytes]
+
+    @classmethod
+    def again(cls, report: Mapping[str, Any], pictures: Mapping[str, bytes]) -> "Subject":
+        """What a report was made from, by the values of its report.json and the PNGs on its page."""
+        evidence, said = report["evidence"], report["said"]
+        pairs = zip(evidence["runs"], said["runs"], strict=True)
+        own = {name: said[name] for name in ("name", "policy", "people", "setting", "made")}
+        return cls(
+            runs=[Run(Carried(**carried), told) for carried, told in pairs],
+            sets=evidence["sets"],
+            accuracy=section_from(said["accuracy"], "accuracy"),
+            attacked=section_from(said["attacked"], "attacked"),
+            pictures=pictures,
+            **own,
+        )
+
+    def read_back(self) -> "Subject":
+        """The same, as report.json holds it: keys in its order, and plain values alone."""
+        values = json.loads(json.dumps({"evidence": self.evidence, "said": self.said}, sort_keys=True))
+        return Subject.again(values, self.pictures)
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """What the ledgers carry, for JSON."""
+        return {"runs": [vars(run.carried) for run in self.runs], "sets": self.sets}
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What the author says, for JSON."""
+        own = {name: getattr(self, name) for name in ("name", "policy", "people", "setting", "made")}
+        sections = {"accuracy": asdict(self.accuracy), "attacked": asdict(self.attacked)}
+        return {**own, **sections, "runs": [run.said for run in self.runs]}
+
+    @property
+    def by_setting(self) -> dict[str, list[Run]]:
+        """Runs by their setting's label; several are repetitions under other seeds."""
+        return grouped_by(self.runs, lambda run: run.setting)
+
+    @property
+    def promises(self) -> dict[str, Promises]:
+        """The weakest promise of each party of each setting, the one that counts first."""
+        return {label: weakest([run.promises for run in own]) for label, own in self.by_setting.items()}
+
+    @property
+    def on_card(self) -> Run:
+        """The run whose release the card is about."""
+        runs = self.by_setting
+        if self.setting is not None:
+            return runs[self.setting][0]
+        return next((own[0] for own in runs.values() if "epsilon" in own[0].worst), self.runs[0])
+
+
+def rule_of(policy: Mapping[str, Any]) -> Policy:
+    """The policy in force; without one, one that counts what is spent."""
+    return Policy.from_dict(dict(policy)) if policy else Policy(distance=1.0)
+
+
+def weakest(promises: Sequence[Promises]) -> Promises:
+    """Of the repetitions of a setting, the weakest promise of each party."""
+    parties = dict.fromkeys(party for own in promises for party in own)
+    each = {party: [own[party] for own in promises if party in own] for party in parties}
+    return {party: max(own, key=_rank) for party, own in each.items()}
+
+
+def _rank(promise: Mapping[str, Any]) -> float:
+    return round(float(promise.get("epsilon", inf)), DIGITS)

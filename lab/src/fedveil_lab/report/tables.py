@@ -1,0 +1,259 @@
+"""Tables of runs, comparisons and plans."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from fedveil.evidence import OF_TWO as RARE
+from fedveil.gdp import rounded_up
+from fedveil.tables import NOTHING, Table, grouped_by, shown
+from fedveil_lab.report.planning import meaning_of, useful
+from fedveil_lab.runs.summary import Summary
+
+OF_TWO = ("accuracy", *RARE)
+SHORT = {
+    "f1": "F1",
+    "auc": "AUC",
+    "balanced_accuracy": "balanced",
+    "sensitivity": "sens.",
+    "specificity": "spec.",
+}
+WIDE = 130  # columns of a terminal that holds the whole table
+
+
+def grouped(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
+    """Summaries by setting, in order; several of one setting are repetitions under other seeds."""
+    return grouped_by(summaries, lambda s: s.setting)
+
+
+def based(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
+    """Summaries by setting as it was written: the points of a swept one belong together."""
+    return grouped_by(summaries, lambda s: str(s.values.get("base", s.setting)))
+
+
+def swept(summary: Summary) -> str:
+    """The values of what is swept, in a few letters; nothing where nothing is."""
+    parts = []
+    for name, value in summary.values.get("swept", {}).items():
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        parts.append(f"{'z' if name == 'noise_multiplier' else name} {text}")
+    return ", ".join(parts)
+
+
+def quality(summaries: Sequence[Summary]) -> tuple[str, str]:
+    """The figure that a task is judged by, and its name for people."""
+    return ("accuracy", "accuracy") if summaries[0].values["task"] == "classification" else ("rmse", "RMSE")
+
+
+def headline(summaries: Sequence[Summary]) -> str:
+    """Data, clients, parameters and rule in a line."""
+    first = summaries[0].values
+    rule = f", {first['aggregator']}" if first["aggregator"] else ""
+    return f"{first['data']['name']}, {first['clients']} clients, {first['dimension']:,} parameters{rule}"
+
+
+def worst_guarantee(summary: Summary) -> dict[str, Any]:
+    """The promise that counts: a run writes it first, the trusted server's or what holds for every client."""
+    return dict(next(iter(summary.values["guarantees"].values())))
+
+
+def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
+    """One row a setting: accuracy, F1, sigma, d, noise-to-clip, guarantee with its unit, seconds.
+
+    On a narrow terminal the guarantees have a table of their own.
+    """
+    figures = figures_of(summaries)
+    tested = next((f for f in ("auc", *figures) if all(f in s.values["test_metrics"] for s in summaries)), "")
+    names, on_test = {f: SHORT.get(f, f) for f in figures}, f"test {SHORT.get(tested, tested)}"
+    rows: list[dict[str, str]] = []
+    for label, runs in grouped(summaries).items():
+        row = {"setting": label}
+        for f, name in names.items():
+            row[name] = _averaged(runs, f, spread=f == figures[0] or figures != OF_TWO)
+        if tested:
+            row[on_test] = _mean([r.values["test_metrics"][tested] for r in runs], ".3f")
+        for figure, name in (("sigma", "sigma"), ("distance", "d"), ("noise_to_clip", "noise/clip")):
+            row[name] = _mean([r.noise(figure) for r in runs], ".3g")
+        if any(s.values.get("audited") for s in summaries):
+            strongest = [f"{a['auc']:.3f} ({a['low']:.2f}-{a['high']:.2f})" for a in runs[0].values.get("audits", ())]
+            row["attack AUC"] = strongest[0] if strongest else NOTHING
+        row["seconds"] = _mean([float(r.values["seconds"]["rounds"]) for r in runs], ".1f")
+        rows.append({**row, "guarantee": "; ".join(dict.fromkeys(str(r.values["guarantee"]) for r in runs))})
+    if majority := [s.values["majority"] for s in summaries if "majority" in s.values]:
+        guessed = {"accuracy": fmean(majority), "auc": 0.5, "balanced_accuracy": 0.5}
+        rows.append({"setting": "majority class", **{names[f]: shown(guessed.get(f), ".3f") for f in figures}})
+    if public := [s.values["public_model"] for s in summaries if "public_model" in s.values]:
+        row = {name: _mean([p["metrics"].get(f) for p in public], ".3f") for f, name in names.items()}
+        row |= {on_test: _mean([p["test_metrics"][tested] for p in public], ".3f")} if tested else {}
+        rows.append({"setting": "public examples alone", **row, "guarantee": "public data"})
+    header, data = list(rows[0]), [dict(s.values) for s in summaries]
+    over, spread = covered(summaries, figures[0])
+    title = f"{figures[0]}: {over}" + f", mean ± standard deviation over {spread}" * bool(spread)
+    whole = Table.of(rows, title=title, numbers=header[1:-1], wraps=["guarantee"], data=data)
+    first = header.index("sigma" if figures == OF_TWO else "seconds")
+    return [whole] if width >= WIDE else [whole.only(*header[:first]), whole.only("setting", *header[first:])]
+
+
+def covered(summaries: Sequence[Summary], figure: str) -> tuple[str, str]:
+    """Which rounds a figure is the mean of, and over what a mean and a deviation are, if there are several."""
+    counts = [s.values["last_rounds"].get(figure, {}).get("rounds", 0) for s in summaries]
+    least, most = min(filter(None, counts), default=0), max(counts)
+    rounds = f"mean of the last {most if least == most else f'{least} to {most}'} rounds" if most > 1 else "last round"
+    seeds = max(len(runs) for runs in grouped(summaries).values())
+    return rounds, f"{seeds} seeds" if seeds > 1 else "these rounds" if most > 1 else ""
+
+
+def figures_of(summaries: Sequence[Summary]) -> tuple[str, ...]:
+    """What a comparison is judged by: of two classes, what accuracy hides where one is rare, if it was measured."""
+    if summaries[0].values["task"] != "classification":
+        return ("rmse", "loss")
+    measured = all(name in s.values["last_rounds"] for s in summaries for name in OF_TWO)
+    return OF_TWO if measured else ("accuracy", "f1")
+
+
+def below_public(summaries: Sequence[Summary]) -> list[str]:
+    """Settings that add noise and end below the model of public examples with which they began, seed by seed."""
+    gains: dict[str, list[float]] = {}
+    for run in summaries:
+        if (public := run.values.get("public_model")) and run.values["method"] != "vanilla":
+            where = "test_metrics" if "accuracy" in public["test_metrics"] else "metrics"
+            gains.setdefault(run.setting, []).append(run.values[where]["accuracy"] - public[where]["accuracy"])
+    return [setting for setting, own in gains.items() if fmean(own) < 0]
+
+
+def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
+    """What has to be said beside the table: of all settings, and what is said of several once."""
+    first, everybody = summaries[0].values, grouped(summaries)
+    of_two = "balanced, sens., spec.: balanced accuracy, sensitivity, specificity. " * (figures_of(summaries) == OF_TWO)
+    if of_two and "positive" in first:
+        why = "" if first["positive_named"] else ", the second of the two (data.positive names the other)"
+        of_two += f"AUC, sens. and spec. are of the positive class: {first['positive']}{why}. "
+    notes = [
+        f"{first['data']['name']}, {first['clients']} clients, {first['rounds']} rounds, {first['dimension']:,} "
+        f"parameters; measured on the clients' held-out examples, pooled. {of_two}sigma: standard deviation of the "
+        "noise per coordinate, mean over the rounds; d: distance of the clients' models; "
+        "noise/clip: sigma sqrt(parameters) / C.",
+        f"Noise source: {first['source']}.",
+        f"Metrics that clients see after each round: {first['published_metrics']['text']}.",
+    ]
+    stated = (c for s in summaries for g in s.values["guarantees"].values() for c in g.get("conditions", []))
+    if conditions := " and if ".join(dict.fromkeys(stated)):
+        notes.append(f"conditional: it holds if {conditions}.")
+    if audits := [runs[0].values["audits"][0] for runs in everybody.values() if runs[0].values.get("audits")]:
+        runs = max(a["runs"] for a in audits)
+        counted = Counter(a["attack"] for a in audits)
+        strongest = ", ".join(f"{attack} ({count} settings)" for attack, count in counted.most_common())
+        asked = f"does the last client take part? {runs} runs with it and {runs} without, 95% over runs"
+        notes.append(f"attack AUC: {asked}. The strongest attack that works, which flatters it a little: {strongest}.")
+    elif any(s.values.get("audited") for s in summaries):
+        notes.append("attack AUC: no attack evidently works here, with or without a defence; more runs would tell.")
+    if first["data"]["note"]:
+        notes.append(str(first["data"]["note"]))
+    said = [(label, line) for label, runs in everybody.items() for line in _said_of(runs)]
+    public = "less accurate than the model of public examples alone, which protects everybody: take that one."
+    said += [(label, public) for label in below_public(summaries)]
+    for line, pairs in grouped_by(said, lambda pair: pair[1]).items():
+        whose = dict.fromkeys(label for label, _ in pairs)
+        notes.append(line if len(whose) == len(everybody) > 1 else f"{', '.join(whose)}: {line}")
+    return notes
+
+
+def _said_of(runs: Sequence[Summary]) -> Iterator[str]:
+    """What has to be said of a setting."""
+    first = runs[0].values
+    if meaning := meaning_of(worst_guarantee(runs[0])):
+        yield meaning
+    if text := useful(first):
+        yield f"vacuous; {text}."
+    if why := worst_guarantee(runs[0]).get("reason"):
+        yield f"heuristic, there is no epsilon: {why}."
+    yield from first["data"].get("warnings", [])
+    for run in runs:
+        if malicious := run.values.get("malicious"):
+            yield f"malicious: {malicious_text(malicious)}"
+        last = run.values["metrics"]
+        if run.values.get("classes") == 2 and 0.0 in (last.get("sensitivity"), last.get("specificity")):
+            yield "the model names one class, whatever it is shown; its accuracy is that class's share."
+        if fallen := fell_back(run):
+            yield fallen
+        if run.stopped:
+            yield f"stopped early, {run.stopped}"
+
+
+def fell_back(summary: Summary) -> str:
+    """In how many rounds metric privacy had no distance to divide by; an empty text if in none."""
+    count = sum(bool(row["server"].get("global_fallback")) for row in summary.rows)
+    if not count:
+        return ""
+    return f"global DP's noise in {count} of {len(summary.rows)} rounds: there were no two different models to compare"
+
+
+def malicious_text(malicious: Mapping[str, Any]) -> str:
+    """How many clients were malicious, and how far they got."""
+    acting = "" if malicious["acting"] else ", not acting: the clean rate"
+    text = f"{malicious['number']} ({malicious['behaviour']}{acting})"
+    if malicious["relabelled"]:
+        text += f", {malicious['relabelled']} of their {malicious['examples']} examples relabelled"
+    if "success" in malicious:
+        where = f"{malicious['goal_examples']} of the {malicious['measured_on']}"
+        text += f"; success {malicious['success']:.3g} on {where}, recall there {malicious['recall']:.3g}"
+        text += f"; accuracy {malicious['accuracy']:.3g}"
+    return text
+
+
+def run_table(summary: Summary) -> Table:
+    """One run, a line a fact."""
+    values, worst, instead = summary.values, worst_guarantee(summary), useful(summary.values)
+    malicious = values.get("malicious", {})
+    rows: list[tuple[str, str]] = []
+    for name, figures in values["last_rounds"].items():
+        text = f"{values['metrics'][name]:.4g} after the last round"
+        if figures["rounds"] > 1:
+            text += f"; {figures['mean']:.4g} ± {figures['deviation']:.2g} over the last {figures['rounds']} rounds"
+        rows.append((name, text))
+    if "accuracy" in values["test_metrics"]:
+        rows.append(("test accuracy", f"{values['test_metrics']['accuracy']:.4g} on the set's own test half"))
+    rows.append(("malicious clients", malicious_text(malicious) if malicious else ""))
+    for name, figures in values["noise"].items():
+        parts = [f"{when} {figures[when]:.4g}" for when in ("first", "last", "mean")]
+        rows.append((name.replace("_", " "), ", ".join(parts)))
+    rows.append(("distance", fell_back(summary)))
+    if malicious.get("unprotected"):
+        who = ", ".join(map(str, malicious["clients"]))
+        rows.append(("nothing promised to", f"malicious clients {who}: they go around the method"))
+    for party, guarantee in values["guarantees"].items():
+        leakage = guarantee.get("leakage")
+        what = "of the reported index alone, ln k a round" if values["trust"] == "central" else "sum of n / nu"
+        extra = "" if leakage is None else f"; leakage {rounded_up(leakage)} ({what}, no guarantee)"
+        rows.append((f"guarantee, {party}", f"{guarantee['text']}{extra}"))
+        if curve := guarantee.get("curve"):
+            pairs = zip(curve["epsilon"], curve["distance"], strict=True)
+            points = ", ".join(f"{rounded_up(e, 3)} at {d:.3g}" for e, d in pairs)
+            rows.append(("", f"eps over the distance of every round, delta={curve['delta']:g}: {points}"))
+    rows.append(("", meaning_of(worst)))
+    rows += [("", f"heuristic because {worst['reason']}")] if worst.get("reason") else []
+    rows += [("", f"if {condition}") for condition in worst.get("conditions", [])]
+    rows += [
+        ("to be useful", instead),
+        ("published metrics", str(values["published_metrics"]["text"])),
+        ("replies", ", ".join(f"{count} {kind}" for kind, count in values["replies"].items())),
+        ("noise source", str(values["source"])),
+        ("time", f"{values['seconds']['rounds']:.1f} s in {values['rounds']} rounds"),
+        ("note", str(values["data"]["note"])),
+    ]
+    data = {**values, **({"to be useful": instead} if instead else {})}
+    return Table.facts([(name, text) for name, text in rows if text], data)
+
+
+def _averaged(runs: Sequence[Summary], figure: str, spread: bool = True) -> str:
+    values = [v for v in (r.averaged(figure) for r in runs) if v is not None]
+    mean, last = _mean(values, ".3f"), runs[0].values["last_rounds"].get(figure, {})
+    if not spread or not values or len(values) == 1 == last["rounds"]:
+        return mean
+    return f"{mean} ±{stdev(values) if len(values) > 1 else last['deviation']:.3f}"
+
+
+def _mean(values: Iterable[float | None], form: str) -> str:
+    there = [value for value in values if value is not None]
+    return shown(fmean(there) if there else None, form)

@@ -1,0 +1,279 @@
+"""The data of an experiment: loaded, dealt out to clients, and what the server keeps of them."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedveil.data import DataSet, Holding, federate, holdings, load, own_scale, warnings_of
+from fedveil.data.dealing import SCHEMES, holdout
+from fedveil.data.patches import Patches, RingFeatures, learn_patches, learn_rings
+from fedveil.data.sets import with_positive
+from fedveil.errors import FieldError, require_non_negative, require_positive
+from fedveil.learning import ClientData
+from fedveil.learning.learner import Scoring, scored_rows
+from fedveil.mechanisms import keyed_seed
+from fedveil.methods import Method
+from fedveil_lab.config.sections import Data
+from fedveil_lab.config.tables import fields_of
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Who holds what.
+
+    Attributes
+    ----------
+    dataset : DataSet
+        What was dealt out.
+    clients : list of ClientData
+        In order of their partition numbers.
+    public, validation : ClientData or None
+        What the server has.
+    """
+
+    dataset: DataSet
+    clients: list[ClientData]
+    public: ClientData | None = None
+    validation: ClientData | None = None
+
+    def holdings(self) -> list[Holding]:
+        """What each client holds."""
+        return holdings(self.clients, self.dataset)
+
+    @property
+    def largest_class(self) -> float | None:
+        """Accuracy of always saying the largest class, over all that the clients hold; None without classes."""
+        totals = [sum(column) for column in zip(*(one.counts for one in self.holdings()), strict=True)]
+        return max(totals) / sum(totals) if totals else None
+
+    def unscored(self, method: Method, scoring: Scoring | None = None) -> list[int]:
+        """Classes that no public example shows, or none of those that are scored, where the method scores layers."""
+        needed = {"public_scores", "public_layer_scores"} & (method.client.needs | method.server.needs)
+        if self.public is None or not needed or self.dataset.task == "regression":
+            return []
+        y = self.public.y if scoring is None else self.public.y[scored_rows(self.public, scoring)]
+        counts = torch.bincount(y.flatten(), minlength=self.dataset.classes)
+        return [int(c) for c in counts.eq(0).nonzero()]
+
+    def warnings(self, method: Method | None = None, scoring: Scoring | None = None) -> list[str]:
+        """Clients that are empty, hold one example, or lack a class; classes with which a method scores no layer."""
+        said = warnings_of(self.holdings(), self.dataset)
+        if method is None or scoring is None:
+            return said
+        if lacking := self.unscored(method):
+            return [*said, f"no public example shows classes {lacking}: layers are scored without them"]
+        if lacking := self.unscored(method, scoring):
+            few = f"no public example that is scored shows classes {lacking}"
+            return [*said, f"{few}: raise scoring.images = {scoring.images}, or data.public_examples"]
+        return said
+
+
+def data_digest(spec: Data) -> str:
+    """SHA-256 of the set's examples, so that other data under the same name are not taken for these."""
+    with fields_of("data"):
+        return _digest(spec.name, json.dumps(spec.options, sort_keys=True))
+
+
+@lru_cache(maxsize=1)
+def _loaded(name: str, options: str) -> DataSet:
+    """The set that ``[data]`` names; the last one stays in memory for the next run of it."""
+    return load(name, **json.loads(options))
+
+
+@cache
+def _digest(name: str, options: str) -> str:
+    digest, dataset = hashlib.sha256(), _loaded(name, options)
+    people = dataset.group if "person" in json.loads(options) else None
+    for part in (dataset.x, dataset.y, dataset.test_x, dataset.test_y, dataset.owner, dataset.regions, people):
+        if part is not None:
+            digest.update(f"{tuple(part.shape)} {part.dtype}".encode())
+            digest.update(part.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def deal_out(spec: Data, seed: int) -> Dealt:
+    """Load the data and deal them out.
+
+    Raises
+    ------
+    FieldError
+        Naming the key that does not fit, or the file and row that cannot be used.
+    """
+    with fields_of("data"):
+        if spec.patches is None:
+            dataset, public, validation = _shared_out(spec, seed)
+        else:
+            undealt = {"clients": 1, "partition": "iid", **dict.fromkeys(("alpha", "counts", "shards"))}
+            whole = spec.model_copy(update=undealt)
+            dataset, public, validation = _featured(whole.model_dump_json(), seed)
+    clients = clients_of(dataset, spec, seed)
+    if not any(client.examples for client in clients):
+        raise FieldError("data.partition", spec.partition, "leaves no client an example to train on")
+    return Dealt(dataset, clients, public, validation)
+
+
+def _shared_out(spec: Data, seed: int) -> tuple[DataSet, ClientData | None, ClientData | None]:
+    """What is dealt out, what is public, and what the server keeps."""
+    dataset = _loaded(spec.name, json.dumps(spec.options, sort_keys=True))
+    dataset = dataset if spec.positive is None else with_positive(dataset, spec.positive)
+    if spec.made_up_people:
+        dataset = with_people(dataset, spec.made_up_people, seed)
+    dataset, validation = keep_validation(dataset, spec.validation, seed)
+    dataset, public = set_aside(dataset, spec.public_examples, seed)
+    return dataset, public, validation
+
+
+@lru_cache(maxsize=4)
+def _featured(spec_json: str, seed: int) -> tuple[DataSet, ClientData | None, ClientData | None]:
+    """The same with features in the place of images."""
+    spec = Data.model_validate_json(spec_json)
+    dataset, public, validation = _shared_out(spec, seed)
+    if public is None or spec.patches is None:
+        raise FieldError("public_examples", 0, "patches are learned on public images: set some aside")
+    learned: Patches | RingFeatures
+    if spec.patch_sizes:
+        learned = learn_rings(public.x, spec.patches, spec.patch_sizes, spec.components or 128, seed)
+    else:
+        learned = learn_patches(public.x, spec.patches, seed)
+        if spec.components is not None:
+            learned = learned.projected(public.x, spec.components, spec.directions, seed)
+    x, rest = learned.features(dataset.x), None if dataset.test_x is None else learned.features(dataset.test_x)
+    dataset = replace(dataset, x=x, test_x=rest, regions=None, region_names=())
+    kept = [None if c is None else replace(c, x=learned.features(c.x), masks=None) for c in (public, validation)]
+    return dataset, kept[0], kept[1]
+
+
+def clients_of(dataset: DataSet, spec: Data, seed: int) -> list[ClientData]:
+    """Deal examples out as the configuration says."""
+    named = (("alpha", spec.alpha), ("counts", spec.counts), ("shards", spec.shards))
+    extra: dict[str, Any] = {key: value for key, value in named if value is not None}
+    for key in set(extra) - set(SCHEMES[spec.partition]):
+        accepted = f"belongs to another partition than {spec.partition!r}; take it out: --set data.{key}=[]"
+        raise FieldError(f"data.{key}", extra[key], accepted)
+    if spec.partition in ("dirichlet", "quantity", "natural"):
+        extra["min_size"] = spec.min_size
+    with fields_of("data", scheme="data.partition"):
+        how: dict[str, Any] = {"scheme": spec.partition, "holdout": spec.holdout, "sensitive": spec.sensitive}
+        dealt = federate(dataset, clients=spec.clients, seed=seed, **how, **extra)
+        if not require_non_negative("pixel_noise", spec.pixel_noise):
+            return dealt
+        return [_noised(client, spec.pixel_noise, keyed_seed("pixel noise", seed, i)) for i, client in enumerate(dealt)]
+
+
+def _noised(client: ClientData, deviation: float, seed: int) -> ClientData:
+    """The client with Gaussian noise on the sensitive pixels of what it trains on."""
+    if client.masks is None:
+        raise FieldError("pixel_noise", deviation, "falls on sensitive pixels, and the set knows of none")
+    drawn = torch.randn(client.x.shape, generator=torch.Generator().manual_seed(seed), dtype=client.x.dtype)
+    return replace(client, x=client.x + deviation * drawn * client.masks[:, None])
+
+
+def split_clients(clients: Sequence[ClientData], share: float, seed: int) -> tuple[list[ClientData], list[ClientData]]:
+    """Clients that train, and those that only validate, with whatever they hold out; each at least one.
+
+    Raises
+    ------
+    FieldError
+        If there are fewer than two clients with examples.
+    """
+    filled = [i for i, client in enumerate(clients) if client.examples]
+    if len(filled) < 2:
+        raise FieldError("stopping.clients", share, "needs two clients with examples, one to train and one to validate")
+    count = min(max(1, round(share * len(filled))), len(filled) - 1)
+    generator = torch.Generator().manual_seed(keyed_seed("validation clients", seed))
+    chosen = {filled[i] for i in torch.randperm(len(filled), generator=generator)[:count].tolist()}
+    return [c for i, c in enumerate(clients) if i not in chosen], [clients[i] for i in sorted(chosen)]
+
+
+def keep_validation(dataset: DataSet, share: float | None, seed: int) -> tuple[DataSet, ClientData | None]:
+    """Give the server a stratified share of the set's test half.
+
+    Parameters
+    ----------
+    dataset : DataSet
+        Loses what the server keeps.
+    share : float or None
+        Above 0 and below 1; None for nothing.
+    seed : int
+        Decides which examples.
+
+    Returns
+    -------
+    DataSet
+        With what is left of the test half, for final figures.
+    ClientData or None
+        The server's validation examples.
+
+    Raises
+    ------
+    FieldError
+        If the share is no share, or the set has no test half.
+    """
+    if share is None:
+        return dataset, None
+    if require_positive("validation", share) >= 1:
+        raise FieldError("validation", share, "must be above 0 and below 1")
+    x, y = dataset.test_x, dataset.test_y
+    if x is None or y is None:
+        raise FieldError("validation", share, f"{dataset.name!r} has no test half to take a share of; leave it out")
+    strata = y.numpy() if dataset.classes else np.zeros(len(y), dtype=np.int64)
+    parts = holdout(strata, np.arange(len(y)), share, seed=keyed_seed("validation", seed))
+    rest, kept = map(torch.from_numpy, parts)
+    return replace(dataset, test_x=x[rest], test_y=y[rest]), ClientData(x[kept], y[kept], name="validation")
+
+
+def with_people(dataset: DataSet, images: int, seed: int) -> DataSet:
+    """Give every so many examples, drawn at random, to a person who does not exist.
+
+    Raises
+    ------
+    FieldError
+        If the set says whose its examples are.
+    """
+    if dataset.group is not None:
+        raise FieldError("made_up_people", images, f"{dataset.name!r} says whose its examples are: leave it out")
+    order = torch.randperm(len(dataset.x), generator=torch.Generator().manual_seed(keyed_seed("people", seed)))
+    note = f"{dataset.note} People are made up, with {images} examples each."
+    return replace(dataset, group=order // images, note=note.strip())
+
+
+def set_aside(dataset: DataSet, count: int, seed: int) -> tuple[DataSet, ClientData | None]:
+    """Take public examples for the server: from the set's test half, or else from the examples to be dealt out.
+
+    The latter where the set knows sensitive pixels, which test halves have none of; and then whole groups, so that no
+    client holds a part of a public document.
+
+    Raises
+    ------
+    FieldError
+        If there are not enough.
+    """
+    if not count:
+        return dataset, None
+    x, y, from_test = dataset.test_x, dataset.test_y, True
+    if x is None or y is None or dataset.regions is not None:
+        x, y, from_test = dataset.x, dataset.y, False
+    if count >= len(x):
+        raise FieldError("data.public_examples", count, f"must be less than {len(x)}, all there are")
+    generator = torch.Generator().manual_seed(keyed_seed("public", seed))
+    if from_test or dataset.group is None:
+        order = torch.randperm(len(x), generator=generator)
+        public, rest = order[:count], order[count:].sort().values
+    else:
+        place = torch.randperm(int(dataset.group.max()) + 1, generator=generator)[dataset.group]
+        public = place.argsort(stable=True)[:count]
+        rest = (~torch.isin(dataset.group, dataset.group[public])).nonzero().reshape(-1)
+        if not len(rest):
+            raise FieldError("data.public_examples", count, "leaves no whole document to deal out")
+    own = own_scale(x[public], dataset.local_columns, x[public])
+    masks = None if from_test or dataset.regions is None else dataset.regions[public] != 0
+    kept = ClientData(own, y[public], name="public", masks=masks)
+    if from_test:
+        return replace(dataset, test_x=x[rest], test_y=y[rest]), kept
+    return dataset.take(rest), kept

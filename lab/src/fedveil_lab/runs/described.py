@@ -1,0 +1,119 @@
+"""What the model of a run takes: of a run that ends, and of an earlier one from its configuration and its data."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load as tensors_of
+from torch import Tensor
+
+from fedveil import learning
+from fedveil.errors import FieldError
+from fedveil.files import CONFIG
+from fedveil.home.description import DESCRIPTION, Description, describe
+from fedveil.home.reading import labelled_examples
+from fedveil.home.released import description_in, hypotheses_in, weights_of
+from fedveil.home.threshold import PRIVATE_ROWS
+from fedveil.reading import json_of
+from fedveil_lab.config.experiment import Config
+from fedveil_lab.config.loading import load
+from fedveil_lab.runs.deal import data_digest, deal_out
+from fedveil_lab.runs.prepare import Setup
+
+FEATURES = "features"  # of patches that were learned on public images: the run stores none
+
+
+def about_of(setup: Setup) -> Description:
+    """What the model of a run takes, in declared constants and names."""
+    config, dataset = setup.config, setup.dealt.dataset
+    about = describe(setup.learner.model, config.model.name, config.model.options, dataset, setup.learner.local.loss)
+    inputs: dict[str, Any] = dict(about.inputs)
+    if config.data.patches is not None:
+        inputs = {"kind": FEATURES, "patches": config.data.patches}
+    return replace(
+        about, inputs=inputs, positive_named=config.data.positive is not None, note=_note(config, dataset.note)
+    )
+
+
+def described(folder: Path, config: str | Path | None = None) -> Description:
+    """What a folder's model takes: as stored, or found out anew from its configuration and the data that it names.
+
+    Parameters
+    ----------
+    folder : Path
+        Of a run, a cell, or a deployed server.
+    config : path, optional
+        A configuration whose ``[data]`` and ``[model]`` describe the model of a server's folder.
+
+    Raises
+    ------
+    FieldError
+        Naming what the folder lacks, or that the data are not those of the run.
+    """
+    weights = weights_of(folder)
+    if config is None and ((folder / DESCRIPTION).is_file() or not (folder / CONFIG).is_file()):
+        return description_in(folder)
+    spec = load(folder if config is None else str(config))
+    summary = _summary_of(folder)
+    about = _anew(spec, folder)
+    known = summary.get("data", {}).get("digest")
+    if config is None and known and known != data_digest(spec.data):
+        accepted = "are not the run's any more, and the folder lacks model.json: class names and columns may be others"
+        raise FieldError("data", spec.data.name, accepted)
+    return about.of(weights, hypotheses_in(tensors_of(weights))).promising(summary)
+
+
+def refuse_own_rows(folder: Path, about: Description, rows: Path) -> None:
+    """Refuse rows that are the run's own, whatever they are called: the same file, its copy, or a part of it.
+
+    Raises
+    ------
+    FieldError
+        If they are, or if a run's data cannot be looked at.
+    """
+    if not (folder / CONFIG).is_file():
+        return
+    spec = load(folder)
+    own = [Path(str(spec.data.options[key])) for key in ("path", "test_path") if spec.data.options.get(key)]
+    is_own = any(file.exists() and file.resolve() == rows.resolve() for file in own)
+    if not is_own and any(file.is_file() for file in own):
+        x, labels = labelled_examples(about, rows)
+        dataset = deal_out(spec.data, spec.seed).dataset
+        known = {_row(one, int(y)) for one, y in zip(dataset.x, dataset.y, strict=True)}
+        is_own = all(_row(one, int(y)) in known for one, y in zip(x, labels.tolist(), strict=True))
+    if is_own:
+        raise FieldError("DATA", str(rows), f"holds rows of the run's own: {PRIVATE_ROWS}")
+
+
+def _row(x: Tensor, y: int) -> bytes:
+    return x.contiguous().numpy().tobytes() + bytes(str(y), "ascii")
+
+
+def _anew(spec: Config, folder: Path) -> Description:
+    try:
+        dealt = deal_out(spec.data, spec.seed)
+    except FieldError as error:
+        lacks = "lacks model.json: order and scaling of the columns, names of the classes; and its data are not here"
+        raise FieldError("RUN", str(folder), f"{lacks} ({error})") from error
+    shape: dict[str, Any] = {"input_shape": dealt.dataset.input_shape, "outputs": dealt.dataset.outputs}
+    module = learning.build_model(spec.model.name, seed=0, **shape, **spec.model.options)
+    about = describe(module, spec.model.name, spec.model.options, dealt.dataset, spec.local.loss)
+    inputs = {"kind": FEATURES} if spec.data.patches is not None else dict(about.inputs)
+    return replace(
+        about, inputs=inputs, positive_named=spec.data.positive is not None, note=_note(spec, dealt.dataset.note)
+    )
+
+
+def _note(config: Config, note: str) -> str:
+    """What has to be said of a set that everybody has; a note on a file of one's own names it, and stays here."""
+    return "" if "path" in config.data.options else note
+
+
+def _summary_of(folder: Path) -> dict[str, Any]:
+    file = folder / "summary.json"
+    try:
+        values = json_of(file.read_bytes())
+    except (OSError, ValueError) as error:
+        accepted = f"lacks summary.json, which says what was promised ({error}): finish or restore the run"
+        raise FieldError("RUN", str(folder), accepted) from error
+    return dict(values)

@@ -1,0 +1,234 @@
+"""The model of a run: checked against the data, with what trains it, and where it begins."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedveil import learning
+from fedveil.data.dealing import holdout
+from fedveil.engines.assembly import with_proximal_term
+from fedveil.engines.fit import require_fit
+from fedveil.errors import FieldError
+from fedveil.layout import Layout
+from fedveil.learning.learner import Learner, Trainer
+from fedveil.learning.losses import LossFunction, evaluating, outputs_of
+from fedveil.learning.scores import region_mask
+from fedveil.mechanisms import keyed_seed
+from fedveil.methods import Method, RecordDP
+from fedveil_lab.config.experiment import Config
+from fedveil_lab.config.tables import fields_of
+from fedveil_lab.runs.checkpoint import Remembering
+from fedveil_lab.runs.deal import Dealt
+
+EPOCHS = (3, 10, 30, 100)  # of which one is chosen for a public model
+ROUND = 0  # of the keys: no federated round has this number
+
+
+def learner_of(config: Config, dealt: Dealt, method: Method, memo: Path | None) -> Learner:
+    """Model, layout and trainer of a run, checked against its data.
+
+    Parameters
+    ----------
+    config, dealt, method
+        Of the run.
+    memo : Path, optional
+        A folder where first rounds are kept; see `Remembering`.
+
+    Raises
+    ------
+    FieldError
+        Naming the key that does not fit the data.
+    """
+    with fields_of("model"):
+        module = learning.build_model(config.model.name, seed=config.seed, **_shape(config, dealt))
+        layout = Layout.from_module(module)
+    check_fit(dealt, method, config.local.loss, config.model.name, module)
+    require_fit(module, dealt.clients, config.local.loss)
+    with fields_of("local"):
+        local = with_proximal_term(config.local, method)
+    how: dict[str, Any] = {"device": config.device, "workers": config.workers, "precision": config.precision}
+    how["noisy"] = method.noisy.noisy_steps if method.noisy else None
+    how["example"] = next(((c.x, c.y) for c in dealt.clients if c.examples), None)
+    trainer: Trainer = learning.make_trainer(module, layout, local, config.trainer, **how)
+    if isinstance(trainer, learning.PrivateTrainer):
+        if dealt.dataset.local_columns:
+            accepted = "each silo scales columns by its own rows, which no noise covers: scale by public constants"
+            raise FieldError("data.scale", "client", accepted)
+        with fields_of("privacy"):
+            trainer.check_sizes(dealt.clients)
+    elif memo is not None:
+        trainer = _remembered(trainer, config, local, memo)
+    given, region = config.data.region, None
+    if given is not None:
+        with fields_of("data"):
+            region = region_mask(given, *(1, 1, *dealt.dataset.input_shape)[-2:])
+    own = config.privacy.clients
+    return Learner(
+        module,
+        layout,
+        local,
+        region=region,
+        scoring=config.scoring,
+        unmarked={p: one.unmarked for one in own if one.unmarked is not None for p in one.partitions},
+        trainer=trainer,
+        device=config.device,
+    )
+
+
+def first_models(
+    config: Config, dealt: Dealt, method: Method, learner: Learner, base: int, memo: Path | None
+) -> Tensor:
+    """The first hypotheses [k, d].
+
+    Parameters
+    ----------
+    config, dealt, method, learner
+        Of the run.
+    base : int
+        One that the server trains is the same under every seed of it.
+    memo : Path, optional
+        A folder where such a first model is kept.
+
+    Raises
+    ------
+    FieldError
+        If a public model lacks public examples with classes.
+    """
+    trained = config.model.start == "public" or (config.pretraining is not None and dealt.validation is not None)
+    seed, k = base if trained else config.seed, method.server.hypotheses
+    with fields_of("model"):
+        starts = learning.initial_models(config.model.name, k=k, seed=seed, **_shape(config, dealt))
+    if config.model.start == "normal":
+        generator = torch.Generator().manual_seed(keyed_seed("normal start", seed))
+        starts = torch.randn(starts.shape, generator=generator, dtype=starts.dtype)
+    if config.model.start == "public":
+        if dealt.public is None or dealt.dataset.task != "classification":
+            accepted = "trains on public examples and their classes: set data.public_examples"
+            raise FieldError("model.start", "public", accepted)
+        return public_model(learner.model, learner.layout, starts[0], dealt.public, seed).expand(k, -1).clone()
+    if config.pretraining is None or dealt.validation is None:
+        return starts
+    alone = replace(config.local, epochs=config.pretraining.epochs, prox=0.0)
+    central: Trainer = learning.SequentialTrainer(learner.model, learner.layout, alone, device=config.device)
+    if memo is not None:
+        central = _remembered(central, config, alone, memo)
+    return first_model(starts, dealt.validation, central, seed)
+
+
+def _shape(config: Config, dealt: Dealt) -> dict[str, Any]:
+    dataset = dealt.dataset
+    return {"input_shape": dataset.input_shape, "outputs": dataset.outputs, **config.model.options}
+
+
+def _remembered(trainer: Trainer, config: Config, local: learning.LocalTraining, memo: Path) -> Trainer:
+    kind = (type(trainer).__name__, config.precision, config.device)
+    parts = (*kind, config.model.name, config.model.options, asdict(local))
+    return Remembering(trainer, memo, repr(parts))
+
+
+def check_fit(dealt: Dealt, method: Method, loss: str | LossFunction, model: str, module: nn.Module) -> None:
+    """Refuse data that the method, the loss or the model cannot use, before anything is trained.
+
+    Raises
+    ------
+    FieldError
+        Naming the key that has to change.
+    """
+    dataset = dealt.dataset
+    if dataset.counted and dataset.classes and method.may_promise:
+        tells = f"the model's shape would tell whether one record has the largest: {method.name!r} does not cover it"
+        accepted = f"is counted from the labels: {tells}. Say it, from what is known without the data"
+        raise FieldError("data.classes", dataset.classes, accepted)
+    side = method.client
+    if isinstance(side, RecordDP) and side.unit == "person":
+        ids = [torch.unique(client.person) for client in dealt.clients if client.person is not None and client.examples]
+        silos = int(torch.bincount(torch.cat(ids)).max()) if ids else 0
+        if silos > side.silos_per_person:
+            accepted = "is less than the number of silos at which some person of these data is: raise it, or deal out "
+            raise FieldError("privacy.silos_per_person", side.silos_per_person, accepted + "each person whole")
+    if "layer_scores" in method.client.needs:
+        empty = [client.name for client in dealt.clients if not client.examples]
+        if empty:
+            accepted = f"{method.name!r} scores layers on each client's own images, and some have none: {empty[:5]}"
+            raise FieldError("data.partition", "empty clients", accepted)
+    if dataset.task == "regression" and loss == "cross_entropy":
+        accepted = f"{dataset.name!r} has targets: use 'mse' or 'rmse'; where they are classes, store them as integers"
+        raise FieldError("local.loss", loss, accepted)
+    if dataset.task == "segmentation":
+        if dealt.public is not None and (lacking := dealt.unscored(method)):
+            accepted = f"show no pixel of class {lacking[0]}, which clients' layers are scored with: take more"
+            raise FieldError("data.public_examples", dealt.public.examples, accepted)
+        some = next(module.parameters())
+        with evaluating(module), torch.no_grad():
+            shape = tuple(outputs_of(module(dataset.x[:1].to(some.device, some.dtype))).shape[1:])
+        wanted = (dataset.classes, *dataset.y.shape[1:])
+        if shape != wanted:
+            accepted = f"gives {shape} for an image, but {dataset.name!r} has a class a pixel: {wanted} is needed"
+            raise FieldError("model.module" if ":" in model else "model.name", model, accepted)
+
+
+def first_model(start: Tensor, validation: learning.ClientData, trainer: Trainer, seed: int) -> Tensor:
+    """Train the first model [1, d] on the server's examples; `trainer` says for how long.
+
+    Raises
+    ------
+    Exception
+        Whatever the training raised.
+    """
+    [outcome] = trainer.train(start, [validation], [(seed, ROUND, 0)])
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome.model[None]
+
+
+def public_model(module: nn.Module, layout: Layout, start: Tensor, public: learning.ClientData, seed: int) -> Tensor:
+    """A model [d] trained on public examples and their classes, by settings chosen on these alone.
+
+    One dense layer is a logistic regression whose strength is chosen by cross-validation (scikit-learn). Any other
+    model is trained by Adam, on four fifths for each number of epochs, and on all for the one that was best on the
+    last fifth.
+
+    Parameters
+    ----------
+    module, layout
+        The model.
+    start : Tensor
+        [d], where training begins.
+    public : ClientData
+        Examples with classes.
+    seed : int
+        Of the split and of training.
+    """
+    some = next((part for part in module.modules() if not isinstance(part, nn.Sequential | nn.Flatten)), None)
+    if isinstance(some, nn.Linear) and layout.size == sum(p.numel() for p in some.parameters()):
+        return _logistic(layout, start, public)
+    rest, kept = holdout(public.y.numpy(), np.arange(public.examples), 0.2, seed=keyed_seed("public model", seed))
+    most, best = (learning.ClientData(public.x[i], public.y[i]) for i in map(torch.from_numpy, (rest, kept)))
+
+    def trained(on: learning.ClientData, epochs: int) -> Tensor:
+        local = learning.LocalTraining(epochs=epochs, batch_size=32, lr=0.001, optimizer="adam")
+        return first_model(start[None], on, learning.SequentialTrainer(module, layout, local), seed)[0]
+
+    losses = {n: learning.evaluate(module, layout, trained(most, n), best.x, best.y, ("loss",))["loss"] for n in EPOCHS}
+    return trained(public, min(losses, key=losses.__getitem__))
+
+
+def _logistic(layout: Layout, start: Tensor, public: learning.ClientData) -> Tensor:
+    """The logistic regression of public examples as one layer's parameters; a class that none shows keeps its own."""
+    from sklearn.linear_model import LogisticRegressionCV
+
+    head = LogisticRegressionCV(
+        Cs=8, cv=5, max_iter=2000, l1_ratios=(0,), scoring="accuracy", use_legacy_attributes=False
+    )
+    head.fit(public.x.flatten(1).numpy(), public.y.numpy())
+    weight, bias = (torch.from_numpy(np.atleast_2d(v)).to(start.dtype) for v in (head.coef_, head.intercept_[:, None]))
+    if len(weight) == 1:  # of two classes: each is the other's negative
+        weight, bias = (torch.cat([-v, v]) / 2 for v in (weight, bias))
+    parts, rows = layout.unflatten(start), torch.from_numpy(head.classes_)
+    for values in parts.values():
+        values[rows] = bias[:, 0] if values.dim() == 1 else weight
+    return layout.flatten(parts)

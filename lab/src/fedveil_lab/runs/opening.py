@@ -1,0 +1,21 @@
+"""What the first line of the ledgers of a run in one process binds."""
+
+import json
+from typing import Any
+
+from fedveil.accounting.guarantee import read_off
+from fedveil.engines import Federation
+from fedveil.evidence import parties_of, terms_of
+from fedveil_lab.runs.prepare import Setup
+
+
+def opening_of(setup: Setup, federation: Federation, setting: str) -> dict[str, Any]:
+    """What a run in one process binds."""
+    config = setup.config
+    return {
+        **terms_of(federation.method, setting, config.privacy.budget.delta, config.engine),
+        "conditions": list(read_off(config.read_off)),
+        "clients": len(federation.clients),
+        "terms": json.loads(json.dumps(config.privacy.options, default=str)),
+        "parties": parties_of(federation),
+    }

@@ -1,0 +1,50 @@
+"""What made a figure: the arithmetic and the versions in every summary, and what stands beside a committed result."""
+
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import fedveil
+import fedveil_lab
+from fedveil.evidence import versions
+
+
+def provenance(data: str, seeds: Sequence[int]) -> dict[str, Any]:
+    """Command, commit, date, seeds, data, versions and kind of machine of this process.
+
+    Parameters
+    ----------
+    data : str
+        What it ran on.
+    seeds : sequence of int
+        Of its runs.
+    """
+    # without the folders of this machine
+    command = " ".join(["fedveil", *(Path(a).name if Path(a).is_absolute() else a for a in sys.argv[1:])])
+    return {
+        "command": command,
+        "commit": commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "seeds": list(seeds),
+        "data": data,
+        "versions": {name: text.split("+")[0] for name, text in versions().items()},
+        "machine": f"{platform.machine()}, CPU",
+    }
+
+
+def commit() -> str:
+    """Commit of the checkout that is imported, "with changes" if its source has some; else the version."""
+    roots = [Path(package.__path__[0]).resolve() for package in (fedveil, fedveil_lab)]
+
+    def git(root: Path, *arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = any(git(root, "status", "--porcelain", ".") for root in roots)
+        return git(roots[0], "rev-parse", "HEAD") + (" with changes" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return f"release {fedveil.__version__}"

@@ -1,0 +1,218 @@
+"""What a run comes to, in summary.json: metrics, guarantees, noise."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedveil.accounting.guarantee import read_off
+from fedveil.data import DataSet
+from fedveil.engines import Federation
+from fedveil.errors import damaged, require_a
+from fedveil.evidence import (
+    MEASURES,
+    METRICS_FILE,
+    REPRODUCIBLE,
+    Row,
+    by_present_names,
+    core_of,
+    parse_row,
+)
+from fedveil.files import Ledgers, remedy
+from fedveil.learning import ClientData, evaluate, evaluate_clients
+from fedveil.reading import json_of
+from fedveil_lab.runs.deal import data_digest
+from fedveil_lab.runs.folder import UNNOISED
+from fedveil_lab.runs.prepare import Setup
+from fedveil_lab.runs.promised import guarantees_of
+
+MEASURED = ("metrics", "last_rounds", "test_metrics")  # tables of figures by name
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A finished run.
+
+    Attributes
+    ----------
+    values : dict
+        What summary.json holds.
+    rows : list of dict
+        One a round, as in metrics.jsonl.
+    """
+
+    values: Mapping[str, Any]
+    rows: Sequence[Row] = field(repr=False)
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "Summary":
+        """A finished run from its folder.
+
+        Raises
+        ------
+        FieldError
+            If summary.json or metrics.jsonl is missing or damaged.
+        """
+        require_a("folder", folder, (str, Path), "must be the path of a run's folder")
+        folder = Path(folder)
+        file = folder / "summary.json"
+        try:
+            values = _by_present_names(json_of(file.read_bytes()))
+            rounds = int(values["rounds"])
+            file = folder / METRICS_FILE
+            rows = []
+            for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+                file = Path(f"{folder / METRICS_FILE}, line {number}")
+                rows.append(parse_row(line))
+            if len(rows) != rounds:
+                file = folder / METRICS_FILE
+                raise ValueError(f"it has {len(rows)} lines, and there were {rounds} rounds")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise damaged("run", file, error, remedy(folder)) from error
+        return cls(values, rows)
+
+    @property
+    def setting(self) -> str:
+        """The label in a comparison."""
+        return str(self.values["setting"])
+
+    @property
+    def stopped(self) -> str:
+        """Why the run ended early, or ""."""
+        return str(self.values["stopped"])
+
+    def averaged(self, figure: str) -> float | None:
+        """Mean of a figure over the last rounds; None if it does not exist for the task."""
+        averages = self.values["last_rounds"].get(figure)
+        return None if averages is None else float(averages["mean"])
+
+    def noise(self, figure: str, when: str = "mean") -> float | None:
+        """Sigma, distance, noise_to_clip, ... (first, last or mean); None without noise."""
+        recorded = self.values["noise"].get(figure)
+        return None if recorded is None else float(recorded[when])
+
+
+def _by_present_names(values: Any) -> dict[str, Any]:
+    """What summary.json holds, with its figures under their present names."""
+    if values.get("measures", 1) >= MEASURES:
+        return dict(values)
+    renamed = {name: by_present_names(values[name]) for name in MEASURED if name in values}
+    if public := values.get("public_model"):
+        renamed["public_model"] = {**public, **{n: by_present_names(public[n]) for n in MEASURED if n in public}}
+    return {**values, **renamed, "measures": MEASURES}
+
+
+def majority_of(clients: Sequence[ClientData], classes: int) -> dict[str, Any]:
+    """The number of classes, and the accuracy of naming the most frequent one, on what the clients hold out."""
+    held = [c.test_y.reshape(-1) for c in clients if c.test_y is not None and len(c.test_y)]
+    if not classes or not held:
+        return {}
+    return {"classes": classes, "majority": _largest(torch.cat(held))}
+
+
+def _positive(dataset: DataSet, named: str | None) -> dict[str, Any]:
+    """Which of two classes counts as positive, and whether the configuration says so."""
+    return {"positive": dataset.names()[1], "positive_named": named is not None} if dataset.classes == 2 else {}
+
+
+def _largest(labels: Tensor) -> float:
+    """The share of the most frequent class among labels that are not void."""
+    counts = labels[labels >= 0].bincount()
+    return float(counts.max()) / max(1, int(counts.sum())) if len(counts) else 0.0
+
+
+def summary_of(
+    setup: Setup,
+    federation: Federation,
+    stopped: str,
+    ledgers: Ledgers,
+    rows: list[Row],
+    label: str,
+    seconds: float,
+    concluded: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What summary.json holds of a run that is over."""
+    config, dataset = setup.config, setup.dealt.dataset
+    method, delta = federation.method, config.privacy.budget.delta
+    guarantee, parties = guarantees_of(method, ledgers.books, delta, read_off(config.read_off))
+    core = core_of(label, method, federation.layout, rows, guarantee, delta, config.trainer)
+    return {
+        **core,
+        "name": config.name,
+        "method": config.privacy.method,
+        "aggregator": config.aggregator.name if config.aggregator else "",
+        "task": "regression" if federation.task == "values" else "classification",
+        "test_metrics": _test_metrics(setup, federation, federation.models),
+        **_of_public_model(setup, federation),
+        **majority_of(federation.clients, dataset.classes),
+        **_positive(dataset, config.data.positive),
+        "guarantees": parties,
+        "participations": _participations(federation, ledgers),
+        "private": dict(UNNOISED),
+        "published_metrics": {"mode": config.publish.metrics, "text": config.publish.describe()},
+        "rounds_planned": config.rounds,
+        "stopped": stopped,
+        **best_of(federation),
+        "clients": len(federation.clients),
+        "examples": int(median(c.examples for c in federation.clients)),
+        **({} if setup.poisoning is None else {"malicious": setup.poisoning.values(federation)}),
+        "data": {
+            "name": dataset.name,
+            "note": dataset.note,
+            "licence": dataset.licence,
+            "digest": data_digest(config.data),
+            "largest_class": setup.dealt.largest_class,
+            "warnings": [*setup.warnings, *federation.warnings.said.values()],
+        },
+        "derived_from": config.privacy.options.get("derived_from", ""),
+        "seed": config.seed,
+        "source": REPRODUCIBLE if config.source.kind == "reproducible" else "secure",
+        "engine": config.engine,
+        "device": config.device,
+        "workers": config.workers,
+        **({"concluded": concluded} if concluded else {}),
+        "seconds": {**core["seconds"], "this_call": round(seconds, 3)},
+    }
+
+
+def _participations(federation: Federation, ledgers: Ledgers) -> dict[str, int]:
+    """How many clients released so often, by the number of releases; of clients that protect themselves."""
+    if federation.method.client.trust == "central":
+        return {}
+    lines = {party: len(book.entries) for party, book in ledgers.books.items()}
+    made = Counter(lines.get(str(p), 0) for p in range(len(federation.clients)))
+    return {str(count): made[count] for count in sorted(made)}
+
+
+def best_of(federation: Federation) -> dict[str, Any]:
+    """The least loss of the validation clients, as released, and whose it was."""
+    if federation.validators is None or not federation.validators.best.round:
+        return {}
+    best = federation.validators.best
+    return {"best": {"validation": best.loss, "round": best.round}}
+
+
+def _of_public_model(setup: Setup, federation: Federation) -> dict[str, Any]:
+    """What the first model reaches, where it is one of public examples alone: on what clients hold out, and tested."""
+    if setup.config.model.start != "public":
+        return {}
+    first, clients = setup.starts[:1], federation.clients
+    chosen = [0] * len(clients)
+    model, layout, names = federation.learner.model, federation.layout, federation.metrics
+    pooled = evaluate_clients(model, layout, first, clients, chosen, names, federation.learner.local.loss)[1]
+    return {"public_model": {"metrics": pooled, "test_metrics": _test_metrics(setup, federation, first)}}
+
+
+def _test_metrics(setup: Setup, federation: Federation, models: Tensor) -> dict[str, float]:
+    """A single model on the set's own test half, where there is one."""
+    data = setup.dealt.dataset
+    if data.test_x is None or data.test_y is None or len(models) != 1:
+        return {}
+    model = federation.learner.model
+    loss, names = federation.learner.local.loss, federation.metrics
+    return evaluate(model, federation.layout, models[0], data.test_x, data.test_y, names, loss=loss)

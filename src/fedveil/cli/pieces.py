@@ -1,0 +1,60 @@
+"""Commands whose arguments have a help, too."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any] | click.Command)
+
+
+class Argument(click.Argument):
+    """An argument with a help.
+
+    Parameters
+    ----------
+    declared : sequence of str
+        Its name.
+    help : str
+        What it is.
+    options
+        Of `click.Argument`.
+    """
+
+    def __init__(self, declared: list[str], help: str = "", **options: Any) -> None:
+        super().__init__(declared, **options)
+        self.help = help
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """Its name, and what it is."""
+        needed = "  [required]" if self.required else ""
+        return str(self.metavar), f"{self.help}{needed}"
+
+
+class Command(click.Command):
+    """A command that lists its arguments before its options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        arguments = [one for one in self.get_params(ctx) if isinstance(one, Argument)]
+        if arguments:
+            with formatter.section("Arguments"):
+                formatter.write_dl([one.get_help_record(ctx) for one in arguments])
+        options = [one.get_help_record(ctx) for one in self.get_params(ctx) if not isinstance(one, Argument)]
+        with formatter.section("Options"):
+            formatter.write_dl([record for record in options if record is not None])
+
+
+def argument(name: str, metavar: str, help: str, **options: Any) -> Callable[[F], F]:
+    """A decorator that gives a command an argument."""
+    return click.argument(name, cls=Argument, metavar=metavar, help=help, **options)
+
+
+def path_argument(name: str, metavar: str, help: str) -> Callable[[F], F]:
+    """A decorator that gives a command a path."""
+    return argument(name, metavar, help, type=click.Path(path_type=Path))
+
+
+def path_option(name: str, metavar: str, help: str, **options: Any) -> Callable[[F], F]:
+    """A decorator that gives a command an option that is a path."""
+    return click.option(name, metavar=metavar, help=help, type=click.Path(path_type=Path), **options)
