@@ -15,6 +15,7 @@ import fedveil as fv
 from fedveil.cli import app
 from fedveil.errors import FieldError
 from fedveil.home import DESCRIPTION, Description
+from fedveil.methods import build
 from fedveil_lab.config import parse
 from fedveil_lab.runs import run
 from fedveil_lab.runs.deal import deal_out
@@ -338,3 +339,43 @@ def test_a_description_gives_back_what_it_is(finished):
     assert Description.read(file) == about
     with pytest.raises(FieldError, match="positive"):
         replace(about, positive="none of them")
+
+
+@pytest.mark.flower
+def test_a_server_that_is_told_what_its_model_takes_stores_it(rows, tmp_path):
+    pytest.importorskip("flwr")
+    from flwr.serverapp import ServerApp
+
+    from fedveil.flower import (
+        FedVeilStrategy,
+        InProcessGrid,
+        ServerFolder,
+        learner_client_app,
+        run_in_process,
+        to_arrays,
+    )
+    from fedveil.home import describe
+
+    dataset = deal_out(table(rows).data, 0).dataset
+    module = fv.learning.build_model("mlp", input_shape=(5,), outputs=2, seed=0, hidden=[8])
+    about = describe(module, "mlp", {"hidden": [8]}, dataset, "cross_entropy")
+    with pytest.raises(FieldError, match="about"):
+        ServerFolder(tmp_path / "served", about={})
+    layout, private = fv.Layout.from_module(module), build("global", noise_multiplier=1.0, clip=1.0)
+    learner = fv.Learner(module, layout, fv.LocalTraining(lr=0.3))
+    clients = [fv.ClientData(dataset.x[i::2], dataset.y[i::2]) for i in range(2)]
+    client = learner_client_app(learner, clients, private, seed=0)
+    served = ServerFolder(tmp_path / "served", about=about)
+    strategy = FedVeilStrategy(private, layout, rounds=1, folder=served, evaluate=False)
+    server = ServerApp()
+
+    @server.main()
+    def main(grid, context):
+        strategy.start(grid, to_arrays(layout, layout.read(module)), num_rounds=1)
+
+    run_in_process(server, grid=InProcessGrid(client, [{"partition-id": i} for i in range(2)]))
+    model = fv.load(tmp_path / "served")
+    assert model.read(rows).classes == ("well", "ill")
+    assert model.promise == strategy.guarantee.describe(1e-5)
+    done = runner.invoke(app, ["export", str(tmp_path / "served")])
+    assert done.exit_code == 0, done.output

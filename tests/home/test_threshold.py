@@ -110,3 +110,24 @@ def test_what_has_no_threshold_is_refused(made, tmp_path):
     one.write_text("age,outcome\n30,well\n90,sick\n")
     with pytest.raises(FieldError, match="outcome"):
         choose_threshold(model, one, made_up=True)
+
+
+def test_own_pictures_are_refused_in_a_folder_and_as_copies(tmp_path):
+    from shutil import copytree
+
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for label, low in (("dark", 0), ("light", 100)):
+        (tmp_path / "set" / label).mkdir(parents=True)
+        for i in range(8):
+            Image.fromarray(rng.integers(low, low + 120, (8, 8), dtype=np.uint8)).save(
+                tmp_path / "set" / label / f"{i}.png"
+            )
+    data = {"name": "folder", "path": str(tmp_path / "set"), "clients": 2}
+    run(parse({"name": "p", "rounds": 1, "data": data, "model": {"name": "logistic"}}), tmp_path / "run")
+    copytree(tmp_path / "set", tmp_path / "copy")
+    for place in ("set", "copy"):
+        done = runner.invoke(app, ["threshold", str(tmp_path / "run"), str(tmp_path / place), "--public", "x"])
+        assert done.exit_code == 2, done.output
+        assert "no promise covers" in done.output

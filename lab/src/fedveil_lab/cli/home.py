@@ -1,6 +1,7 @@
 """`fedveil export` and `fedveil predict`: take the model of a run home, and ask it."""
 
 import csv
+import io
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,6 +53,7 @@ def predict(
 ) -> None:
     """Ask the model of a run about new rows or pictures; a line each in a CSV file, as private as what was asked."""
     from fedveil.errors import FieldError
+    from fedveil.files import write_atomic
     from fedveil.home import load
     from fedveil.tables import Table
     from fedveil_lab.runs.described import described
@@ -71,10 +73,11 @@ def predict(
         (name, str(label), *(f"{chance:.6g}" for chance in own_chances))
         for name, label, own_chances in zip(answer.names, answer.labels.tolist(), chances, strict=True)
     ]
-    with where.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    write_atomic(where, text.getvalue().encode())  # for its owner alone
     positive = f"{about.positive}{'' if about.positive_named else ' (the second; nobody named it)'}"
     facts = [
         ("network", f"{about.network}, {list(about.input_shape)} to {about.outputs}"),

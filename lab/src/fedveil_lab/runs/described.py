@@ -75,8 +75,8 @@ def refuse_own_rows(folder: Path, about: Description, rows: Path) -> None:
         return
     spec = load(folder)
     own = [Path(str(spec.data.options[key])) for key in ("path", "test_path") if spec.data.options.get(key)]
-    is_own = any(file.exists() and file.resolve() == rows.resolve() for file in own)
-    if not is_own and any(file.is_file() for file in own):
+    is_own = any(file.exists() and rows.resolve().is_relative_to(file.resolve()) for file in own)
+    if not is_own and any(file.exists() for file in own):
         x, labels = labelled_examples(about, rows)
         dataset = deal_out(spec.data, spec.seed).dataset
         known = {_row(one, int(y)) for one, y in zip(dataset.x, dataset.y, strict=True)}
