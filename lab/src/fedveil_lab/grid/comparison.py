@@ -22,6 +22,7 @@ RESULT = "comparison.json"
 UNNOISED = {
     RESULT: "private: metrics and noise of every run are measured without noise",
     "*.png": "private: curves of the same",
+    "table*": "private: figures of the same",
     CELLS: "private: see PRIVATE.txt of each run",
     "audit": "private: attacks that know the data",
 }

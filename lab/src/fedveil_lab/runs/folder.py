@@ -41,6 +41,7 @@ def new_run_id(config: Config) -> str:
 UNNOISED = {
     "metrics.jsonl": "private: accuracies, losses, norms, texts of failures, each client's own noise",
     "metrics.csv": "private: as metrics.jsonl",
+    "table*": "private: figures measured without noise, hospitals by their names",
     "summary.json": "private: its metrics, last_rounds, test_metrics and noise are measured without noise",
     "checkpoint": "private: the state of every client",
     "ledger": "private where a heuristic's scale follows a client's own values",
