@@ -65,7 +65,6 @@ def test_another_version_and_a_missing_column_are_refused(stays, monkeypatch):
 
 
 @pytest.mark.data
-@pytest.mark.usefixtures("coarse")
 @pytest.mark.parametrize("setting", ["sum", "secure", "alone"])
 def test_lines_of_one_epsilon_promise_a_patient_the_same(setting):
     planned = Reproduction(study, Choices(seed=0, seeds=1))

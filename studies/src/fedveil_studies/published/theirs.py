@@ -1,7 +1,8 @@
 """What can be proven for the code behind a published table: ``python -m fedveil_studies.published.theirs FILE.json``.
 
-theirs.csv has what their code says: patients, batch, updates, and the noise multipliers that Opacus 1.6.0 finds for the
-epsilon that is printed (``get_noise_multiplier`` over the epochs that are planned), by its two accountants.
+theirs.csv has what the code of a table says: patients, batch, updates, and the noise that Opacus 1.6.0 finds
+for the epsilon that is printed (``get_noise_multiplier`` over the epochs that are planned), by its two accountants.
+apps.csv has the noise of apps in the open, as they come.
 """
 
 import csv
@@ -13,16 +14,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedveil.accounting import step_event
+from fedveil.accounting import Relation, step_event
 from fedveil.accounting.composition import epsilon
 from fedveil_lab.runs.provenance import provenance
 
 ACCOUNTANTS = ("rdp", "prv")
 
 
-def lines() -> list[dict[str, str]]:
-    """Return the lines of theirs.csv."""
-    return list(csv.DictReader(resources.files(__package__).joinpath("theirs.csv").read_text("utf-8").splitlines()))
+def lines(file: str = "theirs.csv") -> list[dict[str, str]]:
+    """Return the lines of theirs.csv, or of apps.csv: what apps in the open have as their noise."""
+    return list(csv.DictReader(resources.files(__package__).joinpath(file).read_text("utf-8").splitlines()))
 
 
 def uses(line: Mapping[str, str]) -> int:
@@ -54,7 +55,17 @@ def judged() -> Iterator[dict[str, Any]]:
             yield {**about, "accountant": accountant, "noise": noise, "uses": uses(line), **both}
 
 
+def of_app(line: Mapping[str, str]) -> float:
+    """Return the epsilon of an app's noise over its rounds: sampled by records, and by nothing where clients are."""
+    event = step_event(float(line["sigma"]) / float(line["clip"]), float(line["rate"]))
+    relation: Relation = "add/remove" if float(line["rate"]) < 1 else "zero-out"
+    return epsilon([(event, int(line["rounds"]) * int(line["steps"]))], float(line["delta"]), relation)
+
+
 if __name__ == "__main__":
     made = provenance("theirs.csv", []) | {"command": "python -m fedveil_studies.published.theirs theirs.json"}
-    text = json.dumps({"provenance": made, "lines": list(judged())}, indent=1)
+    apps = [
+        {name: app[name] for name in ("app", "says", "unit")} | {"proven": of_app(app)} for app in lines("apps.csv")
+    ]
+    text = json.dumps({"provenance": made, "lines": list(judged()), "apps": apps}, indent=1)
     Path(sys.argv[1]).write_text(f"{text}\n", encoding="utf-8")
