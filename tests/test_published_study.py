@@ -147,6 +147,14 @@ def test_apps_in_the_open(app, known):
     assert of_app(APPS[app]) == pytest.approx(known, rel=2e-3)
 
 
+@pytest.mark.parametrize(("accountant", "printed"), [("RDPAccountant", 0.752), ("PRVAccountant", 0.211)])
+def test_what_opacus_prints_of_one_round_is_not_the_total_of_three(accountant, printed):
+    accountants, line = pytest.importorskip("opacus.accountants"), APPS["Flower's example opacus"]
+    one = getattr(accountants, accountant)()
+    one.history = [(float(line["sigma"]), float(line["rate"]), int(line["steps"]))]
+    assert one.get_epsilon(delta=float(line["delta"])) == pytest.approx(printed, abs=1e-3)
+
+
 def test_settings_are_those_of_another_table_of_patients():
     assert nearest_level(dict.fromkeys(("8", "4", "0.5")), 67.7) == "8"
     assert nearest_level(dict.fromkeys(("8", "4", "0.5")), 0.1) == "0.5"

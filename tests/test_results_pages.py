@@ -114,6 +114,7 @@ ELSEWHERE = {
         "797.3",
         "239.2",
     },  # of tuning, which tuning.csv holds in part; images over patients
+    "published": {".211", ".752", "4.84481e-5"},  # what Opacus prints of an app, and a sigma that a command is given
     "record-level": {  # earlier runs; digits, of the front page; what an epsilon means for attackers and for ten
         *(".837", ".948", ".917", ".962", ".942", ".909", ".841", ".880", ".878", ".937", ".913", ".356", ".959"),
         *(".798", ".679", ".255", ".0772", ".0806", ".0152", ".554", ".0198", ".00239", "81.5", "14.5"),
