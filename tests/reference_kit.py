@@ -19,11 +19,12 @@ from pydantic import BaseModel
 from fedveil.aggregation import AGGREGATORS
 from fedveil.data import SOURCES
 from fedveil.learning.models import MODELS
+from fedveil.learning.tuning import tuned
 from fedveil.methods import METHODS, touches_promise
 from fedveil_lab.attacks.poisoning import BEHAVIOURS
 from fedveil_lab.config.adversaries import Behaving
 from fedveil_lab.config.experiment import Config
-from fedveil_lab.config.sections import Data, Model, Privacy, Rule
+from fedveil_lab.config.sections import Data, Privacy, Rule
 from fedveil_lab.config.tables import OpenSection, Option, options_of
 
 HEAD = """# Configuration
@@ -81,6 +82,8 @@ def pages() -> str:
     for title, owner in _tables(Config):
         rows = _of_section(owner) if issubclass(owner, BaseModel) else _of_owner(owner, options_of(owner))
         lines += [f"## `[{title}]`", "", *_table(rows), *_SAID.get(title, [])]
+        if title == "model":
+            lines += ["### keys of every model", "", *_table(_of_owner(tuned, options_of(tuned, without=("model",))))]
         for label, registry in _REGISTRIES.get(title, ()):
             for name, (named, options) in registry().items():
                 rows = _of_owner(named, options)
@@ -203,6 +206,10 @@ def _parameters(text: str) -> Iterator[tuple[str, str]]:
             yield name.strip(), " ".join(words.split()) or kind
 
 
+def _own_options(make: Callable[..., Any]) -> Mapping[str, Option]:
+    return options_of(make, without=("input_shape", "outputs"))
+
+
 _PACKAGES: Mapping[str, Callable[[str], str]] = {
     "data set": SOURCES.package,
     "model": MODELS.package,
@@ -213,7 +220,7 @@ _REGISTRIES: dict[str, list[tuple[str, Callable[[], Named]]]] = {
     "data": [
         ("data set", lambda: {name: (inspect.unwrap(s.load), Data.accepted(name)) for name, s in SOURCES.items()})
     ],
-    "model": [("model", lambda: {name: (make, Model.accepted(name)) for name, make in MODELS.items()})],
+    "model": [("model", lambda: {name: (make, _own_options(make)) for name, make in MODELS.items()})],
     "aggregator": [("rule", lambda: {name: (rule, Rule.accepted(name)) for name, rule in AGGREGATORS.items()})],
     "privacy": [("method", lambda: {n: ((s.client, s.server), Privacy.accepted(n)) for n, s in METHODS.items()})],
     "malicious": [("behaviour", lambda: {n: (b, Behaving.accepted(n)) for n, b in BEHAVIOURS.items()})],

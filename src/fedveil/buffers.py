@@ -56,7 +56,7 @@ def buffers_refused(module: nn.Module, names: list[str]) -> str:
         said += (
             "fedveil.learning.mend(model) puts GroupNorm in the place of BatchNorm (for a configuration, where your "
         )
-        said += "module makes the model); "
+        said += "module makes the model), and freeze(model, but=...) keeps a pretrained one's statistics as constants; "
     if not all(normal):
         said += "for one that never changes write register_buffer(name, value, persistent=False); "
     return f'{said}in Python, Federation(..., shared=Shared(buffers="keep")) lets each party keep its own'

@@ -2,7 +2,8 @@
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from fedveil.errors import FieldError, nearest, require_choice, require_count
 from fedveil.layout import Layout
+from fedveil.learning.tuning import front_of, tuned
 from fedveil.learning.unet import sharpness, unet
 from fedveil.mechanisms.source import keyed_seed
 from fedveil.registry import Registry
@@ -155,7 +157,8 @@ def build_model(name: str, *, input_shape: Sequence[int], outputs: int, seed: in
     seed : int
         Decides the weights: the same seed gives the same bits. The global random state is left as it was.
     **options
-        Options of the model.
+        Options of the model, and those of `fedveil.learning.tuning.tuned`: weights, train, lora, rank, ... With
+        ``cached=True`` the answer is what is trained on features; `input_shape` stays that of an example.
 
     Returns
     -------
@@ -173,7 +176,48 @@ def build_model(name: str, *, input_shape: Sequence[int], outputs: int, seed: in
     >>> sum(p.numel() for p in model.parameters())
     2410
     """
+    return halves(name, input_shape=input_shape, outputs=outputs, seed=seed, **options)[1]
+
+
+def halves(
+    name: str, *, input_shape: Sequence[int], outputs: int, seed: int, **options: Any
+) -> tuple[nn.Module | None, nn.Module]:
+    """What computes features once, if the model is ``cached``, and what is trained; see `build_model`."""
     factory = MODELS.find(name)
+    own = {k: v for k, v in options.items() if k not in tuning_of(name)}
+    model = _built(name, factory, own, input_shape=input_shape, outputs=outputs, seed=seed)
+    with _of_model():
+        model = tuned(model, **{k: v for k, v in options.items() if k not in own})
+        return front_of(model) if options.get("cached") and "cached" not in own else (None, model)
+
+
+def tuning_of(name: str) -> tuple[str, ...]:
+    """The keys of `tuned` that a model takes: those that its own factory does not have."""
+    own = inspect.signature(MODELS.find(name)).parameters
+    return tuple(key for key in list(inspect.signature(tuned).parameters)[1:] if key not in own)
+
+
+@contextmanager
+def _of_model() -> Iterator[None]:
+    """Name the keys in a refusal as the options of a model are named."""
+    try:
+        yield
+    except FieldError as error:
+        if error.field.startswith("model"):
+            raise
+        raise FieldError(f"model.{error.field}", error.value, error.accepted) from error
+
+
+def _built(
+    name: str,
+    factory: Callable[..., nn.Module],
+    options: dict[str, Any],
+    *,
+    input_shape: Sequence[int],
+    outputs: int,
+    seed: int,
+) -> nn.Module:
+    """The model as its factory makes it."""
     parameters = inspect.signature(factory).parameters
     accepted = [p for p in parameters if p not in ("input_shape", "outputs")]
     for option in options:

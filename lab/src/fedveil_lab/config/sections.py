@@ -12,6 +12,7 @@ from fedveil.data import NATURAL, SOURCES
 from fedveil.errors import FieldError, require_choice
 from fedveil.learning.learner import Unmarked
 from fedveil.learning.models import MODELS
+from fedveil.learning.tuning import tuned
 from fedveil.methods import METHODS, ClientSide, Method, build, formerly, parameters
 from fedveil.registry import placed
 from fedveil_lab.config.tables import OpenSection, Option, Section, check_options, fields_of, options_of, with_tables
@@ -167,7 +168,8 @@ class Model(OpenSection):
     def accepted(cls, name: str) -> Mapping[str, Option]:
         with fields_of("model"):
             found = MODELS.find(name)
-        return options_of(found, without=("input_shape", "outputs"))
+        own = options_of(found, without=("input_shape", "outputs"))
+        return {**options_of(tuned, without=("model",)), **own}
 
     @model_validator(mode="before")
     @classmethod

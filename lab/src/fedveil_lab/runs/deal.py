@@ -35,12 +35,20 @@ class Dealt:
         In order of their partition numbers.
     public, validation : ClientData or None
         What the server has.
+    raw_shape : tuple of int, optional
+        Shape of an example, where features that a frozen model gave are in its place.
     """
 
     dataset: DataSet
     clients: list[ClientData]
     public: ClientData | None = None
     validation: ClientData | None = None
+    raw_shape: tuple[int, ...] | None = None
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """What a model is built for: the shape of an example, and the number of outputs."""
+        return {"input_shape": self.raw_shape or self.dataset.input_shape, "outputs": self.dataset.outputs}
 
     def holdings(self) -> list[Holding]:
         """What each client holds."""

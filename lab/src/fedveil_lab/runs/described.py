@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load as tensors_of
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedveil import learning
 from fedveil.errors import FieldError
@@ -17,22 +17,32 @@ from fedveil.home.threshold import PRIVATE_ROWS
 from fedveil.reading import json_of
 from fedveil_lab.config.experiment import Config
 from fedveil_lab.config.loading import load
-from fedveil_lab.runs.deal import data_digest, deal_out
+from fedveil_lab.runs.deal import Dealt, data_digest, deal_out
+from fedveil_lab.runs.models import with_features
 from fedveil_lab.runs.prepare import Setup
 
+BEGINNING = ("weights", "sha256", "source", "licence", "anew")  # keys of a file that the run's model began with
 FEATURES = "features"  # of patches that were learned on public images: the run stores none
 
 
 def about_of(setup: Setup) -> Description:
     """What the model of a run takes, in declared constants and names."""
-    config, dataset = setup.config, setup.dealt.dataset
-    about = describe(setup.learner.model, config.model.name, config.model.options, dataset, setup.learner.local.loss)
+    config, dealt = setup.config, setup.dealt
+    about = _described(setup.learner.model, config, dealt)
     inputs: dict[str, Any] = dict(about.inputs)
     if config.data.patches is not None:
         inputs = {"kind": FEATURES, "patches": config.data.patches}
     return replace(
-        about, inputs=inputs, positive_named=config.data.positive is not None, note=_note(config, dataset.note)
+        about, inputs=inputs, positive_named=config.data.positive is not None, note=_note(config, dealt.dataset.note)
     )
+
+
+def _described(module: nn.Module, config: Config, dealt: Dealt) -> Description:
+    """A network and its set; its weights come with it, and no longer from the file that it began with."""
+    gone = {*BEGINNING} & {*learning.tuning_of(config.model.name)}
+    options = {key: value for key, value in config.model.options.items() if key not in gone}
+    about = describe(module, config.model.name, options, dealt.dataset, config.local.loss)
+    return about if dealt.raw_shape is None else replace(about, input_shape=dealt.raw_shape, inputs={"kind": FEATURES})
 
 
 def described(folder: Path, config: str | Path | None = None) -> Description:
@@ -91,13 +101,12 @@ def _row(x: Tensor, y: int) -> bytes:
 
 def _anew(spec: Config, folder: Path) -> Description:
     try:
-        dealt = deal_out(spec.data, spec.seed)
+        dealt = with_features(spec, deal_out(spec.data, spec.seed))
     except FieldError as error:
         lacks = "lacks model.json: order and scaling of the columns, names of the classes; and its data are not here"
         raise FieldError("RUN", str(folder), f"{lacks} ({error})") from error
-    shape: dict[str, Any] = {"input_shape": dealt.dataset.input_shape, "outputs": dealt.dataset.outputs}
-    module = learning.build_model(spec.model.name, seed=0, **shape, **spec.model.options)
-    about = describe(module, spec.model.name, spec.model.options, dealt.dataset, spec.local.loss)
+    module = learning.build_model(spec.model.name, seed=0, **dealt.shape, **spec.model.options)
+    about = _described(module, spec, dealt)
     inputs = {"kind": FEATURES} if spec.data.patches is not None else dict(about.inputs)
     return replace(
         about, inputs=inputs, positive_named=spec.data.positive is not None, note=_note(spec, dealt.dataset.note)

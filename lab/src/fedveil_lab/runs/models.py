@@ -1,6 +1,7 @@
 """The model of a run: checked against the data, with what trains it, and where it begins."""
 
 from dataclasses import asdict, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +121,69 @@ def first_models(
 
 
 def _shape(config: Config, dealt: Dealt) -> dict[str, Any]:
+    return {**dealt.shape, **config.model.options}
+
+
+def with_features(config: Config, dealt: Dealt) -> Dealt:
+    """The data with features in the place of examples, where ``model.cached`` asks for them.
+
+    Each example's are computed alone, once in this process.
+
+    Raises
+    ------
+    FieldError
+        If the model has no frozen front, or the data are read anew each time.
+    """
+    if not config.model.options.get("cached"):
+        return dealt
     dataset = dealt.dataset
-    return {"input_shape": dataset.input_shape, "outputs": dataset.outputs, **config.model.options}
+    with fields_of("model"):
+        if config.world is not None:
+            raise FieldError("cached", True, "does not go together with an audit's worlds: leave it out there")
+        front = learning.halves(config.model.name, seed=config.seed, **_shape(config, dealt))[0]
+        if front is None:  # the model has a key of that name itself
+            return dealt
+        known = _known(front, dataset.input_shape)
+
+    def made(x: Any) -> Any:
+        if x is None:
+            return None
+        if not isinstance(x, Tensor):
+            raise FieldError("model.cached", True, "needs data that are held in memory")
+        digests = [sha256(row.contiguous().numpy().tobytes()).digest() for row in x]
+        missing = [i for i, digest in enumerate(digests) if digest not in known]
+        if missing:
+            known.update(zip([digests[i] for i in missing], learning.features(front, x[missing]), strict=True))
+        return torch.stack([known[digest] for digest in digests]) if digests else learning.features(front, x)
+
+    def of(client: learning.ClientData | None) -> learning.ClientData | None:
+        return None if client is None else replace(client, x=made(client.x), test_x=made(client.test_x), masks=None)
+
+    changed = replace(dataset, x=made(dataset.x), test_x=made(dataset.test_x), regions=None, region_names=(), inputs={})
+    clients = [one for client in dealt.clients if (one := of(client)) is not None]
+    return replace(
+        dealt,
+        dataset=changed,
+        clients=clients,
+        public=of(dealt.public),
+        validation=of(dealt.validation),
+        raw_shape=dataset.input_shape,
+    )
+
+
+_FEATURES: dict[str, dict[bytes, Tensor]] = {}  # of the last front, by examples' digests
+
+
+def _known(front: nn.Module, shape: tuple[int, ...]) -> dict[bytes, Tensor]:
+    """Features that this front has given in this process; those of another one are let go."""
+    digest = sha256(f"{front} {shape} {torch.get_num_threads()}".encode())
+    for name, value in front.state_dict().items():
+        digest.update(name.encode() + value.contiguous().numpy().tobytes())
+    key = digest.hexdigest()
+    if key not in _FEATURES:
+        _FEATURES.clear()
+        _FEATURES[key] = {}
+    return _FEATURES[key]
 
 
 def _remembered(trainer: Trainer, config: Config, local: learning.LocalTraining, memo: Path) -> Trainer:

@@ -15,7 +15,7 @@ from fedveil.engines.seams import Probe
 from fedveil.errors import FieldError
 from fedveil.evidence import OF_TWO
 from fedveil.files import Ledgers
-from fedveil.learning import ClientData
+from fedveil.learning import ClientData, weights_in
 from fedveil.learning.learner import Learner
 from fedveil.learning.metrics import DEFAULT
 from fedveil.methods import ClientSide, Method
@@ -23,7 +23,7 @@ from fedveil.registry import optional
 from fedveil_lab.attacks import craft
 from fedveil_lab.config.experiment import Config
 from fedveil_lab.runs.deal import Dealt, deal_out, split_clients
-from fedveil_lab.runs.models import first_models, learner_of
+from fedveil_lab.runs.models import first_models, learner_of, with_features
 from fedveil_lab.runs.poisoning import Poisoning, poisoning_of
 from fedveil_lab.runs.settings import About, unusual
 from fedveil_lab.runs.world import Shares, share_out
@@ -149,7 +149,7 @@ def prepare(config: Config, memo: Path | None = None, like: Setup | None = None)
     base, world = _base(config), config.world
     alike = like if like is not None and base == _base(like.config) else None
     method = config.privacy.build(config.aggregator)
-    dealt = alike.dealt if alike else deal_out(config.data, base)
+    dealt = alike.dealt if alike else with_features(config, deal_out(config.data, base))
     learner = like.learner if like else learner_of(config, dealt, method, memo)
     if alike and (config.pretraining is not None or config.model.start == "public"):
         starts = alike.starts
@@ -205,6 +205,12 @@ def _planned_for_more(setup: Setup) -> Iterator[str]:
         yield f"{fewer}: plan for as many as are run"
 
 
+def _public_weights(setup: Setup) -> Iterator[str]:
+    known = weights_in(setup.learner.model)
+    if known is not None:
+        yield f"the weights in {known.file} are taken as public: no guarantee covers records they were trained on"
+
+
 def _large_delta(setup: Setup) -> tuple[str, ...]:
     if setup.config.privacy.method == "vanilla":
         return ()
@@ -225,6 +231,7 @@ WARNINGS: tuple[Callable[[Setup], Iterable[str]], ...] = (
     lambda setup: setup.poisoning.outnumbering(setup.config, len(setup.clients)) if setup.poisoning else (),
     _unprotected,
     _planned_for_more,
+    _public_weights,
     _large_delta,
     lambda setup: unusual(About(setup.config, setup.method, setup.clients, setup.dealt.dataset)),
 )

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,7 +24,7 @@ from fedveil.evidence import (
     parse_row,
 )
 from fedveil.files import Ledgers, remedy
-from fedveil.learning import ClientData, evaluate, evaluate_clients
+from fedveil.learning import ClientData, evaluate, evaluate_clients, weights_in
 from fedveil.reading import json_of
 from fedveil_lab.runs.deal import data_digest
 from fedveil_lab.runs.folder import UNNOISED
@@ -170,6 +170,7 @@ def summary_of(
             "warnings": [*setup.warnings, *federation.warnings.said.values()],
         },
         "derived_from": config.privacy.options.get("derived_from", ""),
+        **_weights(setup),
         "seed": config.seed,
         "source": REPRODUCIBLE if config.source.kind == "reproducible" else "secure",
         "engine": config.engine,
@@ -178,6 +179,12 @@ def summary_of(
         **({"concluded": concluded} if concluded else {}),
         "seconds": {**core["seconds"], "this_call": round(seconds, 3)},
     }
+
+
+def _weights(setup: Setup) -> dict[str, Any]:
+    """The file that the model's weights are from, as it was declared; it is taken as public."""
+    known = weights_in(setup.learner.model)
+    return {} if known is None else {"weights": asdict(known)}
 
 
 def _participations(federation: Federation, ledgers: Ledgers) -> dict[str, int]:

@@ -1,0 +1,293 @@
+"""Parts of a model that are public and never change: frozen parameters, folded statistics, features computed once.
+
+A pretrained network is a public constant. What comes before its first trained layer gives every example the same
+features in every round, so they are computed once.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from copy import deepcopy
+from itertools import takewhile
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedveil.errors import FieldError, nearest
+from fedveil.learning.inputs import Inputs
+from fedveil.learning.losses import evaluating, outputs_of
+from fedveil.learning.rules import layer_rule
+from fedveil.logs import logger
+
+_LOG = logger(__name__)
+
+
+class FixedNorm(nn.Module):
+    """Batch normalisation by statistics that never change, so that examples stay apart.
+
+    Parameters
+    ----------
+    norm : BatchNorm1d, BatchNorm2d or BatchNorm3d
+        Its running mean and variance become constants. Its scale and shift are trained if they were.
+    """
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        super().__init__()
+        if norm.running_mean is None or norm.running_var is None:
+            raise FieldError("norm", type(norm).__name__, "must have running statistics: it has none to keep")
+        self.register_buffer("mean", norm.running_mean.detach().clone())
+        precise = norm.running_var.detach().to(torch.float64)
+        self.register_buffer("factor", (precise + norm.eps).rsqrt().to(norm.running_var.dtype))
+        self.weight = _of(norm.weight, torch.ones_like(norm.running_mean))
+        self.bias = _of(norm.bias, torch.zeros_like(norm.running_mean))
+
+    def normal(self, x: Tensor) -> Tensor:
+        """The input [B, channels, ...] before scale and shift."""
+        shape = (-1, *[1] * (x.dim() - 2))
+        mean, factor = self.get_buffer("mean"), self.get_buffer("factor")
+        return (x - mean.view(shape)) * factor.view(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise [B, channels, ...]."""
+        shape = (-1, *[1] * (x.dim() - 2))
+        return self.normal(x) * self.weight.view(shape) + self.bias.view(shape)
+
+
+def _of(parameter: nn.Parameter | None, usual: Tensor) -> nn.Parameter:
+    if parameter is None:
+        return nn.Parameter(usual, requires_grad=False)
+    return nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+
+
+@layer_rule(FixedNorm)
+def _fixed_norm(layer: FixedNorm, a: Tensor, b: Tensor) -> dict[str, Tensor]:
+    shape = (len(a), a.shape[1], -1)
+    return {"weight": (b * layer.normal(a)).reshape(shape).sum(2), "bias": b.reshape(shape).sum(2)}
+
+
+def freeze(model: nn.Module, *, but: Iterable[str] = ()) -> nn.Module:
+    """A copy whose parameters never change, but for those of the named parts.
+
+    Statistics of batch normalisation become constants, everywhere. A frozen one that follows a frozen convolution or
+    dense layer is folded into its weights: the same function, up to rounding, with no statistics left. (``mend`` puts
+    another normalisation in its place, which a pretrained network does not survive.)
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Is left as it is.
+    but : sequence of str
+        Parts that go on learning, by their names: ``("head",)``.
+
+    Raises
+    ------
+    FieldError
+        For a name that the model does not have, with those that it has.
+
+    Examples
+    --------
+    >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Conv2d(4, 2, 1))
+    >>> [name for name, p in fv.learning.freeze(net, but=("2",)).named_parameters() if p.requires_grad]
+    ['2.weight', '2.bias']
+    """
+    parts = require_parts(model, but, "but")
+    copy = deepcopy(model)
+    for name, parameter in copy.named_parameters():
+        parameter.requires_grad_(within(name, parts) and parameter.requires_grad)
+    return _without_statistics(copy)
+
+
+def require_parts(model: nn.Module, names: Iterable[str], field: str) -> tuple[str, ...]:
+    """The names of parts of a model, each of which must have parameters.
+
+    Raises
+    ------
+    FieldError
+        For one that is not there.
+    """
+    if isinstance(names, str):
+        raise FieldError(field, names, f"is one text: write the names in a list, [{names!r}]")
+    chosen = tuple(names)
+    known = [name for name, part in model.named_modules() if name and any(True for _ in part.parameters())]
+    known += [name for name, _ in model.named_parameters()]
+    for name in chosen:
+        if name not in known:
+            there = ", ".join(name for name in known if "." not in name)
+            raise FieldError(
+                field, name, f"is no part of {type(model).__name__}; {nearest(name, known)}; it has {there}"
+            )
+    return chosen
+
+
+def within(name: str, parts: Iterable[str]) -> bool:
+    """Whether a parameter is one of these parts or lies in one."""
+    return any(name == part or name.startswith(f"{part}.") for part in parts)
+
+
+def _without_statistics(model: nn.Module) -> nn.Module:
+    """The same model in which no batch normalisation looks at a batch."""
+    if isinstance(model, _BatchNorm):
+        return FixedNorm(model)
+    for layer, norm in _pairs(model):
+        before = model.get_submodule(layer)
+        _put(model, layer, _folded(before, model.get_submodule(norm)))
+        _put(model, norm, nn.Identity())
+    for name, part in list(model.named_modules()):
+        if isinstance(part, _BatchNorm):
+            _put(model, name, FixedNorm(part))
+    return model
+
+
+def _pairs(model: nn.Module) -> list[tuple[str, str]]:
+    """Frozen layers, and the frozen normalisation that alone takes what each gives; each is called once."""
+    if not any(isinstance(part, _BatchNorm) for part in model.modules()):
+        return []
+    try:
+        nodes = list(_Layers().trace(deepcopy(model)).nodes)
+    except Exception as error:  # the model's own code; its norms become layers of their own
+        _LOG.info("normalisations are not folded, the model cannot be read: %s", error)
+        return []
+    calls = [node for node in nodes if node.op == "call_module"]
+    once = [node for node in calls if [n.target for n in calls].count(node.target) == 1]
+    pairs = []
+    for node in once:
+        norm = model.get_submodule(str(node.target))
+        if not isinstance(norm, _BatchNorm) or not _frozen(norm) or norm.running_mean is None:
+            continue
+        [before] = node.all_input_nodes
+        if before not in once or len(before.users) != 1:
+            continue
+        layer = model.get_submodule(str(before.target))
+        if type(layer) in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d) and _frozen(layer):
+            pairs.append((str(before.target), str(node.target)))
+    used = {id(model.get_submodule(name)) for pair in pairs for name in pair}
+    shared = len(used) != 2 * len(pairs) or _shared_weights(model)
+    return [] if shared else pairs
+
+
+class _Layers(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return super().is_leaf_module(m, module_qualified_name) or isinstance(m, FixedNorm)
+
+
+def _shared_weights(model: nn.Module) -> bool:
+    """Whether two layers hold one parameter."""
+    every = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
+    return len(every) != len(set(every))
+
+
+def _frozen(layer: nn.Module) -> bool:
+    return not any(parameter.requires_grad for parameter in layer.parameters())
+
+
+def _folded(layer: nn.Module, norm: nn.Module) -> nn.Module:
+    """The layer with the normalisation in its weights and bias."""
+    assert isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    assert isinstance(norm, _BatchNorm)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    precise = torch.float64
+    scale = (norm.running_var.to(precise) + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * norm.weight.detach().to(precise)
+    old = torch.zeros_like(scale) if layer.bias is None else layer.bias.detach().to(precise)
+    shift = (old - norm.running_mean.to(precise)) * scale
+    if norm.bias is not None:
+        shift = shift + norm.bias.detach().to(precise)
+    weight = layer.weight.detach()
+    scaled = weight.to(precise) * scale.view(-1, *[1] * (weight.dim() - 1))
+    new = deepcopy(layer)
+    new.weight = nn.Parameter(scaled.to(weight.dtype), requires_grad=False)
+    new.bias = nn.Parameter(shift.to(weight.dtype), requires_grad=False)
+    return new
+
+
+def _put(model: nn.Module, name: str, part: nn.Module) -> None:
+    parent, _, leaf = name.rpartition(".")
+    part.train(model.get_submodule(name).training)
+    setattr(model.get_submodule(parent), leaf, part)
+
+
+def split(model: nn.Sequential) -> tuple[nn.Sequential, nn.Sequential]:
+    """What comes before a model's first trained part, and the rest.
+
+    Parameters
+    ----------
+    model : torch.nn.Sequential
+        Both halves share its parts, under the names that they have.
+
+    Raises
+    ------
+    FieldError
+        For a model that is no ``nn.Sequential``, or whose first part is trained.
+    """
+    if not isinstance(model, nn.Sequential):
+        accepted = "must be an nn.Sequential: its first parts give the features, the others are trained on them"
+        raise FieldError("model", type(model).__name__, accepted)
+    front = len(list(takewhile(_frozen, model)))
+    fixed = sum(parameter.numel() for parameter in model[:front].parameters())
+    if not fixed or front == len(model):
+        accepted = "has no frozen part before a trained one: freeze(model, but=(...)) or lora(...) makes one"
+        raise FieldError("model", type(model).__name__, accepted)
+    parts = list(model.named_children())
+    return nn.Sequential(OrderedDict(parts[:front])), nn.Sequential(OrderedDict(parts[front:]))
+
+
+def features(model: nn.Module, x: Tensor) -> Tensor:
+    """What a frozen model gives for each example, each computed alone.
+
+    Its bits follow that example, the weights and public facts, and nobody else's data (docs/rounding.md). An example
+    on which the model fails has features that are no numbers, and counts as zero in private training.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Runs in evaluation mode, without gradients.
+    x : Tensor
+        [N, ...].
+
+    Returns
+    -------
+    Tensor
+        [N, ...], on the CPU.
+
+    Raises
+    ------
+    FieldError
+        If the model trains anything, or fails on a made-up example of zeros.
+
+    Examples
+    --------
+    >>> fv.learning.features(torch.nn.Linear(3, 2).requires_grad_(False), torch.rand(5, 3)).shape
+    torch.Size([5, 2])
+    """
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if trained:
+        raise FieldError(
+            "model", type(model).__name__, f"trains {trained[0]}: features are of a frozen model, freeze it"
+        )
+    if not any(True for _ in model.parameters()):
+        raise FieldError("model", type(model).__name__, "has no parameters: it is no backbone")
+    inputs = Inputs.of(model)
+
+    def one(example: Tensor) -> Tensor:
+        answer = outputs_of(model(inputs(example)))
+        if not answer.dim() or len(answer) != 1:
+            raise FieldError("model", type(model).__name__, f"gives {list(answer.shape)} for one example")
+        return answer[0].cpu()
+
+    with evaluating(model), torch.no_grad():
+        try:
+            made_up = one(torch.zeros_like(x[:1]) if len(x) else x.new_zeros((1, *x.shape[1:])))
+        except FieldError:
+            raise
+        except Exception as error:
+            accepted = f"fails on a made-up example {list(x.shape[1:])}: {error}"
+            raise FieldError("model", type(model).__name__, accepted) from error
+        found = made_up.new_full((len(x), *made_up.shape), torch.nan)
+        for i in range(len(x)):
+            try:
+                found[i] = one(x[i : i + 1].clone())
+            except Exception:  # of this example alone; it is told to nobody
+                _LOG.debug("an example has no features")
+    return found
