@@ -272,7 +272,7 @@ class Case:
         try:
             disk = Disk(self.disk, self.home / "synced") if modelled else None
             steps = Steps(self.disk, fatal, disk, power_cut)
-            watch_parties(self.log, steps)
+            self._watch(steps)
             if watched:
                 watch_disk(steps)
             self._go()
@@ -282,6 +282,9 @@ class Case:
             (self.home / "error").write_text(traceback.format_exc())
         finally:
             os._exit(status)
+
+    def _watch(self, steps):
+        watch_parties(self.log, steps)
 
     def _go(self):
         if self.kills:
@@ -389,13 +392,14 @@ class Case:
 class Sweep:
     """All cases of one configuration, and their figures."""
 
+    kind = Case
+
     def __init__(self, home, method, source, rounds):
-        self.home, self.spec = home, config(method, source, rounds)
+        self.home, self.spec = home, self.specified(method, source, rounds)
         self.cases, self.kills, self.stopped, self.failures = 0, 0, 0, []
         began = time.perf_counter()
-        run(self.spec, home / "warm")  # what is imported and cached on the way is then there in every child
-        run(self.spec, home / "warm", resume=True)
-        self.whole = Case(home / "whole", self.spec)
+        self.warm()  # what is imported and cached on the way is then there in every child
+        self.whole = self.kind(home / "whole", self.spec)
         started = time.perf_counter()
         assert self.whole.wait(self.whole.start())
         self.seconds = time.perf_counter() - started
@@ -403,6 +407,13 @@ class Sweep:
         self.steps = int((self.whole.home / "steps").read_text())
         self.random = random.Random(f"{method} {source}")
         self.began = began
+
+    def specified(self, method, source, rounds):
+        return config(method, source, rounds)
+
+    def warm(self):
+        run(self.spec, self.home / "warm")
+        run(self.spec, self.home / "warm", resume=True)
 
     def every_step(self, deaths, stride=1):
         """Die at every step; if a second death is given, also while going on, at a random step."""
@@ -435,7 +446,7 @@ class Sweep:
         assert case.wait(case.start(watched=False))
 
     def _case(self, name, kill):
-        case = Case(self.home / "case", self.spec)
+        case = self.kind(self.home / "case", self.spec)
         self.cases += 1
         try:
             kill(case)
@@ -452,11 +463,11 @@ class Sweep:
         return {"steps": self.steps, **counts, "seconds": elapsed, "failures": self.failures[:5]}
 
 
-def main(home, *plans):
+def main(home, *plans, sweeping=Sweep):
     """Carry out plans (JSON): method, source, rounds, and the deaths (with stride) or the number of moments."""
     torch.set_num_threads(1)
     for number, plan in enumerate(json.loads(plan) for plan in plans):
-        sweep = Sweep(Path(home) / str(number), plan["method"], plan["source"], plan["rounds"])
+        sweep = sweeping(Path(home) / str(number), plan["method"], plan["source"], plan["rounds"])
         if "moments" in plan:
             sweep.moments(plan["moments"])
         else:

@@ -228,7 +228,7 @@ def test_a_servers_folder_is_not_begun_anew_and_is_never_to_be_deleted(tmp_path)
     killed(3, GLOBAL, LAYOUT, folder=ServerFolder(folder))
     with pytest.raises(FieldError) as refused:
         FedVeilStrategy(GLOBAL, LAYOUT, rounds=6, folder=ServerFolder(folder))
-    assert "done" in str(refused.value)
+    assert "resume" in str(refused.value)
     assert "delete" not in str(refused.value)
 
 

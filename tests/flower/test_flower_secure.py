@@ -1,6 +1,7 @@
 """The secure sum under Flower: embedded's bits, sites that go missing, and what a node refuses."""
 
 import hashlib
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from fedveil.engines.flower.grid import _identity
 from fedveil.engines.flower.mod import CLIENT_FAILED, read_settings
 from fedveil.engines.flower.records import read_share, write_broadcast
 from fedveil.engines.server import ServerParty
-from fedveil.engines.sites import read_key
+from fedveil.engines.sites import bind_key, make_key, read_key
 from fedveil.errors import BudgetError, FieldError, NoReplyError
 from fedveil.flower import FedVeilStrategy, FlowerFederation, InProcessGrid, privacy_mod, run_in_process, to_arrays
 from fedveil.learning import LocalTraining, PrivateTrainer
@@ -464,3 +465,19 @@ def test_a_resumed_run_ends_in_the_same_bits():
     assert first.round == 1
     second.restore(first.models, 1, first.server.state, first.client_states())
     assert torch.equal(second.run(3).models, whole.models)
+
+
+@pytest.mark.parametrize("left", [1, 5, 30, -1])
+def test_a_key_whose_process_died_while_it_was_bound_is_bound_by_the_next(tmp_path, left):
+    """Half a line was written: nothing was answered from any ledger."""
+    make_key(tmp_path / "key")
+    before = (tmp_path / "key").read_bytes()
+    bind_key(tmp_path / "key", "a" * 64)
+    line = (tmp_path / "key").read_bytes()[len(before) :]
+    (tmp_path / "key").write_bytes(before + line[:left])
+    assert read_key(tmp_path / "key")
+    with pytest.raises(FieldError, match="another ledger") if left == -1 else nullcontext():
+        bind_key(tmp_path / "key", "b" * 64)
+    read_key(tmp_path / "key")
+    with pytest.raises(FieldError, match="another ledger"):
+        bind_key(tmp_path / "key", "c" * 64)

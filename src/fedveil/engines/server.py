@@ -124,7 +124,8 @@ class ServerParty(Party):
         self.method, self.layout, self.scorer, self.tutor = method, layout, scorer, tutor
         # a question is put once: a server that was started again asks others
         self._run = f"{self.ledger.run} {secrets.token_hex(8)}" if self._source.deployable else self.ledger.run
-        self._summed = method.client.trust in ("trusted sum", "secure sum")
+        # a second sum of one round would tell shares apart; a secure sum's every question has shares of its own
+        self._once = method.client.trust == "trusted sum"
         self.state = method.server.init(layout.size, layout.dtype) if state is None else state
 
     def open(
@@ -198,7 +199,7 @@ class ServerParty(Party):
         BudgetError
             If its bits are lost: a sum of new shares would be another one.
         """
-        if self._summed and self._source.deployable and self.ledger.find((round_, COMBINE)) is not None:
+        if self._once and self._source.deployable and self.ledger.find((round_, COMBINE)) is not None:
             raise BudgetError(self._recorded(round_))
 
     def combine(
@@ -247,7 +248,7 @@ class ServerParty(Party):
             result[:] = [combined]
             return (Release("model", combined.models),), combined.spend
 
-        self._draw(public.round, COMBINE, make, once=self._summed)
+        self._draw(public.round, COMBINE, make, once=self._once)
         combined, self.state = result[0], result[0].state
         following = replace(public, round=public.round + 1, roster=(), attempt=0)
         opened = Broadcast(models=combined.models, public=following)

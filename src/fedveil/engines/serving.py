@@ -2,18 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from logging import Logger
 from math import isfinite
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from fedveil.accounting import Filter, Guarantee, Ledger, Spend, SpendFilter, count_of, total, unprotected
 from fedveil.accounting.bounds import Heuristic
 from fedveil.engines.assembly import AnyMethod, resolve_method
-from fedveil.engines.history import total_of
+from fedveil.engines.history import Best, total_of
 from fedveil.engines.party import SERVER, LineStore, forget
 from fedveil.engines.rounds import Collected
 from fedveil.engines.server import Round, ServerParty
@@ -28,6 +28,31 @@ from fedveil.secure import PublicKey
 QUOTED_BEFORE = "rounds before this server's are in the clients' own ledgers alone, and those count"
 
 
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """Where a run stands after a round: what another server of it begins with.
+
+    Attributes
+    ----------
+    round : int
+        Rounds done.
+    models : Tensor
+        [k, d], released in that round.
+    state : object
+        Of the method's server side.
+    best : Best
+        The models with the least validation loss.
+    partitions : tuple of int
+        Who belongs to the federation.
+    """
+
+    round: int
+    models: Tensor
+    state: Any
+    best: Best
+    partitions: tuple[int, ...]
+
+
 class RunKeeper(Protocol):
     """Where a deployed run is kept; `fedveil.evidence.ServerFolder` is one.
 
@@ -36,11 +61,17 @@ class RunKeeper(Protocol):
     path : Path
         Of the folder.
     opened : bool
-        Whether a run was begun in it.
+        Whether a run was begun in it, or goes on.
+    resume : bool
+        Whether a run goes on in it.
+    standing : Standing, optional
+        Where the run stands that goes on, once it is opened; None before the end of its first round.
     """
 
     path: Path
     opened: bool
+    resume: bool
+    standing: Standing | None
 
     def open(
         self, method: Method, layout: Layout, rounds: int, source: Source, engine: str, done: int = 0
@@ -50,11 +81,17 @@ class RunKeeper(Protocol):
     def begin(self, run: str, delta: float) -> None:
         """Bind what the run is, before anything is asked: the framework's id, by which clients' own ledgers know it."""
 
-    def finish_round(self, log: Round, metrics: Mapping[str, float]) -> None:
-        """Make a round durable."""
+    def finish_round(self, log: Round, metrics: Mapping[str, float], standing: Standing) -> None:
+        """Make a round durable, before its models are handed over."""
+
+    def keep(self, standing: Standing) -> None:
+        """Replace what is known of where the run stands."""
 
     def finish(self, models: Tensor, serving: "Serving", stopped: str, clients: int) -> None:
         """Write what the run came to, and let go of the folder."""
+
+    def leave(self) -> None:
+        """Let go of the folder, however the run ended."""
 
 
 def served(
@@ -74,6 +111,8 @@ def served(
     FieldError
         If a method has no layout, a server is given what is its own, or rounds are done that its ledger lacks.
     """
+    if folder is not None and folder.resume and done:
+        raise FieldError("done", done, f"leave it out: {folder.path} knows how far the run came")
     if done >= rounds:
         raise FieldError("done", done, f"must be below rounds = {rounds}: the rounds before, of so many in all")
     if isinstance(method, ServerParty):
@@ -125,6 +164,10 @@ class Serving:
         What happened in each round.
     metrics : dict of str to float
         Mean metrics of the clients that the last round combined.
+    best : Best
+        The models with the least validation loss.
+    partitions : tuple of int
+        Who belongs to the federation.
     """
 
     def __init__(
@@ -135,7 +178,9 @@ class Serving:
         terms = server.budget.terms if server.budget is not None else None
         self.delta = delta if terms is None else terms["delta"]
         self._central = server.method.client.trust == "central"
-        self._earlier = bool(server.ledger.entries)  # clients were asked before; at what cost is not known here
+        # clients were asked before; at what cost is not known here
+        self._earlier = bool(server.ledger.entries) or (folder is not None and folder.resume)
+        self.best, self.partitions = Best(), tuple[int, ...]()
         self._quotes: list[Spend] = []
         self._asked: list[Spend] = []
         self.history: list[Round] = []
@@ -194,8 +239,17 @@ class Serving:
         done, used = f"round {log.number} of {self.rounds}", len(log.used)
         self._log.info("FedVeil: %s: %d of %d clients; %s", done, used, used + len(without), self._spent(log))
         if self._folder is not None:
-            self._folder.finish_round(log, self.metrics)
+            self._folder.finish_round(log, self.metrics, self._standing(log.number, opened.models))
         return opened.models, log
+
+    def validated(self, best: Best, round_: int, models: Tensor) -> None:
+        """Keep what a round's validation came to."""
+        self.best = best
+        if self._folder is not None:
+            self._folder.keep(self._standing(round_, models))
+
+    def _standing(self, round_: int, models: Tensor) -> Standing:
+        return Standing(round_, models, self.server.state, self.best, self.partitions)
 
     def end(self, models: Tensor, stopped: str, clients: int, done: int = 0) -> None:
         """Tell what the run came to."""

@@ -15,6 +15,7 @@ from fedveil.mechanisms import Source
 from fedveil.secure import PublicKey, Site, SiteKey, roster
 
 FIRST = "fedveil site key 1"
+DIGEST = 64  # letters of a ledger's id
 
 
 def make_key(path: str | Path) -> SiteKey:
@@ -54,16 +55,22 @@ def bind_key(path: str | Path, ledger: str) -> None:
     """
     file, line = Path(path).expanduser(), f"{LEDGER}{ledger}"
     try:
-        if len(file.read_text("ascii").splitlines()) < 3:
+        if not _bound(text := file.read_text("ascii")):
+            torn = "" if text.endswith("\n") else "\n"  # half a line of a process that died: it answered nothing
             with file.open("ab", buffering=0) as stream:  # of two processes that do so, the first line counts
-                stream.write(f"{line}\n".encode())
+                stream.write(f"{torn}{line}\n".encode())
                 os.fsync(stream.fileno())
-        bound = file.read_text("ascii").splitlines()[2]
+        bound = _bound(file.read_text("ascii"))[0]
     except OSError as error:
         raise FieldError("key", str(file), "cannot be written: chmod 600, since it names its ledger") from error
     if bound != line:
         accepted = "answers from another ledger: a data set, and a ledger begun anew, has a key of its own"
         raise FieldError("key", str(file), f"{accepted} (fedveil keys new)")
+
+
+def _bound(text: str) -> list[str]:
+    """Whole lines of a key's file that bind it."""
+    return [line for line in text.splitlines() if line.startswith(LEDGER) and len(line) == len(LEDGER) + DIGEST]
 
 
 def end_key(path: str | Path) -> SiteKey:

@@ -51,9 +51,9 @@ def refuse_used(path: Path) -> None:
     if not unused(path):
         kind = kind_of(path)
         if not kind and _part_of_a_run(path):
-            if (path / SERVERS_LEDGER).exists() and not (path / "checkpoint").exists():
+            if (path / SERVERS_LEDGER).exists() and not (path / RUN_ID).exists():
                 accepted = "holds the run of a server already; give another folder, or go on in this one with "
-                accepted += "FedVeilStrategy(folder=..., done=its rounds so far)"
+                accepted += f"ServerFolder({str(path)!r}, resume=True)"
                 raise FieldError("--out", str(path), accepted)
             raise FieldError("--out", str(path), f"holds a run that has lost its {CONFIG}; {remedy(path)}")
         what = f"holds {kind} already; go on with it by {_again(path)}, or" if kind else "is not empty;"

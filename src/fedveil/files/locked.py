@@ -227,8 +227,9 @@ def read_private(path: str | Path, first: str, size: int) -> bytes:
         raise FieldError("key", str(file), accepted) from error
     try:
         secret = bytes.fromhex(lines[1])
-        more, end = lines[2:-1], lines[-1]
-        if lines[0] != first or end or not all(line.startswith(LEDGER) for line in more) or len(secret) != size:
+        more = lines[2:]  # lines that bind it; a process that died may have left half of one
+        binding = all(LEDGER.startswith(line[: len(LEDGER)]) for line in more)
+        if lines[0] != first or not more or not binding or len(secret) != size:
             raise ValueError
     except (ValueError, IndexError):
         raise FieldError("key", str(file), "is no key file, or damaged: restore it, or agree on a new key") from None

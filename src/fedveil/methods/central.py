@@ -132,6 +132,11 @@ class CentralNoise(AroundRule, ABC):
         """Whether noise of a public scale proves something here: see `_proven`."""
         return self.order == "formal" or (self.aggregator.identity_step and self.relation != "add/remove")
 
+    @property
+    def keeps_released(self) -> bool:  # type: ignore[override]
+        """Whether its state follows from released models: in the printed order an optimiser's does not."""
+        return self.order == "formal" or self.aggregator.identity_step
+
     def multiplier_for(self, sigma: float, cohort: int) -> float:
         """The noise multiplier at which noise that follows no distance has this deviation, in a cohort of that size.
 

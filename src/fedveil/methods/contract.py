@@ -170,6 +170,7 @@ class ServerDefaults(Parameters):
     relation: ClassVar[Relation] = "zero-out"
     public_clip: ClassVar[float | None] = None
     may_be_proven: ClassVar[bool] = False
+    keeps_released: ClassVar[bool] = True  # whether its state follows from released models, and may lie on a disk
     outside_promise: ClassVar[frozenset[str]] = frozenset()  # parameters with which no promise changes
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
@@ -231,6 +232,11 @@ class Method:
     def least_sites(self) -> int:
         """Sites of the smallest roster of a secure sum; 0 where there is none."""
         return int(getattr(self.client, "least_sites", 0))
+
+    @property
+    def keeps_released(self) -> bool:
+        """Whether its server's state may lie on a disk; a server side of your own says so by ``keeps_released``."""
+        return bool(getattr(self.server, "keeps_released", False))
 
     def __post_init__(self) -> None:
         """Refuse a side that lacks something, and weights that would need what local trust keeps on the client."""

@@ -1,7 +1,6 @@
 """Tensors kept under a checksum: where a run goes on after its last whole round, and rounds that runs begin with."""
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor, uint8
+from torch import Tensor
 
 from fedveil.engines import Federation
 from fedveil.engines.history import Best
+from fedveil.engines.sealed import sealed, unsealed
 from fedveil.engines.states import pack, unpack
 from fedveil.errors import damaged
 from fedveil.files import make_folder, remedy, write_atomic
@@ -22,10 +20,8 @@ from fedveil.learning import ClientData
 from fedveil.learning.learner import Trainer
 from fedveil.learning.local import Trained
 from fedveil.learning.streams import Key
-from fedveil.reading import json_of
 
 FILE = "round.safetensors"
-PLAIN = "fedveil"  # the one entry of the metadata: the checksum, a space, the values
 LAST = 1  # the last round worth keeping: later ones start from models that the noise has told apart
 
 
@@ -169,50 +165,3 @@ class Remembering:
         content = sealed({"model": trained.model}, {"examples": trained.examples, "loss": trained.loss})
         # several processes may share it
         write_atomic(self._folder / f"{digest}.safetensors", content, f".{os.getpid()}")
-
-
-def sealed(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> bytes:
-    """The content of a file.
-
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor
-        Of any shape and type.
-    plain : mapping
-        What JSON knows.
-    """
-    own = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
-    text = json.dumps(plain)
-    return save(own, metadata={PLAIN: f"{_checksum(own, text)} {text}"})  # of several entries the order is not kept
-
-
-def unsealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What a file holds.
-
-    Raises
-    ------
-    ValueError, OSError
-        If it cannot be read, or is not what was written, to the bit.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
-    checksum, _, text = metadata.get(PLAIN, "").partition(" ")
-    if checksum != _checksum(tensors, text):
-        raise ValueError("its checksum does not fit, or it is of an earlier version")
-    plain = json_of(text)
-    if not isinstance(plain, dict):
-        raise ValueError("its values are no table")
-    return tensors, plain
-
-
-def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
-    digest = hashlib.sha256(text.encode())
-    for key in sorted(tensors):
-        value = tensors[key]
-        digest.update(json.dumps([key, str(value.dtype), list(value.shape)]).encode())
-        digest.update(value.reshape(-1).view(uint8).numpy().tobytes())
-    return digest.hexdigest()

@@ -12,11 +12,12 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import GaussianPrivacyEvent, Grid, NeighboringRelation, PrivacyConfig, PrivacySpent, SamplingMethod
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
+from torch import Tensor
 
 from fedveil.accounting.composition import curve, epsilon
 from fedveil.accounting.events import Event, Gaussian, Poisson, Relation
 from fedveil.engines.flower.grid import SERVER_NODE, InProcessGrid
-from fedveil.engines.flower.records import ARRAYS
+from fedveil.engines.flower.records import ARRAYS, to_arrays
 from fedveil.engines.flower.strategy import FedVeilStrategy
 from fedveil.engines.messages import METRICS_KEY
 from fedveil.errors import FieldError, require_count
@@ -62,6 +63,10 @@ class WrappedStrategy(FedVeilStrategy):
             accepted = "would forget the inner strategy's state, and its models are in no ledger: FedVeilStrategy with "
             accepted += "a server optimiser of fedveil.aggregation goes on"
             raise FieldError("done", options["done"], accepted)
+        if getattr(options.get("folder"), "resume", False):
+            accepted = "would forget the inner strategy's state: FedVeilStrategy with a server optimiser of "
+            accepted += "fedveil.aggregation goes on"
+            raise FieldError("resume", str(options["folder"].path), accepted)
         super().__init__(*arguments, **options)
         if self.method.server.hypotheses != 1:
             raise FieldError("method", self.method.name, "has several models, and a Flower strategy keeps one")
@@ -76,20 +81,16 @@ class WrappedStrategy(FedVeilStrategy):
         list(self._inner.configure_train(server_round, arrays, config, nobody))
         return super().configure_train(server_round, arrays, config, grid)
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Combine and noise, and hand the result to the inner strategy."""
-        released, metrics = super().aggregate_train(server_round, replies)
-        assert released is not None
-        content = RecordDict({ARRAYS: released, METRICS_KEY: MetricRecord({self._inner.weighted_by_key: 1})})
+    def _stepped(self, server_round: int, released: Tensor) -> Tensor:
+        """Hand what was released to the inner strategy, and take its model."""
+        arrays = to_arrays(self.layout, released[0])
+        content = RecordDict({ARRAYS: arrays, METRICS_KEY: MetricRecord({self._inner.weighted_by_key: 1})})
         one = Message(content, SERVER_NODE, MessageType.TRAIN)
-        arrays, _ = self._inner.aggregate_train(server_round, [one])
-        if arrays is None:
+        stepped, _ = self._inner.aggregate_train(server_round, [one])
+        if stepped is None:
             raise FieldError("inner", type(self._inner).__name__, "made no model of the released one")
-        stepped = {n: torch.from_numpy(array.numpy()).to(self.layout.dtype) for n, array in arrays.items()}
-        self.models = self.layout.flatten(stepped)[None]
-        return ArrayRecord(self.layout.unflatten(self.models[0])), metrics
+        named = {n: torch.from_numpy(array.numpy()).to(self.layout.dtype) for n, array in stepped.items()}
+        return self.layout.flatten(named)[None]
 
 
 class ExactAccountant:

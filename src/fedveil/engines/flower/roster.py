@@ -45,6 +45,8 @@ class Roster:
         Seconds to wait for them in the first round, and later for as many as a round needs.
     validators : int
         Nodes that only validate, for which the first round waits as well.
+    before : sequence of int
+        Partitions of a federation that an earlier server met; the first round waits for them.
 
     Attributes
     ----------
@@ -58,15 +60,22 @@ class Roster:
         Everybody who belongs to the federation, connected or not.
     """
 
-    def __init__(self, client: ClientSide, planned: int | None, patience: float, validators: int = 0) -> None:
+    def __init__(
+        self,
+        client: ClientSide,
+        planned: int | None,
+        patience: float,
+        validators: int = 0,
+        before: Sequence[int] = (),
+    ) -> None:
         self._client = client
         self._planned = None if planned is None else require_count("clients", planned)
         self._patience = require_positive("patience", patience)
-        self._awaited = (self._planned or 1) + validators
+        self._awaited, self._met = (self._planned or len(before) or 1) + validators, False
         self.nodes: dict[int, int] = {}
         self.sites: dict[int, PublicKey] = {}
         self.validating: dict[int, int] = {}
-        self.partitions: list[int] = []
+        self.partitions = list(before)
 
     def meet(self, grid: Grid, timeout: float, least: int = 0) -> None:
         """Greet the nodes that are new, and forget those that left; wait for the `least` that a round needs.
@@ -83,9 +92,10 @@ class Roster:
         self.validating = {p: node for p, node in self.validating.items() if node in connected}
         new = sorted(connected - {*self.nodes.values(), *self.validating.values()})
         reasons = self._greet(grid, new, timeout) if new else []
+        first, self._met = not self._met, True
         for reason in dict.fromkeys(reasons):
             _LOG.warning("a node did not answer the greeting and takes no part in this round: %s", reason)
-        if not self.nodes and not self.partitions:
+        if not self.nodes and first:
             said = "; ".join(dict.fromkeys(reasons[:10]))
             needs = "fedveil.flower.privacy_mod(layout, method) first in its mods, with the method of the strategy"
             raise UnprotectedError(f"no client answered the greeting ({said}). Every ClientApp needs {needs}")
@@ -93,7 +103,7 @@ class Roster:
             self.partitions = sorted(self.nodes) if self._planned is None else list(range(self._planned))
 
     def _connected(self, grid: Grid, least: int) -> set[int]:
-        awaited = least if self.partitions else max(self._awaited, least)
+        awaited = least if self._met else max(self._awaited, least)
         deadline, shown = time.monotonic() + self._patience, -1
         while True:
             connected = set(grid.get_node_ids())

@@ -1,7 +1,8 @@
 """The strategy: the server's half of every method, for any Flower app whose clients run the privacy mod."""
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -17,7 +18,7 @@ from fedveil.engines.flower.validation import Evaluating
 from fedveil.engines.history import Best
 from fedveil.engines.rounds import RoundLoop
 from fedveil.engines.server import Round, ServerParty
-from fedveil.engines.serving import RunKeeper, Serving, served
+from fedveil.engines.serving import RunKeeper, Serving, Standing, served
 from fedveil.engines.stopping import EarlyStopping
 from fedveil.errors import (
     BudgetError,
@@ -63,15 +64,16 @@ class FedVeilStrategy(Strategy):
         Ends the run before the server exceeds it.
     folder : RunKeeper, optional
         Keeps the server's ledger, one line a round, the model and a summary:
-        ``fedveil.flower.ServerFolder("runs/mine")``. Beside a ServerParty, opened by whoever built that.
+        ``fedveil.flower.ServerFolder("runs/mine")``. With ``resume=True`` the run in it goes on where it stood. Beside
+        a ServerParty, opened by whoever built that.
     evaluate : bool
         Whether to ask clients to evaluate, until none of them does; under local trust they are never asked, as no
         metric may leave.
     done : int
-        Rounds that an earlier server of this run has done, of `rounds` in all. The run goes on from its ledger: give
-        the `folder` in which it was begun, or a `ServerParty` with that ledger. The first arrays, or `initial`, are the
-        models of the last of them. An optimiser of the server begins anew, as does `stopping`. Under local trust no
-        total is stated, as the earlier rounds stand in the clients' own ledgers alone.
+        Rounds that an earlier server of this run has done, of `rounds` in all, where no folder's checkpoint knows it:
+        give a `ServerParty` with the ledger of those rounds, or the `folder` in which they were begun. The first
+        arrays, or `initial`, are the models of the last of them. An optimiser of the server begins anew, as does
+        `stopping`. Under local trust no total is stated, as the earlier rounds stand in the clients' own ledgers alone.
     on_round : callable, optional
         Called with each finished `Round`.
     patience : float
@@ -130,6 +132,9 @@ class FedVeilStrategy(Strategy):
         self.done, self._on_round = require_count("done", done, least=0), on_round
         self.server = served(method, layout, self.rounds, source_of(seed), budget, folder, "flower", self.done)
         self.method, self.layout = self.server.method, self.server.layout
+        standing = self._standing = None if folder is None else folder.standing
+        if standing is not None:
+            self.done = standing.round
         wanted = (self.method.server.hypotheses, self.layout.size)
         if initial is not None and initial.shape != wanted:
             raise FieldError("initial", tuple(initial.shape), f"must be [k, d] = {wanted}")
@@ -140,7 +145,9 @@ class FedVeilStrategy(Strategy):
         self._folder = folder
         self._serving = Serving(self.server, self.rounds, delta, folder, least, _LOG)
         self.stopped, self.history = "", self._serving.history
-        self._roster = Roster(self.method.client, clients, patience, 0 if stopping is None else stopping.sample or 1)
+        validators = 0 if stopping is None else stopping.sample or 1
+        before = () if standing is None else standing.partitions
+        self._roster = Roster(self.method.client, clients, patience, validators, before)
         sites = clients_per_round or clients
         if self.method.noisy is not None and sites is not None:
             self.method.noisy.require_sites(sites, "clients_per_round" if clients_per_round else "clients")
@@ -151,6 +158,16 @@ class FedVeilStrategy(Strategy):
         self._result = Result()  # Flower's own is lost where a budget ends the run
         self.models = torch.zeros(0, self.layout.size) if initial is None else initial
         self.received: dict[int, Releases] = {}
+        self._begun = self._ended = False
+        if standing is not None:
+            self._go_on(standing)
+
+    def _go_on(self, standing: Standing) -> None:
+        """Put the server back to where its folder says that it stood."""
+        self.server.resume(standing.models, standing.round, standing.state)
+        self.models = standing.models
+        self._evaluating.best = self._serving.best = standing.best
+        self._serving.partitions = standing.partitions
 
     @property
     def guarantee(self) -> Guarantee:
@@ -195,7 +212,7 @@ class FedVeilStrategy(Strategy):
         """
         if num_rounds not in (None, self.rounds):
             raise FieldError("num_rounds", num_rounds, f"the clients are told of {self.rounds} rounds; leave it out")
-        if self.history:
+        if self.history or self._ended:
             raise FieldError("start", len(self.history), "this strategy has run: build another one")
         for name, shape in self.layout.shapes.items() if not len(self.models) else ():
             given = tuple(initial_arrays[name].shape) if name in initial_arrays else None
@@ -203,8 +220,6 @@ class FedVeilStrategy(Strategy):
                 accepted = f"the layout has the shape {shape} there: make both of one model"
                 raise FieldError(f"initial_arrays[{name!r}]", given, accepted)
         self._nodes.timeout = timeout
-        if self._folder is not None:
-            self._folder.begin(str(grid.run.run_id), self._serving.delta)
 
         def measured(number: int, arrays: ArrayRecord) -> MetricRecord | None:
             metrics = None if evaluate_fn is None else evaluate_fn(number, arrays)
@@ -213,39 +228,70 @@ class FedVeilStrategy(Strategy):
             return metrics
 
         more, evaluate, failure = self.rounds - self.done, evaluate_fn and measured, None
+        first = records.to_arrays(self.layout, self.models[0]) if len(self.models) else initial_arrays
         try:
-            super().start(grid, initial_arrays, more, timeout, train_config, evaluate_config, evaluate)
+            self._begin(grid)
+            super().start(grid, first, more, timeout, train_config, evaluate_config, evaluate)
+            self._end()
         except (BudgetError, NoReplyError) as error:
-            self.stopped, failure = str(error), error
-        if self.history or failure is None:
-            self._serving.end(self.models, self.stopped, len(self._roster.partitions), self.done)
-        if failure is not None and (isinstance(failure, NoReplyError) or not self.history):
+            failure = error
+        finally:
+            if self._folder is not None:
+                self._folder.leave()
+        released = bool(self.history) or self._standing is not None
+        if failure is not None and (isinstance(failure, NoReplyError) or not released):
             raise failure
-        if self.history:
+        if released:
             models = self.models if self.best.models is None else self.best.models
             self._result.arrays = records.to_arrays(self.layout, models[0])
         return self._result
+
+    def _begin(self, grid: Grid) -> None:
+        """Bind the run in its folder, whoever calls the rounds."""
+        if self._folder is not None and not self._begun:
+            self._folder.begin(str(grid.run.run_id), self._serving.delta)
+        self._begun = True
+
+    def _end(self, stopped: str = "") -> None:
+        """Tell what the run came to, and write it, once; nothing of a run that released nothing and was stopped."""
+        if self._ended or (stopped and not self.history and self._standing is None):
+            return
+        self._ended, self.stopped = True, stopped
+        self._serving.end(self.models, stopped, len(self._roster.partitions), self.done)
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """End the run where it cannot go on, whoever calls the rounds."""
+        try:
+            yield
+        except (BudgetError, NoReplyError) as error:
+            self.stopped = str(error)
+            self._end(self.stopped)
+            raise
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Greet new nodes, draw the cohort, broadcast."""
-        if self._evaluating.stopped:
-            raise BudgetError(self._evaluating.stopped)
-        if not len(self.models):
-            start, k = records.from_arrays(self.layout, arrays), self.method.server.hypotheses
-            self.models = several(start, self.layout, k, self._seed)
-        number = self.done + server_round
-        self.server.require_rounds(number - 1)
-        if self.done and not self.history:
-            self.server.resume(self.models, self.done, self.server.state)
-        self._nodes.grid, self._nodes.config = grid, config
-        self._roster.meet(grid, self._nodes.timeout, self.method.least_sites)
-        everybody = self._roster.partitions
-        size = self._size or len(everybody)
-        cohort = draw_cohort(self._seed, number, everybody, size)
-        self._loop.begin(self.models, number, self.rounds, size, cohort)
-        return self._nodes.sent
+        with self._ending():
+            self._begin(grid)
+            if self._evaluating.stopped:
+                raise BudgetError(self._evaluating.stopped)
+            if not len(self.models):
+                start, k = records.from_arrays(self.layout, arrays), self.method.server.hypotheses
+                self.models = several(start, self.layout, k, self._seed)
+            number = self.done + server_round
+            self.server.require_rounds(number - 1)
+            if self.done and not self.history:
+                self.server.resume(self.models, self.done, self.server.state)
+            self._nodes.grid, self._nodes.config = grid, config
+            self._roster.meet(grid, self._nodes.timeout, self.method.least_sites)
+            everybody = self._roster.partitions
+            self._serving.partitions = tuple(everybody)
+            size = self._size or len(everybody)
+            cohort = draw_cohort(self._seed, number, everybody, size)
+            self._loop.begin(self.models, number, self.rounds, size, cohort)
+            return self._nodes.sent
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -253,15 +299,23 @@ class FedVeilStrategy(Strategy):
         """Combine the protected replies, whatever their order."""
         if self.broadcast is None:
             raise FedVeilError("aggregate_train was called before configure_train")
-        self._nodes.take(replies)
-        answers, self.models, log = self._loop.end()
+        with self._ending():
+            self._nodes.take(replies)
+            answers, released, log = self._loop.end()
+            self.models = self._stepped(server_round, released)
         self.received = answers.replies
         counts = {name: len(getattr(log, name)) for name in ("used", "failed", "invalid", "refused")}
         if self._on_round is not None:
             self._on_round(log)
         metrics = MetricRecord({**self._serving.metrics, **log.report, **counts})
         self._result.train_metrics_clientapp[server_round] = metrics
+        if log.number == self.rounds:  # a loop of an app's own may not come back
+            self._end()
         return records.to_arrays(self.layout, self.models[0]), metrics
+
+    def _stepped(self, server_round: int, released: Tensor) -> Tensor:
+        """The next models [k, d], of those that were released."""
+        return released
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -277,7 +331,10 @@ class FedVeilStrategy(Strategy):
         if not self._nodes.asked:
             return None
         released, failed, refused, _ = self._nodes.sorted(replies)
-        figures = self._evaluating.figures(released, failed | refused, self.done + server_round, self.models)
+        number, best = self.done + server_round, self.best
+        figures = self._evaluating.figures(released, failed | refused, number, self.models)
+        if self.best is not best:
+            self._serving.validated(self.best, number, self.models)
         if not figures:
             return None
         self._result.evaluate_metrics_clientapp[server_round] = MetricRecord(dict(figures))

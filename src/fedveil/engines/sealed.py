@@ -1,0 +1,62 @@
+"""Tensors and plain values in one file, under a checksum that covers both."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, uint8
+
+from fedveil.reading import json_of
+
+PLAIN = "fedveil"  # the one entry of the metadata: the checksum, a space, the values
+
+
+def sealed(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> bytes:
+    """The content of a file.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor
+        Of any shape and type.
+    plain : mapping
+        What JSON knows.
+    """
+    own = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+    text = json.dumps(plain)
+    return save(own, metadata={PLAIN: f"{_checksum(own, text)} {text}"})  # of several entries the order is not kept
+
+
+def unsealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What a file holds.
+
+    Raises
+    ------
+    ValueError, OSError
+        If it cannot be read, or is not what was written, to the bit.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    checksum, _, text = metadata.get(PLAIN, "").partition(" ")
+    if checksum != _checksum(tensors, text):
+        raise ValueError("its checksum does not fit, or it is of an earlier version")
+    plain = json_of(text)
+    if not isinstance(plain, dict):
+        raise ValueError("its values are no table")
+    return tensors, plain
+
+
+def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for key in sorted(tensors):
+        value = tensors[key]
+        digest.update(json.dumps([key, str(value.dtype), list(value.shape)]).encode())
+        digest.update(value.reshape(-1).view(uint8).numpy().tobytes())
+    return digest.hexdigest()
