@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,7 +16,7 @@ from fedveil.cli import app
 from fedveil.cli.site import runs_of
 from fedveil.engines.history import total_of
 from fedveil.engines.lifetime import LifetimeLedger, read_ledger
-from fedveil.evidence import spent_of
+from fedveil.evidence import encoded, spent_of
 
 MU = Guarantee(unit="client", relation="replace-one", trust="local", scope="round", bound=GDP(0.6))
 LOOSE = Guarantee(
@@ -157,3 +158,24 @@ def test_a_run_of_a_data_set_that_begins_at_a_later_round_is_named(path, number)
         spend = Spend(guarantee=MU, mechanism="gaussian")
         mine.store(mine.ledger.commit(Entry((number, "protect"), 0, "c", spend, "secure", 6)))
     assert f"run three begins at round {number}" in " ".join(called("show", path).stdout.split())
+
+
+STORED = Path(__file__).parent / "stored"
+
+
+@pytest.mark.parametrize(
+    ("report", "ledgers"), [("report", ["run"]), ("deployed/report", ["deployed/run", "deployed/ledgers"])]
+)
+def test_a_reports_promises_are_checked_by_the_library_alone(report, ledgers, tmp_path):
+    given = [word for one in ledgers for word in ("--ledgers", str(STORED / one))]
+    file = str(STORED / report / "report.json")
+    result = called("check", file, *given)
+    assert result.exit_code == 0, result.output
+    assert "DIFFERS" not in result.output
+    values = json.loads((STORED / report / "report.json").read_text())
+    for stated in values["evidence"]["runs"][0]["promises"].values():
+        stated["epsilon"] = stated["epsilon"] / 2
+    (tmp_path / "report.json").write_bytes(encoded(values))
+    assert called("check", tmp_path / "report.json", *given).exit_code == 1
+    other = str(STORED / "node" / "ledgers")
+    assert called("check", file, "--ledgers", other).exit_code == 5

@@ -1,5 +1,7 @@
 """The library without the laboratory: what it does, what it loads, and what it says of names that are not there."""
 
+from pathlib import Path
+
 import pytest
 
 from library_kit import alone, loaded
@@ -93,6 +95,7 @@ def call(*words):
     return CliRunner().invoke(app, words)
 for words in (["--help"], ["plan", "--epsilon", "8", "--delta", "1e-5", "--rounds", "2"],
               "advise --clients 10 --examples 144 --dimension 650 --rounds 60 --epsilon 4".split(),
+              ["ledger", "check", STORED + "/report/report.json", "--ledgers", STORED + "/run"],
               ["keys", "new", "study.key"], ["ledger", "begin", "ledgers/scans.jsonl", "--by", "me", "--head", "heads"],
               ["ledger", "show", "ledgers/scans.jsonl", "--head", "heads"]):
     done = call(*words)
@@ -104,4 +107,5 @@ for words in (["run", "digits-record"], ["report", "run"], ["plan", "digits-reco
 
 
 def test_the_small_command(tmp_path):
-    alone(COMMANDS, tmp_path)
+    stored = Path(__file__).parent / "stored"
+    alone(f"STORED = {str(stored)!r}\n{COMMANDS}", tmp_path)

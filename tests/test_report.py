@@ -132,7 +132,7 @@ def swept(central):
         values |= {"base": base, "swept": {} if z is None else {"noise_multiplier": z}}
         values["audits"] = [{"attack": attack, "auc": auc, "low": auc - 0.1, "high": min(1.0, auc + 0.1), "runs": 30}]
         values["audited"] = True
-        judged = dict.fromkeys(("accuracy", "auc"), {"mean": accuracy, "deviation": 0.01, "rounds": 3})
+        judged = {key: {"mean": accuracy, "deviation": 0.01, "rounds": 3} for key in ("accuracy", "auc")}
         values["last_rounds"] = {**values["last_rounds"], **judged}
         made.append(Summary(values, runs[base].rows))
     return made

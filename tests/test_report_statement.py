@@ -20,13 +20,13 @@ from fedveil.accounting.ledger import Entry, Ledger, digest
 from fedveil.cli import app
 from fedveil.engines.lifetime import LifetimeLedger, begin_ledger
 from fedveil.errors import FieldError, LedgerError
-from fedveil.evidence import Book, promise_of_sites, read_books, used_of
+from fedveil.evidence import Book, encoded, promise_of_sites, read_books, used_of
 from fedveil_lab.config import parse
 from fedveil_lab.games import GAMES, play
 from fedveil_lab.grid import compare
 from fedveil_lab.report.audits import show
 from fedveil_lab.report.statement.check import check
-from fedveil_lab.report.statement.document import ABSENT, WORDS, encoded, protected
+from fedveil_lab.report.statement.document import ABSENT, WORDS, protected
 from fedveil_lab.report.statement.gather import gather
 from fedveil_lab.report.statement.page import PAGE, files_of, report_of, write_report
 from fedveil_lab.report.statement.subject import Subject

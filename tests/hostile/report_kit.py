@@ -21,6 +21,7 @@ from fedveil.accounting.ledger import Entry
 from fedveil.aggregation import FedAvgM
 from fedveil.engines.lifetime import LifetimeLedger, begin_ledger
 from fedveil.errors import FieldError
+from fedveil.evidence import REPORT, encoded
 from fedveil.flower import (
     FACTS,
     FedVeilStrategy,
@@ -40,9 +41,8 @@ from fedveil_lab.games import GAMES, play
 from fedveil_lab.grid import compare
 from fedveil_lab.report.audits import show
 from fedveil_lab.report.statement.check import check
-from fedveil_lab.report.statement.document import encoded
 from fedveil_lab.report.statement.gather import gather
-from fedveil_lab.report.statement.page import PAGE, REPORT, write_report
+from fedveil_lab.report.statement.page import PAGE, write_report
 from fedveil_lab.report.statement.sections import LEDGERS, QUOTED, UNBOUND
 from fedveil_lab.report.statement.subject import Subject
 from fedveil_lab.runs import run

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedveil.cli.checked import show_checked
 from fedveil.cli.pieces import Command, argument, path_argument, path_option
 from fedveil.cli.shared import REFUSED, show
 
@@ -79,6 +80,21 @@ def ledger_show(path: Path, policy: Path | None, delta: float, head: Path | None
     unlooked = "head: not looked at (--head FOLDER): whether lines are missing at the end is not known"
     spent, of_head = spent_of(ledger, rule), unlooked if head is None else _of_head(read_head(path, head))
     show([runs_of(ledger, lines), spent], [*spent.notes, *late_runs(lines), of_head])
+
+
+@ledger.command("check", cls=Command)
+@path_argument("report", "REPORT.json", "Of `fedveil report`; what it says that ledgers carry is added up again.")
+@path_option("--ledgers", "PATH", "A ledger or folder; repeatable.", required=True, multiple=True)
+@path_option("--head", "FOLDER", "Second place of data sets' heads.")
+def ledger_check(report: Path, ledgers: tuple[Path, ...], head: Path | None) -> None:
+    """Check a report's promises against ledgers, with nothing but this library.
+
+    Its pages are compared by `fedveil report --verify`. Exit codes: 1, something does not agree; 5, a promise was not
+    checked.
+    """
+    from fedveil.evidence import check_promises
+
+    show_checked(report, check_promises(report, ledgers, head))
 
 
 def of_run(path: Path) -> bool:

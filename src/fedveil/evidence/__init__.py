@@ -5,11 +5,26 @@ from typing import TYPE_CHECKING
 from fedveil.registry import lazy
 
 if TYPE_CHECKING:
+    from fedveil.evidence.agreement import agree as agree
+    from fedveil.evidence.agreement import found_since as found_since
+    from fedveil.evidence.agreement import promises_differ as promises_differ
+    from fedveil.evidence.agreement import require_carried as require_carried
     from fedveil.evidence.books import Book as Book
     from fedveil.evidence.books import Books as Books
     from fedveil.evidence.books import plain as plain
     from fedveil.evidence.books import promise_of_sites as promise_of_sites
     from fedveil.evidence.books import read_books as read_books
+    from fedveil.evidence.carried import CLIENT as CLIENT
+    from fedveil.evidence.carried import VALIDATION as VALIDATION
+    from fedveil.evidence.carried import Carried as Carried
+    from fedveil.evidence.carried import Promises as Promises
+    from fedveil.evidence.check import FORMAT as FORMAT
+    from fedveil.evidence.check import REPORT as REPORT
+    from fedveil.evidence.check import Checked as Checked
+    from fedveil.evidence.check import check_promises as check_promises
+    from fedveil.evidence.check import encoded as encoded
+    from fedveil.evidence.check import rule_of as rule_of
+    from fedveil.evidence.check import set_values as set_values
     from fedveil.evidence.costs import NEIGHBOURS as NEIGHBOURS
     from fedveil.evidence.costs import WIDE as WIDE
     from fedveil.evidence.costs import advice_tables as advice_tables

@@ -5,12 +5,8 @@ from typing import Annotated
 
 import typer
 
-from fedveil_lab.cli.shared import fail, folder, say, show
-
-WRONG = 1
-UNCHECKED = 5  # a run's promise was not looked at
-MOST = 3  # that are named in a refusal
-PAGE_UNCHECKED = 6  # figures agree; the page or the card was not compared
+from fedveil.cli.checked import show_checked
+from fedveil_lab.cli.shared import folder, say, show
 
 
 def report(
@@ -37,7 +33,9 @@ def report(
     if verify is not None and (budget or runs):
         raise FieldError("--verify", str(verify), "takes --ledgers alone")
     if verify is not None:
-        _verify(verify, ledgers or [], head)
+        from fedveil_lab.report.statement.check import check
+
+        show_checked(verify, check(verify, ledgers or [], head))
     elif budget:
         _budget([*(runs or []), *(ledgers or [])], policy)
     elif not runs:
@@ -52,26 +50,6 @@ def report(
         written = write_report(subject, where)
         names = ", ".join(path.name for path in written)
         say(f"written to {where}: {names}", whole=True)
-
-
-def _verify(path: Path, ledgers: list[Path], heads: Path | None) -> None:
-    from fedveil.tables import Table
-    from fedveil_lab.report.statement.check import check
-
-    checks = check(path, ledgers, heads)
-    said = {True: "agrees", False: "DIFFERS", None: "not looked at"}
-    rows = [(one.what, said[one.holds], one.why) for one in checks]
-    show([Table(("what", "verdict", "why"), rows, wraps=("why",))])
-    if wrong := [one.what for one in checks if one.holds is False]:
-        fail(f"{path}: does not agree: {'; '.join(wrong)}", WRONG)
-    promises = [one for one in checks if one.kind == "promise"]
-    unchecked = [one.what for one in promises if one.holds is None]
-    more = f"; and {len(unchecked) - MOST} more" if len(unchecked) > MOST else ""
-    if unchecked or not promises:
-        what = "; ".join(unchecked[:MOST]) + more or "any promise"
-        fail(f"{path}: not checked: {what}. Give the ledgers that hold it by --ledgers", UNCHECKED)
-    if unseen := [one.what for one in checks if one.kind == "file" and one.holds is None]:
-        fail(f"{path}: figures checked, not so {', '.join(unseen)}: read report.json", PAGE_UNCHECKED)
 
 
 def _budget(paths: list[Path], policy: Path | None) -> None:

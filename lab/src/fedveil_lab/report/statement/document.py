@@ -4,18 +4,16 @@ What nobody said is "not covered"; a heuristic gets the sentence why, and no num
 marked as said by the author.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from typing import Any
 
 from fedveil.accounting import VACUOUS
+from fedveil.evidence import FORMAT, encoded
 from fedveil.gdp import rounded_up
 from fedveil.reading import toml_of
 
-FORMAT = "fedveil report 2"
 ABSENT = "not covered"
 
 
@@ -138,14 +136,6 @@ class Report:
     def to_json(self) -> bytes:
         """The bytes of report.json, with their own digest."""
         return encoded({"format": FORMAT, **asdict(self)})
-
-
-def encoded(values: Mapping[str, Any]) -> bytes:
-    """The one way to write these values, with the digest of all others at the end."""
-    plain = {k: v for k, v in values.items() if k != "digest"}
-    text = json.dumps(plain, indent=1, sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return (json.dumps({**plain, "digest": digest}, indent=1, sort_keys=True) + "\n").encode()
 
 
 Promise = Mapping[str, Any]

@@ -14,17 +14,16 @@ from fedveil.accounting.ledger import RUN_OF_SITES
 from fedveil.engines.lifetime import read_policy
 from fedveil.engines.party import SERVER
 from fedveil.errors import FieldError, LedgerError, damaged, nearest, require_choice
-from fedveil.evidence import Book, Books, read_books, spent_of
+from fedveil.evidence import CLIENT, Book, Books, read_books, require_carried, set_values
+from fedveil.evidence.carried import carried
 from fedveil.files import AUDIT, CELLS, COMPARISON, CONFIG, kind_of
 from fedveil.reading import json_of, toml_of
-from fedveil.tables import NOTHING, grouped_by
-from fedveil_lab.report.statement.agreement import require_carried
+from fedveil.tables import grouped_by
 from fedveil_lab.report.statement.attacked import attacked
-from fedveil_lab.report.statement.carried import CLIENT, carried
 from fedveil_lab.report.statement.document import WORDS
 from fedveil_lab.report.statement.figures import accuracy_of
 from fedveil_lab.report.statement.measured import with_measures
-from fedveil_lab.report.statement.subject import Run, Subject, rule_of
+from fedveil_lab.report.statement.subject import Run, Subject
 from fedveil_lab.runs.provenance import provenance
 from fedveil_lab.runs.summary import Summary
 
@@ -108,13 +107,6 @@ def gather(
         pictures=drawn,
     )
     return found.read_back()
-
-
-def set_values(book: Book, policy: Mapping[str, Any]) -> dict[str, Any]:
-    """A data set's ledger, and what was spent of it, for JSON."""
-    spent = spent_of(book.ledger, rule_of(policy))
-    rows = [["" if cell == NOTHING else str(cell) for cell in row] for row in spent.rows]
-    return {"ledger": book.values(), "header": list(spent.header), "spent": rows}
 
 
 def _made() -> dict[str, Any]:

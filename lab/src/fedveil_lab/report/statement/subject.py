@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
-from fedveil.accounting import Policy
 from fedveil.engines.party import SERVER
+from fedveil.evidence import CLIENT, VALIDATION, Carried, Promises
 from fedveil.tables import grouped_by
-from fedveil_lab.report.statement.carried import CLIENT, VALIDATION, Carried, Promises
 from fedveil_lab.report.statement.document import ReportSection, section_from
 
 DIGITS = 9  # to which two epsilons are one
@@ -150,11 +149,6 @@ class Subject:
         if self.setting is not None:
             return runs[self.setting][0]
         return next((own[0] for own in runs.values() if "epsilon" in own[0].worst), self.runs[0])
-
-
-def rule_of(policy: Mapping[str, Any]) -> Policy:
-    """The policy in force; without one, one that counts what is spent."""
-    return Policy.from_dict(dict(policy)) if policy else Policy(distance=1.0)
 
 
 def weakest(promises: Sequence[Promises]) -> Promises:

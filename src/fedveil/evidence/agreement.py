@@ -8,7 +8,7 @@ from typing import Any
 from fedveil.accounting.guarantee import DOUBTS
 from fedveil.engines.party import SERVER
 from fedveil.errors import LedgerError
-from fedveil_lab.report.statement.carried import CLIENT, VALIDATION, Carried, Promises
+from fedveil.evidence.carried import CLIENT, VALIDATION, Carried, Promises
 
 MIDWAY = "begins in the middle of a run"  # ends a condition of `fedveil.engines.party.begun_midway`
 OF_CONDITIONS = ("conditions", "status", "text")  # what another condition changes

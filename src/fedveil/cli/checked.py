@@ -1,0 +1,33 @@
+"""What the check of a report found, as a table and an exit code."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedveil.cli.shared import fail, show
+from fedveil.tables import Table
+
+if TYPE_CHECKING:
+    from fedveil.evidence import Checked
+
+WRONG = 1
+UNCHECKED = 5  # a run's promise was not looked at
+PAGE_UNCHECKED = 6  # figures agree; the page or the card was not compared
+MOST = 3  # that are named in a refusal
+SAID = {True: "agrees", False: "DIFFERS", None: "not looked at"}
+
+
+def show_checked(path: Path, checks: "Sequence[Checked]") -> None:
+    """Show each thing that was looked at; exit unless all that was looked for agrees."""
+    rows = [(one.what, SAID[one.holds], one.why) for one in checks]
+    show([Table(("what", "verdict", "why"), rows, wraps=("why",))])
+    if wrong := [one.what for one in checks if one.holds is False]:
+        fail(f"{path}: does not agree: {'; '.join(wrong)}", WRONG)
+    promises = [one for one in checks if one.kind == "promise"]
+    unchecked = [one.what for one in promises if one.holds is None]
+    more = f"; and {len(unchecked) - MOST} more" if len(unchecked) > MOST else ""
+    if unchecked or not promises:
+        what = "; ".join(unchecked[:MOST]) + more or "any promise"
+        fail(f"{path}: not checked: {what}. Give the ledgers that hold it by --ledgers", UNCHECKED)
+    if unseen := [one.what for one in checks if one.kind == "file" and one.holds is None]:
+        fail(f"{path}: figures checked, not so {', '.join(unseen)}: read report.json", PAGE_UNCHECKED)
