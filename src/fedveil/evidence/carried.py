@@ -16,7 +16,8 @@ from fedveil.accounting.bounds import GDP
 from fedveil.accounting.ledger import RUN_OF_SITES, Entry, opening_digest
 from fedveil.engines.history import totals_of
 from fedveil.engines.party import COMBINE, SERVER
-from fedveil.evidence import REPRODUCIBLE, Book, plain, promise_of_sites
+from fedveil.evidence.books import Book, plain, promise_of_sites
+from fedveil.evidence.summary import REPRODUCIBLE
 
 Promises = Mapping[str, Mapping[str, Any]]  # by party
 CLIENT, VALIDATION = "worst client", "validation clients"
