@@ -245,7 +245,53 @@ def convolutions():
     return nn.Sequential(nn.Unflatten(1, (1, 4, 4)), *layers)
 
 
+class Encodes(nn.Module):
+    """Positions as parameters, attention of two heads, LayerNorm."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.places = nn.Linear(4, 8), nn.Parameter(torch.zeros(1, 4, 8))
+        self.block, self.out = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.out(self.block(self.inner(x.unflatten(1, (4, 4))) + self.places)[:, 0])
+
+
+class Reads(nn.Module):
+    """Words, one of which the table does not have where a value is vast, and the table again as outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(9, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        words = (x.abs() * 3).nan_to_num(99.0, 99.0, 99.0).clamp(max=99.0).long()
+        return self.out((self.table(words) @ self.table.weight.T).softmax(-1) @ self.table.weight).mean(1)
+
+
+class Recurs(nn.Module):
+    """A recurrent layer over parts of an example, in both directions."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.cells, self.out = kind(4, 6, batch_first=True, bidirectional=True), nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.out(self.cells(x.unflatten(1, (4, 4)))[0][:, -1])
+
+
+def upwards():
+    """A transposed convolution, statistics of each channel, slopes that are trained."""
+    layers = (nn.ConvTranspose2d(2, 4, 2, stride=2), nn.InstanceNorm2d(4, affine=True), nn.PReLU(4), nn.Flatten())
+    return nn.Sequential(nn.Unflatten(1, (2, 2, 4)), nn.Conv2d(2, 2, 1, groups=2), *layers, nn.Linear(128, 3))
+
+
 NETWORKS = {
+    "encoder": Encodes,
+    "words": Reads,
+    "LSTM": lambda: Recurs(nn.LSTM),
+    "GRU": lambda: Recurs(nn.GRU),
+    "upwards": upwards,
     "dense": lambda: nn.Sequential(nn.Linear(16, 7), nn.Sigmoid(), nn.Linear(7, 3)),
     "one unit": lambda: nn.Sequential(nn.Linear(16, 1), nn.Softplus(), nn.Linear(1, 3)),
     "normed": lambda: nn.Sequential(nn.Linear(16, 9), nn.LayerNorm(9), nn.SiLU(), nn.Linear(9, 3)),
@@ -616,14 +662,14 @@ class Chooses(nn.Module):
 
 
 class Drops(nn.Module):
-    """A layer of no known kind, so one example a call, behind masks."""
+    """An operator of no known kind, so one example a call, behind masks."""
 
     def __init__(self):
         super().__init__()
-        self.inner, self.bent, self.out = nn.Linear(4, 16), nn.PReLU(), nn.Linear(16, 3)
+        self.inner, self.out = nn.Linear(4, 16), nn.Linear(16, 3)
 
     def forward(self, x):
-        return self.out(nn.functional.dropout(self.bent(self.inner(x)), 0.5))
+        return self.out(nn.functional.dropout(self.inner(x).sort(-1).values, 0.5))
 
 
 @pytest.mark.few(3)

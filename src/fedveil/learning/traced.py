@@ -5,26 +5,27 @@ value of the data changes: no branch, no exception, no state between calls. Each
 row, at its place in a batch of this size, follows from that row alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import getitem
+from typing import Any
 from warnings import catch_warnings, filterwarnings
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedveil.layout import Layout
 from fedveil.learning.gradients import Formed, Gradients, GradientsAndLosses
 from fedveil.learning.losses import LOSSES, LossFunction, masked, outputs_of, usable
+from fedveil.learning.recorded import recorded
 from fedveil.learning.recognised import fresh, generators_of
 from fedveil.learning.streams import draw_from, drawing
 from fedveil.learning.torch_losses import Labelwise
+from fedveil.learning.written_out import ByValue as ByValue
+from fedveil.learning.written_out import WrittenOut
 from fedveil.mechanisms.source import keyed_seed
-
-
-class ByValue(Exception):
-    """What the module does may follow values of its examples."""
 
 
 class ByOperators:
@@ -57,8 +58,6 @@ class ByOperators:
         ByValue
             If it cannot be traced, or has an operator that is not known to be blind to values.
         """
-        from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
-
         module = fresh(self._model)
         try:
             with torch.no_grad():
@@ -66,16 +65,24 @@ class ByOperators:
             y, loss = masked(y, (len(x), *outputs), self._loss)
 
             def alone(parameters: dict[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
-                return loss(outputs_of(torch.func.functional_call(module, parameters, (one[None],))), target[None])
+                with WrittenOut():
+                    outputs = outputs_of(torch.func.functional_call(module, parameters, (one[None],)))
+                return loss(outputs, target[None])
 
             each = torch.func.vmap(torch.func.grad_and_value(alone), in_dims=(None, 0, 0), randomness="different")
-            with catch_warnings():
+            with catch_warnings(), sdpa_kernel(SDPBackend.MATH):
                 filterwarnings("ignore", message="There is a performance drop")  # what is traced is refused below
-                graph: GraphModule = make_fx(torch.func.functionalize(each))(self._parameters(), x, y)
+                graph = recorded(_without_overwriting(each, self._layout.names), *self._parameters(), x, y)
         except Exception as error:
-            raise ByValue(f"{type(self._model).__name__} cannot be traced: {error}".partition("\n")[0]) from error
+            told = str(error).partition("\n")[0]
+            if ".item()" in told:
+                told = "it reads a number out of an example, as packed sequences do: pad to one length instead"
+            raise ByValue(f"{type(self._model).__name__} cannot be traced: {told}") from error
+        public: set[Node] = set()  # what follows from constants of the model alone
         for node in graph.graph.nodes:
-            if node.op == "call_module" or (node.op == "call_function" and not _blind(node)):
+            if node.op == "get_attr" or (node.op == "call_function" and public.issuperset(node.all_input_nodes)):
+                public.add(node)
+            if node.op == "call_module" or (node.op == "call_function" and not _blind(node, public)):
                 whose = self._name_of_loss() if self._of_loss(node, outputs, y, loss) else type(self._model).__name__
                 raise ByValue(f"{whose} uses {node.target}, which may follow values")
         self._graphs[x.shape] = graph, outputs
@@ -85,26 +92,24 @@ class ByOperators:
         graph, outputs = self._graphs[x.shape]
         y, good = usable(y, (len(x), *outputs), self._loss)
         with seeded(self._generator), torch.no_grad():
-            named, losses = graph(self._parameters(), x, masked(y, (len(x), *outputs), self._loss)[0])
-        formed = Formed({name: named[name].detach() for name in self._layout.names})
+            *rows, losses = graph(*self._parameters(), x, masked(y, (len(x), *outputs), self._loss)[0])
+        formed = Formed(dict(zip(self._layout.names, rows, strict=True)))
         return Gradients([formed], self._layout), losses.detach(), here & good
 
     def _of_loss(self, found: Node, outputs: tuple[int, ...], y: Tensor, loss: LossFunction) -> bool:
         """Whether an operator is one of the loss alone, on outputs of this shape."""
-        from torch.fx.experimental.proxy_tensor import make_fx
-
         each = torch.func.vmap(torch.func.grad(lambda one, target: loss(one[None], target[None])))
         with suppress(Exception):
-            graph: GraphModule = make_fx(torch.func.functionalize(each))(torch.zeros(len(y), *outputs), y)
+            graph = recorded(torch.func.functionalize(each), torch.zeros(len(y), *outputs), y)
             return any(node.target == found.target for node in graph.graph.nodes)
         return False
 
     def _name_of_loss(self) -> str:
         return f"the loss {self._loss if isinstance(self._loss, str) else self._loss.name}"
 
-    def _parameters(self) -> dict[str, Tensor]:
+    def _parameters(self) -> list[Tensor]:
         every = dict(self._model.named_parameters())
-        return {name: every[name].detach() for name in self._layout.names}
+        return [every[name].detach() for name in self._layout.names]
 
 
 class OneByOne:
@@ -151,6 +156,17 @@ class OneByOne:
         return torch.cat([g.reshape(-1).to(self._layout.dtype) for g in blocks]), loss.detach()
 
 
+def _without_overwriting(each: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """(*parameters, x, y) -> [*gradients, losses] of a function of parameters by name, without in-place operators."""
+
+    def flat(*given: Tensor) -> list[Tensor]:
+        *parameters, x, y = given
+        named, losses = each(dict(zip(names, parameters, strict=True)), x, y)
+        return [*(named[name] for name in names), losses]
+
+    return torch.func.functionalize(flat)
+
+
 @contextmanager
 def seeded(generator: torch.Generator | None) -> Iterator[int | None]:
     """Draw what a module takes from global random states from this generator's stream; gives the seed."""
@@ -162,9 +178,14 @@ def seeded(generator: torch.Generator | None) -> Iterator[int | None]:
         yield seed
 
 
-def _blind(node: Node) -> bool:
-    """Whether an operator neither follows values nor raises for some."""
+def _blind(node: Node, public: set[Node]) -> bool:
+    """Whether an operator neither follows values nor raises for some; numbers of rows are constants, or clamped."""
     name, _, overload = str(node.target).rpartition(".")
+    if name in _INDEXING:
+        given = [one for value in node.args[1:2] for one in (value if isinstance(value, list | tuple) else (value,))]
+        return all(one is None or one in public for one in given)
+    if name in _GATHERING:
+        return isinstance(node.args[2], Node) and _within(node.args[2], node)
     if node.target is getitem or name == "aten.bernoulli":
         return node.target is getitem or overload == "p"  # others take probabilities, and raise beyond [0, 1]
     value = node.meta.get("val")
@@ -173,18 +194,30 @@ def _blind(node: Node) -> bool:
     return name in _OPERATORS and not by_zero
 
 
+def _within(index: Node, node: Node) -> bool:
+    """Whether the numbers of rows that are gathered or scattered are clamped to those that there are."""
+    table, axis = node.args[0], node.args[1]
+    assert isinstance(table, Node) and isinstance(axis, int)
+    rows = table.meta["val"].shape[axis]
+    while str(index.target).rpartition(".")[0] in _RESHAPING:
+        assert isinstance(index.args[0], Node)
+        index = index.args[0]
+    return index.target is torch.ops.aten.clamp.default and index.args[1:] == (0, rows - 1)
+
+
 # Operators of a batch whose rows meet nobody else's, that raise for no value, and whose kernel follows none: so no
 # indexing (it raises), sorting, sparse or dynamically quantised one.
 _BLIND = """
 _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _log_softmax _log_softmax_backward_data _safe_softmax _softmax
-_softmax_backward_data _to_copy _unsafe_view abs acos acosh add addbmm addcdiv addcmul addmm alias amax amin arange
+_softmax_backward_data _to_copy _unsafe_view abs acos acosh add addbmm addcdiv addcmul addmm alias all amax amin any
+arange
 asin asinh atan atan2 atanh avg_pool1d avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward baddbmm bernoulli
 bitwise_and bitwise_not bitwise_or bmm cat celu chunk clamp clamp_max clamp_min clone col2im constant_pad_nd
 convolution convolution_backward copysign cos cosh cumsum detach diagonal div dot elu elu_backward empty empty_like eq
 erf erfc exp exp2 expand expand_as expm1 eye fill flip floor fmod frac full full_like ge gelu gelu_backward gt
 hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward huber_loss
-huber_loss_backward im2col isfinite isinf isnan
-le leaky_relu leaky_relu_backward lerp lift_fresh_copy linalg_vector_norm linspace log log10 log1p log2
+huber_loss_backward im2col isfinite isinf isnan isneginf isposinf
+le leaky_relu leaky_relu_backward lerp lift_fresh lift_fresh_copy linalg_vector_norm linspace log log10 log1p log2
 log_sigmoid_backward log_sigmoid_forward logaddexp logical_and logical_not logical_or logit logsumexp lt masked_fill
 max max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward
 maximum mean min minimum mish mish_backward mm mse_loss mse_loss_backward mul mv nan_to_num narrow
@@ -200,5 +233,8 @@ tanh_backward threshold threshold_backward transpose tril triu trunc unbind unfo
 unsqueeze upsample_bilinear2d upsample_bilinear2d_backward upsample_nearest2d upsample_nearest2d_backward var var_mean
 view view_as_real where xlogy zeros zeros_like
 """
+_INDEXING = frozenset({"aten.index", "aten.index_put", "aten._unsafe_index", "aten._unsafe_index_put"})
+_GATHERING = frozenset({"aten.gather", "aten.scatter_add"})
+_RESHAPING = frozenset({f"aten.{name}" for name in ("view", "expand", "unsqueeze", "squeeze", "reshape", "clone")})
 _OPERATORS = frozenset(f"aten.{name}" for name in _BLIND.split())
 _DIVIDING = frozenset({"aten.div", "aten.remainder", "aten.fmod"})  # whole numbers by 0 raise

@@ -1,0 +1,81 @@
+"""The operators that a function calls, as a graph: recorded where kernels are called, below vmap and autograd."""
+
+from collections.abc import Callable, Sequence
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils.weak import WeakTensorKeyDictionary
+
+
+def recorded(function: Callable[..., Any], *inputs: Tensor) -> GraphModule:
+    """Call a function of tensors once, and return what it called as a module of the same inputs.
+
+    Its outputs are those of the function, as a flat list of tensors. A tensor that comes from neither the inputs nor
+    an operator is a constant. Each node's ``meta["val"]`` has its shape and type, and no values.
+
+    Parameters
+    ----------
+    function : callable
+        Its operators must not depend on values, and overwrite nothing (see ``torch.func.functionalize``).
+    inputs : Tensor
+        Tensors, whose shapes and types the graph is made for.
+    """
+    recorder = _Recorder()
+    for i, tensor in enumerate(inputs):
+        recorder.keep(recorder.graph.placeholder(f"input_{i}"), tensor)
+    with recorder:
+        outputs = function(*inputs)
+    flat: Sequence[Tensor] = tree_flatten(outputs)[0]
+    recorder.graph.output([recorder.node_of(value) for value in flat])
+    recorder.graph.eliminate_dead_code()
+    return GraphModule(recorder.constants, recorder.graph)
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down every operator; tensors are told apart by what they are, and not held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph, self.constants = Graph(), nn.Module()
+        self._nodes = WeakTensorKeyDictionary()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say no: PyTorch would import its compiler, which takes a second."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operator, and write it down."""
+        named = kwargs or {}
+        given = tree_map_only(Tensor, self.node_of, (tuple(args), named))
+        result = func(*args, **named)
+        node = self.graph.call_function(func, *given)
+        if isinstance(result, Tensor):
+            self.keep(node, result)
+        elif isinstance(result, tuple | list):
+            for i, part in enumerate(result):
+                if isinstance(part, Tensor):
+                    self.keep(self.graph.call_function(getitem, (node, i)), part)
+        return result
+
+    def keep(self, node: Node, value: Tensor) -> None:
+        """Remember which node a tensor comes from."""
+        node.meta["val"] = torch.empty(value.shape, dtype=value.dtype, device="meta")
+        self._nodes[value] = node
+
+    def node_of(self, value: Tensor) -> Node:
+        """The node that a tensor comes from; a constant's is made at its first use."""
+        node: Node | None = self._nodes.get(value)
+        if node is None:
+            name = f"constant_{len(list(self.constants.buffers()))}"
+            self.constants.register_buffer(name, value.detach())
+            node = self.graph.get_attr(name)
+            self.keep(node, value)
+        return node

@@ -1,0 +1,298 @@
+"""Functions of PyTorch's, written out in operators that no value changes, while a model is traced.
+
+Some kernels branch or raise by values, or have no form for single examples: fused attention, tables of embeddings,
+recurrent layers, statistics of one example. Here each is its mathematical form. Inside a form nothing is replaced.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+
+class ByValue(Exception):
+    """What the module does may follow values of its examples."""
+
+
+class WrittenOut(TorchFunctionMode):
+    """Replace the functions that have a form here, within the context."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the form of a function, or the function itself."""
+        return _FORMS.get(func, func)(*args, **(kwargs or {}))
+
+
+def embedding(
+    input: Tensor,  # noqa: A002  # PyTorch's name
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """Rows of a table; a number that the table does not have gives NaN, so that its example counts as zero alone."""
+    if max_norm is not None or scale_grad_by_freq or sparse:
+        raise ByValue("an embedding with max_norm, scale_grad_by_freq or sparse=True")
+    rows, width = weight.shape
+    if input.is_floating_point():
+        raise ByValue("an embedding of real numbers")
+    index = input.reshape(-1)
+    chosen = index.clamp(0, rows - 1)[:, None].expand(-1, width)
+    found = weight.gather(0, chosen)
+    if padding_idx is not None and padding_idx != -1:
+        padding = padding_idx % rows
+        found = torch.where((index == padding)[:, None], found.detach(), found)
+    known = ((index >= 0) & (index < rows))[:, None]
+    return torch.where(known, found, math.nan).reshape(*input.shape, width)
+
+
+def _table(weight: Tensor, indices: Tensor, padding_idx: int = -1, *more: Any) -> Tensor:
+    """`torch.embedding`, which has its arguments in another order."""
+    return embedding(indices, weight, padding_idx, None, 2.0, *more)
+
+
+def embedding_bag(
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """Sums or means of rows of a table, of bags of one public length."""
+    if input.dim() != 2 or offsets is not None or mode == "max":
+        raise ByValue("an embedding bag with offsets, or the largest of its rows")
+    found = embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    if per_sample_weights is not None:
+        found = found * per_sample_weights[:, :, None]
+    if padding_idx is None:
+        return found.sum(1) if mode == "sum" else found.mean(1)
+    kept = (input != padding_idx % len(weight))[:, :, None]
+    total = torch.where(kept, found, 0.0).sum(1)
+    return total if mode == "sum" else total / kept.to(total.dtype).sum(1).clamp(min=1)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Softmax of products, times values; a place that may look at nothing gets 0."""
+    if enable_gqa:
+        times = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
+    if is_causal:
+        places = torch.arange(scores.shape[-1], device=scores.device)
+        attn_mask = places <= torch.arange(scores.shape[-2], device=scores.device)[:, None]
+    if attn_mask is None:
+        weights = scores.softmax(-1)
+    else:
+        seen = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(attn_mask.logical_not(), -math.inf) if seen else scores + attn_mask
+        nothing = scores.amax(-1, keepdim=True) == -math.inf
+        weights = torch.where(nothing, 0.0, torch.where(nothing, 0.0, scores).softmax(-1))
+    return F.dropout(weights, dropout_p) @ value if dropout_p else weights @ value
+
+
+def _heads(*args: Any, **more: Any) -> Any:
+    """Attention of several heads: with its weights it is computed as written, without them by a fused kernel."""
+    bound = inspect.signature(F.multi_head_attention_forward).bind(*args, **more)
+    given = bound.arguments
+    unmasked = given.get("attn_mask") is None and given.get("key_padding_mask") is None
+    asked = given.get("need_weights", True)
+    given["need_weights"] = asked or unmasked
+    output, weights = F.multi_head_attention_forward(*bound.args, **bound.kwargs)
+    return output, weights if asked else None
+
+
+def instance_norm(
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Normalisation of each channel of an example alone: groups of one channel."""
+    if not use_input_stats:
+        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    return F.group_norm(input, input.shape[1], weight, bias, eps)
+
+
+def batch_norm(
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Scale and shift by stored statistics; those of a batch mix examples.
+
+    Raises
+    ------
+    ByValue
+        For statistics of the batch.
+    """
+    if training or running_mean is None or running_var is None:
+        raise ByValue("a normalisation by the batch's own statistics")
+    shape = (1, -1, *[1] * (input.dim() - 2))
+    normal = (input - running_mean.view(shape)) * (running_var + eps).rsqrt().view(shape)
+    normal = normal if weight is None else normal * weight.view(shape)
+    return normal if bias is None else normal + bias.view(shape)
+
+
+def rms_norm(
+    input: Tensor,  # noqa: A002
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """Division by the root of the mean square."""
+    axes = tuple(range(-len(normalized_shape), 0))
+    least = torch.finfo(input.dtype).eps if eps is None else eps
+    normal = input * (input.square().mean(axes, keepdim=True) + least).rsqrt()
+    return normal if weight is None else normal * weight
+
+
+def prelu(input: Tensor, weight: Tensor) -> Tensor:  # noqa: A002
+    """A slope of its own below 0, for all channels or each."""
+    shape = (1, -1, *[1] * (input.dim() - 2)) if weight.numel() > 1 else ()
+    return torch.where(input > 0, input, input * weight.reshape(shape))
+
+
+def bilinear(first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A product of both inputs with each slice of the weights."""
+    formed = (torch.tensordot(first, weight, ([-1], [1])) * second[..., None, :]).sum(-1)
+    return formed if bias is None else formed + bias
+
+
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """Directions times lengths."""
+    axes = [axis for axis in range(v.dim()) if axis != dim % v.dim()] if dim != -1 else list(range(v.dim()))
+    return v * (g / v.square().sum(axes, keepdim=True).sqrt())
+
+
+# ---- recurrent layers, unrolled over a public number of steps
+
+State = tuple[Tensor, ...]
+Cell = Callable[[Tensor, Tensor, State], State]
+
+
+def _lstm_step(inner: Tensor, outer: Tensor, state: State) -> State:
+    i, f, g, o = (inner + outer).chunk(4, -1)
+    cell = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    return o.sigmoid() * cell.tanh(), cell
+
+
+def _gru_step(inner: Tensor, outer: Tensor, state: State) -> State:
+    (r, z, n), (hr, hz, hn) = inner.chunk(3, -1), outer.chunk(3, -1)
+    update = (z + hz).sigmoid()
+    new = (n + (r + hr).sigmoid() * hn).tanh()
+    return (new + update * (state[0] - new),)
+
+
+def _tanh_step(inner: Tensor, outer: Tensor, state: State) -> State:
+    return ((inner + outer).tanh(),)
+
+
+def _relu_step(inner: Tensor, outer: Tensor, state: State) -> State:
+    return ((inner + outer).relu(),)
+
+
+def _unrolled(step: Cell, states: int) -> Callable[..., tuple[Tensor, ...]]:
+    """The form of a recurrent layer with so many states."""
+
+    def run(input: Tensor, hx: Any, params: Any, *options: Any) -> tuple[Tensor, ...]:  # noqa: A002
+        packed = isinstance(hx, Tensor) and not hx.is_floating_point()  # sizes of batches
+        if packed or not isinstance(params, list | tuple) or len(options) != 6:
+            raise ByValue("a packed sequence, whose form follows lengths: pad to one length, and mask")
+        biases, layers, dropout, training, both, first = options
+        begin: State = tuple(hx) if states > 1 else (hx,)
+        each = 4 if biases else 2
+        if len(params) != each * layers * (1 + both):
+            raise ByValue("a recurrent layer with projections")
+        rows = input.transpose(0, 1) if first else input
+        ends: list[State] = []
+        for layer in range(layers):
+            outputs = []
+            for way in range(1 + both):
+                k = layer * (1 + both) + way
+                out, end = _over_time(step, rows, tuple(s[k] for s in begin), params[k * each : (k + 1) * each], way)
+                outputs.append(out)
+                ends.append(end)
+            rows = torch.cat(outputs, -1) if both else outputs[0]
+            if dropout and training and layer + 1 < layers:
+                rows = F.dropout(rows, dropout)
+        final = [torch.stack([end[i] for end in ends]) for i in range(states)]
+        return (rows.transpose(0, 1) if first else rows, *final)
+
+    return run
+
+
+def _over_time(step: Cell, rows: Tensor, state: State, weights: Sequence[Tensor], back: int) -> tuple[Tensor, State]:
+    """Outputs [T, B, H] of one layer in one direction, and its last state."""
+    w_in, w_hidden, *biases = weights
+    inner = F.linear(rows, w_in, biases[0] if biases else None)
+    outputs: list[Tensor] = []
+    for part in reversed(inner.unbind(0)) if back else inner.unbind(0):
+        state = step(part, F.linear(state[0], w_hidden, biases[1] if biases else None), state)
+        outputs.append(state[0])
+    return torch.stack(outputs[::-1] if back else outputs), state
+
+
+def _cell(step: Cell, states: int) -> Callable[..., Any]:
+    """The form of one step of a recurrent layer."""
+
+    def run(input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Any:  # noqa: A002
+        state: State = tuple(hx) if states > 1 else (hx,)
+        after = step(F.linear(input, w_ih, b_ih), F.linear(state[0], w_hh, b_hh), state)
+        return after if states > 1 else after[0]
+
+    return run
+
+
+_FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.embedding: embedding,
+    torch.embedding: _table,
+    F.embedding_bag: embedding_bag,
+    F.scaled_dot_product_attention: attention,
+    F.multi_head_attention_forward: _heads,
+    F.instance_norm: instance_norm,
+    F.batch_norm: batch_norm,
+    F.rms_norm: rms_norm,
+    F.prelu: prelu,
+    F.bilinear: bilinear,
+    torch._weight_norm: weight_norm,
+    torch.lstm: _unrolled(_lstm_step, 2),
+    torch.gru: _unrolled(_gru_step, 1),
+    torch.rnn_tanh: _unrolled(_tanh_step, 1),
+    torch.rnn_relu: _unrolled(_relu_step, 1),
+    torch.lstm_cell: _cell(_lstm_step, 2),
+    torch.gru_cell: _cell(_gru_step, 1),
+    torch.rnn_tanh_cell: _cell(_tanh_step, 1),
+    torch.rnn_relu_cell: _cell(_relu_step, 1),
+}
