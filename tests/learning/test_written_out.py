@@ -87,6 +87,14 @@ def padded(x):
     return (x[:, :, 0] > 0)[:, None, None, :].expand(-1, 1, x.shape[1], -1)
 
 
+def likeness(x):
+    return (x @ x.transpose(1, 2))[:, None]
+
+
+def chosen(layer, x):
+    return layer(x)[:, torch.tensor([3, 0, 3])]
+
+
 def encoder(**options):
     return nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True, **options)
 
@@ -133,7 +141,7 @@ MODELS = {
     "fused attention": (Attends, NUMBERS),
     "fused attention, causal, a scale": (lambda: Attends(is_causal=True, scale=0.7), NUMBERS),
     "fused attention, nothing to look at": (lambda: Attends(padded), NUMBERS),
-    "fused attention, mask of numbers": (lambda: Attends(lambda x: x @ x.transpose(1, 2)[:, None][:, 0]), NUMBERS[:1] + (5, 4)),
+    "fused attention, mask of numbers": (lambda: Attends(likeness), NUMBERS),
     "words and positions": (Positions, WORDS),
     "tied": (Tied, WORDS),
     "padding word": (lambda: Read(nn.Embedding(7, 4, padding_idx=0), 20), WORDS),
@@ -165,7 +173,7 @@ MODELS = {
     "grouped, reflecting": (lambda: Read(nn.Conv2d(4, 4, 3, padding=1, groups=2, padding_mode="reflect"), 144), IMAGES),
     "bilinear": (lambda: Read(nn.Bilinear(4, 4, 2), 10, lambda layer, x: layer(x, x)), NUMBERS),
     "weight norm": (lambda: Read(nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)), 10), NUMBERS),
-    "places by a constant": (lambda: Read(nn.Linear(4, 2), 6, lambda layer, x: layer(x)[:, torch.tensor([3, 0, 3])]), NUMBERS),
+    "places by a constant": (lambda: Read(nn.Linear(4, 2), 6, chosen), NUMBERS),
 }  # fmt: skip
 
 KNOWN = {"group norm", "depthwise"}  # which have rules

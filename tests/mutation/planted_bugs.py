@@ -13,6 +13,7 @@ PATHS = "test_game::test_no_claim_is_beaten"
 SOUND = "test_sound_variants"
 LOCKS, HEADS = "test_lock", "test_heads"
 RECORD, PRIVATE = "test_record", "test_learning_private"
+WRITTEN = "test_written_out"
 SUMS, SITES = "test_hostile_sum", "test_flower_secure"
 PRINTED = "test_printed_figures"
 SCORED, CANARIES = "test_attacks_statistics", "test_attacks_canaries"
@@ -1424,10 +1425,46 @@ BUGS = (
     _bug(
         "record: operators that follow values are traced",
         "ByOperators.prepare",
-        "node.op == 'call_module' or (node.op == 'call_function' and (not _blind(node)))",
+        "node.op == 'call_module' or (node.op == 'call_function' and (not _blind(node, public)))",
         "False",
         f"{PRIVATE}::test_what_cannot_be_traced_is_trained_one_example_a_call",
+        f"{WRITTEN}::test_numbers_of_rows_that_examples_say_go_one_example_a_call",
+    ),
+    _bug(
+        "record: rows are gathered at numbers that examples say",
+        "_within",
+        "index.target is torch.ops.aten.clamp.default and index.args[1:] == (0, rows - 1)",
+        "True",
+        f"{WRITTEN}::test_numbers_of_rows_that_examples_say_go_one_example_a_call",
+    ),
+    _bug(
+        "record: an unknown word is the last one of the table",
+        "embedding",
+        "torch.where(known, found, math.nan).reshape(*input.shape, width)",
+        "found.reshape(*input.shape, width)",
+        f"{WRITTEN}::test_a_word_that_the_table_does_not_have_counts_as_zero_alone",
         f"{PRIVATE}::test_an_unknown_word_takes_no_other_example_with_it",
+    ),
+    _bug(
+        "record: a recurrent layer's second bias is left out",
+        "_over_time",
+        "biases[1] if biases else None",
+        "None",
+        f"{WRITTEN}::test_gradients_are_those_of_one_example_a_call",
+    ),
+    _bug(
+        "record: attention is not scaled",
+        "attention",
+        "query.shape[-1] ** (-0.5)",
+        "1.0",
+        f"{WRITTEN}::test_gradients_are_those_of_one_example_a_call",
+    ),
+    _bug(
+        "record: places with nothing to look at are no numbers",
+        "attention",
+        "torch.where(nothing, 0.0, torch.where(nothing, 0.0, scores).softmax(-1))",
+        "scores.softmax(-1)",
+        f"{WRITTEN}::test_gradients_are_those_of_one_example_a_call",
     ),
     _bug(
         "record: a batch as large as its lot",

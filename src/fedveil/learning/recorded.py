@@ -36,11 +36,11 @@ def recorded(function: Callable[..., Any], *inputs: Tensor) -> GraphModule:
     return GraphModule(recorder.constants, recorder.graph)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down every operator; tensors are told apart by what they are, and not held."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph, self.constants = Graph(), nn.Module()
         self._nodes = WeakTensorKeyDictionary()
 
@@ -72,7 +72,7 @@ class _Recorder(TorchDispatchMode):
 
     def node_of(self, value: Tensor) -> Node:
         """The node that a tensor comes from; a constant's is made at its first use."""
-        node: Node | None = self._nodes.get(value)
+        node: Node | None = self._nodes.get(value)  # type: ignore[no-untyped-call]
         if node is None:
             name = f"constant_{len(list(self.constants.buffers()))}"
             self.constants.register_buffer(name, value.detach())

@@ -19,8 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedveil.layout import Layout
 from fedveil.learning.gradients import Formed, Gradients, GradientsAndLosses
 from fedveil.learning.losses import LOSSES, LossFunction, masked, outputs_of, usable
-from fedveil.learning.recorded import recorded
 from fedveil.learning.recognised import fresh, generators_of
+from fedveil.learning.recorded import recorded
 from fedveil.learning.streams import draw_from, drawing
 from fedveil.learning.torch_losses import Labelwise
 from fedveil.learning.written_out import ByValue as ByValue
@@ -197,7 +197,8 @@ def _blind(node: Node, public: set[Node]) -> bool:
 def _within(index: Node, node: Node) -> bool:
     """Whether the numbers of rows that are gathered or scattered are clamped to those that there are."""
     table, axis = node.args[0], node.args[1]
-    assert isinstance(table, Node) and isinstance(axis, int)
+    assert isinstance(table, Node)
+    assert isinstance(axis, int)
     rows = table.meta["val"].shape[axis]
     while str(index.target).rpartition(".")[0] in _RESHAPING:
         assert isinstance(index.args[0], Node)

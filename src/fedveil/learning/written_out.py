@@ -30,7 +30,7 @@ class WrittenOut(TorchFunctionMode):
 
 
 def embedding(
-    input: Tensor,  # noqa: A002  # PyTorch's name
+    input: Tensor,  # PyTorch's name
     weight: Tensor,
     padding_idx: int | None = None,
     max_norm: float | None = None,
@@ -60,7 +60,7 @@ def _table(weight: Tensor, indices: Tensor, padding_idx: int = -1, *more: Any) -
 
 
 def embedding_bag(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     weight: Tensor,
     offsets: Tensor | None = None,
     max_norm: float | None = None,
@@ -125,7 +125,7 @@ def _heads(*args: Any, **more: Any) -> Any:
 
 
 def instance_norm(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
     weight: Tensor | None = None,
@@ -141,7 +141,7 @@ def instance_norm(
 
 
 def batch_norm(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
     weight: Tensor | None = None,
@@ -166,7 +166,7 @@ def batch_norm(
 
 
 def rms_norm(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     eps: float | None = None,
@@ -178,7 +178,7 @@ def rms_norm(
     return normal if weight is None else normal * weight
 
 
-def prelu(input: Tensor, weight: Tensor) -> Tensor:  # noqa: A002
+def prelu(input: Tensor, weight: Tensor) -> Tensor:
     """A slope of its own below 0, for all channels or each."""
     shape = (1, -1, *[1] * (input.dim() - 2)) if weight.numel() > 1 else ()
     return torch.where(input > 0, input, input * weight.reshape(shape))
@@ -186,7 +186,7 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:  # noqa: A002
 
 def bilinear(first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A product of both inputs with each slice of the weights."""
-    formed = (torch.tensordot(first, weight, ([-1], [1])) * second[..., None, :]).sum(-1)
+    formed: Tensor = (torch.tensordot(first, weight, ([-1], [1])) * second[..., None, :]).sum(-1)
     return formed if bias is None else formed + bias
 
 
@@ -226,7 +226,7 @@ def _relu_step(inner: Tensor, outer: Tensor, state: State) -> State:
 def _unrolled(step: Cell, states: int) -> Callable[..., tuple[Tensor, ...]]:
     """The form of a recurrent layer with so many states."""
 
-    def run(input: Tensor, hx: Any, params: Any, *options: Any) -> tuple[Tensor, ...]:  # noqa: A002
+    def run(input: Tensor, hx: Any, params: Any, *options: Any) -> tuple[Tensor, ...]:
         packed = isinstance(hx, Tensor) and not hx.is_floating_point()  # sizes of batches
         if packed or not isinstance(params, list | tuple) or len(options) != 6:
             raise ByValue("a packed sequence, whose form follows lengths: pad to one length, and mask")
@@ -267,7 +267,7 @@ def _over_time(step: Cell, rows: Tensor, state: State, weights: Sequence[Tensor]
 def _cell(step: Cell, states: int) -> Callable[..., Any]:
     """The form of one step of a recurrent layer."""
 
-    def run(input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Any:  # noqa: A002
+    def run(input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Any:
         state: State = tuple(hx) if states > 1 else (hx,)
         after = step(F.linear(input, w_ih, b_ih), F.linear(state[0], w_hh, b_hh), state)
         return after if states > 1 else after[0]
