@@ -310,12 +310,22 @@ class Centred(nn.Module):
 OFFENDERS = {
     "1 (BatchNorm2d)": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)), (1, 8, 8)),
     "1 (ReLU)": (lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)), (4,)),
-    "b.weight (Linear)": (Tied, (4,)),
     "1 (InstanceNorm2d)": (
         lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True)),
         (1, 8, 8),
     ),
 }
+
+
+def test_tied_weights_are_one_vector():
+    torch.manual_seed(0)
+    model = Tied().double()
+    layout, (x, y) = Layout.from_module(model), batch((4,), classes=2)
+    assert not offences(model)
+    sums = PerExample(model, layout, "cross_entropy")
+    found, _ = sums.clipped_sum(x, y, 0.3)
+    assert sums.way == "operators"
+    torch.testing.assert_close(found, by_hand(model, layout, x, y, 0.3), rtol=2e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("named", OFFENDERS)

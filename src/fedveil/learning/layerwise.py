@@ -44,7 +44,8 @@ def known_layers(model: nn.Module, layout: Layout, names: dict[int, str]) -> Lay
             raise NotApart(f"{kind} is trained in part")
         if own and rule is not None:
             layers[layer] = rule, own
-    if sum(len(own) for _, own in layers.values()) != len(layout.names):
+    found = [name for _, own in layers.values() for name in own.values()]
+    if sorted(found) != sorted(layout.names):
         raise NotApart("a parameter is in no layer that is used, or in two")
     return layers
 

@@ -53,12 +53,6 @@ def offences(model: nn.Module) -> tuple[Offence, ...]:
         problem = _problem(module)
         if problem:
             offending.append(Offence(name, type(module).__name__, problem))
-    names: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        first = names.setdefault(id(parameter), name)
-        if first != name and parameter.requires_grad:
-            owner = model.get_submodule(name.rpartition(".")[0])
-            offending.append(Offence(name, type(owner).__name__, f"shares its values with {first} (tied weights)"))
     return tuple(offending)
 
 
@@ -66,8 +60,8 @@ def mend(model: nn.Module) -> nn.Module:
     """A copy without the offences that can be mended.
 
     Batch normalisation becomes group normalisation (new scales and shifts), in-place activations become ordinary ones,
-    running statistics of instance normalisation are dropped, tied weights are untied and start equal. Embeddings lose
-    ``sparse``, ``scale_grad_by_freq`` and ``max_norm``.
+    running statistics of instance normalisation are dropped. Embeddings lose ``sparse``, ``scale_grad_by_freq`` and
+    ``max_norm``.
 
     Raises
     ------
@@ -85,12 +79,6 @@ def mend(model: nn.Module) -> nn.Module:
             module.inplace = False
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             module.sparse, module.scale_grad_by_freq, module.max_norm = False, False, None
-    seen: set[int] = set()
-    for name, parameter in list(mended.named_parameters(remove_duplicate=False)):
-        if id(parameter) in seen and parameter.requires_grad:
-            parent, _, leaf = name.rpartition(".")
-            setattr(mended.get_submodule(parent), leaf, nn.Parameter(parameter.detach().clone()))
-        seen.add(id(parameter))
     require_apart(mended)
     return mended
 
