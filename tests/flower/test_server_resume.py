@@ -1,6 +1,7 @@
 """A deployed server's folder goes on from its checkpoint and its ledger alone, and leaves what it must."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from test_flower_strategy import LAYOUT, app, run
 
 from fedveil.accounting import Filter, Ledger, Release, digest
 from fedveil.aggregation import FedAdam
+from fedveil.engines.history import total_of
 from fedveil.engines.party import COMBINE
 from fedveil.engines.server import ServerParty
 from fedveil.errors import BudgetError, FieldError, LedgerError
@@ -19,6 +21,9 @@ from fedveil.flower import FedVeilStrategy, ServerFolder, WrappedStrategy, priva
 from fedveil.layout import Layout
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import build
+from fedveil_lab.report.statement.check import check
+from fedveil_lab.report.statement.gather import gather
+from fedveil_lab.report.statement.page import write_report
 
 pytestmark = pytest.mark.flower
 ADAM = build("global", FedAdam(lr=0.1), epsilon=8.0, rounds=5, clip=1.0)
@@ -246,3 +251,30 @@ def test_so_does_one_that_a_budget_ends(tmp_path):
         run(own, app(method=ADAM))
     assert "budget" in json.loads((folder / "summary.json").read_text())["stopped"]
     assert FolderLock(folder).try_take()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_page_of_a_run_that_was_killed_says_so_and_counts_all_that_was_charged(tmp_path, lost):
+    folder = tmp_path / "run"
+    killed(folder, 3, seed=None)
+    if lost:
+        stored = (folder / "checkpoint" / "round.safetensors").read_bytes()
+        with pytest.raises(Killed):
+            run(strategy(folder, resume=True, seed=None), app(method=ADAM), evaluate_fn=until(1)[1])
+        (folder / "checkpoint" / "round.safetensors").write_bytes(stored)
+    write_report(gather([folder], [], None, None), tmp_path / "report")
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    [said] = report["headline"]
+    assert "not finished" in said["text"]
+    [one] = report["evidence"]["runs"]
+    charged = json.loads(json.dumps(total_of(ledger_of(folder)).epsilon(DELTA)))
+    assert one["promises"]["server"]["epsilon"] == pytest.approx(charged)
+    assert one["rounds"] == 3 + lost
+    shutil.copytree(folder / "ledger", tmp_path / "elsewhere" / "ledger")
+    found = {c.what: c.holds for c in check(tmp_path / "report" / "report.json", [tmp_path / "elsewhere"])}
+    assert found
+    assert False not in found.values()
+    run(strategy(folder, resume=True, seed=None), app(method=ADAM))
+    write_report(gather([folder], [], None, None), tmp_path / "later")
+    [said] = json.loads((tmp_path / "later" / "report.json").read_text())["headline"]
+    assert "not finished" not in said["text"]

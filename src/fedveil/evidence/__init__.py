@@ -54,8 +54,9 @@ if TYPE_CHECKING:
     from fedveil.evidence.rows import row_of as row_of
     from fedveil.evidence.rows import rows_csv as rows_csv
     from fedveil.evidence.server_folder import ServerFolder as ServerFolder
-    from fedveil.evidence.server_folder import rows_of as rows_of
     from fedveil.evidence.server_folder import run_of as run_of
+    from fedveil.evidence.standing import rows_of as rows_of
+    from fedveil.evidence.standing import summary_so_far as summary_so_far
     from fedveil.evidence.summary import REPRODUCIBLE as REPRODUCIBLE
     from fedveil.evidence.summary import core_of as core_of
     from fedveil.evidence.summary import write_result as write_result

@@ -10,16 +10,16 @@ from typing import Any
 
 from torch import Tensor
 
-from fedveil.accounting import Ledger, guarantee_values
+from fedveil.accounting import Guarantee, Ledger, guarantee_values, unprotected
 from fedveil.engines import RoundRecord
 from fedveil.engines.party import SERVER, LineStore, lacking_rounds
 from fedveil.engines.server import Round
 from fedveil.engines.serving import Serving, Standing
 from fedveil.errors import FieldError, LedgerError, require_a
 from fedveil.evidence.opening import opening_of_server
-from fedveil.evidence.rows import METRICS_CSV, METRICS_FILE, Row, parse_row, row_of, rows_csv
+from fedveil.evidence.rows import METRICS_CSV, METRICS_FILE, Row, row_of, rows_csv
 from fedveil.evidence.standing import FOLDER as CHECKPOINT
-from fedveil.evidence.standing import read_standing, write_standing
+from fedveil.evidence.standing import OF_QUOTES, SUMMARY, read_standing, rows_of, write_standing
 from fedveil.evidence.summary import REPRODUCIBLE, core_of, write_result
 from fedveil.files import SERVERS_LEDGER, FolderLock, LedgerFiles, append, make_folder, refuse_used, write_atomic
 from fedveil.home.description import Description
@@ -30,7 +30,6 @@ from fedveil.methods import Method
 from fedveil.reading import json_of
 
 _LOG = logger("flwr")
-SUMMARY = "summary.json"
 
 
 class ServerFolder:
@@ -113,7 +112,7 @@ class ServerFolder:
 
     def begin(self, run: str, delta: float) -> None:
         """Bind the run, by the framework's id, in the first line of the server's ledger, before anybody is asked."""
-        self.run = run
+        self.run, self._delta = run, delta
         self._ledgers.begin(opening_of_server(self._method, delta, self._engine, run), [SERVER])
         self._ledgers.flush()
 
@@ -168,7 +167,8 @@ class ServerFolder:
         if not self._method.keeps_released:
             standing = replace(standing, state=self._method.server.init(self._layout.size, self._layout.dtype))
         self._ledgers.flush()
-        write_standing(self.path, standing, self._bound, self._ledgers.books[SERVER].lines)
+        said = self._said(unprotected(), self._delta, len(standing.partitions))
+        write_standing(self.path, standing, self._bound, self._ledgers.books[SERVER].lines, said)
 
     def finish(self, models: Tensor, serving: Serving, stopped: str, clients: int) -> None:
         """Write the last released model and the summary, and let go of the folder."""
@@ -185,15 +185,20 @@ class ServerFolder:
 
     def _summary(self, serving: Serving, stopped: str, clients: int) -> dict[str, Any]:
         promise, central = serving.guarantee, self._method.client.trust == "central"
-        party = SERVER if central else "a client of every round, by its quotes"
         return {
-            **core_of(self._method.name, self._method, self._layout, self._rows, promise, serving.delta),
-            "name": self.path.name,
-            "run": self.run,
-            "guarantees": {party: guarantee_values(promise, serving.delta)},
-            "rounds_planned": self._planned,
+            **self._said(promise, serving.delta, clients),
+            "guarantees": {SERVER if central else OF_QUOTES: guarantee_values(promise, serving.delta)},
             "stopped": stopped,
             "always_failed": {str(p): why for p, why in serving.always_failed().items()},
+        }
+
+    def _said(self, promise: Guarantee, delta: float, clients: int) -> dict[str, Any]:
+        """A summary but for what each party was promised, and how the run ended."""
+        return {
+            **core_of(self._method.name, self._method, self._layout, self._rows, promise, delta),
+            "name": self.path.name,
+            "run": self.run,
+            "rounds_planned": self._planned,
             "clients": clients,
             "source": "secure" if self._durable else REPRODUCIBLE,
             "engine": self._engine,
@@ -234,14 +239,3 @@ def run_of(ledger: Path, done: int) -> str:
         return str(json_of(ledger.read_bytes().split(b"\n", 1)[0])["run"])
     except (ValueError, KeyError, TypeError) as error:
         raise LedgerError(f"{ledger} is no server's ledger: {error}; restore the file") from error
-
-
-def rows_of(file: Path) -> list[Row]:
-    """Figures of a run's rounds, up to the first line that is damaged or missing."""
-    rows: list[Row] = []
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
-        try:
-            rows.append(parse_row(line))
-        except (ValueError, KeyError):
-            break
-    return rows

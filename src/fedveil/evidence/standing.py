@@ -4,24 +4,33 @@ It holds what was released and what follows from that, and no secret: no key, no
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from fedveil.engines.history import Best
+from fedveil.accounting import guarantee_values, unprotected
+from fedveil.accounting.bounds import Heuristic
+from fedveil.engines.history import Best, total_of
+from fedveil.engines.party import SERVER
 from fedveil.engines.sealed import sealed, unsealed
-from fedveil.engines.serving import Standing
+from fedveil.engines.serving import QUOTED_BEFORE, Standing
 from fedveil.engines.states import pack, unpack
 from fedveil.errors import FieldError, damaged
-from fedveil.files import make_folder, write_atomic
+from fedveil.evidence.books import read_books
+from fedveil.evidence.rows import METRICS_FILE, Row, parse_row
+from fedveil.files import SERVERS_LEDGER, make_folder, write_atomic
 
-FOLDER, FILE = "checkpoint", "round.safetensors"
-STATE, BEST = "state/", "best/"
+FOLDER, FILE, SUMMARY = "checkpoint", "round.safetensors", "summary.json"
+OF_QUOTES = "a client of every round, by its quotes"  # whose promise a server under local trust states
+STATE, BEST, SAID = "state/", "best/", "said"
 FIX = "restore it, or begin another run in another folder; this folder stays, as its ledger says what was spent"
 
 
-def write_standing(folder: Path, standing: Standing, bound: Mapping[str, Any], lines: int) -> None:
+def write_standing(
+    folder: Path, standing: Standing, bound: Mapping[str, Any], lines: int, said: Mapping[str, Any]
+) -> None:
     """Replace a folder's checkpoint.
 
     Parameters
@@ -34,6 +43,8 @@ def write_standing(folder: Path, standing: Standing, bound: Mapping[str, Any], l
         What may not change when the run goes on.
     lines : int
         Of the server's ledger.
+    said : mapping
+        Of the run's summary what no ledger says.
     """
     tensors: dict[str, Tensor] = {"models": standing.models}
     plain: dict[str, Any] = {"round": standing.round, "partitions": list(standing.partitions), "lines": lines}
@@ -41,7 +52,7 @@ def write_standing(folder: Path, standing: Standing, bound: Mapping[str, Any], l
         inner, plain[prefix] = pack(value)
         tensors |= {f"{prefix}{name}": tensor for name, tensor in inner.items()}
     make_folder(folder / FOLDER)
-    write_atomic(folder / FOLDER / FILE, sealed(tensors, {**plain, "bound": dict(bound)}))
+    write_atomic(folder / FOLDER / FILE, sealed(tensors, {**plain, "bound": dict(bound), SAID: dict(said)}))
 
 
 def read_standing(folder: Path, state: Any, bound: Mapping[str, Any]) -> tuple[Standing, int] | None:
@@ -76,6 +87,50 @@ def read_standing(folder: Path, state: Any, bound: Mapping[str, Any]) -> tuple[S
     name = next(name for name in {**known, **bound} if known.get(name) != bound.get(name))
     accepted = f"the run in {folder} was begun with {known.get(name)}: go on with that, or give another folder"
     raise FieldError(name, bound.get(name), accepted)
+
+
+def summary_so_far(folder: Path) -> tuple[dict[str, Any], list[Row]] | None:
+    """What the run of a deployed server comes to that is not finished, and its rounds; None for any other folder.
+
+    Everything that was charged counts, also a round whose models were lost. Under local trust no total is known here.
+
+    Raises
+    ------
+    FieldError
+        If the checkpoint is damaged.
+    LedgerError
+        If the ledger is.
+    """
+    path = folder / FOLDER / FILE
+    if (folder / SUMMARY).exists() or not path.exists():
+        return None
+    try:
+        _, plain = unsealed(path)
+        if SAID not in plain:
+            return None
+        done, said = int(plain["round"]), dict(plain[SAID])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise damaged("RUN", path, error, FIX) from error
+    ledger = next(iter(read_books([folder / SERVERS_LEDGER]).runs.values()))[SERVER].ledger
+    central = said["trust"] == "central"
+    unknown = replace(unprotected(said["trust"]), bound=Heuristic(QUOTED_BEFORE), scope="total")
+    promise = total_of(ledger) if central else unknown
+    delta = float((ledger.opening or {}).get("delta", 1e-5))
+    stopped = f"not finished: {done} of {said['rounds_planned']} rounds are done; killed, or still running"
+    stated = {SERVER if central else OF_QUOTES: guarantee_values(promise, delta)}
+    values = {**said, "guarantee": promise.describe(delta), "guarantees": stated, "stopped": stopped, "finished": False}
+    return values, rows_of(folder / METRICS_FILE)[:done]
+
+
+def rows_of(file: Path) -> list[Row]:
+    """Figures of a run's rounds, up to the first line that is damaged or missing."""
+    rows: list[Row] = []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
+        try:
+            rows.append(parse_row(line))
+        except (ValueError, KeyError):
+            break
+    return rows
 
 
 def _fresh(state: Any) -> tuple[tuple[str, Any], ...]:

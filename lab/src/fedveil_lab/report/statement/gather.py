@@ -14,7 +14,7 @@ from fedveil.accounting.ledger import RUN_OF_SITES
 from fedveil.engines.lifetime import read_policy
 from fedveil.engines.party import SERVER
 from fedveil.errors import FieldError, LedgerError, damaged, nearest, require_choice
-from fedveil.evidence import CLIENT, Book, Books, read_books, require_carried, set_values
+from fedveil.evidence import CLIENT, Book, Books, read_books, require_carried, set_values, summary_so_far
 from fedveil.evidence.carried import carried
 from fedveil.files import AUDIT, CELLS, COMPARISON, CONFIG, kind_of
 from fedveil.reading import json_of, toml_of
@@ -79,6 +79,8 @@ def gather(
             runs += _compared(folder, sets)
         elif (folder / "summary.json").is_file():
             runs.append(_run(folder, Summary.read(folder), sets))
+        elif (so_far := summary_so_far(folder)) is not None:
+            runs.append(_run(folder, Summary(*so_far), sets))
         elif not any((inner / name).is_file() for name in (AUDITED, CANARIES)):
             raise FieldError("RUN", str(folder), "holds no finished run, comparison or audit")
     known = read_people(people)
@@ -197,6 +199,7 @@ def _run(folder: Path, summary: Summary, sets: Mapping[str, Book]) -> tuple[Run,
         "conditions": list(read_off(config.get("read_off", ()))),
         "seed": values.get("seed"),
         "rounds_planned": values["rounds_planned"],
+        "unfinished": "" if values.get("finished", True) else values["stopped"],
         "published": values.get("published_metrics", {}).get("text"),
         "failed": sum(values["replies"][kind] for kind in ("failed", "invalid", "refused")),
         "malicious": values.get("malicious") or {},
