@@ -84,7 +84,7 @@ def kind_of(text: str) -> str:
     return ""
 
 
-def fresh(command: list[str], folder: Path, seconds: float = 600) -> subprocess.CompletedProcess[str]:
+def fresh(command: list[str], folder: Path, seconds: float = 3000) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own, in a folder."""
     own = {
         **os.environ,
