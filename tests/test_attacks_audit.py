@@ -80,6 +80,7 @@ def test_noise_that_hides_everything_leaves_nothing(hidden):
     assert hidden.together["global"].lower == 0
 
 
+@pytest.mark.few(0)
 def test_with_the_target_in_both_worlds_every_attack_fails():
     found = audit(
         load("digits-cia", [*SMALL, "privacy.noise_multiplier=0.01"]), attacks=HONEST, replicates=12, world="itself"
@@ -111,6 +112,7 @@ def test_what_publishing_would_show_is_what_it_shows_and_costs_what_the_ledger_s
     assert "eps" not in clear
 
 
+@pytest.mark.few(0)
 def test_every_setting_of_a_comparison_is_audited_and_sigma_matched(tmp_path, few):
     config, asked = small("rounds=1"), {"attacks": ("noise-size",), "replicates": 4, "compare": True}
     found = audit(config, tmp_path / "a", **asked)

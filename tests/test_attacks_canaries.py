@@ -95,6 +95,7 @@ def test_bad_scores_are_refused():
 # ---- every promise of the house
 
 
+@pytest.mark.few(0)
 def test_no_promise_is_broken_and_heuristics_promise_nothing():
     client = ("group", "FedRE", "SGA", "static")  # a canary is a client of its own: half as many
     every, half = audits(M), audits(M // 2)
@@ -123,6 +124,7 @@ def broken(run, distance=None):
     return audited("planted", run, distance).details["broken"] == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_half_the_noise_is_found(seed):
     run = server_canaries(CENTRAL, M, 10.0, seed=seed, source=Scaled(seed, 0.5))
@@ -133,6 +135,7 @@ def test_half_the_noise_is_found(seed):
     assert not broken(client_canaries(LOCAL, M // 2, 10, 10.0, seed=seed))
 
 
+@pytest.mark.few(0)
 def test_half_the_noise_is_found_where_it_follows_the_similarity():
     audit = audits(M // 2, seed=1)["SGA-LDP, released similarity"]
     assert audit.planted("released", audit.bugs[0], 1).details["broken"]
@@ -195,6 +198,7 @@ HALVED = {  # with the noise it declares, and with half of it; and the canaries'
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", HALVED)
 def test_half_of_what_is_declared_is_found_in_every_method(name):
     play, (declared, half) = HALVED[name]
@@ -241,6 +245,7 @@ def test_no_clipping_is_found(monkeypatch):
     assert local.bound.mu > local.guarantee.mu
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("play", ["server", "client"])
 def test_a_reused_stream_is_found(play):
     def run(source):
@@ -320,6 +325,7 @@ def test_crafted_records_are_found_in_a_model_without_noise_and_not_under_dp():
     assert noised.mu < 0.3
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("sum_", ["none", "trusted"])
 def test_crafted_people_are_found_under_vacuous_noise_and_not_beyond_what_the_ledgers_add_up_to(sum_):
     """Through the engine: images of persons who do not exist are trained on, and looked for in the last model."""

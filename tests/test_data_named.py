@@ -134,6 +134,7 @@ def test_charges_by_hand(here):
         load("cms-outpatient", services=["0267"])
 
 
+@pytest.mark.few(0)
 @pytest.mark.data
 def test_the_real_bloodmnist_loads_and_trains():
     parts = [real("bloodmnist", split=split) for split in ("val", "test")]
@@ -188,6 +189,7 @@ def test_the_real_charges():
     assert summary.values["metrics"]["rmse"] < 2
 
 
+@pytest.mark.few(0)
 @pytest.mark.data
 def test_the_real_receipts():
     data = real("sroie", tiles=1)

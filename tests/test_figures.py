@@ -109,6 +109,7 @@ def test_every_setting_is_seen_where_an_attack_is_perfect_in_all(settings):
             assert there > 0.5 * box.width / settings
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("attacks", [1, 2, 3, 4, 5, 6, 9, 10])
 def test_the_grid_of_an_audit_is_as_large_as_its_panels_need(attacks):
     figure = drawn(audit_figure(audited(2, attacks)))

@@ -155,6 +155,7 @@ def test_a_target_of_few_whole_numbers_is_classes(tmp_path, targets, key, value)
     assert run(parse({**tomllib.loads(text), "rounds": 1})).values["metrics"]["examples"] > 0
 
 
+@pytest.mark.few(0)
 def test_the_first_rate_learns(tmp_path):
     """Breast cancer data reach .95 without privacy; a rate of .5 over 20 rounds without momentum ended at .79."""
     from sklearn.datasets import load_breast_cancer

@@ -44,6 +44,7 @@ def folder(tmp_path_factory):
     return path / "out"
 
 
+@pytest.mark.few(0)
 @pytest.mark.skipif(os.name != "posix", reason="needs modes")
 def test_whatever_is_left_is_its_owners_alone(folder):
     # curves and the runs that were played side by side were readable for everybody

@@ -55,6 +55,7 @@ def test_noises_are_compared_at_one_composed_guarantee():
     assert epsilon_of([(EuclideanLaplace(10, epsilon * 0.5), 20)], 1e-5) == pytest.approx(8.0, rel=2e-3)
 
 
+@pytest.mark.few(0)
 @pytest.mark.data
 @pytest.mark.skipif(not SOURCES["cms-inpatient"].available, reason="the hospital charges are not here")
 def test_a_short_run_on_the_hospitals(tmp_path):

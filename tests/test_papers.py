@@ -389,6 +389,7 @@ def test_the_paper_is_the_unit_of_the_noise():
     assert noise_factor(METRIC.described.scales["paper"]) == 1
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", names())
 def test_no_figure_has_more_than_six_panels(coarse, name):
     study = find(name)

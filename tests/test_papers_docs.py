@@ -21,6 +21,7 @@ REPRODUCE = [command for command in COMMANDS if command.startswith("fedveil repr
 OTHERS = [command for command in COMMANDS if command not in REPRODUCE]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("command", REPRODUCE)
 def test_the_reproductions_are_planned(command, tmp_path):
     dry = [] if "--list" in command else ["--dry-run"]

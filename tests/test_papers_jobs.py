@@ -43,6 +43,7 @@ def cells_of(study, *tables):
     return study.cells(Selection.of(study, tables))
 
 
+@pytest.mark.few(0)
 def test_at_once_gives_what_one_after_another_gives(study, tmp_path, monkeypatch):
     monkeypatch.setattr("fedveil_lab.grid.store.PATIENCE", 0.5)  # a process needs longer than that to start
     told = Told()

@@ -46,6 +46,7 @@ def test_the_first_images_of_each_writer_are_kept():
     assert torch.equal(kept.x, found.x[:21])
 
 
+@pytest.mark.few(1)
 @pytest.mark.data
 @pytest.mark.parametrize("setting", ["sum", "secure", "alone"])
 def test_lines_of_one_epsilon_promise_a_writer_the_same(setting):

@@ -235,6 +235,7 @@ def written(tmp_path, monkeypatch):
     return write
 
 
+@pytest.mark.few(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_advised_is_what_the_run_promises(name, written):
