@@ -105,7 +105,7 @@ docs: $(DOCS)/.installed  ## the site, below build/site; a link that leads nowhe
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
 
 flare-2.7 flare-2.8: flare-%: $(FLARE)%/.installed  ## run the tests of NVIDIA FLARE with an older line of it
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(FLARE)$*/bin/python $(TESTED) -m "" tests/flare $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(FLARE)$*/bin/python $(TESTED) -m "" tests/fedveil/engines/nvflare $(PYTEST_ARGS)
 
 newest: $(NEWEST)/.installed  ## run the tests with the newest version of each package that pyproject.toml allows
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(NEWEST)/bin/python $(TESTED) --timeout 240 $(PYTEST_ARGS)

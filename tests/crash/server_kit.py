@@ -12,12 +12,12 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-import crash_kit
 import torch
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+import crash_kit
 import fedveil.engines.flower.grid as grids
 import site_kit
 from fedveil.accounting import Filter, Ledger, Release, digest

@@ -18,7 +18,6 @@ import pytest
 from chain import SERVER, Chain, certificates, site, wait, write_app
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.cli.build import build_fab_from_disk
-from test_chain import HEAD, METHOD, PLAIN, released
 
 from fedveil.engines.lifetime import read_head
 from fedveil.errors import FedVeilError
@@ -26,6 +25,7 @@ from fedveil.files import read_private
 from fedveil.node.bundle import APPROVAL, FIRST, _signed, make_signer
 from fedveil.node.guard import WORDS
 from fedveil.node.isolation import require_isolation
+from test_chain import HEAD, METHOD, PLAIN, released
 
 pytestmark = [pytest.mark.deploy, pytest.mark.flower]
 PAGE = 4096  # of a disk in memory

@@ -6,8 +6,8 @@ import sys
 
 import click
 import pytest
-from blocks_kit import PAGES, ROOT, fresh
 
+from blocks_kit import PAGES, ROOT, fresh
 from fedveil.cli import app
 from fedveil_lab.config import presets
 

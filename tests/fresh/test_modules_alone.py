@@ -5,6 +5,7 @@ import importlib.util
 import os
 
 import pytest
+
 from blocks_kit import PAGES, ROOT, blocks_of, fresh, python
 
 PACKAGES = {path.parent.name: path.parent for start in ("src", "*/src") for path in ROOT.glob(f"{start}/*/__init__.py")}

@@ -6,6 +6,7 @@ What cannot run here is listed with its reason, and the list is held to what nee
 import sys
 
 import pytest
+
 from blocks_kit import PAGES, ROOT, blocks_of, fresh, words_of
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
@@ -23,7 +24,7 @@ PROGRAMS = {
 }
 BECOMES = {"fedveil node start": "becomes a SuperNode, which needs a SuperLink (tests/deploy)"}
 STARTS = {  # beginnings of commands, each of which is refused here, in a line
-    "fedveil apply": "needs a run of a model of pages (tests/test_data_documents.py)",
+    "fedveil apply": "needs a run of a model of pages (tests/fedveil/data/test_documents.py)",
     "fedveil audit metric-privacy-cia": "needs the papers' images",
     "fedveil compare metric-privacy-homogeneous": "needs the papers' images",
     "fedveil reproduce metric-privacy --table 5 --row fedavg --scale": "needs the papers' images",
@@ -33,8 +34,8 @@ STARTS = {  # beginnings of commands, each of which is refused here, in a line
     "fedveil reproduce metric-privacy --seeds 3 --executor": "needs the papers' images, and a cluster of the reader's",
     "fedveil reproduce metric-privacy --figure": "draws what a reproduction left",
     "fedveil reproduce my-paper": "is a study of the reader's",
-    "fedveil compare digits-record --seeds 3 --executor": "needs a cluster of the reader's (tests/test_executors.py)",
-    "fedveil audit digits-cia --executor": "needs a cluster of the reader's (tests/test_executors.py)",
+    "fedveil compare digits-record --seeds 3 --executor": "needs a cluster of the reader's (test_jobs.py)",
+    "fedveil audit digits-cia --executor": "needs a cluster of the reader's (test_jobs.py)",
     "fedveil node sign": "approves the reader's bundle",
     "fedveil run mine.toml": "is of the reader's file on docs/data.md; docs/tutorial.md writes one",
     "fedveil report": "is of the reader's runs on docs/report.md; docs/tutorial.md makes some",
@@ -43,7 +44,7 @@ STARTS = {  # beginnings of commands, each of which is refused here, in a line
 EXACTLY = {"fedveil init": "asks questions at a terminal"}
 PARTS = {  # blocks of code, by their first lines
     "promise = {": "a part of examples/nvflare-job/job.py, which its tests run",
-    "trainer = PrivateTrainer(": "a part of a reader's app (tests/flower)",
+    "trainer = PrivateTrainer(": "a part of a reader's app (test_flower_record.py)",
     "with LifetimeLedger(": "a part of a program, with `...` in it",
 }
 SHOWN = {  # blocks that are neither, by their first lines
@@ -54,12 +55,12 @@ SHOWN = {  # blocks that are neither, by their first lines
     "global: guarantee": "what a command printed",
     "@GAMES.register": "an outline of a class",
     "import mine": "a file that needs the reader's module",
-    "from concurrent.futures import Executor": "a file that needs Ray (tests/test_executors.py plays another)",
+    "from concurrent.futures import Executor": "a file that needs Ray (test_jobs.py plays another)",
     "class RayExecutor": "a part of it",
     "def ray_workers": "a part of it",
     '{"scopes"': "a part of a file of FLARE's",
     "my_paper/__init__.py": "a list of files",
-    "from fedveil_studies.frame": "a part of a reader's package (tests/test_own.py)",
+    "from fedveil_studies.frame": "a part of a reader's package (tests/fedveil_lab/test_own.py)",
 }
 
 # ---- what runs elsewhere, or in small
@@ -99,7 +100,7 @@ BEFORE = {  # what a page's reader has, or did on another page
 SAVED = {"docs/data.md": ('name = "ward"', "ward.toml")}  # a block, by its first line, and the file that it is
 LOUD = {  # pages whose Python gives a warning, on purpose
     "docs/inversion.md": "attacks clients of one example, under noise that drowns them",
-    "docs/attacks.md": "attacks a preset whose noise is beyond use (tests/test_quiet.py)",
+    "docs/attacks.md": "attacks a preset whose noise is beyond use (tests/fedveil_lab/config/test_presets.py)",
     "docs/attack-records.md": "the same",
 }
 ALLOWED = {"fedveil node check": (0, 2)}  # 2: something of the machine's is not in order, and it says so

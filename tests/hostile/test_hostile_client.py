@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from hostile_kit import LAYOUT, D
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from fedveil.engines.flower.records import FAILED, REFUSED, write_mark
 from fedveil.flower import FedVeilStrategy, InProcessGrid, to_arrays
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import Broadcast, PublicFacts, build
+from hostile_kit import LAYOUT, D
 
 pytestmark = pytest.mark.flower
 SERVERS = {

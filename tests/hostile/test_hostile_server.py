@@ -7,6 +7,11 @@ messages and draw from the same stream.
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from fedveil.engines.flower.records import HELLO
 from hostile_kit import (
     ADAPTIVE,
     BUDGETS,
@@ -24,11 +29,6 @@ from hostile_kit import (
     scores,
     several,
 )
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-
-from fedveil.engines.flower.records import HELLO
 
 pytestmark = pytest.mark.flower
 

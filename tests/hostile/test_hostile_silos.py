@@ -10,7 +10,6 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from hostile_kit import _charged
 from scipy import stats
 from torch import nn
 
@@ -21,6 +20,7 @@ from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
 from fedveil.mechanisms import SecureSource
 from fedveil.methods import Broadcast, PublicFacts, build
+from hostile_kit import _charged
 
 pytestmark = pytest.mark.flower
 N, D = 8, 400

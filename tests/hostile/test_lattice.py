@@ -3,6 +3,7 @@
 from random import Random
 
 import pytest
+
 from lattice_kit import broken, outcome
 
 

@@ -17,7 +17,6 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from test_rounding import BOUND, CLIP, SETS, Attends, Lots, Own, pictures
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
@@ -32,6 +31,7 @@ from fedveil.learning.layerwise import ByLayers
 from fedveil.learning.per_example import PerExample
 from fedveil.learning.traced import ByOperators
 from fedveil.methods import Broadcast, PublicFacts, build
+from test_rounding import BOUND, CLIP, SETS, Attends, Lots, Own, pictures
 
 pytestmark = pytest.mark.flower
 WIDE, HIDDEN, CLASSES = 16, 24, 3

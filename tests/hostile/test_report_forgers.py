@@ -5,6 +5,7 @@ import random
 import warnings
 
 import pytest
+
 from report_kit import KINDS, REPORTS, Forger
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -1,0 +1,75 @@
+"""The front page and the pages it leads to: blocks run as they stand, commands exist, links lead somewhere."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fedveil.cli import app
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+DOCS = README.parent / "docs"
+PAGES = [README, *(DOCS / f"{name}.md" for name in ("python", "flower", "commands", "guarantees"))]
+COMMANDS = [x for x in (DOCS / "commands.md").read_text().splitlines() if x.startswith("    fedveil ")]
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
+def test_the_ten_lines_run(capsys):
+    block = BLOCK.findall(README.read_text())[0]
+    scope: dict[str, object] = {}
+    exec(compile(block, "README.md", "exec"), scope)
+    history = scope["history"]
+    assert history.metrics["accuracy"] > 0.7  # type: ignore[attr-defined]
+    assert history.guarantee.status == "formal"  # type: ignore[attr-defined]
+    printed = capsys.readouterr().out
+    assert "formal eps=" in printed
+    assert "total" in printed
+
+
+def test_settings_are_compared_and_attacked_as_the_block_says(capsys):
+    scope: dict[str, Any] = {}
+    for block in BLOCK.findall((DOCS / "python.md").read_text()):
+        exec(compile(block, "README.md", "exec"), scope)
+    printed = capsys.readouterr().out
+    assert all(label in printed for label in scope["settings"])
+    assert "promised: formal eps=8" in printed
+
+
+@pytest.mark.flower
+def test_the_flower_block_runs_as_it_stands_and_learns(capsys):
+    pytest.importorskip("flwr")
+    block = BLOCK.findall((DOCS / "flower.md").read_text())[0]
+    exec(compile(block, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert float(re.search(r"accuracy ([.\d]+); formal eps=8 ", printed)[1]) > 0.75
+
+
+def test_the_commands_exist():
+    commands = {line.split()[1] for line in COMMANDS}
+    made = {"init", "run", "compare", "advise", "plan", "audit", "reproduce", "presets", "data"}
+    assert commands == made | {"apply", "predict", "export", "threshold"}
+    for command in commands:
+        result = CliRunner().invoke(app, [command, "--help"])
+        assert result.exit_code == 0
+
+
+def test_the_plan_of_the_readme_says_that_it_is_hopeless():
+    line = next(x for x in COMMANDS if x.startswith("    fedveil plan"))
+    result = CliRunner().invoke(app, line.split()[1:])
+    assert result.exit_code == 0
+    assert "6.71" in result.output
+    assert "hopeless" in result.output
+
+
+LINKS = [(page, link) for page in PAGES for link in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text())]
+
+
+@pytest.mark.parametrize(("page", "link"), LINKS, ids=[f"{page.stem}-{link}" for page, link in LINKS])
+def test_links_lead_somewhere(page, link):
+    assert (page.parent / link).exists()
+
+
+def test_the_front_page_stays_short():
+    assert len(README.read_text().splitlines()) < 120

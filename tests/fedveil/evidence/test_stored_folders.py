@@ -1,0 +1,91 @@
+"""Folders that 0.1.0 wrote before the laboratory was a package of its own (`stored`): they are read as before."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fedveil.cli import app
+from fedveil.engines.lifetime import read_head, read_ledger, read_policy
+from fedveil.evidence import read_books
+from fedveil_lab.config import load
+from fedveil_lab.report.statement.check import check
+from fedveil_lab.runs import Summary
+
+STORED = Path(__file__).parent / "stored"
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """A copy, whose keys are its owner's alone again."""
+    folder = tmp_path / "stored"
+    shutil.copytree(STORED, folder)
+    for key in folder.rglob("*.key"):
+        key.chmod(0o600)
+    return folder
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def test_configurations_are_read():
+    for file in ("one.toml", "run", "comparison/config.toml", "audit/config.toml"):
+        assert load(STORED / file).name == "stored"
+
+
+@pytest.mark.parametrize(
+    "name", ["run", "deployed/run", *(f"comparison/cells/{c.name}" for c in STORED.glob("comparison/cells/*"))]
+)
+def test_a_run_and_its_ledgers_are_read(name):
+    summary = Summary.read(STORED / name)
+    [books] = read_books([STORED / name / "ledger"]).runs.values()
+    assert all(book.ledger.entries for book in books.values())
+    assert summary.values["rounds"] == len(summary.rows) == 2
+
+
+def test_a_finished_run_is_found_finished_and_its_checkpoint_goes_on(stored):
+    before = (stored / "run" / "ledger" / "server.jsonl").read_text()
+    result = call("run", stored / "run", "--resume")
+    assert result.exit_code == 0, result.output
+    assert (stored / "run" / "ledger" / "server.jsonl").read_text() == before
+    assert Summary.read(stored / "run").values["metrics"] == Summary.read(STORED / "run").values["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("report", "ledgers"), [("report", ["run"]), ("deployed/report", ["deployed/ledgers", "deployed/run"])]
+)
+def test_a_report_agrees_with_its_ledgers(report, ledgers):
+    checks = {one.what: one.holds for one in check(STORED / report / "report.json", [STORED / one for one in ledgers])}
+    assert not [what for what, holds in checks.items() if holds is False]
+    assert [what for what, holds in checks.items() if what.endswith(": promise") and holds]
+
+
+def test_all_kinds_can_be_reported_anew(stored):
+    folders = [stored / name for name in ("run", "comparison", "audit")]
+    result = call("report", *folders, "--out", stored / "anew")
+    assert result.exit_code == 0, result.output
+    values = json.loads((stored / "anew" / "report.json").read_text())
+    assert len(values["evidence"]["runs"]) == 3
+    ledgers = [word for file in sorted((stored / "deployed/ledgers").glob("*.jsonl")) for word in ("--ledgers", file)]
+    result = call("report", stored / "deployed" / "run", *ledgers, "--out", stored / "sites")
+    assert result.exit_code == 0, result.output
+    checks = check(stored / "sites" / "report.json", [stored / "deployed"])
+    assert not [one.what for one in checks if one.holds is False]
+
+
+def test_ledgers_of_data_sets_heads_and_policies_are_read(stored):
+    for folder, head in (("deployed/ledgers", "deployed/heads"), ("node/ledgers", "node")):
+        for file in (stored / folder).glob("*.jsonl"):
+            read_ledger(file)
+            assert read_head(file, stored / head).by
+            assert call("ledger", "show", file, "--head", stored / head).exit_code == 0
+    assert read_policy(stored / "node" / "policy.toml") is not None
+
+
+def test_a_comparison_and_an_audit_are_read():
+    values = json.loads((STORED / "comparison" / "comparison.json").read_text())
+    assert {one["setting"] for one in values} == {"no privacy", "global DP"}
+    assert json.loads((STORED / "audit" / "audit.json").read_text())["game"] == "participation"
