@@ -1,4 +1,4 @@
-"""FedVeil for NVIDIA FLARE: two client filters, a guard and a controller."""
+"""FedVeil for NVIDIA FLARE: client filters, an executor, a guard and a controller."""
 
 from pathlib import Path
 
@@ -10,11 +10,13 @@ except ImportError as error:
 from fedveil.engines.lifetime import begin_ledger as begin_ledger
 from fedveil.engines.messages import UnprotectedError as UnprotectedError
 from fedveil.engines.nvflare.controller import ServerController
+from fedveil.engines.nvflare.executor import FedVeilExecutor as FedVeilExecutor
 from fedveil.engines.nvflare.filters import PrivacyFilter as PrivacyFilter
 from fedveil.engines.nvflare.filters import ReleaseFilter as ReleaseFilter
 from fedveil.engines.nvflare.measuring import check_shapes as check_shapes
 from fedveil.engines.nvflare.measuring import measure as measure
 from fedveil.engines.nvflare.quiet import JobGuard as JobGuard
+from fedveil.engines.nvflare.training import SiteTraining as SiteTraining
 from fedveil.evidence import ServerFolder
 
 

@@ -16,7 +16,7 @@ from fedveil.engines.assembly import AnyMethod, resolve_method
 from fedveil.engines.history import Best, total_of
 from fedveil.engines.party import SERVER, LineStore, forget
 from fedveil.engines.rounds import Collected
-from fedveil.engines.server import Round, ServerParty
+from fedveil.engines.server import Round, Scorer, ServerParty, Tutor
 from fedveil.engines.warning import Warnings
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
@@ -103,8 +103,12 @@ def served(
     folder: RunKeeper | None,
     engine: str,
     done: int = 0,
+    scorer: Scorer | None = None,
+    tutor: Tutor | None = None,
 ) -> ServerParty:
     """The server of a method, whose ledger lies in a folder or in memory; or the one that is given.
+
+    `scorer` and `tutor` are those of `ServerParty`, where it has public data.
 
     Raises
     ------
@@ -133,7 +137,7 @@ def served(
         raise FieldError("done", done, accepted)
     kept: tuple[Ledger, LineStore] = (Ledger(engine, SERVER), forget)
     ledger, store = kept if folder is None else folder.open(method, layout, rounds, source, engine, done)
-    server = ServerParty(method, layout, ledger, source, budget=budget, store=store)
+    server = ServerParty(method, layout, ledger, source, budget=budget, store=store, scorer=scorer, tutor=tutor)
     server.require_rounds(done, "done")
     return server
 

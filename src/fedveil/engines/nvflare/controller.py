@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,20 @@ from fedveil.accounting import Filter, Guarantee
 from fedveil.engines.assembly import draw_cohort
 from fedveil.engines.nvflare.filters import TRAIN
 from fedveil.engines.nvflare.shareables import method_of, model_of_name, read_reply, write_broadcast
+from fedveil.engines.nvflare.training import site_training_of
 from fedveil.engines.rounds import Collected, RoundLoop
 from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.serving import RunKeeper, Serving, served
-from fedveil.errors import BudgetError, FieldError, cleaned, require_count, require_rounds
+from fedveil.engines.sites import Sites
+from fedveil.errors import BudgetError, FieldError, NoReplyError, cleaned, require_count, require_rounds
 from fedveil.layout import Buffers
-from fedveil.mechanisms import source_of
-from fedveil.methods import Broadcast
+from fedveil.mechanisms import Source, source_of
+from fedveil.methods import Broadcast, Method, SecureSum, TrustedServer
 from fedveil.ranges import require_within
-from fedveil.secure import PublicKey
+from fedveil.secure import PublicKey, public_key
 
 FOLDER = "fedveil"
+ATTEMPTS = 3  # questions of one round at the most, of a secure sum
 BEGUN = "fedveil-server"  # a file in the job's folder: a server without one of its own began the job
 DECLINED = "declined, or its filters refused the task: its own log says why"
 
@@ -71,11 +75,20 @@ class ServerController(Controller):  # type: ignore[misc]
         The task that trains.
     timeout : int
         Seconds that a round may take; 0: as long as it takes.
+    site_training : bool
+        Whether the sites train by `FedVeilExecutor`, by modules of their own. Record and person level, secure sums,
+        FedRE and several hypotheses need it.
+    keys : dict of str to str, optional
+        Of secure sums, each site's public key (``fedveil keys show``). Default: those that follow `seed`, which anybody
+        can compute, for experiments.
+    public : dict, optional
+        Public data of the server's and how it looks at them: arguments of `SiteTraining`, whose ``data`` is called with
+        ``"server"``. FedRE's weights and rules such as FLTrust need it; it needs `site_training`.
 
     Attributes
     ----------
     models : Tensor
-        [1, d], the last released model.
+        [k, d], the last released models.
     history : list of Round
         What happened in each round.
     stopped : str
@@ -99,6 +112,9 @@ class ServerController(Controller):  # type: ignore[misc]
         delta: float = 1e-5,
         task: str = TRAIN,
         timeout: int = 3600,
+        site_training: bool = False,
+        keys: dict[str, str] | None = None,
+        public: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.model, self.method, self.parameters = model, method, parameters
@@ -108,7 +124,12 @@ class ServerController(Controller):  # type: ignore[misc]
         self.seed, self.delta = seed, require_within("delta", "delta", delta)
         self.epsilon = None if epsilon is None else require_within("epsilon", "epsilon", epsilon)
         self.task, self.timeout = task, require_count("timeout", timeout, least=0)
-        self._method = method_of(method, parameters, aggregator)
+        self.site_training, self.keys = site_training, keys
+        self.public = public
+        self._public = None if public is None else site_training_of(public, seed)
+        own = public is not None and site_training
+        self._method = method_of(method, parameters, aggregator, site_training, public=own)
+        _require_keys(self._method, keys, seed)
         self._budget = None if epsilon is None else Filter(epsilon, delta)
         self._results: dict[str, Shareable] = {}
         self.models: Tensor | None = None
@@ -150,19 +171,25 @@ class ServerController(Controller):  # type: ignore[misc]
         everybody, size = range(len(sites)), self.clients_per_round or len(sites)
         if size > len(sites):
             raise FieldError("clients_per_round", size, f"there are only {len(sites)} sites")
-        layout, self.models = model_of_name(self.model, self.model_options, self.buffers, seed)
+        k = self._method.server.hypotheses
+        module, layout, self.models = model_of_name(self.model, self.model_options, self.buffers, seed, k)
+        keys = self._public_keys(sites, source)
         out = Path(engine.get_workspace().get_run_dir(fl_ctx.get_job_id())) / FOLDER
         if self.history:
             raise FieldError("control_flow", len(self.history), "this controller has run: its account would begin anew")
         folder = self.folder(out)
         if folder is None and source.deployable:
             require_first(out.with_name(BEGUN))
-        server = served(self._method, layout, self.rounds, source, self._budget, folder, "nvflare")
+        looks: dict[str, Any] = {}
+        if self._public is not None:
+            self._public.begin(module, layout, replace(self._method, client=TrustedServer()))
+            looks = {"scorer": self._public.scores, "tutor": self._public.taught}
+        server = served(self._method, layout, self.rounds, source, self._budget, folder, "nvflare", **looks)
         serving = self._serving = Serving(server, self.rounds, self.delta, folder, self.min_clients, self.logger)
         if folder is not None:
             folder.begin(fl_ctx.get_job_id(), serving.delta)
         self.history = serving.history
-        loop = RoundLoop(serving, FlareSites(self, server, sites, abort_signal, fl_ctx))
+        loop = RoundLoop(serving, FlareSites(self, server, sites, abort_signal, fl_ctx, keys))
         try:
             for number in range(1, self.rounds + 1):
                 cohort = draw_cohort(seed, number, everybody, size)
@@ -177,6 +204,17 @@ class ServerController(Controller):  # type: ignore[misc]
                 raise
         finally:
             serving.end(self.models, self.stopped, len(sites))
+
+    def _public_keys(self, sites: Sequence[str], source: Source) -> list[PublicKey]:
+        """Each site's public key, by partition; none for methods without a secure sum."""
+        if self._method.client.trust != "secure sum":
+            return []
+        if self.keys is None:
+            assert self.seed is not None  # checked when the controller was made
+            return Sites.of((), len(sites), source, self.seed).roster(range(len(sites)))
+        if lacking := [site for site in sites if site not in self.keys]:
+            raise FieldError("keys", lacking, "must name the public key of each site of the job")
+        return [public_key(self.keys[site], f"keys.{site}") for site in sites]
 
     def ask(self, data: Shareable, targets: Sequence[str], abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Send a task to sites, and wait for their results."""
@@ -208,6 +246,8 @@ class FlareSites:
         Of the sites, by partition.
     abort_signal, fl_ctx
         FLARE's own.
+    keys : sequence of PublicKey
+        Of the sites, by partition, where sums are secure.
     """
 
     def __init__(
@@ -217,19 +257,26 @@ class FlareSites:
         names: Sequence[str],
         abort_signal: Signal,
         fl_ctx: FLContext,
+        keys: Sequence[PublicKey] = (),
     ) -> None:
-        self._controller, self._names = controller, names
-        self._layout, self._side = server.layout, server.method.client
+        self._controller, self._names, self._keys = controller, names, keys
+        self._layout, self._method, self._side = server.layout, server.method, server.method.client
+        self._attempt, self._declined = 0, dict[int, str]()
         self._context = (abort_signal, fl_ctx)
         self._asked: Sequence[int] = ()
+        self._round = 0
 
     def reach(self, number: int, cohort: Sequence[int]) -> dict[int, PublicKey | None]:
-        """All of them: FLARE waits for those that are away."""
-        return dict.fromkeys(cohort)
+        """All of them: FLARE waits for those that are away. Of a secure sum, those who declined none before."""
+        if not self._keys:
+            return dict.fromkeys(cohort)
+        reached: dict[int, PublicKey | None] = {p: self._keys[p] for p in cohort if p not in self._declined}
+        self._require_sum(number, len(reached))
+        return reached
 
     def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
         """Send the round's task, and wait."""
-        self._asked = partitions
+        self._asked, self._attempt, self._round = partitions, broadcast.public.attempt, broadcast.public.round
         data = write_broadcast(broadcast, self._layout, self._names)
         self._controller.ask(data, [self._names[p] for p in partitions], *self._context)
 
@@ -248,14 +295,45 @@ class FlareSites:
                 answers.failed[partition] = f"{site} answered {cleaned(code)}"
             else:
                 try:
-                    answers.replies[partition] = read_reply(result, self._layout, self._side)
+                    reply = read_reply(result, self._layout, self._side)
+                    if isinstance(self._method.server, SecureSum):
+                        self._method.server.check_reply(reply, self._layout.size)
+                    answers.replies[partition] = reply
                 except Exception as error:  # whatever a site sends is that site's failure
                     answers.failed[partition] = f"{site}: {cleaned(f'{type(error).__name__}: {error}')}"
+        if self._keys:
+            self._declined |= answers.refused
+            return replace(answers, refused=dict(self._declined))
         return answers
 
     def again(self, answers: Collected) -> Sequence[int]:
-        """Nobody: FLARE has no secure sum."""
-        return ()
+        """Of a secure sum that somebody is missing from, those who answered: a sum is of all who are asked."""
+        left = sorted(answers.replies)
+        if not self._keys or len(left) == len(self._asked) or self._attempt + 1 >= ATTEMPTS:
+            return ()
+        self._require_sum(self._round, len(left))
+        return left
+
+    def _require_sum(self, number: int, left: int) -> None:
+        """Refuse a secure sum of too few sites; if those who declined would have made one, the run is over."""
+        least = self._method.least_sites
+        if left >= least:
+            return
+        why = f"round {number}: {left} sites are left, and a sum is of {least} at least"
+        if self._declined and left + len(self._declined) >= least:
+            raise BudgetError(f"{next(iter(self._declined.values()))}; the last model stands: {why}")
+        raise NoReplyError(why)
+
+
+def _require_keys(method: Method, keys: dict[str, str] | None, seed: int | None) -> None:
+    """Refuse a secure sum whose sites' keys are not known, and keys where there is no such sum."""
+    secure = method.client.trust == "secure sum"
+    if secure and keys is None and seed is None:
+        raise FieldError("keys", None, "are needed for a secure sum: the public key of each site, by name")
+    if not secure and keys is not None:
+        raise FieldError("keys", sorted(keys), "belong to secure sums: leave them out")
+    for site, key in (keys or {}).items():
+        public_key(key, f"keys.{site}")
 
 
 def require_first(marker: Path) -> None:

@@ -9,6 +9,7 @@ no text.
 from collections.abc import Callable
 from contextlib import ExitStack
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from nvflare.apis.filter import Filter
@@ -19,17 +20,20 @@ from nvflare.apis.shareable import Shareable, make_reply
 
 from fedveil.engines.lifetime import read_policy
 from fedveil.engines.node import Settings, disagreement, opened, settle
+from fedveil.engines.nvflare.executor import PENDING, FedVeilExecutor
 from fedveil.engines.nvflare.pending import Pending, RunMemory, marker_of
 from fedveil.engines.nvflare.quiet import require_quiet
 from fedveil.engines.nvflare.shareables import method_of, model_of_name, read_broadcast
+from fedveil.engines.nvflare.training import site_training_of
+from fedveil.engines.sites import Sites, site_of
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Buffers, Layout
 from fedveil.logs import escaping
 from fedveil.mechanisms import source_of
 from fedveil.methods import Refusal
+from fedveil.secure import Site
 
 TRAIN = "train"
-PENDING = "fedveil.pending"  # in the context of one task, private to the client
 PASSED = object()  # a task under central trust that does not train: it is not the filters' business
 
 
@@ -51,6 +55,11 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         Arguments of the model.
     buffers : {"refuse", "keep"}
         Policy of the layout for running statistics and counters.
+    training : dict, optional
+        How the site itself trains, by its own module: arguments of `SiteTraining`. With it the job's executor must be
+        `FedVeilExecutor`, and every method runs that needs no public data.
+    key : str, optional
+        File of the site's key, for secure sums; the table ``[sum]`` of the policy pins its peers.
     ledger : str, optional
         Folder of the site's lifetime ledger, begun once with `begin_ledger`. Needed for noise that nobody can repeat.
     head : str, optional
@@ -79,6 +88,8 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         parameters: dict[str, Any] | None = None,
         model_options: dict[str, Any] | None = None,
         buffers: Buffers = "refuse",
+        training: dict[str, Any] | None = None,
+        key: str | None = None,
         ledger: str | None = None,
         head: str | None = None,
         dataset: str | None = None,
@@ -96,7 +107,12 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         self.buffers, self.ledger, self.head, self.dataset = buffers, ledger, head, dataset
         self.policy, self.rounds = policy, rounds
         self.participations, self.leakage_cap, self.seed, self.task = participations, leakage_cap, seed, task
-        self._method = method_of(method, parameters)
+        self.training, self.key = training, key
+        self._training = None if training is None else site_training_of(training, seed)
+        own = training is not None
+        self._method = method_of(method, parameters, site_training=own, public=own)
+        if self._method.client.trust == "secure sum" and key is None and seed is None:
+            raise FieldError("key", None, "names the site's key file: make one by `fedveil keys new FILE`")
         self._layout: Layout | None = None
         self._memories: dict[tuple[str, str], RunMemory] = {}
         self._open = ExitStack()
@@ -117,34 +133,48 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         if runner is None:
             raise FieldError("runner", None, "FLARE's client runner is not in the context: is this a client's job?")
         _require_last(runner, fl_ctx, task)
+        _require_executor(runner.find_executor(task), self._training is not None)
         if local:
             require_quiet(fl_ctx, self.allow)
             _shield(runner.find_executor(task))
         if self._layout is None:  # not before, when a job's own code cannot be imported
-            self._layout, _ = model_of_name(self.model, self.model_options, self.buffers, 0)
-        broadcast, sites = read_broadcast(shareable, self._layout)
+            module, self._layout, _ = model_of_name(self.model, self.model_options, self.buffers, 0)
+            if self._training is not None:
+                self._training.begin(module, self._layout, self._method)
+        broadcast, sites = read_broadcast(shareable, self._layout, self._method.server.hypotheses)
         site, run = fl_ctx.get_identity_name(), str(fl_ctx.get_job_id())
         if sites.count(site) != 1:
             raise FieldError("sites", sites, f"must name {site!r} once")
-        settings = self._settings(sites.index(site), site)
+        settings = replace(self._settings(sites.index(site), site), site=self._site(sites, site))
+        trainer = None if self._training is None else self._training.private_trainer
         if (run, site) not in self._memories:
             self._memories[run, site] = RunMemory(marker_of(fl_ctx, site))
         memory = self._memories[run, site]
         with ExitStack() as stack:
-            party = stack.enter_context(opened(memory, settings, self._layout, run))
+            party = stack.enter_context(opened(memory, settings, self._layout, run, trainer))
             verdict = disagreement(broadcast.public, settings.rounds) or party.admit(broadcast)
             if isinstance(verdict, Refusal):
-                escaping(self.logger).warning("FedVeil: the site takes no part: %s", verdict.reason)
+                why = verdict.reason if party.failure is None else party.failure
+                escaping(self.logger).warning("FedVeil: the site takes no part: %s", why)
                 raise FedVeilError(verdict.reason)
             self._open = stack.pop_all()
         public, cookies = deepcopy((fl_ctx.get_all_public_props(), dict(shareable.get_cookie_jar() or {})))
-        pending = Pending(party, broadcast, memory, self._open, shareable, cookies, public, verdict)
+        teach = None if self._training is None else self._training.learning(site, settings.partition)
+        pending = Pending(party, broadcast, memory, self._open, shareable, cookies, public, verdict, teach)
         fl_ctx.set_prop(PENDING, pending, private=True, sticky=False)
         return shareable
 
     def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
         """For the task by name: FLARE matches the names of a job's filters exactly, so that ``"*"`` names none."""
         super().add_to_fed_job(job, ctx, **{"tasks": [self.task], **kwargs})
+
+    def _site(self, sites: list[str], site: str) -> Site | None:
+        """The site's side of a secure sum: its own key and pinned peers, or in an experiment keys of the seed."""
+        if self._method.client.trust != "secure sum":
+            return None
+        if self.key is None and self.seed is not None:
+            return Sites.of((), len(sites), source_of(self.seed), self.seed).site(sites.index(site))
+        return site_of(self.key, read_policy(self.policy), self.ledger, self.dataset or site)
 
     def _settings(self, partition: int, site: str) -> Settings:
         caps = {"participations": self.participations, "leakage_cap": self.leakage_cap}
@@ -211,6 +241,16 @@ def _require_last(runner: Any, fl_ctx: FLContext, task: str) -> None:
     if not chain or not isinstance(chain[-1], ReleaseFilter):
         names = [type(f).__name__ for f in chain]
         raise FieldError("task_result_filters", names, f"must end with ReleaseFilter, for the task {task!r} by name")
+
+
+def _require_executor(executor: Any, site_training: bool) -> None:
+    """Refuse a job whose executor is not the one that the site's filters expect."""
+    own = type(executor).__name__
+    if site_training and type(executor) is not FedVeilExecutor:
+        raise FieldError("executor", own, "must be fedveil.nvflare.FedVeilExecutor: this site trains by its own module")
+    if not site_training and isinstance(executor, FedVeilExecutor):
+        accepted = "is needed of PrivacyFilter: FedVeilExecutor trains by the site's own module"
+        raise FieldError("training", None, accepted)
 
 
 def _shield(executor: Any) -> None:

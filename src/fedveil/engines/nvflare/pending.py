@@ -1,9 +1,9 @@
 """A site's part in a job: what it remembers of it, and a task that it admitted, on its way through the executor."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 
 from fedveil.accounting import Ledger
+from fedveil.engines.assembly import client_facts, client_releases
 from fedveil.engines.client import ClientParty
 from fedveil.engines.node import ClientMemory, answer
 from fedveil.engines.nvflare.shareables import read_trained, write_reply
 from fedveil.errors import FedVeilError, FieldError
+from fedveil.learning.learner import Learned
 from fedveil.methods import Broadcast, ClientFacts, Releases
 
 
@@ -73,7 +75,7 @@ def marker_of(fl_ctx: FLContext, site: str) -> Path:
 
 @dataclass(frozen=True)
 class Pending:
-    """An admitted task, on its way through the executor."""
+    """An admitted task, on its way through the executor; `teach` trains where the site's own module does."""
 
     party: ClientParty
     broadcast: Broadcast
@@ -83,6 +85,13 @@ class Pending:
     cookies: Mapping[str, Any]
     public: Mapping[str, Any]
     admitted: Releases | None  # what left in this round before; what is trained now is dropped
+    teach: Callable[[ClientParty, Broadcast], Learned] | None = None
+    learned: list[Learned] = field(default_factory=list)
+
+    def train(self) -> None:
+        """Train by the site's own module, unless the round was answered before."""
+        if self.teach is not None and self.admitted is None:
+            self.learned[:] = [self.teach(self.party, self.broadcast)]
 
     def answer(self, result: Shareable) -> Shareable:
         """The protected releases; without local trust a failure is FLARE's return code and nothing else."""
@@ -93,6 +102,11 @@ class Pending:
         def trained() -> tuple[Releases, ClientFacts]:
             if code != ReturnCode.OK:
                 raise FedVeilError(f"the executor answered {code}")
+            if self.teach is not None:
+                if not self.learned:
+                    raise FedVeilError("the executor trained nothing")
+                [learned] = self.learned
+                return client_releases(learned), client_facts(self.broadcast, party.layout, learned)
             releases = read_trained(result, party.layout, self.broadcast)
             return releases, ClientFacts(broadcast=self.broadcast, layout=party.layout)
 

@@ -14,47 +14,64 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
 from nvflare.fuel.utils import fobs
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedveil.accounting import Release, count_of, model_of
 from fedveil.aggregation import AGGREGATORS, Aggregator
 from fedveil.engines import messages
 from fedveil.engines.assembly import initial_broadcast
+from fedveil.engines.server import PUBLIC_SCORES
 from fedveil.errors import FieldError, require_choice
 from fedveil.layout import Buffers, Layout
 from fedveil.learning.models import MODELS
 from fedveil.methods import Broadcast, ClientSide, Method, Releases, build, require_method
 
 SITES = "fedveil.sites"
+SHARE = "fedveil.share"  # of a secure sum: all that leaves the site
+OTHER = "fedveil.hypothesis."  # begins the names of the arrays of all hypotheses but the first
 fobs.register(NumpyArrayDecomposer)  # a server's job without a FLARE persistor knows no arrays
 
 
-def method_of(name: str, parameters: Mapping[str, Any] | None, rule: Mapping[str, Any] | str | None = None) -> Method:
-    """A method and its rule, if it needs no more of a client than the trained model.
+def method_of(
+    name: str,
+    parameters: Mapping[str, Any] | None,
+    rule: Mapping[str, Any] | str | None = None,
+    site_training: bool = False,
+    public: bool = False,
+) -> Method:
+    """A method and its rule, if the site's side of a job can give it what it needs.
+
+    Where a script trains, filters see no more of it than the trained model. Where the sites train by `FedVeilExecutor`,
+    a method may need what training alone knows, and have several hypotheses; and the server may have `public` data.
 
     Raises
     ------
     FieldError
-        For unknown names, and for methods whose facts come from training code.
+        For unknown names, and for methods that need more.
     """
     require_method("method", name)
     method = build(name, None if rule is None else _rule(rule), **(parameters or {}))
-    if method.client.needs:
-        accepted = "needs more of training than the model, all that FLARE's filters see: run it embedded or in Flower"
+    if not site_training and method.client.needs:
+        accepted = "needs more of training than the model, all that FLARE's filters see: let the sites train by "
+        accepted += "FedVeilExecutor (training= of PrivacyFilter, site_training=True of FedVeilController)"
         raise FieldError("method", name, accepted)
-    if method.server.hypotheses != 1 or method.server.needs:
-        fix = "hypotheses=1" if method.server.hypotheses != 1 else "another method or rule: there are no public data"
-        raise FieldError("method", name, f"has more than a model to send or to know; use {fix}")
+    if not site_training and method.server.hypotheses != 1:
+        raise FieldError("method", name, "has more than a model to send or to know; use hypotheses=1, or site_training")
+    if not public and (method.server.needs or PUBLIC_SCORES in method.client.needs):
+        accepted = "has more than a model to know: give FedVeilController public data (public=), or use another method"
+        raise FieldError("method", name, accepted)
     return method
 
 
-def model_of_name(model: str, options: Mapping[str, Any] | None, buffers: Buffers, seed: int) -> tuple[Layout, Tensor]:
-    """The layout of a model ``"package.module:Net"``, and its first parameters [1, d] under a seed."""
+def model_of_name(
+    model: str, options: Mapping[str, Any] | None, buffers: Buffers, seed: int, k: int = 1
+) -> tuple[nn.Module, Layout, Tensor]:
+    """A model ``"package.module:Net"``, its layout, and its first parameters [k, d] under a seed."""
     if not isinstance(model, str) or ":" not in model:
         raise FieldError("model", model, 'must be "package.module:Net", importable where the job runs')
     factory = MODELS.find(model)
-    module, starts = initial_broadcast(lambda: factory(**(options or {})), 1, seed, buffers, None)
-    return Layout.from_module(module, buffers=buffers), starts
+    module, starts = initial_broadcast(lambda: factory(**(options or {})), k, seed, buffers, None)
+    return module, Layout.from_module(module, buffers=buffers), starts
 
 
 def _rule(given: Mapping[str, Any] | str) -> Aggregator:
@@ -66,14 +83,17 @@ def _rule(given: Mapping[str, Any] | str) -> Aggregator:
 def write_broadcast(broadcast: Broadcast, layout: Layout, sites: Sequence[str]) -> Shareable:
     """The data of a task."""
     meta = {messages.PUBLIC: messages.public_values(broadcast), SITES: list(sites)}
-    task: Shareable = DXO(DataKind.WEIGHTS, _arrays(layout, broadcast.models[0]), meta).to_shareable()
+    arrays = dict[str, Any]()
+    for place, model in enumerate(broadcast.models):
+        arrays |= {_hypothesis(place, name): array for name, array in _arrays(layout, model).items()}
+    task: Shareable = DXO(DataKind.WEIGHTS, arrays, meta).to_shareable()
     task.set_header(AppConstants.CURRENT_ROUND, broadcast.public.round - 1)  # FLARE counts from 0
     task.set_header(AppConstants.NUM_ROUNDS, broadcast.public.rounds)
     return task
 
 
-def read_broadcast(task: Shareable, layout: Layout) -> tuple[Broadcast, list[str]]:
-    """What a task broadcasts, and the sites.
+def read_broadcast(task: Shareable, layout: Layout, hypotheses: int = 1) -> tuple[Broadcast, list[str]]:
+    """What a task broadcasts, of so many hypotheses, and the sites.
 
     Raises
     ------
@@ -85,11 +105,18 @@ def read_broadcast(task: Shareable, layout: Layout) -> tuple[Broadcast, list[str
     if not isinstance(facts, dict) or not isinstance(sites, list):
         raise FieldError(messages.PUBLIC, None, "is missing from the task: the server must run FedVeilController")
     public, count = messages.read_public(facts, layout)
-    if count != 1 or dxo.data_kind != DataKind.WEIGHTS:
-        raise FieldError("hypotheses", count, "under NVIDIA FLARE a task has the weights of one model")
+    if count != hypotheses or dxo.data_kind != DataKind.WEIGHTS:
+        accepted = f"the task must have the weights of {hypotheses}, as the site's method has"
+        raise FieldError("hypotheses", count, accepted)
     if messages.REPLY in dxo.meta:
         raise FieldError(messages.REPLY, "in a task", "is for replies")
-    return Broadcast(models=_vector(layout, dxo.data)[None], public=public), sites
+    found = [dict[str, Any]() for _ in range(count)]
+    for key, array in dxo.data.items():
+        place, name = _of_hypothesis(key)
+        if place >= count:
+            raise FieldError("hypotheses", place, f"the task has {count}")
+        found[place][name] = array
+    return Broadcast(models=torch.stack([_vector(layout, arrays) for arrays in found]), public=public), sites
 
 
 def read_trained(result: Shareable, layout: Layout, broadcast: Broadcast) -> Releases:
@@ -106,14 +133,17 @@ def read_trained(result: Shareable, layout: Layout, broadcast: Broadcast) -> Rel
 
 def write_reply(releases: Releases, layout: Layout, client: ClientSide) -> Shareable:
     """A result that holds the releases and nothing else."""
-    model = model_of(releases)
-    if model is None:
+    model, share = model_of(releases), next((r.value for r in releases if r.kind == "share"), None)
+    if model is None and share is None:
         raise FieldError("releases", [r.kind for r in releases], "hold no model")
     meta = {
         messages.REPLY: messages.mark_of(client, count_of(releases) is not None),
         MetaKey.INITIAL_METRICS: messages.metric_values(releases),
     }
-    reply: Shareable = DXO(DataKind.WEIGHTS, _arrays(layout, model), meta).to_shareable()
+    arrays = {SHARE: share.numpy()} if share is not None else {}
+    if model is not None:
+        arrays = _arrays(layout, model)
+    reply: Shareable = DXO(DataKind.WEIGHTS, arrays, meta).to_shareable()
     return reply
 
 
@@ -133,9 +163,28 @@ def read_reply(result: Shareable, layout: Layout, client: ClientSide) -> Release
             "into its task result filters, in its local/privacy.json or for the task by name"
         )
     counted = messages.require_mark(mark, client)
+    if client.trust == "secure sum":
+        if list(dxo.data) != [SHARE]:
+            raise FieldError(SHARE, len(dxo.data), "must be all that a reply to a secure sum holds")
+        return (Release("share", torch.as_tensor(dxo.data[SHARE])),)
     metrics = dxo.meta.get(MetaKey.INITIAL_METRICS)
     releases = messages.read_metrics(metrics if isinstance(metrics, dict) else {}, counted)
     return (Release("model", _vector(layout, dxo.data)), *releases)
+
+
+def _hypothesis(place: int, name: str) -> str:
+    """Name of an array of a hypothesis; the first one's have the model's own names."""
+    return name if place == 0 else f"{OTHER}{place}|{name}"
+
+
+def _of_hypothesis(key: str) -> tuple[int, str]:
+    """Place of the hypothesis whose array is named so, and the array's own name."""
+    if not key.startswith(OTHER):
+        return 0, key
+    place, _, name = key.removeprefix(OTHER).partition("|")
+    if not (place.isascii() and place.isdigit() and 0 < int(place[:4]) == int(place)):
+        raise FieldError("hypotheses", key[:64], "must be named as FedVeilController names it")
+    return int(place), name
 
 
 def _arrays(layout: Layout, vector: Tensor) -> dict[str, Any]:
