@@ -131,3 +131,17 @@ def test_nobody_above_the_methods_looks_into_one():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
                 looked_into = ast.unparse(node.args[0]).split(".")[-1]
                 assert looked_into not in {"server", "client", "method", "side"}, f"{name}, line {node.lineno}"
+
+
+# what the laboratory and the studies take from inside a room of the library: readers of data, and what is sealed on disk
+INSIDE = {"cli", "data", "engines.sealed", "engines.states", "evidence.carried", "home.export", "learning.classified"}
+
+
+def test_other_packages_take_what_the_librarys_rooms_export():
+    found = set()
+    for name, tree in TREES.items():
+        if name.split(".")[0] != "fedveil":
+            inner = {module for module in imported(tree) if module.startswith("fedveil.") and module.count(".") > 1}
+            found |= {(name, module) for module in inner}
+    taken_inside = {(name, module) for name, module in found if module.removeprefix("fedveil.") not in INSIDE}
+    assert {(name, module) for name, module in taken_inside if module.split(".")[1] not in INSIDE} == set()

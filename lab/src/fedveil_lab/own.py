@@ -9,14 +9,11 @@ from warnings import catch_warnings, simplefilter, warn
 
 import torch
 
-from fedveil.accounting.guarantee import PARTS
-from fedveil.engines import Federation
-from fedveil.engines.assembly import AnyMethod
-from fedveil.engines.warning import RunWarning
+from fedveil.accounting import PARTS
+from fedveil.engines import AnyMethod, Federation, RunWarning
 from fedveil.errors import FieldError, NoReplyError, cleaned, require_count, require_rounds
 from fedveil.gdp import rounded_down
-from fedveil.learning import ClientData, LocalTraining
-from fedveil.learning.clients import as_client
+from fedveil.learning import ClientData, LocalTraining, as_client
 from fedveil.ranges import require_within
 from fedveil.tables import broken_lines
 from fedveil_lab.attacks.bounds import EpsilonBound

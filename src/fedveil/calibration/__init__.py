@@ -1,5 +1,6 @@
 """Choose the scale of the noise."""
 
+from fedveil.calibration.distance import COSINE as COSINE
 from fedveil.calibration.distance import DISTANCES as DISTANCES
 from fedveil.calibration.distance import MetricCalibrator as MetricCalibrator
 from fedveil.calibration.distance import max_pairwise_distance as max_pairwise_distance

@@ -1,10 +1,19 @@
 """Move the tensors, keep the state, write the ledger."""
 
+from fedveil.engines.assembly import AnyMethod as AnyMethod
+from fedveil.engines.assembly import client_sides_of as client_sides_of
+from fedveil.engines.assembly import draw_cohort as draw_cohort
+from fedveil.engines.assembly import resolve_method as resolve_method
+from fedveil.engines.assembly import with_proximal_term as with_proximal_term
 from fedveil.engines.client import ClientParty as ClientParty
 from fedveil.engines.federation import Federation as Federation
+from fedveil.engines.fit import require_fit as require_fit
 from fedveil.engines.history import Best as Best
 from fedveil.engines.history import History as History
 from fedveil.engines.history import RoundRecord as RoundRecord
+from fedveil.engines.history import publishable as publishable
+from fedveil.engines.history import totals_of as totals_of
+from fedveil.engines.lifetime import read_policy as read_policy
 from fedveil.engines.lockstep import Lockstep as Lockstep
 from fedveil.engines.malicious import Behaviour as Behaviour
 from fedveil.engines.malicious import Turn as Turn
@@ -13,6 +22,8 @@ from fedveil.engines.options import Evaluation as Evaluation
 from fedveil.engines.options import Execution as Execution
 from fedveil.engines.options import PerClient as PerClient
 from fedveil.engines.options import Shared as Shared
+from fedveil.engines.party import COMBINE as COMBINE
+from fedveil.engines.party import SERVER as SERVER
 from fedveil.engines.rounds import Collected as Collected
 from fedveil.engines.rounds import Courier as Courier
 from fedveil.engines.rounds import RoundLoop as RoundLoop
@@ -22,3 +33,4 @@ from fedveil.engines.seams import Watched as Watched
 from fedveil.engines.server import Round as Round
 from fedveil.engines.server import ServerParty as ServerParty
 from fedveil.engines.stopping import EarlyStopping as EarlyStopping
+from fedveil.engines.warning import RunWarning as RunWarning

@@ -10,9 +10,14 @@ if TYPE_CHECKING:
     from fedveil.home.description import describe as describe
     from fedveil.home.description import promise_values as promise_values
     from fedveil.home.export import export as export
+    from fedveil.home.reading import labelled_examples as labelled_examples
     from fedveil.home.released import Answer as Answer
     from fedveil.home.released import ReleasedModel as ReleasedModel
+    from fedveil.home.released import description_in as description_in
+    from fedveil.home.released import hypotheses_in as hypotheses_in
     from fedveil.home.released import load as load
+    from fedveil.home.released import weights_of as weights_of
+    from fedveil.home.threshold import PRIVATE_ROWS as PRIVATE_ROWS
     from fedveil.home.threshold import Threshold as Threshold
     from fedveil.home.threshold import choose_threshold as choose_threshold
 else:

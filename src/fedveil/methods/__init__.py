@@ -6,6 +6,7 @@ from typing import Any
 
 from fedveil.aggregation import Aggregator
 from fedveil.errors import FieldError, nearest, require_a
+from fedveil.methods.central import STEPS as STEPS
 from fedveil.methods.central import CentralState as CentralState
 from fedveil.methods.contract import ClientSide as ClientSide
 from fedveil.methods.contract import Method as Method
@@ -28,7 +29,9 @@ from fedveil.methods.global_dp import GlobalDP as GlobalDP
 from fedveil.methods.global_dp import running_sum as running_sum
 from fedveil.methods.group_privacy import Clusters as Clusters
 from fedveil.methods.group_privacy import GroupPrivacy as GroupPrivacy
+from fedveil.methods.group_privacy import mean_length as mean_length
 from fedveil.methods.metric_privacy import MetricPrivacy as MetricPrivacy
+from fedveil.methods.plain import AroundRule as AroundRule
 from fedveil.methods.plain import Plain as Plain
 from fedveil.methods.plain import ReportedClusters as ReportedClusters
 from fedveil.methods.plain import ReportsIndex as ReportsIndex

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedveil.errors import FedVeilError, FieldError, require_count, require_positive
-from fedveil.learning.tuning import keep
-from fedveil.learning.weights import load_weights
+from fedveil.learning import keep, load_weights
 
 # of a stage: blocks, kernel, stride of the first block, expansion, channels in and out
 STAGES = (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from fedveil.errors import require_choice, require_count
-from fedveil.learning.models import ACTIVATIONS, image_shape, lenet, mlp
+from fedveil.learning import ACTIVATIONS, image_shape, lenet, mlp
 
 
 def regression(input_shape: Sequence[int], outputs: int = 1, *, hidden: Sequence[int] = (2,)) -> nn.Module:

@@ -19,16 +19,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Release, Spend, of_round
-from fedveil.accounting.bounds import Heuristic
+from fedveil.accounting import Heuristic, Release, Spend, of_round
 from fedveil.aggregation import cluster_means
 from fedveil.calibration import AlignmentLDP, cosine
 from fedveil.checks import Count, Delta, Positive
 from fedveil.clipping import clip, norms
 from fedveil.errors import FieldError
 from fedveil.mechanisms import GaussianNoise, Source, noised
-from fedveil.methods import Combined, Plain, Releases, ServerFacts, Sides, TrustedServer, models_of
-from fedveil.methods.plain import AroundRule
+from fedveil.methods import AroundRule, Combined, Plain, Releases, ServerFacts, Sides, TrustedServer, models_of
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.accounting import model_of
-from fedveil.engines.seams import Seen
+from fedveil.engines import Seen
 from fedveil.errors import FedVeilError, FieldError, require_choice
 from fedveil.layout import Layout
-from fedveil.learning import ClientData
-from fedveil.learning.inputs import Inputs
-from fedveil.learning.losses import LossFunction, loss_of, outputs_of
+from fedveil.learning import ClientData, Inputs, LossFunction, loss_of, outputs_of
 from fedveil.registry import Registry
 
 CAPABILITIES: dict[str, str] = {

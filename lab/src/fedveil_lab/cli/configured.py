@@ -45,7 +45,7 @@ def planned(config: str) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 def advised(config: str, target: Mapping[str, Any]) -> None:
     """Say what an experiment's run promises, and rank what else reaches its epsilon or the one asked for."""
-    from fedveil.accounting.guarantee import VACUOUS
+    from fedveil.accounting import VACUOUS
     from fedveil_lab.config import load
     from fedveil_lab.report.planning import promise_table
     from fedveil_lab.runs.promised import choices, prepared, promised

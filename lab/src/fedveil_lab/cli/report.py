@@ -53,7 +53,7 @@ def report(
 
 
 def _budget(paths: list[Path], policy: Path | None) -> None:
-    from fedveil.engines.lifetime import read_policy
+    from fedveil.engines import read_policy
     from fedveil.errors import FieldError
     from fedveil.evidence import read_books, used_of
 

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field, model_validator
 
 from fedveil.aggregation import Aggregator
-from fedveil.engines.malicious import Behaviour
+from fedveil.engines import Behaviour
 from fedveil.errors import FieldError, nearest, require_choice, require_count
 from fedveil.mechanisms import keyed_seed
 from fedveil_lab.attacks.poisoning import BEHAVIOURS

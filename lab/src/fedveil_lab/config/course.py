@@ -5,11 +5,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedveil.checks import Count
-from fedveil.engines.stopping import EarlyStopping
+from fedveil.engines import EarlyStopping
 from fedveil.errors import FieldError
 from fedveil.mechanisms import ReproducibleSource, SecureSource, Source
-from fedveil.methods import formerly
-from fedveil.methods.publishing import Validation
+from fedveil.methods import Validation, formerly
 from fedveil_lab.config.tables import Section, fields_of
 
 

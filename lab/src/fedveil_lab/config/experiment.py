@@ -12,12 +12,20 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from fedveil.accounting import Spend
 from fedveil.checks import Natural, Rounds, Workers
-from fedveil.engines.assembly import client_sides_of
+from fedveil.engines import client_sides_of
 from fedveil.errors import FieldError, require_count
-from fedveil.learning import LocalTraining
-from fedveil.learning.learner import Scoring
-from fedveil.methods import METHODS, ClientSide, Method, Publishing, fitting, is_central, parameters
-from fedveil.methods.facts import Broadcast, PublicFacts
+from fedveil.learning import LocalTraining, Scoring
+from fedveil.methods import (
+    METHODS,
+    Broadcast,
+    ClientSide,
+    Method,
+    PublicFacts,
+    Publishing,
+    fitting,
+    is_central,
+    parameters,
+)
 from fedveil.secure import FEWEST
 from fedveil_lab.config.adversaries import Malicious, World
 from fedveil_lab.config.course import Comparison, Pretraining, Randomness, Stopping

@@ -62,7 +62,7 @@ def _options(section: type[OpenSection]) -> set[str]:
     """Options of all that a section may name; what cannot be loaded here has none."""
     from fedveil.aggregation import AGGREGATORS
     from fedveil.data import SOURCES
-    from fedveil.learning.models import MODELS
+    from fedveil.learning import MODELS
     from fedveil.methods import METHODS
     from fedveil_lab.config.sections import Data, Model, Privacy, Rule
 

@@ -10,9 +10,7 @@ from fedveil.aggregation import AGGREGATORS, NNM, Aggregator, Bucketing
 from fedveil.checks import Count, Delta, Epsilon, Limit, Natural
 from fedveil.data import NATURAL, SOURCES
 from fedveil.errors import FieldError, require_choice
-from fedveil.learning.learner import Unmarked
-from fedveil.learning.models import MODELS
-from fedveil.learning.tuning import tuned
+from fedveil.learning import MODELS, Unmarked, tuned
 from fedveil.methods import METHODS, ClientSide, Method, build, formerly, parameters
 from fedveil.registry import placed
 from fedveil_lab.config.tables import OpenSection, Option, Section, check_options, fields_of, options_of, with_tables

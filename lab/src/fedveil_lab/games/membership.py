@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.engines.seams import Seen
+from fedveil.engines import Seen
 from fedveil.errors import FieldError
 from fedveil_lab.attacks import Verdict
 from fedveil_lab.attacks.membership import (

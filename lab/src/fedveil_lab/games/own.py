@@ -8,9 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedveil.engines import Federation
-from fedveil.engines.assembly import AnyMethod, resolve_method
-from fedveil.engines.seams import Seen
+from fedveil.engines import AnyMethod, Federation, Seen, resolve_method
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData, LocalTraining
 from fedveil_lab.attacks import CalibratedLoss, Knowledge, LikelihoodRatio, Loss, Observation, ThreatModel

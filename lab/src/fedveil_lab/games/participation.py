@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
-from fedveil.accounting.guarantee import PARTS
+from fedveil.accounting import PARTS
 from fedveil.errors import FieldError, damaged, require_count
 from fedveil.methods import Publishing
 from fedveil.reading import json_of

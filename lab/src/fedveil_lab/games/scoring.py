@@ -10,8 +10,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedveil.accounting.guarantee import PARTS
-from fedveil.engines.assembly import draw_cohort
+from fedveil.accounting import PARTS
+from fedveil.engines import draw_cohort
 from fedveil.mechanisms import keyed_seed
 from fedveil_lab.attacks import ATTACKS, Active, Adaptive, SequentialEvidence, SideChannel, Weighing, decide, judge
 from fedveil_lab.attacks.bounds import EpsilonBound, joint_bound

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from fedveil.clipping import clip
-from fedveil.engines import Evaluation, Execution
-from fedveil.engines.seams import Seen
+from fedveil.engines import Evaluation, Execution, Seen
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 from fedveil.mechanisms import ReproducibleSource, keyed_seed

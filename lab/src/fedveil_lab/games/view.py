@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import model_of
-from fedveil.engines.history import publishable
-from fedveil.engines.seams import Seen
+from fedveil.engines import Seen, publishable
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData, Figures, make_trainer
 from fedveil.methods import Method, Publishing

@@ -12,9 +12,7 @@ from typing import Any, cast
 from warnings import catch_warnings, simplefilter
 
 from fedveil.data import MissingDataError
-from fedveil.engines import Federation, RoundRecord
-from fedveil.engines.seams import Probe
-from fedveil.engines.warning import RunWarning
+from fedveil.engines import Federation, Probe, RoundRecord, RunWarning
 from fedveil.errors import FieldError
 from fedveil.evidence import REPRODUCIBLE, Row, core_of, numerics_of, row_of
 from fedveil.methods import METHODS, GlobalDP, Publishing

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
-from fedveil.engines import Lockstep
-from fedveil.engines.seams import Probe
+from fedveil.engines import Lockstep, Probe
 from fedveil.errors import FedVeilError
 from fedveil.evidence import Row, row_of
 from fedveil.files import Ledgers

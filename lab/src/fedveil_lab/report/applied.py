@@ -17,8 +17,7 @@ from fedveil.data.pages import Grey, grey_pages
 from fedveil.data.pictures import MAX_PIXELS, pillow
 from fedveil.errors import FieldError
 from fedveil.files import MODEL, refuse_used
-from fedveil.learning import build_model
-from fedveil.learning.losses import evaluating
+from fedveil.learning import build_model, evaluating
 from fedveil_lab.config import load
 from fedveil_lab.config.tables import fields_of
 

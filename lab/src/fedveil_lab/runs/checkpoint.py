@@ -10,16 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.engines import Federation
-from fedveil.engines.history import Best
+from fedveil.engines import Best, Federation
 from fedveil.engines.sealed import sealed, unsealed
 from fedveil.engines.states import pack, unpack
 from fedveil.errors import damaged
 from fedveil.files import make_folder, remedy, write_atomic
-from fedveil.learning import ClientData
-from fedveil.learning.learner import Trainer
-from fedveil.learning.local import Trained
-from fedveil.learning.streams import Key
+from fedveil.learning import ClientData, Key, Trained, Trainer
 
 FILE = "round.safetensors"
 LAST = 1  # the last round worth keeping: later ones start from models that the noise has told apart

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fedveil.engines import Federation
-from fedveil.learning import ClientData, answers_of_clients, answers_to, choose_each, classified
-from fedveil.learning.losses import LossFunction, predict
+from fedveil.learning import ClientData, LossFunction, answers_of_clients, answers_to, choose_each, classified, predict
 from fedveil_lab.runs.prepare import Setup
 
 

@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedveil.data import DataSet, Holding, federate, holdings, load, own_scale, warnings_of
-from fedveil.data.dealing import SCHEMES, holdout
+from fedveil.data import SCHEMES, DataSet, Holding, federate, holdings, holdout, load, own_scale, warnings_of
 from fedveil.data.patches import Patches, RingFeatures, learn_patches, learn_rings
 from fedveil.data.sets import with_positive
 from fedveil.errors import FieldError, require_non_negative, require_positive
-from fedveil.learning import ClientData
-from fedveil.learning.learner import Scoring, scored_rows
+from fedveil.learning import ClientData, Scoring, scored_rows
 from fedveil.mechanisms import keyed_seed
 from fedveil.methods import Method
 from fedveil_lab.config.sections import Data

@@ -10,10 +10,16 @@ from torch import Tensor, nn
 from fedveil import learning
 from fedveil.errors import FieldError
 from fedveil.files import CONFIG
-from fedveil.home.description import DESCRIPTION, Description, describe
-from fedveil.home.reading import labelled_examples
-from fedveil.home.released import description_in, hypotheses_in, weights_of
-from fedveil.home.threshold import PRIVATE_ROWS
+from fedveil.home import (
+    DESCRIPTION,
+    PRIVATE_ROWS,
+    Description,
+    describe,
+    description_in,
+    hypotheses_in,
+    labelled_examples,
+    weights_of,
+)
 from fedveil.reading import json_of
 from fedveil_lab.config.experiment import Config
 from fedveil_lab.config.loading import load

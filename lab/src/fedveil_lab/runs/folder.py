@@ -25,7 +25,7 @@ from fedveil.files import (
     require_begun,
     write_atomic,
 )
-from fedveil.home.description import Description
+from fedveil.home import Description
 from fedveil.reading import json_of
 from fedveil_lab.config.experiment import Config
 from fedveil_lab.config.loading import load

@@ -10,14 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fedveil import learning
-from fedveil.data.dealing import holdout
-from fedveil.engines.assembly import with_proximal_term
-from fedveil.engines.fit import require_fit
+from fedveil.data import holdout
+from fedveil.engines import require_fit, with_proximal_term
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning.learner import Learner, Trainer
-from fedveil.learning.losses import LossFunction, evaluating, outputs_of
-from fedveil.learning.scores import region_mask
+from fedveil.learning import Learner, LossFunction, Trainer, evaluating, outputs_of, region_mask
 from fedveil.mechanisms import keyed_seed
 from fedveil.methods import Method, RecordDP
 from fedveil_lab.config.experiment import Config

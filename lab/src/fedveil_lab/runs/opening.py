@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from fedveil.accounting.guarantee import read_off
+from fedveil.accounting import read_off
 from fedveil.engines import Federation
 from fedveil.evidence import parties_of, terms_of
 from fedveil_lab.runs.prepare import Setup

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.engines import Federation
-from fedveil.engines.malicious import Behaviour
+from fedveil.engines import Behaviour, Federation
 from fedveil.learning import ClientData
 from fedveil_lab.attacks.poisoning import Goal, goal_of, measure
 from fedveil_lab.config.adversaries import Malicious

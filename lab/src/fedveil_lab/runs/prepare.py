@@ -9,15 +9,11 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Filter, LeakageFilter, ParticipationFilter, Spend, SpendFilter, delta_warning
-from fedveil.engines import Budgets, Evaluation, Execution, Federation, PerClient, Shared
-from fedveil.engines.malicious import Behaviour, Turn
-from fedveil.engines.seams import Probe
+from fedveil.engines import Behaviour, Budgets, Evaluation, Execution, Federation, PerClient, Probe, Shared, Turn
 from fedveil.errors import FieldError
 from fedveil.evidence import OF_TWO
 from fedveil.files import Ledgers
-from fedveil.learning import ClientData, weights_in
-from fedveil.learning.learner import Learner
-from fedveil.learning.metrics import DEFAULT
+from fedveil.learning import DEFAULT, ClientData, Learner, weights_in
 from fedveil.methods import ClientSide, Method
 from fedveil.registry import optional
 from fedveil_lab.attacks import craft

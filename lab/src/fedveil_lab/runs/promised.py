@@ -15,17 +15,23 @@ from typing import Any
 
 import torch
 
-from fedveil.accounting import Choice, Guarantee, Ledger, Release, Spend, advise, guarantee_values, unprotected
-from fedveil.accounting.guarantee import read_off
-from fedveil.engines import Federation
-from fedveil.engines.history import publishable, totals_of
-from fedveil.engines.party import COMBINE, SERVER
+from fedveil.accounting import (
+    Choice,
+    Guarantee,
+    Ledger,
+    Release,
+    Spend,
+    advise,
+    guarantee_values,
+    read_off,
+    unprotected,
+)
+from fedveil.engines import COMBINE, SERVER, Federation, publishable, totals_of
 from fedveil.errors import FieldError
 from fedveil.files import Ledgers
 from fedveil.gdp import rounded_up
 from fedveil.mechanisms import NoSource, ReproducibleSource
-from fedveil.methods import Broadcast, ClientFacts, Method, Refusal, Releases, ServerFacts
-from fedveil.methods.record import RecordDP
+from fedveil.methods import Broadcast, ClientFacts, Method, RecordDP, Refusal, Releases, ServerFacts
 from fedveil.secure import FEWEST
 from fedveil_lab.config import Config
 from fedveil_lab.config.course import Randomness

@@ -11,8 +11,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 
-from fedveil.engines import RoundRecord
-from fedveil.engines.seams import Probe
+from fedveil.engines import Probe, RoundRecord
 from fedveil.evidence import Row, row_of
 from fedveil.files import Ledgers
 from fedveil_lab.config.experiment import Config

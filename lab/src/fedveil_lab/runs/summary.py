@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.accounting.guarantee import read_off
+from fedveil.accounting import read_off
 from fedveil.data import DataSet
 from fedveil.engines import Federation
 from fedveil.errors import damaged, require_a

@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedveil.data import DataSet, own_scale
-from fedveil.data.dealing import NATURAL
+from fedveil.data import NATURAL, DataSet, own_scale
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 from fedveil.mechanisms import keyed_seed

@@ -1,6 +1,7 @@
 """Data sets that only studies use: what they are and where their files are to be had. Loading them imports PyTorch."""
 
-from fedveil.data.sources import Later, SourceInfo
+from fedveil.data import SourceInfo
+from fedveil.data.sources import Later
 
 BLOODMNIST = SourceInfo(
     "blood cells, 28x28 colour, 8 classes",

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedveil.data import DataSet, SourceInfo
 from fedveil.data.labels import natural_clients
-from fedveil.data.sets import DataSet, locate
-from fedveil.data.sources import SourceInfo
+from fedveil.data.sets import locate
 from fedveil.data.values import pandas_module
 from fedveil.errors import FieldError, nearest, require_choice, require_positive
 from fedveil_studies.data import CMS_INPATIENT, CMS_OUTPATIENT

@@ -3,8 +3,9 @@
 import numpy as np
 import torch
 
+from fedveil.data import DataSet
 from fedveil.data.labels import natural_clients
-from fedveil.data.sets import DataSet, locate
+from fedveil.data.sets import locate
 from fedveil.data.values import pandas_module
 from fedveil.errors import FieldError, require_choice
 from fedveil_studies.data import FED_HEART

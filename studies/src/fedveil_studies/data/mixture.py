@@ -2,9 +2,9 @@
 
 import torch
 
-from fedveil.data.sets import DataSet
+from fedveil.data import DataSet
 from fedveil.errors import FieldError, require_count
-from fedveil.mechanisms.source import keyed_seed
+from fedveil.mechanisms import keyed_seed
 
 OPTIMA = ((5.0, 6.0), (4.0, -4.5))  # theta* of each kind of users
 

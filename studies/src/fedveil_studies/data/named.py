@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from fedveil.data import DataSet, SourceInfo
 from fedveil.data.arrays import images, read_npz
 from fedveil.data.labels import Array, count_classes, natural_clients
 from fedveil.data.leaf import turned
-from fedveil.data.sets import DataSet, find, locate
-from fedveil.data.sources import SourceInfo
+from fedveil.data.sets import find, locate
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil_studies.data import BLOODMNIST, CIFAR10_SUBSET, MNIST_BY_WRITER, writers
 

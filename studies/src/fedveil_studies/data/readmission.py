@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedveil.data.sets import DataSet, locate
+from fedveil.data import DataSet
+from fedveil.data.sets import locate
 from fedveil.data.values import pandas_module
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil_studies.data import READMISSION

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedveil.data import DataSet
 from fedveil.data.arrays import images
 from fedveil.data.labels import Array, natural_clients
 from fedveil.data.pages import Box, Grey
-from fedveil.data.sets import DataSet
 from fedveil.data.tamper import KINDS, tamper
 from fedveil.errors import FieldError, require_choice, require_count
-from fedveil.mechanisms.source import keyed_seed
+from fedveil.mechanisms import keyed_seed
 from fedveil_studies.data import SROIE
 from fedveil_studies.data.named import arrays_of
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedveil.data.sets import DataSet
+from fedveil.data import DataSet
 from fedveil.errors import FieldError
 
 PUBLIC = 30  # of the test half's writers, whose digits are public

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import model_of
-from fedveil.engines.seams import Seen
+from fedveil.engines import Seen
 from fedveil.errors import FieldError
 from fedveil.mechanisms import keyed_seed
 from fedveil_lab.attacks.inversion import DLG, Cosine, Inversion, ServerKnowledge, invert

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedveil.accounting import model_of
 from fedveil.aggregation import perturbation_weights
-from fedveil.engines.seams import Seen
+from fedveil.engines import Seen
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData, score_models
 from fedveil_lab.config import Config

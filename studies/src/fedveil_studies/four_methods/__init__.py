@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import functional_call, jvp
 from torch.nn import functional as F
 
-from fedveil.engines.seams import Seen, Watched
+from fedveil.engines import Seen, Watched
 from fedveil.learning import ClientData
 from fedveil_lab.attacks.statistics import auc
 from fedveil_lab.grid import Outcome

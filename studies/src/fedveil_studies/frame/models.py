@@ -13,8 +13,7 @@ from fedveil.data import DataSet
 from fedveil.errors import FieldError, damaged
 from fedveil.files import remedy
 from fedveil.layout import Layout
-from fedveil.learning import ClientData, build_model, predict
-from fedveil.learning.evaluation import choose_each, client_losses
+from fedveil.learning import ClientData, build_model, choose_each, client_losses, predict
 from fedveil_lab.config import Config
 from fedveil_lab.config.sections import Data
 from fedveil_lab.grid import Outcome

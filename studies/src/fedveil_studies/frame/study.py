@@ -8,7 +8,7 @@ from inspect import signature
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from fedveil.engines.seams import Probe
+from fedveil.engines import Probe
 from fedveil.errors import FieldError
 from fedveil.registry import Registry
 from fedveil_lab.config import Config

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from fedveil.engines.seams import Seen
+from fedveil.engines import Seen
 from fedveil_lab.config import Config, parse
 from fedveil_lab.games import InversionGame
 from fedveil_lab.games.inversion import NOISE

@@ -18,8 +18,8 @@ import torch
 
 from fedveil.accounting import EuclideanLaplace, epsilon, mu_of_epsilon
 from fedveil.data.leaf import coin
-from fedveil.engines.seams import Seen
-from fedveil.methods.group_privacy import mean_length
+from fedveil.engines import Seen
+from fedveil.methods import mean_length
 from fedveil_lab.grid import Outcome
 from fedveil_lab.runs.prepare import Setup
 from fedveil_studies.data.mixture import OPTIMA

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from fedveil.engines.seams import Seen
+from fedveil.engines import Seen
 from fedveil.errors import FieldError
 from fedveil.mechanisms import keyed_seed
 from fedveil_lab.attacks import Knowledge, Verdict

@@ -22,13 +22,11 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from fedveil.calibration import DISTANCES, max_pairwise_distance
-from fedveil.calibration.distance import COSINE
-from fedveil.engines.seams import Seen
+from fedveil.calibration import COSINE, DISTANCES, max_pairwise_distance
+from fedveil.engines import Seen
 from fedveil.errors import FieldError
 from fedveil.layout import Grouping, Layout
-from fedveil.learning import evaluate, predict
-from fedveil.learning.losses import cross_entropy
+from fedveil.learning import cross_entropy, evaluate, predict
 from fedveil.mechanisms import keyed_seed
 from fedveil_lab.config import Config
 from fedveil_lab.config.sections import Data

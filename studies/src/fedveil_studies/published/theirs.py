@@ -14,8 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedveil.accounting import Relation, step_event
-from fedveil.accounting.composition import epsilon
+from fedveil.accounting import Relation, epsilon, step_event
 from fedveil_lab.runs.provenance import provenance
 
 ACCOUNTANTS = ("rdp", "prv")

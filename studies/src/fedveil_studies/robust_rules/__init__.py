@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedveil.engines.seams import Seen
+from fedveil.engines import Seen
 from fedveil.errors import FieldError
 from fedveil_lab.attacks.poisoning import goal_of, measure
 from fedveil_lab.grid import Outcome

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedveil.accounting import model_of
 from fedveil.aggregation import Aggregator
-from fedveil.engines.seams import Seen
+from fedveil.engines import Seen
 from fedveil.learning import ClientData
 from fedveil.mechanisms import ReproducibleSource
 

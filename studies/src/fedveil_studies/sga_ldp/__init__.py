@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedveil.accounting import model_of
 from fedveil.calibration import cosine
-from fedveil.engines.seams import Seen
+from fedveil.engines import Seen
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 from fedveil.mechanisms import gaussian_sigma

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedveil.accounting import Spend, model_of
 from fedveil.checks import Count, Parameters, Positive
-from fedveil.engines.seams import Seen
+from fedveil.engines import Seen
 from fedveil.errors import FieldError, NoReplyError, require_non_negative, require_positive
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining

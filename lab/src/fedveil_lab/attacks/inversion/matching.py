@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedveil.learning.losses import cross_entropy, outputs_of
+from fedveil.learning import cross_entropy, outputs_of
 from fedveil_lab.attacks.inversion.knowledge import ServerKnowledge
 from fedveil_lab.attacks.observation import Received
 

@@ -21,8 +21,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Guarantee, Ledger, Relation, Release, total
-from fedveil.accounting.bounds import PLD, ZCDP, MetricDP
+from fedveil.accounting import PLD, ZCDP, Guarantee, Ledger, MetricDP, Relation, Release, total
 from fedveil.engines import ClientParty, Federation, ServerParty, Shared
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.layout import Layout

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.checks import Count, Share
-from fedveil.engines.malicious import Behaviour, Turn
+from fedveil.engines import Behaviour, Turn
 from fedveil.errors import FieldError, require_count
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, predict

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedveil.aggregation import Aggregator
-from fedveil.engines.malicious import Behaviour, Turn
+from fedveil.engines import Behaviour, Turn
 from fedveil.errors import require_choice
 from fedveil.mechanisms import ReproducibleSource
 from fedveil_lab.attacks.poisoning.data import BEHAVIOURS

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedveil.checks import NonNegative, Positive
 from fedveil.clipping import clip
-from fedveil.engines.malicious import Behaviour, Turn
+from fedveil.engines import Behaviour, Turn
 from fedveil.mechanisms import keyed_seed
 from fedveil_lab.attacks.poisoning.data import BEHAVIOURS, Around
 

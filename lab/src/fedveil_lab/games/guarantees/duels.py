@@ -15,8 +15,7 @@ from torch import Tensor
 from fedveil.aggregation import FedAdam, FedAvg, FedMedian, Krum, TrimmedMean
 from fedveil.clipping import QuantileClip
 from fedveil.mechanisms import ReproducibleSource
-from fedveil.methods import SGALDP, FedRE, GlobalDP, GroupPrivacy, MetricPrivacy
-from fedveil.methods.sga_ldp import LastBroadcast
+from fedveil.methods import SGALDP, FedRE, GlobalDP, GroupPrivacy, LastBroadcast, MetricPrivacy
 from fedveil_lab.games.guarantees.worlds import (
     ROUND,
     Duel,

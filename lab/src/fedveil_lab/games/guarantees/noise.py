@@ -25,6 +25,8 @@ from fedveil.learning import ClientData, LocalTraining
 from fedveil.mechanisms import SecureSource, Source
 from fedveil.methods import (
     SGALDP,
+    STEPS,
+    CentralState,
     ClientFacts,
     ClientSide,
     FedRE,
@@ -35,7 +37,6 @@ from fedveil.methods import (
     RecordDP,
     ServerSide,
 )
-from fedveil.methods.central import STEPS, CentralState
 from fedveil_lab.attacks.inversion.knowledge import deviations_of, noise_of
 from fedveil_lab.attacks.observation import ServerView
 from fedveil_lab.attacks.residuals import Departure, departures

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Ledger, Release, total
-from fedveil.accounting.bounds import ZCDP, MetricDP, MetricGDP
+from fedveil.accounting import ZCDP, Ledger, MetricDP, MetricGDP, Release, total
 from fedveil.engines import ClientParty, ServerParty
 from fedveil.gdp import rounded_up
 from fedveil.layout import Layout
 from fedveil.mechanisms import NoSource, ReproducibleSource, Source
 from fedveil.methods import (
     Broadcast,
+    CentralState,
     ClientFacts,
     ClientSide,
     Method,
@@ -31,7 +31,6 @@ from fedveil.methods import (
     ServerSide,
     TrustedServer,
 )
-from fedveil.methods.central import CentralState
 
 ROUND, ROUNDS = 2, 10
 

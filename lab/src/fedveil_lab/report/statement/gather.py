@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import fedveil
-from fedveil.accounting.guarantee import read_off
-from fedveil.accounting.ledger import RUN_OF_SITES
-from fedveil.engines.lifetime import read_policy
-from fedveil.engines.party import SERVER
+from fedveil.accounting import RUN_OF_SITES, read_off
+from fedveil.engines import SERVER, read_policy
 from fedveil.errors import FieldError, LedgerError, damaged, nearest, require_choice
 from fedveil.evidence import CLIENT, Book, Books, read_books, require_carried, set_values, summary_so_far
 from fedveil.evidence.carried import carried

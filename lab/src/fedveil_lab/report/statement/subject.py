@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
-from fedveil.engines.party import SERVER
+from fedveil.engines import SERVER
 from fedveil.evidence import CLIENT, VALIDATION, Carried, Promises
 from fedveil.tables import grouped_by
 from fedveil_lab.report.statement.document import ReportSection, section_from
