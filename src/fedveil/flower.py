@@ -10,10 +10,10 @@ from fedveil.engines.flower.app import learner_client_app as learner_client_app
 from fedveil.engines.flower.exchange import training_source as training_source
 from fedveil.engines.flower.grid import InProcessGrid as InProcessGrid
 from fedveil.engines.flower.grid import run_in_process as run_in_process
+from fedveil.engines.flower.inner import WrappedStrategy as WrappedStrategy
 from fedveil.engines.flower.mod import method_from as method_from
 from fedveil.engines.flower.mod import privacy_mod as privacy_mod
 from fedveil.engines.flower.native import ExactAccountant as ExactAccountant
-from fedveil.engines.flower.native import WrappedStrategy as WrappedStrategy
 from fedveil.engines.flower.records import FACTS as FACTS
 from fedveil.engines.flower.records import FAILED as FAILED
 from fedveil.engines.flower.records import REFUSED as REFUSED

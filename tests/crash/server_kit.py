@@ -24,6 +24,7 @@ from fedveil.accounting import Filter, Ledger, Release, digest
 from fedveil.aggregation import FedAdam
 from fedveil.engines.client import ClientParty
 from fedveil.engines.party import COMBINE
+from fedveil.engines.sealed import unsealed
 from fedveil.engines.server import ServerParty
 from fedveil.errors import FieldError
 from fedveil.evidence.standing import FILE, FOLDER
@@ -149,12 +150,7 @@ class ServerCase(crash_kit.Case):
         return counts
 
     def stored(self):
-        return crash_kit.json.loads(json.dumps(self._plain()))["round"]
-
-    def _plain(self):
-        from fedveil.engines.sealed import unsealed
-
-        return unsealed(self.folder / FOLDER / FILE)[1]
+        return unsealed(self.folder / FOLDER / FILE)[1]["round"]
 
     def _check_wire(self):
         """What was handed over is in the ledger of whoever did, and of a round one version alone."""

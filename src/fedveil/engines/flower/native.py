@@ -1,96 +1,16 @@
-"""Flower's own strategies: their optimisers behind FedVeil's noise, and their noise under FedVeil's accountant.
-
-`WrappedStrategy` puts the optimiser of one of Flower's strategies behind FedVeil's noise: it is handed one reply, the
-released mean, and nothing else. `ExactAccountant` stands behind Flower's `PrivacyAccountant` protocol (flwr 1.41).
-"""
+"""Flower's own DP strategies under FedVeil's accountant, behind Flower's `PrivacyAccountant` protocol (flwr 1.41)."""
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp import GaussianPrivacyEvent, Grid, NeighboringRelation, PrivacyConfig, PrivacySpent, SamplingMethod
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
-from torch import Tensor
+from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, PrivacySpent, SamplingMethod
 
 from fedveil.accounting.composition import curve, epsilon
 from fedveil.accounting.events import Event, Gaussian, Poisson, Relation
-from fedveil.engines.flower.grid import SERVER_NODE, InProcessGrid
-from fedveil.engines.flower.records import ARRAYS, to_arrays
-from fedveil.engines.flower.strategy import FedVeilStrategy
-from fedveil.engines.messages import METRICS_KEY
 from fedveil.errors import FieldError, require_count
 from fedveil.gdp import compose_mu, delta_of_mu
 
-MEANS = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)  # whatever inherits how one of them combines is a mean, too
 _VERSION = 1
-
-
-class WrappedStrategy(FedVeilStrategy):
-    """FedVeil's strategy with the optimiser of one of Flower's strategies behind the noise.
-
-    The method combines the protected replies and adds its noise. What it released is the one reply that the inner
-    strategy sees; its momentum, its steps and its state are post-processing, at no cost.
-
-    Parameters
-    ----------
-    inner : flwr.serverapp.strategy.FedAvg
-        FedAvg, FedProx, FedAvgM, FedAdagrad, FedAdam or FedYogi, or a class that combines as one of them does. How many
-        nodes it asks is not looked at.
-    *arguments, **options
-        As for `FedVeilStrategy`.
-
-    Raises
-    ------
-    FieldError
-        If the inner strategy's rule is no mean: of a median, of Krum or of loss-weighted means the sensitivity is not
-        bounded by clip / n, and of one reply they are the identity. Choose a rule of `fedveil.aggregation` instead.
-
-    Examples
-    --------
-    >>> from flwr.serverapp.strategy import FedAdam
-    >>> strategy = WrappedStrategy(FedAdam(eta=0.01), method, layout, rounds=10)  # doctest: +SKIP
-    """
-
-    def __init__(self, inner: FedAvg, *arguments: Any, **options: Any) -> None:
-        combining = getattr(type(inner), "aggregate_train", None)
-        if combining not in [mean.aggregate_train for mean in MEANS]:
-            known = ", ".join(mean.__name__ for mean in MEANS)
-            accepted = f"combines otherwise than {known}: with unknown sensitivity. Take a rule of fedveil.aggregation"
-            raise FieldError("inner", type(inner).__name__, accepted)
-        if options.get("done"):
-            accepted = "would forget the inner strategy's state, and its models are in no ledger: FedVeilStrategy with "
-            accepted += "a server optimiser of fedveil.aggregation goes on"
-            raise FieldError("done", options["done"], accepted)
-        if getattr(options.get("folder"), "resume", False):
-            accepted = "would forget the inner strategy's state: FedVeilStrategy with a server optimiser of "
-            accepted += "fedveil.aggregation goes on"
-            raise FieldError("resume", str(options["folder"].path), accepted)
-        super().__init__(*arguments, **options)
-        if self.method.server.hypotheses != 1:
-            raise FieldError("method", self.method.name, "has several models, and a Flower strategy keeps one")
-        self._inner = inner
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """As `FedVeilStrategy`, with what the inner strategy tells its clients (FedProx's proximal-mu)."""
-        most = max(self._inner.min_available_nodes, self._inner.min_train_nodes, 1)
-        nobody = InProcessGrid({}, [{}] * most)  # the inner strategy's messages are not sent
-        list(self._inner.configure_train(server_round, arrays, config, nobody))
-        return super().configure_train(server_round, arrays, config, grid)
-
-    def _stepped(self, server_round: int, released: Tensor) -> Tensor:
-        """Hand what was released to the inner strategy, and take its model."""
-        arrays = to_arrays(self.layout, released[0])
-        content = RecordDict({ARRAYS: arrays, METRICS_KEY: MetricRecord({self._inner.weighted_by_key: 1})})
-        one = Message(content, SERVER_NODE, MessageType.TRAIN)
-        stepped, _ = self._inner.aggregate_train(server_round, [one])
-        if stepped is None:
-            raise FieldError("inner", type(self._inner).__name__, "made no model of the released one")
-        named = {n: torch.from_numpy(array.numpy()).to(self.layout.dtype) for n, array in stepped.items()}
-        return self.layout.flatten(named)[None]
 
 
 class ExactAccountant:

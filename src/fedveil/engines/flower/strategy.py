@@ -1,8 +1,9 @@
 """The strategy: the server's half of every method, for any Flower app whose clients run the privacy mod."""
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -11,7 +12,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from fedveil.accounting import Guarantee, SpendFilter
-from fedveil.engines.assembly import AnyMethod, draw_cohort, several
+from fedveil.engines.assembly import AnyMethod, draw_cohort, resolve_method, several
 from fedveil.engines.flower import records
 from fedveil.engines.flower.roster import Nodes, Roster
 from fedveil.engines.flower.validation import Evaluating
@@ -48,8 +49,8 @@ class FedVeilStrategy(Strategy):
         ledger, public scorer (for FedRE) or tutor (for FLTrust).
     layout : Layout, optional
         What the model shares. A ServerParty has its own, and its own budget.
-    rounds : int
-        Rounds planned, known to every client.
+    rounds : int, optional
+        Rounds planned, known to every client. Default: those that the method's noise was planned for.
     initial : Tensor, optional
         [k, d], the first hypotheses. Default: the arrays given to `start`, and for k > 1 beside them copies whose
         entries are shuffled within each array, which is as good a start if the arrays are freshly initialised.
@@ -107,12 +108,14 @@ class FedVeilStrategy(Strategy):
         What arrived in the last round, by partition.
     """
 
+    _least_nodes = 0  # for which a round waits
+
     def __init__(
         self,
         method: AnyMethod | ServerParty,
         layout: Layout | None = None,
         *,
-        rounds: int,
+        rounds: int | None = None,
         initial: Tensor | None = None,
         clients: int | None = None,
         clients_per_round: int | None = None,
@@ -128,7 +131,8 @@ class FedVeilStrategy(Strategy):
         delta: float = 1e-5,
         stopping: EarlyStopping | None = None,
     ) -> None:
-        self.rounds = require_rounds("rounds", rounds)
+        planned = method.method if isinstance(method, ServerParty) else resolve_method(method)
+        self.rounds = require_rounds("rounds", planned.planned if rounds is None else rounds)
         self.done, self._on_round = require_count("done", done, least=0), on_round
         self.server = served(method, layout, self.rounds, source_of(seed), budget, folder, "flower", self.done)
         self.method, self.layout = self.server.method, self.server.layout
@@ -227,11 +231,11 @@ class FedVeilStrategy(Strategy):
                 self._result.evaluate_metrics_serverapp[number] = metrics
             return metrics
 
-        more, evaluate, failure = self.rounds - self.done, evaluate_fn and measured, None
+        more, evaluate, failure, played = self.rounds - self.done, evaluate_fn and measured, None, None
         first = records.to_arrays(self.layout, self.models[0]) if len(self.models) else initial_arrays
         try:
             self._begin(grid)
-            super().start(grid, first, more, timeout, train_config, evaluate_config, evaluate)
+            played = self._play(grid, first, more, timeout, train_config, evaluate_config, evaluate)
             self._end()
         except (BudgetError, NoReplyError) as error:
             failure = error
@@ -244,7 +248,20 @@ class FedVeilStrategy(Strategy):
         if released:
             models = self.models if self.best.models is None else self.best.models
             self._result.arrays = records.to_arrays(self.layout, models[0])
-        return self._result
+        return self._result if played is None else played
+
+    def _play(
+        self,
+        grid: Grid,
+        arrays: ArrayRecord,
+        rounds: int,
+        timeout: float,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        evaluate_fn: Evaluate | None,
+    ) -> Any:
+        """Play so many rounds; what is to be returned in the place of this strategy's own result."""
+        super().start(grid, arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn)
 
     def _begin(self, grid: Grid) -> None:
         """Bind the run in its folder, whoever calls the rounds."""
@@ -281,15 +298,15 @@ class FedVeilStrategy(Strategy):
                 start, k = records.from_arrays(self.layout, arrays), self.method.server.hypotheses
                 self.models = several(start, self.layout, k, self._seed)
             number = self.done + server_round
+            if number > self.rounds:
+                raise FieldError("server_round", number, f"the clients are told of {self.rounds} rounds: plan them all")
             self.server.require_rounds(number - 1)
             if self.done and not self.history:
                 self.server.resume(self.models, self.done, self.server.state)
-            self._nodes.grid, self._nodes.config = grid, config
-            self._roster.meet(grid, self._nodes.timeout, self.method.least_sites)
-            everybody = self._roster.partitions
-            self._serving.partitions = tuple(everybody)
-            size = self._size or len(everybody)
-            cohort = draw_cohort(self._seed, number, everybody, size)
+            self._nodes.grid = grid
+            self._roster.meet(grid, self._nodes.timeout, max(self.method.least_sites, self._least_nodes))
+            self._serving.partitions = tuple(self._roster.partitions)
+            size, cohort, self._nodes.config = self._cohort(server_round, arrays, config)
             self._loop.begin(self.models, number, self.rounds, size, cohort)
             return self._nodes.sent
 
@@ -307,15 +324,27 @@ class FedVeilStrategy(Strategy):
         counts = {name: len(getattr(log, name)) for name in ("used", "failed", "invalid", "refused")}
         if self._on_round is not None:
             self._on_round(log)
-        metrics = MetricRecord({**self._serving.metrics, **log.report, **counts})
+        metrics = MetricRecord({**self._told(log), **log.report, **counts})
         self._result.train_metrics_clientapp[server_round] = metrics
         if log.number == self.rounds:  # a loop of an app's own may not come back
             self._end()
         return records.to_arrays(self.layout, self.models[0]), metrics
 
+    def _cohort(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> tuple[int, list[int], ConfigRecord]:
+        """Size of a round's cohort, its partitions, and what else its clients are told."""
+        everybody = self._roster.partitions
+        size = self._size or len(everybody)
+        return size, draw_cohort(self._seed, self.done + server_round, everybody, size), config
+
     def _stepped(self, server_round: int, released: Tensor) -> Tensor:
         """The next models [k, d], of those that were released."""
         return released
+
+    def _told(self, log: Round) -> Mapping[str, Any]:
+        """What the metrics of a round's clients come to."""
+        return self._serving.metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -324,7 +353,14 @@ class FedVeilStrategy(Strategy):
         assert self.broadcast is not None  # a round was combined
         broadcast = Broadcast(models=self.models, public=self.broadcast.public)
         nodes = self._evaluating.nodes(self._roster, broadcast.public.round)
+        nodes, config = self._evaluators(nodes, server_round, arrays, config)
         return self._nodes.address(broadcast, nodes, config, MessageType.EVALUATE)
+
+    def _evaluators(
+        self, nodes: dict[int, int], server_round: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> tuple[dict[int, int], ConfigRecord]:
+        """Whom to ask of the nodes that may be asked, by partition, and what else they are told."""
+        return nodes, config
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Mean of the clients' metrics, weighted by their counts; None under local trust."""
@@ -337,8 +373,16 @@ class FedVeilStrategy(Strategy):
             self._serving.validated(self.best, number, self.models)
         if not figures:
             return None
-        self._result.evaluate_metrics_clientapp[server_round] = MetricRecord(dict(figures))
-        return self._result.evaluate_metrics_clientapp[server_round]
+        metrics = self._evaluated(server_round, released, figures)
+        if metrics is not None:
+            self._result.evaluate_metrics_clientapp[server_round] = metrics
+        return metrics
+
+    def _evaluated(
+        self, server_round: int, released: Mapping[int, Releases], figures: Mapping[str, float]
+    ) -> MetricRecord | None:
+        """What clients' evaluations come to: `figures`, their means."""
+        return MetricRecord(dict(figures))
 
     def summary(self) -> None:
         """Log what will run, and what it is worth."""

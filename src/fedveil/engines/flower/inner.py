@@ -1,0 +1,262 @@
+"""A Flower app's own strategy behind FedVeil's noise: its rounds, its choice of nodes, its optimiser, its metrics."""
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Result
+from torch import Tensor
+
+from fedveil.accounting import count_of
+from fedveil.engines.flower.grid import SERVER_NODE, InProcessGrid
+from fedveil.engines.flower.records import ARRAYS, CONFIG, to_arrays
+from fedveil.engines.flower.strategy import Evaluate, FedVeilStrategy
+from fedveil.engines.messages import COUNT, METRICS_KEY
+from fedveil.engines.server import Round
+from fedveil.errors import FieldError, NoReplyError
+from fedveil.methods import Releases
+
+MEANS = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)  # whatever inherits how one of them combines is a mean, too
+SHADOWED = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
+STARTED = ("grid", "initial_arrays", "num_rounds", "timeout", "train_config", "evaluate_config", "evaluate_fn")
+KEYS = {"arrayrecord_key": ARRAYS, "configrecord_key": CONFIG, "weighted_by_key": COUNT}
+LOOKS = 10  # at who is connected, without sending anything
+
+
+class WrappedStrategy(FedVeilStrategy):
+    """FedVeil's strategy with an app's own strategy behind the noise.
+
+    The method combines the protected replies and adds its noise. What it released is the one reply that the inner
+    strategy sees; its momentum, its steps and its state are post-processing, at no cost. Kept are:
+
+    - its `start`, with the files that it writes; each round of it is one of FedVeil's;
+    - which nodes it asks (`fraction_train`, `min_train_nodes`, `min_available_nodes`, `configure_train`, and the same
+      of evaluation), and what its messages tell them in their config, so long as all are told the same;
+    - its functions of metrics, over the metrics of the replies that were combined; under local trust none leave.
+
+    No cohort is amplification: each client is charged for each round in full, whoever was asked.
+
+    Parameters
+    ----------
+    inner : flwr.serverapp.strategy.FedAvg
+        FedAvg, FedProx, FedAvgM, FedAdagrad, FedAdam or FedYogi, or a class that combines as one of them does.
+    *arguments, **options
+        As for `FedVeilStrategy`. With ``clients_per_round`` FedVeil draws the cohorts instead.
+
+    Raises
+    ------
+    FieldError
+        If the inner strategy's rule is no mean: of a median, of Krum or of loss-weighted means the sensitivity is not
+        bounded by clip / n, and of one reply they are the identity. Choose a rule of `fedveil.aggregation` instead.
+        If it does something else that is not kept: the error names it.
+
+    Examples
+    --------
+    >>> from flwr.serverapp.strategy import FedAdam
+    >>> strategy = WrappedStrategy(FedAdam(eta=0.01), method, layout, rounds=10)  # doctest: +SKIP
+    """
+
+    def __init__(self, inner: FedAvg, *arguments: Any, **options: Any) -> None:
+        _require_kept(inner)
+        for name, given in {"done": options.get("done"), "resume": _goes_on(options.get("folder"))}.items():
+            if given:
+                accepted = "would forget the inner strategy's state, and its models are in no ledger: FedVeilStrategy "
+                accepted += "with a server optimiser of fedveil.aggregation goes on"
+                raise FieldError(name, given, accepted)
+        super().__init__(*arguments, **options)
+        if self.method.server.hypotheses != 1:
+            raise FieldError("method", self.method.name, "has several models, and a Flower strategy keeps one")
+        self._inner, self._own = inner, dict[str, Any]()
+        self._least_nodes = 0 if self._size is not None else inner.min_available_nodes
+        self._stopping = options.get("stopping") is not None
+
+    def _play(
+        self,
+        grid: Grid,
+        arrays: ArrayRecord,
+        rounds: int,
+        timeout: float,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        evaluate_fn: Evaluate | None,
+    ) -> Any:
+        """The inner strategy's own rounds, with FedVeil's four steps in the place of its own."""
+        self.summary()
+        given = (grid, arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn)
+        start: Any = self._inner.start
+        with self._in_its_place():
+            result = start(**dict(zip(STARTED, given, strict=True)))
+        if not isinstance(result, Result):
+            return result
+        self._result = result
+        return None
+
+    @contextmanager
+    def _in_its_place(self) -> Iterator[None]:
+        """Within it whoever calls a round's steps of the inner strategy calls FedVeil's."""
+        held = vars(self._inner)
+        before = {name: held[name] for name in SHADOWED if name in held}
+        self._own = {name: getattr(self._inner, name) for name in SHADOWED}
+        held.update({name: getattr(self, name) for name in SHADOWED})
+        try:
+            yield
+        finally:
+            for name in SHADOWED:
+                held.pop(name)
+            held.update(before)
+            self._own = {}
+
+    def _step(self, name: str) -> Any:
+        """The inner strategy's own step of a round."""
+        return self._own.get(name) or getattr(self._inner, name)
+
+    def _asked(
+        self, step: str, least: int, server_round: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> tuple[dict[int, int], ConfigRecord]:
+        """Which nodes the inner strategy asks, by partition, and what it tells them."""
+        connected = self._roster.nodes
+        if len(connected) < least:
+            why = f"{len(connected)} protected nodes are connected, and {type(self._inner).__name__} asks {least}"
+            raise NoReplyError(f"round {self.done + server_round}: {why}")
+        shown = _Shown(list(connected.values()))
+        messages = list(self._step(f"configure_{step}")(server_round, arrays, config, shown))
+        partitions = {node: partition for partition, node in connected.items()}
+        told = [self._config_of(message, step, arrays) for message in messages]
+        if any(one != told[0] for one in told):
+            raise self._refused(f"configure_{step}", "tells nodes different things, and a broadcast is one for all")
+        nodes = {partitions[m.metadata.dst_node_id]: m.metadata.dst_node_id for m in messages}
+        return dict(sorted(nodes.items())), told[0] if told else config
+
+    def _config_of(self, message: Message, step: str, arrays: ArrayRecord) -> ConfigRecord:
+        """What a message tells its node, refusing whatever else it carries."""
+        content, name = message.content, f"configure_{step}"
+        if others := sorted(content.keys() - {ARRAYS, CONFIG}):
+            raise self._refused(name, f"sends {others}, and a broadcast has the model and a config alone")
+        if message.metadata.message_type != step:
+            raise self._refused(name, f"sends messages of type {message.metadata.message_type!r}, not {step!r}")
+        sent = content.get(ARRAYS)
+        if sent is not arrays and sent != arrays:
+            raise self._refused(name, "sends another model than it is given, and nodes train the released one")
+        config = content.get(CONFIG)
+        return config if isinstance(config, ConfigRecord) else ConfigRecord()
+
+    def _refused(self, name: str, why: str) -> FieldError:
+        return FieldError(f"inner.{name}", type(self._inner).__name__, f"{why}: FedVeilStrategy, or leave that out")
+
+    def _cohort(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> tuple[int, list[int], ConfigRecord]:
+        inner, drawn = self._inner, self._size is not None
+        count = len(self._roster.nodes)
+        least = max(inner.min_available_nodes, inner.min_train_nodes, int(count * inner.fraction_train))
+        if drawn:  # what it tells is kept, whom it asks is not looked at
+            return self._drawn(server_round, arrays, config, least)
+        nodes, told = self._asked("train", least, server_round, arrays, config)
+        if not nodes:
+            raise self._refused("configure_train", "asks nobody")
+        if self.method.noisy is not None:
+            self.method.noisy.require_sites(len(nodes), "inner.fraction_train")
+        return len(nodes), list(nodes), told
+
+    def _drawn(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, least: int
+    ) -> tuple[int, list[int], ConfigRecord]:
+        shown = InProcessGrid({}, [{}] * max(least, 1))
+        messages = list(self._step("configure_train")(server_round, arrays, config, shown))
+        told = self._config_of(messages[0], "train", arrays) if messages else config
+        return super()._cohort(server_round, arrays, told)
+
+    def _stepped(self, server_round: int, released: Tensor) -> Tensor:
+        """Hand what was released to the inner strategy, and take its model."""
+        arrays = to_arrays(self.layout, released[0])
+        content = RecordDict({ARRAYS: arrays, METRICS_KEY: MetricRecord({self._inner.weighted_by_key: 1})})
+        one = Message(content, SERVER_NODE, MessageType.TRAIN)
+        measure, self._inner.train_metrics_aggr_fn = self._inner.train_metrics_aggr_fn, _nothing
+        try:  # of the metrics of clients, which are in no such reply
+            stepped, _ = self._step("aggregate_train")(server_round, [one])
+        finally:
+            self._inner.train_metrics_aggr_fn = measure
+        if stepped is None:
+            raise FieldError("inner", type(self._inner).__name__, "made no model of the released one")
+        named = {n: torch.from_numpy(array.numpy()).to(self.layout.dtype) for n, array in stepped.items()}
+        return self.layout.flatten(named)[None]
+
+    def _told(self, log: Round) -> Mapping[str, Any]:
+        if not self._serving.metrics:
+            return {}
+        contents = [_metrics_of(self.received[partition]) for partition in log.used]
+        return dict(self._inner.train_metrics_aggr_fn(contents, self._inner.weighted_by_key))
+
+    def _evaluators(
+        self, nodes: dict[int, int], server_round: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> tuple[dict[int, int], ConfigRecord]:
+        if not nodes or self._stopping:
+            return nodes, config
+        inner, count = self._inner, len(self._roster.nodes)
+        if inner.fraction_evaluate == 0.0:
+            return {}, config
+        least = max(inner.min_available_nodes, inner.min_evaluate_nodes, int(count * inner.fraction_evaluate))
+        return self._asked("evaluate", least, server_round, arrays, config)
+
+    def _evaluated(
+        self, server_round: int, released: Mapping[int, Releases], figures: Mapping[str, float]
+    ) -> MetricRecord | None:
+        if self._stopping:
+            return super()._evaluated(server_round, released, figures)
+        replies = [_metrics_of(releases) for _, releases in sorted(released.items())]
+        messages = [Message(content, SERVER_NODE, MessageType.EVALUATE) for content in replies]
+        metrics: MetricRecord | None = self._step("aggregate_evaluate")(server_round, messages)
+        return metrics
+
+
+class _Shown(InProcessGrid):
+    """Names nodes, and carries nothing to them."""
+
+    def __init__(self, nodes: list[int]) -> None:
+        super().__init__({}, [])
+        self._shown, self._looks = nodes, 0
+
+    def get_node_ids(self) -> Iterable[int]:
+        self._looks += 1
+        if self._looks > LOOKS:
+            raise NoReplyError(f"the inner strategy waits for more than the {len(self._shown)} nodes connected")
+        return list(self._shown)
+
+
+def _require_kept(inner: FedAvg) -> None:
+    """Refuse an inner strategy that does what cannot be kept."""
+    kind = type(inner)
+    if getattr(kind, "aggregate_train", None) not in [mean.aggregate_train for mean in MEANS]:
+        known = ", ".join(mean.__name__ for mean in MEANS)
+        accepted = f"combines (aggregate_train) otherwise than {known}: with unknown sensitivity. Take a rule of "
+        accepted += "fedveil.aggregation; what only saves a model belongs in start, or in on_round of this strategy"
+        raise FieldError("inner", kind.__name__, accepted)
+    for name, kept in KEYS.items():
+        if getattr(inner, name) != kept:
+            raise FieldError(f"inner.{name}", getattr(inner, name), f"must be {kept!r}: the privacy mod reads that")
+    if inner.fraction_train == 0.0:
+        raise FieldError("inner.fraction_train", 0.0, "asks nobody to train")
+    try:
+        inspect.signature(kind.start).bind(inner, **dict.fromkeys(STARTED))
+    except TypeError as error:
+        accepted = f"is not started as Flower's strategies are ({error}): it must take {', '.join(STARTED)}"
+        raise FieldError("inner.start", kind.__name__, accepted) from error
+
+
+def _nothing(contents: list[RecordDict], key: str) -> MetricRecord:
+    return MetricRecord()
+
+
+def _goes_on(folder: Any) -> str:
+    return str(folder.path) if getattr(folder, "resume", False) else ""
+
+
+def _metrics_of(releases: Releases) -> RecordDict:
+    """The metrics of a reply, as a function of metrics gets them; its model is not in it."""
+    count = count_of(releases)
+    metrics = {r.name: float(r.value) for r in releases if r.kind == "metric"}
+    return RecordDict({METRICS_KEY: MetricRecord({**metrics, COUNT: 1 if count is None else count})})
