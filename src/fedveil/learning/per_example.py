@@ -30,7 +30,7 @@ from fedveil.learning.row_isolation import (
     without_autograd,
 )
 from fedveil.learning.rules import NotApart
-from fedveil.learning.traced import ByOperators, ByValue, OneByOne
+from fedveil.learning.traced import ByOperators, ByValue, OneByOne, times_slower
 from fedveil.logs import logger
 from fedveil.secure import on_grid
 
@@ -249,8 +249,26 @@ class PerExample:
                 why = str(error)
             except RuntimeError as error:
                 why = f"it raises for some values: {error}".partition("\n")[0]
-            self._rule = self._alone
-            _LOG.warning("one example a call, some 200 times slower than a batch: %s", why)
+            self._go_alone(why, x, y)
+
+    def foresee(self, x: Tensor, y: Tensor) -> None:
+        """Say before the first batch, on made-up examples x and y [N, ...], where a model goes one example a call.
+
+        What a machine's kernels do shows later, in batches of the shape to come.
+        """
+        if isinstance(self._rule, ByOperators):
+            try:
+                self._rule.foresee(x)
+            except ByValue as error:
+                self._go_alone(str(error), x, y)
+
+    def _go_alone(self, why: str, x: Tensor, y: Tensor) -> None:
+        """Take one example a call from now on, and say why, and how much slower it is."""
+        self._rule = self._alone
+        with torch.random.fork_rng(devices=[]):
+            times = times_slower(self._model, x, y, self._alone.loss)
+        slower = "much slower" if times is None else f"about {times:.0f} times slower"
+        _LOG.warning("one example a call, %s than a batch: %s", slower, why)
 
     def _form(self, rows: int, each: int, formed: bool, spanned: bool) -> BatchForm:
         """The form of a chunk: as many whole persons as memory holds, of so many rows each."""

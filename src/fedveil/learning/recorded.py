@@ -1,6 +1,7 @@
 """The operators that a function calls, as a graph: recorded where kernels are called, below vmap and autograd."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import getitem
 from typing import Any
 
@@ -12,11 +13,12 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 
-def recorded(function: Callable[..., Any], *inputs: Tensor) -> GraphModule:
+def recorded(function: Callable[..., Any], *inputs: Tensor, layers: Sequence[str] = ()) -> GraphModule:
     """Call a function of tensors once, and return what it called as a module of the same inputs.
 
     Its outputs are those of the function, as a flat list of tensors. A tensor that comes from neither the inputs nor
-    an operator is a constant. Each node's ``meta["val"]`` has its shape and type, and no values.
+    an operator is a constant. Each node's ``meta["val"]`` has its shape and type, and no values; ``meta["layer"]`` is
+    the name of the layer that was running.
 
     Parameters
     ----------
@@ -24,8 +26,10 @@ def recorded(function: Callable[..., Any], *inputs: Tensor) -> GraphModule:
         Its operators must not depend on values, and overwrite nothing (see ``torch.func.functionalize``).
     inputs : Tensor
         Tensors, whose shapes and types the graph is made for.
+    layers : sequence of str
+        The layers that are running, the innermost last (see `running_layers`).
     """
-    recorder = _Recorder()
+    recorder = _Recorder(layers)
     for i, tensor in enumerate(inputs):
         recorder.keep(recorder.graph.placeholder(f"input_{i}"), tensor)
     with recorder:
@@ -36,13 +40,29 @@ def recorded(function: Callable[..., Any], *inputs: Tensor) -> GraphModule:
     return GraphModule(recorder.constants, recorder.graph)
 
 
+def running_layers(model: nn.Module) -> list[str]:
+    """The names of a model's layers that are running at any time, as they are called; the innermost is the last."""
+    running: list[str] = []
+
+    def enter(layer: nn.Module, given: Any, name: str) -> None:
+        running.append(name)
+
+    def leave(layer: nn.Module, given: Any, output: Any) -> None:
+        running.pop()
+
+    for name, layer in model.named_modules():
+        layer.register_forward_pre_hook(partial(enter, name=f"{name} ({type(layer).__name__})" if name else ""))
+        layer.register_forward_hook(leave)
+    return running
+
+
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down every operator; tensors are told apart by what they are, and not held."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: Sequence[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph, self.constants = Graph(), nn.Module()
-        self._nodes = WeakTensorKeyDictionary()
+        self._layers, self._nodes = layers, WeakTensorKeyDictionary()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -57,6 +77,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = tree_map_only(Tensor, self.node_of, (tuple(args), named))
         result = func(*args, **named)
         node = self.graph.call_function(func, *given)
+        node.meta["layer"] = self._layers[-1] if self._layers else ""
         if isinstance(result, Tensor):
             self.keep(node, result)
         elif isinstance(result, tuple | list):

@@ -8,6 +8,7 @@ row, at its place in a batch of this size, follows from that row alone.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import getitem
+from time import perf_counter
 from typing import Any
 from warnings import catch_warnings, filterwarnings
 
@@ -18,14 +19,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedveil.layout import Layout
 from fedveil.learning.gradients import Formed, Gradients, GradientsAndLosses
+from fedveil.learning.joined import join_products
 from fedveil.learning.losses import LOSSES, LossFunction, masked, outputs_of, usable
 from fedveil.learning.recognised import fresh, generators_of
-from fedveil.learning.recorded import recorded
+from fedveil.learning.recorded import recorded, running_layers
 from fedveil.learning.streams import draw_from, drawing
 from fedveil.learning.torch_losses import Labelwise
 from fedveil.learning.written_out import ByValue as ByValue
 from fedveil.learning.written_out import WrittenOut
 from fedveil.mechanisms.source import keyed_seed
+
+_MEASURED = 32  # examples of a batch that one example a call is timed against
 
 
 class ByOperators:
@@ -59,6 +63,7 @@ class ByOperators:
             If it cannot be traced, or has an operator that is not known to be blind to values.
         """
         module = fresh(self._model)
+        running = running_layers(module)
         try:
             with torch.no_grad():
                 outputs = tuple(outputs_of(fresh(self._model)(x[:1])).shape)[1:]
@@ -72,20 +77,41 @@ class ByOperators:
             each = torch.func.vmap(torch.func.grad_and_value(alone), in_dims=(None, 0, 0), randomness="different")
             with catch_warnings(), sdpa_kernel(SDPBackend.MATH):
                 filterwarnings("ignore", message="There is a performance drop")  # what is traced is refused below
-                graph = recorded(_without_overwriting(each, self._layout.names), *self._parameters(), x, y)
+                step = _without_overwriting(each, self._layout.names)
+                graph = recorded(step, *self._parameters(), x, y, layers=running)
         except Exception as error:
-            told = str(error).partition("\n")[0]
-            if ".item()" in told:
-                told = "it reads a number out of an example, as packed sequences do: pad to one length instead"
-            raise ByValue(f"{type(self._model).__name__} cannot be traced: {told}") from error
-        public: set[Node] = set()  # what follows from constants of the model alone
-        for node in graph.graph.nodes:
-            if node.op == "get_attr" or (node.op == "call_function" and public.issuperset(node.all_input_nodes)):
-                public.add(node)
-            if node.op == "call_module" or (node.op == "call_function" and not _blind(node, public)):
-                whose = self._name_of_loss() if self._of_loss(node, outputs, y, loss) else type(self._model).__name__
-                raise ByValue(f"{whose} uses {node.target}, which may follow values")
+            raise self._untraceable(error, running) from error
+        followed = _not_blind(graph)
+        if followed is not None:
+            whose = self._name_of_loss() if self._of_loss(followed, outputs, y, loss) else type(self._model).__name__
+            raise ByValue(f"{whose} uses {_named(followed)}, which may follow values")
+        join_products(graph)
         self._graphs[x.shape] = graph, outputs
+
+    def foresee(self, x: Tensor) -> None:
+        """Look at the way forwards alone, which takes a fraction of the time, on dummies [B, ...].
+
+        Raises
+        ------
+        ByValue
+            If it cannot be traced, or has an operator that is not known to be blind to values.
+        """
+        module = fresh(self._model)
+        running = running_layers(module)
+
+        def alone(one: Tensor) -> Tensor:
+            with WrittenOut():
+                return outputs_of(module(one[None]))
+
+        try:
+            with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+                each = torch.func.functionalize(torch.func.vmap(alone, randomness="different"))
+                graph = recorded(each, x, layers=running)
+        except Exception as error:
+            raise self._untraceable(error, running) from error
+        followed = _not_blind(graph)
+        if followed is not None:
+            raise ByValue(f"{type(self._model).__name__} uses {_named(followed)}, which may follow values")
 
     def __call__(self, x: Tensor, y: Tensor, here: Tensor, lengths: Tensor | None = None) -> GradientsAndLosses:
         """Gradients, losses [B], and which examples [B] have both."""
@@ -95,6 +121,14 @@ class ByOperators:
             *rows, losses = graph(*self._parameters(), x, masked(y, (len(x), *outputs), self._loss)[0])
         formed = Formed(dict(zip(self._layout.names, rows, strict=True)))
         return Gradients([formed], self._layout), losses.detach(), here & good
+
+    def _untraceable(self, error: Exception, running: Sequence[str]) -> ByValue:
+        """Why the model has no trace, and in which of the layers that were running."""
+        told = str(error).partition("\n")[0]
+        if ".item()" in told:
+            told = "it reads a number out of an example, as packed sequences do: pad to one length instead"
+        layer = f" (its layer {running[-1]})" if running and running[-1] else ""
+        return ByValue(f"{type(self._model).__name__}{layer} cannot be traced: {told}")
 
     def _of_loss(self, found: Node, outputs: tuple[int, ...], y: Tensor, loss: LossFunction) -> bool:
         """Whether an operator is one of the loss alone, on outputs of this shape."""
@@ -119,7 +153,7 @@ class OneByOne:
         self, model: nn.Module, layout: Layout, loss: str | Labelwise, generator: torch.Generator | None
     ) -> None:
         self._model, self._layout, self._generator = model, layout, generator
-        self._loss = LOSSES[loss] if isinstance(loss, str) else lambda output, y: loss(output, y).mean()
+        self.loss: LossFunction = LOSSES[loss] if isinstance(loss, str) else lambda output, y: loss(output, y).mean()
         self.held = layout.size
         self.failure: Exception | None = None
 
@@ -150,7 +184,7 @@ class OneByOne:
         module = fresh(self._model, shared=False)  # code that sets its weights would set those of the next example
         every = dict(module.named_parameters())
         shared = [every[name] for name in self._layout.names]
-        loss = self._loss(outputs_of(module(x)), y)
+        loss = self.loss(outputs_of(module(x)), y)
         gradients = torch.autograd.grad(loss, shared, allow_unused=True)
         blocks = [torch.zeros_like(p) if g is None else g for p, g in zip(shared, gradients, strict=True)]
         return torch.cat([g.reshape(-1).to(self._layout.dtype) for g in blocks]), loss.detach()
@@ -167,6 +201,24 @@ def _without_overwriting(each: Callable[..., Any], names: Sequence[str]) -> Call
     return torch.func.functionalize(flat)
 
 
+def times_slower(model: nn.Module, x: Tensor, y: Tensor, loss: LossFunction) -> float | None:
+    """How much longer examples take one by one than in one batch, measured on zeros like x and y [N, ...]; or None."""
+    shared = [p for p in model.parameters() if p.requires_grad]
+
+    def seconds(rows: int) -> float:
+        began = perf_counter()
+        module = fresh(model)
+        examples = torch.zeros((rows, *x.shape[1:]), dtype=x.dtype, device=x.device)
+        labels = torch.zeros((rows, *y.shape[1:]), dtype=y.dtype, device=y.device)
+        torch.autograd.grad(loss(outputs_of(module(examples)), labels), shared, allow_unused=True)
+        return perf_counter() - began
+
+    with suppress(Exception):  # code of somebody's own
+        seconds(1)
+        return _MEASURED * min(seconds(1), seconds(1)) / min(seconds(_MEASURED), seconds(_MEASURED))
+    return None
+
+
 @contextmanager
 def seeded(generator: torch.Generator | None) -> Iterator[int | None]:
     """Draw what a module takes from global random states from this generator's stream; gives the seed."""
@@ -176,6 +228,24 @@ def seeded(generator: torch.Generator | None) -> Iterator[int | None]:
     seed = int(torch.randint(1 << 62, (), generator=generator))
     with drawing(seed):
         yield seed
+
+
+def _not_blind(graph: GraphModule) -> Node | None:
+    """The first operator that may follow values."""
+    public: set[Node] = set()  # what follows from constants of the model alone
+    for node in graph.graph.nodes:
+        if node.op == "get_attr" or (node.op == "call_function" and public.issuperset(node.all_input_nodes)):
+            public.add(node)
+        if node.op == "call_module" or (node.op == "call_function" and not _blind(node, public)):
+            found: Node = node
+            return found
+    return None
+
+
+def _named(node: Node) -> str:
+    """An operator, and the layer that called it."""
+    layer = node.meta.get("layer")
+    return f"{node.target} in its layer {layer}" if layer else str(node.target)
 
 
 def _blind(node: Node, public: set[Node]) -> bool:

@@ -65,3 +65,43 @@ def test_the_model_is_not_blamed_for_the_loss(model, loss, named, caplog):
         trained(model(), loss)
     [said] = [record.getMessage() for record in caplog.records if "one example a call" in record.getMessage()]
     assert f"{named} uses" in said
+
+
+class Deep(nn.Module):
+    """A layer that sorts, inside another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 3), Sorting())
+
+    def forward(self, x):
+        return self.body(x)
+
+
+class Gates(nn.Module):
+    def forward(self, x):
+        return x * (x.sum().item() > 0)
+
+
+def said_before(model, caplog):
+    """What is said while the federation is built, and then while it runs."""
+    clients = [(torch.randn(6, 5, 3, generator=G), torch.arange(6) % 2) for _ in range(2)]
+    method = fv.methods.build("record", epsilon=8.0, delta=1e-5, rounds=1, examples=6, clip=1.0)
+    texts = []
+    with caplog.at_level(logging.WARNING):
+        federation = fv.Federation(model=model, clients=clients, method=method)
+        texts.append(caplog.text)
+        federation.run(1)
+    return *texts, caplog.text.removeprefix(texts[0])
+
+
+def test_a_slow_part_is_named_before_the_run(caplog):
+    before, later = said_before(Deep(), caplog)
+    assert "body.1 (Sorting)" in before
+    assert "times slower" in before
+    assert "one example a call" not in later
+
+
+def test_a_layer_that_cannot_be_traced_is_named(caplog):
+    before, _ = said_before(nn.Sequential(nn.Linear(3, 3), Gates(), Sorting()), caplog)
+    assert "1 (Gates)" in before
