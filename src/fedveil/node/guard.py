@@ -15,7 +15,14 @@ from flwr.supercore.run import Run
 from fedveil.accounting import Admission, Policy
 from fedveil.engines.client import NO_PART
 from fedveil.engines.flower.exchange import NOTHING
-from fedveil.engines.flower.mod import CLIENT_FAILED, PREFIX, method_from, privacy_mod, protected_outside
+from fedveil.engines.flower.mod import (
+    CLIENT_FAILED,
+    PREFIX,
+    method_from,
+    privacy_keys,
+    privacy_mod,
+    protected_outside,
+)
 from fedveil.engines.flower.records import ARRAYS, FAILED, HELLO, REFUSED
 from fedveil.engines.lifetime import read_policy
 from fedveil.engines.node import RUN
@@ -170,6 +177,11 @@ def _own(reference: str) -> tuple[ClientAppCallable, dict[str, Any]]:
 
 def _foreign(bundle: Bundle, node: NodePolicy, context: Context) -> tuple[ClientAppCallable, dict[str, Any]]:
     """The bundle's client, in a process of its own."""
+    if not any("method" in keys for keys in privacy_keys(context)):
+        accepted = "is in neither the node's configuration nor the run's, and what a bundle's code says (as "
+        accepted += "privacy_mod(layout, method)) is not asked: write it into the SuperNode's --node-config, or let "
+        accepted += "the run's configuration propose it, which the policy judges"
+        raise FieldError(f"{PREFIX}method", None, accepted)
     method = method_from(context)
     if method.noisy is not None:
         accepted = "its noise is drawn by the training code: that must be the operator's own (policy.node.client)"

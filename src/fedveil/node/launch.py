@@ -4,15 +4,20 @@ Flower's SuperExec starts it for one message, by name. It takes the message from
 the reply, and hands that back. It installs nothing, sends no log, and what fails before there is a reply sends nothing.
 """
 
+import os
 import sys
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from importlib.metadata import version
+from threading import Thread
 
 from fedveil.logs import logger
 
 _LOG = logger("flwr")
 CLIENT = "flwr-clientapp"
 OTHERS = ("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation")
+LOOK = 1.0  # seconds between two looks at whether the process that started this one lives
 REPLIES = (CLIENT, "flwr-agentapp")  # kinds of task that a message of the SuperLink waits for
 
 
@@ -27,10 +32,26 @@ def main(argv: Sequence[str]) -> int:
         add_args_flwr_app_common(parser=parser, include_token_stdin=True)
         return _run(policy, task, parser.parse_args(rest))
     except ImportError as error:
-        _LOG.error("FedVeil: `fedveil node` knows flwr 1.41 and 1.42; install one of them (%s)", error)
+        lacks = (
+            "FedVeil: flwr %s lacks what `fedveil node` needs (%s); nothing leaves: install one that has it, as 1.42"
+        )
+        _LOG.error(lacks, version("flwr"), error)
     except Exception as error:
         _LOG.error("FedVeil: nothing leaves this node", exc_info=error)
     return 1
+
+
+def end_with_starter() -> None:
+    """End this process soon after the one that started it has ended, however that ended."""
+    starter = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == starter:
+            time.sleep(LOOK)
+        os._exit(1)  # whatever is under way: a ledger's line is on the disk before anything is handed over
+
+    if os.name == "posix":
+        Thread(target=watch, daemon=True).start()
 
 
 def _run(policy: str, task: str, arguments: Namespace) -> int:
@@ -88,4 +109,5 @@ def _run(policy: str, task: str, arguments: Namespace) -> int:
 
 
 if __name__ == "__main__":
+    end_with_starter()
     sys.exit(main(sys.argv[1:]))

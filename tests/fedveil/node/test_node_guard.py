@@ -387,3 +387,11 @@ def test_an_own_client_whose_handlers_have_different_mods_is_refused(tmp_path, m
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(FieldError, match="differ"):
         _own("two_mods:app")
+
+
+def test_a_bundle_that_pins_its_method_in_code_is_told_where_to_write_it(tmp_path, caplog):
+    content = bundle()
+    policy = site(tmp_path / "node", f"apps = [{hash_of(content)!r}]")
+    caplog.set_level(logging.ERROR, "flwr")
+    refused(asked(policy, content=content, context=context(**{"num-partitions": 3})), policy, FAILED)
+    assert "--node-config" in caplog.text

@@ -1,8 +1,12 @@
 """The launcher against Flower's own SuperNode API: what it hands back for each kind of task."""
 
+import os
+import signal
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -105,3 +109,36 @@ def test_a_heartbeat_that_comes_late_interrupts_nothing(played, monkeypatch):
     _, _, task, _ = played(TaskType.CONNECTOR)
     time.sleep(0.7)
     assert task.status.sub_status == "failed"
+
+
+def test_the_launcher_ends_with_the_process_that_started_it():
+    """However that ended, and whatever the launcher is doing."""
+    inner = "from fedveil.node.launch import end_with_starter; import time; end_with_starter(); print('up', flush=True)"
+    child = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {inner + '; time.sleep(60)'!r}])"
+    outer = f"{child}; print(p.pid, flush=True); p.wait()"
+    starter = subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE, text=True)
+    said = {starter.stdout.readline().strip(), starter.stdout.readline().strip()}
+    pid = int((said - {"up"}).pop())
+    starter.kill()
+    starter.wait()
+    for _ in range(200):
+        if not alive(pid):
+            return
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    pytest.fail("it outlived its starter")
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("missing", ["flwr.common.args"])
+def test_another_flower_is_refused_by_what_it_lacks(monkeypatch, caplog, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    caplog.set_level("ERROR", "flwr")
+    assert launch.main(["policy.toml", launch.CLIENT, "--runtime-api-address", "127.0.0.1:1"]) == 1
+    assert missing in caplog.text

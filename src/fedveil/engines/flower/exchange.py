@@ -11,6 +11,7 @@ from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from math import inf, isfinite
 from threading import Thread
+from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from fedveil.methods.publishing import Validation
 
 _LOG = logger("flwr")
 NOTHING = "FedVeil: nothing leaves this node"
+LEGACY = "recorddict_compat"  # Flower's module that reads messages for a client_fn
 LOSS = "loss"  # of the app's evaluate function
 _SOURCE: ContextVar[Source | None] = ContextVar("fedveil_training_source", default=None)
 
@@ -165,6 +167,12 @@ class Exchange:
         before = _SOURCE.set(noise)
         try:
             reply = self.app(self.message, self.context)
+        except Exception as error:
+            if any(LEGACY in frame.filename for frame in extract_tb(error.__traceback__)):
+                accepted = "is of Flower's legacy API, and gets messages that it cannot read: needs @app.train() of "
+                accepted += "the message API, as docs/flower.md shows"
+                raise FieldError("client_app", "client_fn", accepted) from error
+            raise
         finally:
             _SOURCE.reset(before)
         if reply.has_error():

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
@@ -181,7 +182,8 @@ def _identity() -> Iterator[None]:
 
         before = (TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id)
     except (ImportError, AttributeError) as error:
-        raise ImportError("the in-process grid knows flwr 1.41 and 1.42; install one of them") from error
+        lacks = f"flwr {version('flwr')} lacks what the in-process grid needs ({error})"
+        raise ImportError(f"{lacks}: install one that has it, as 1.42, or use Flower's simulation") from error
     TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = 1, RUN, SERVER_NODE
     try:
         yield

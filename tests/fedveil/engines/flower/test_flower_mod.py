@@ -7,14 +7,25 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
 from torch import nn
 
 from fedveil.accounting import Filter, ParticipationFilter
 from fedveil.engines.flower.mod import CLIENT_FAILED
 from fedveil.engines.flower.records import HELLO, write_broadcast
 from fedveil.engines.messages import REPLY
-from fedveil.errors import FieldError
-from fedveil.flower import FACTS, FAILED, REFUSED, from_arrays, privacy_mod, to_arrays, write_facts
+from fedveil.errors import FieldError, NoReplyError
+from fedveil.flower import (
+    FACTS,
+    FAILED,
+    REFUSED,
+    FedVeilStrategy,
+    from_arrays,
+    privacy_mod,
+    run_in_process,
+    to_arrays,
+    write_facts,
+)
 from fedveil.layout import Layout
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import Broadcast, PublicFacts, build
@@ -404,3 +415,24 @@ def test_arrays_of_another_shape_or_kind_are_refused():
             from_arrays(LAYOUT, ArrayRecord({**good, **changes}))
     with pytest.raises(FieldError, match="missing"):
         from_arrays(LAYOUT, ArrayRecord({"0.bias": good["0.bias"]}))
+
+
+def test_a_legacy_app_is_told_what_it_needs(caplog):
+    from flwr.client import NumPyClient
+
+    class Legacy(NumPyClient):
+        def fit(self, parameters, config):
+            return parameters, 1, {}
+
+    method, layout = build("global", noise_multiplier=1.0), Layout.from_shapes({"weight": (6,)})
+    client = ClientApp(client_fn=lambda context: Legacy().to_client(), mods=[privacy_mod(layout, method)])
+    server = ServerApp()
+
+    @server.main()
+    def main(grid, context):
+        FedVeilStrategy(method, layout, rounds=1).start(grid, to_arrays(layout, torch.zeros(6)))
+
+    caplog.set_level(logging.ERROR, "flwr")
+    with pytest.raises(NoReplyError):
+        run_in_process(server, client, 3)
+    assert "@app.train()" in str([record.exc_info for record in caplog.records])

@@ -503,3 +503,9 @@ def test_the_grid_copies_and_turns_exceptions_into_errors():
     assert ("seen" in grid.contexts[0].state, "seen" in grid.contexts[1].state) == (True, False)
     with pytest.raises(RuntimeError, match="TaskIdentity"):
         Message(RecordDict(), 1, "query")  # outside a run, as Flower has it
+
+
+def test_a_flower_without_what_the_grid_needs_is_refused_by_that_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr.supercore.task_identity", None)
+    with pytest.raises(ImportError, match="task_identity"):
+        run(FedVeilStrategy(VANILLA, LAYOUT, rounds=1), app())

@@ -11,11 +11,11 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
-from test_flower_strategy import LAYOUT
 
 from fedveil.errors import FieldError, NoReplyError
 from fedveil.flower import WrappedStrategy, from_arrays, privacy_mod, run_in_process, to_arrays
 from fedveil.methods import build
+from test_flower_strategy import LAYOUT
 
 pytestmark = pytest.mark.flower
 QUIET = build("global", noise_multiplier=1e-3, clip=100.0)
