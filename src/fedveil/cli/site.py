@@ -251,12 +251,17 @@ def node_init(folder: Path, head: Path, dataset: str, by: str) -> None:
 
 @node.command("check", cls=Command)
 @path_argument("folder", "FOLDER", FOLDER)
-def node_check(folder: Path) -> None:
+@click.option("--rehearse", is_flag=True, help="Have your own client train once on the site's data; releases nothing.")
+@click.option("--node-config", default="", metavar="TEXT", help="Of the rehearsal: as for flower-supernode.")
+@click.option("--train-config", default="", metavar="TEXT", help="Of the rehearsal: what servers tell, as lr=0.1.")
+def node_check(folder: Path, rehearse: bool, node_config: str, train_config: str) -> None:
     """Say what binds on this machine and what does not; exit code 2 if something needed is missing."""
-    from fedveil.node.site import check_site
+    from fedveil.node.site import check_site, rehearsed
     from fedveil.tables import Table
 
     findings = check_site(folder)
+    if rehearse:
+        findings.append(rehearsed(folder, node_config, train_config))
     show([Table(("what", "binds", "why"), [(f.what, f.binds, f.why) for f in findings], str(folder))])
     if any(f.binds == "no" and f.needed for f in findings):
         raise click.exceptions.Exit(REFUSED)

@@ -155,7 +155,7 @@ def _answer(node: NodePolicy, message: Message, context: Context, run: Run, bund
         raise FieldError(f"{PREFIX}dataset", rules.dataset, "is in the policy and the configuration: give it once")
     config = {**context.node_config, **own}
     seen = Context(context.run_id, context.node_id, config, context.state, context.run_config, context.series_id)
-    call, given = _own(rules.client) if rules.client is not None else _foreign(bundle, node, seen)
+    call, given = own_client(rules.client) if rules.client is not None else _foreign(bundle, node, seen)
     given.setdefault("layout", _layout_of(message.content))
     for name, place in (("ledger", rules.ledger), ("head", rules.head)):
         if place is not None:
@@ -165,7 +165,7 @@ def _answer(node: NodePolicy, message: Message, context: Context, run: Run, bund
     return privacy_mod(**{**given, "policy": node.costs})(message, seen, call)
 
 
-def _own(reference: str) -> tuple[ClientAppCallable, dict[str, Any]]:
+def own_client(reference: str) -> tuple[ClientAppCallable, dict[str, Any]]:
     """The operator's own client, and what its code says to the mod."""
     with protected_outside() as calls:
         app = load_app(reference)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fedveil.accounting import Policy
 from fedveil.engines.lifetime import begin_ledger, read_head
@@ -21,6 +21,7 @@ from fedveil.files import replace_file, wait_for
 from fedveil.node.guard import NodePolicy, private_folders, require_private
 from fedveil.node.isolation import require_hidden, require_isolation
 from fedveil.node.launch import CLIENT, OTHERS
+from fedveil.reading import toml_of
 
 POLICY, BIN = "policy.toml", "bin"
 QUIET = ("FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION")
@@ -130,6 +131,38 @@ def check_site(folder: str | Path) -> list[Binding]:
         *_of_costs(node.costs),
         *_of_code(node),
     ]
+
+
+def rehearsed(folder: str | Path, node_config: str, train_config: str) -> Binding:
+    """Whether the operator's own client trains on the site's data; nothing is released, and no ledger is opened.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Of the node.
+    node_config, train_config : str
+        ``"partition-id=0 data='/srv/ward.csv'"``: of the node, and what a server's messages tell.
+    """
+    from fedveil.node.rehearsal import rehearse
+
+    try:
+        given = (_pairs("--node-config", node_config), _pairs("--train-config", train_config))
+        return Binding("rehearsal", "yes", rehearse(Path(folder).resolve() / POLICY, *given))
+    except FedVeilError as error:
+        return Binding("rehearsal", "no", str(error))
+
+
+def _pairs(option: str, text: str) -> dict[str, Any]:
+    """The values of ``key=value`` pairs, each as TOML has it."""
+    values: dict[str, Any] = {}
+    for pair in shlex.split(text, posix=False):
+        name, _, value = pair.partition("=")
+        try:
+            values[name] = toml_of(f"value = {value}")["value"]
+        except ValueError as error:
+            accepted = "must be key=value pairs, texts in quotes: partition-id=0 data='/srv/ward.csv'"
+            raise FieldError(option, pair, accepted) from error
+    return values
 
 
 def _of_files(node: NodePolicy) -> Iterator[Binding]:

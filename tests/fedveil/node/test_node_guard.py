@@ -17,7 +17,7 @@ from fedveil.engines.messages import REPLY
 from fedveil.errors import FieldError
 from fedveil.flower import privacy_mod
 from fedveil.node.bundle import APPROVAL, approve, make_signer
-from fedveil.node.guard import WORDS, NodePolicy, _own, answer
+from fedveil.node.guard import WORDS, NodePolicy, answer, own_client
 from node_kit import GROUP, HEAD, LAYOUT, PLAIN, SECRET, bundle, context, hash_of, lines, moved, request, run, site
 
 pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("runtime")]
@@ -386,7 +386,7 @@ def test_an_own_client_whose_handlers_have_different_mods_is_refused(tmp_path, m
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(FieldError, match="differ"):
-        _own("two_mods:app")
+        own_client("two_mods:app")
 
 
 def test_a_bundle_that_pins_its_method_in_code_is_told_where_to_write_it(tmp_path, caplog):

@@ -6,7 +6,8 @@ answered with its metrics; under local trust nothing is measured. Of a node that
 model leaves as a release, or nothing does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from math import inf, isfinite
@@ -57,6 +58,16 @@ def training_source() -> Source:
     if source is None:
         raise FieldError("source", None, "there is none here: it belongs to a train message of the method 'record'")
     return source
+
+
+@contextmanager
+def lent_source(source: Source | None) -> Iterator[None]:
+    """Within it `training_source` gives this one: to training code that is called without a message's mod."""
+    before = _SOURCE.set(source)
+    try:
+        yield
+    finally:
+        _SOURCE.reset(before)
 
 
 @dataclass(frozen=True)
@@ -164,17 +175,15 @@ class Exchange:
 
     def _called(self, noise: Source | None = None) -> Message:
         """What the app's code answers, with a source of noise at hand while it runs, in whatever thread."""
-        before = _SOURCE.set(noise)
         try:
-            reply = self.app(self.message, self.context)
+            with lent_source(noise):
+                reply = self.app(self.message, self.context)
         except Exception as error:
             if any(LEGACY in frame.filename for frame in extract_tb(error.__traceback__)):
                 accepted = "is of Flower's legacy API, and gets messages that it cannot read: needs @app.train() of "
                 accepted += "the message API, as docs/flower.md shows"
                 raise FieldError("client_app", "client_fn", accepted) from error
             raise
-        finally:
-            _SOURCE.reset(before)
         if reply.has_error():
             raise FedVeilError(f"the client answered with error {reply.error.code}: {reply.error.reason}")
         return reply

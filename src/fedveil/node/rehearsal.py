@@ -1,0 +1,100 @@
+"""One step of an operator's own training on the site's own data, for the operator's eyes: nothing is released.
+
+The mod of a node that is asked protects zeros where training fails, so that a server cannot tell. An operator should:
+here the code runs as it would, what it answers is looked at and dropped, and no ledger is opened.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+
+from fedveil.accounting import model_of
+from fedveil.engines.assembly import resolve_method
+from fedveil.engines.flower import records
+from fedveil.engines.flower.exchange import lent_source
+from fedveil.engines.flower.grid import _identity
+from fedveil.engines.flower.mod import method_from
+from fedveil.errors import FedVeilError, FieldError
+from fedveil.layout import Layout
+from fedveil.mechanisms import SecureSource
+from fedveil.methods import Broadcast, Method, PublicFacts
+from fedveil.node.guard import NodePolicy, own_client
+
+SPREAD = 0.01  # of the model that is trained: zeros would give some networks no gradient
+
+
+def rehearse(policy: Path, config: Mapping[str, Any], told: Mapping[str, Any]) -> str:
+    """Have the operator's own client train once; what came of it, in words.
+
+    Parameters
+    ----------
+    policy : Path
+        The node's policy file.
+    config : mapping
+        Of the node, as the SuperNode's ``--node-config`` has it.
+    told : mapping
+        What a server's messages would tell in their config, such as a learning rate.
+
+    Raises
+    ------
+    FieldError
+        If there is no client of the operator's own, or it does not say what the model shares.
+    FedVeilError
+        If its training raises, or answers with what cannot be protected.
+    """
+    reference = NodePolicy.read(policy).admission.client
+    if reference is None:
+        raise FieldError("client", None, "is needed in [node]: only code of the operator's own is rehearsed")
+    app, given = own_client(reference)
+    layout = given.get("layout")
+    if not isinstance(layout, Layout):
+        raise FieldError("client", reference, "builds no privacy_mod(layout, ...), which says what its model shares")
+    context = Context(1, 1, dict(config), RecordDict(), {})
+    method = _method_of(given.get("method"), context)
+    broadcast = _made_up(layout, method)
+    content = records.write_broadcast(broadcast, layout, ConfigRecord(dict(told)))
+    with _identity():
+        message = Message(content, 1, MessageType.TRAIN)
+        try:
+            with lent_source(SecureSource() if method.noisy is not None else None):
+                reply = app(message, context)
+        except Exception as error:
+            raise FedVeilError(f"training raised {type(error).__name__}: {error}") from error
+    if reply.has_error():
+        raise FedVeilError(f"training answered with error {reply.error.code}: {reply.error.reason}")
+    return _looked_at(reply.content, layout, broadcast)
+
+
+def _method_of(given: Any, context: Context) -> Method:
+    if given is None:
+        return method_from(context)
+    own = callable(given) and not isinstance(given, Method)
+    return resolve_method(given(int(context.node_config.get("partition-id", 0))) if own else given)
+
+
+def _made_up(layout: Layout, method: Method) -> Broadcast:
+    """A broadcast of small random models."""
+    generator = torch.Generator().manual_seed(0)
+    models = torch.randn(method.server.hypotheses, layout.size, generator=generator) * SPREAD
+    public = PublicFacts(round=1, rounds=method.planned or 1, cohort=2, dimension=layout.size)
+    return Broadcast(models=models.to(layout.dtype), public=public)
+
+
+def _looked_at(content: RecordDict, layout: Layout, broadcast: Broadcast) -> str:
+    """What an answer is, refusing one of which nothing but zeros would leave."""
+    if total := records.read_sum(content):
+        return f"trained: the sum of one step, {total[0].value.numel()} numbers. Nothing left, nothing was charged"
+    releases = records.read_releases(content, layout)
+    records.read_facts(content, layout, broadcast)
+    model = model_of(releases)
+    if model is None:
+        raise FedVeilError("training answered without a model: ArrayRecord(model.state_dict())")
+    if not bool(torch.isfinite(model).all()):
+        raise FedVeilError("training answered with a model that is not finite")
+    moved = min(float((model - start).norm()) for start in broadcast.models)
+    if moved == 0:
+        raise FedVeilError("training answered with the model that it was given: it learned nothing")
+    return f"trained: the model moved by {moved:.3g}. Nothing left, nothing was charged"

@@ -1,0 +1,92 @@
+"""An operator's rehearsal: the site's own training runs once on its own data, and nothing is released."""
+
+import sys
+
+import pytest
+
+from fedveil.node.site import check_site, rehearsed
+from node_kit import HEAD, PLAIN, lines, site
+
+pytestmark = pytest.mark.flower
+MOD = """
+from fedveil.flower import privacy_mod
+from fedveil.layout import Layout
+from fedveil.methods import build
+L = Layout.from_shapes({'weight': (3, 2), 'bias': (3,)})
+app = ClientApp(mods=[privacy_mod(L, build('group', noise_multiplier=0.01))])
+"""
+TRAINED = PLAIN.replace("app = ClientApp()", MOD)
+
+
+@pytest.fixture
+def played(tmp_path, monkeypatch):
+    """The client's text, and configurations -> what the rehearsal finds."""
+
+    def play(text, node="partition-id=0", told="", admission='client = "own_client:app"'):
+        (tmp_path / "code").mkdir()
+        (tmp_path / "code" / "own_client.py").write_text(HEAD + text)
+        monkeypatch.syspath_prepend(str(tmp_path / "code"))
+        monkeypatch.delitem(sys.modules, "own_client", raising=False)
+        policy = site(tmp_path / "node", admission)
+        before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+        found = rehearsed(policy.parent, node, told)
+        after = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+        assert after == before
+        assert lines(policy) == 0
+        return found
+
+    return play
+
+
+def test_training_that_works_is_said_to(played):
+    assert played(TRAINED).binds == "yes"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (
+            "def raw(message, value=42.0):\n",
+            "def raw(message, value=42.0):\n    raise OSError('no ward.csv')\n",
+            "ward.csv",
+        ),
+        ("tuple(a.shape), value)", "tuple(a.shape), float('nan'))", "finite"),
+        ("tuple(a.shape), value)", "(7,), value)", "weight"),
+        ("torch.full(tuple(a.shape), value)", "a", "learned nothing"),
+        ('"arrays": ArrayRecord(arrays), ', "", "without a model"),
+    ],
+)
+def test_a_bug_that_a_server_could_not_tell_is_told_to_the_operator(played, old, new, why):
+    text = TRAINED.replace(old, new)
+    assert text != TRAINED
+    found = played(text)
+    assert found.binds == "no"
+    assert why in found.why
+
+
+def test_what_a_server_tells_can_be_given(played):
+    text = TRAINED.replace("return raw(message)", "return raw(message, value=message.content['config']['lr'])")
+    assert played(text, told="lr=0.5").binds == "yes"
+
+
+def test_configurations_are_refused_by_their_place(played):
+    found = played(TRAINED, node="partition-id=zero")
+    assert found.binds == "no"
+    assert "--node-config" in found.why
+
+
+@pytest.mark.parametrize(
+    ("text", "admission", "why"),
+    [(TRAINED, "apps = []", "client"), (PLAIN, 'client = "own_client:app"', "privacy_mod")],
+)
+def test_code_that_is_not_the_operators_or_shares_nothing_known_is_not_rehearsed(played, text, admission, why):
+    found = played(text, admission=admission)
+    assert found.binds == "no"
+    assert why in found.why
+
+
+def test_a_check_without_it_runs_no_training(tmp_path, monkeypatch):
+    (tmp_path / "own_client.py").write_text("raise AssertionError")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    policy = site(tmp_path / "node", 'client = "own_client:app"')
+    assert "rehearsal" not in {one.what for one in check_site(policy.parent)}
