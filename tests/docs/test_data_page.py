@@ -11,12 +11,14 @@ from fedveil.cli import app
 from fedveil.data import SCHEMES, SOURCES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text()
+PYTHON = (Path(__file__).resolve().parents[2] / "docs" / "python.md").read_text()
 
 
 def test_the_page_runs(tmp_path, monkeypatch, capsys):
     pytest.importorskip("pandas")
     monkeypatch.chdir(tmp_path)
-    first, second, third = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    [first] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    *_, second, third = re.findall(r"```python\n(.*?)```", PYTHON, re.DOTALL)
     exec(compile(first, "data.md", "exec"), {})
     (tmp_path / "ward.toml").write_text(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0])
     commands = [line.split("#")[0].strip() for line in PAGE.splitlines() if line.startswith("    fedveil ")]
@@ -31,9 +33,9 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "runs" / "ward" / "summary.json").exists()
     assert (tmp_path / "runs" / "ward-data" / "partition.png").exists()
     names = {}
-    exec(compile(second, "data.md", "exec"), names)
+    exec(compile(second, "python.md", "exec"), names)
     assert capsys.readouterr().out.strip() == "(13, 13, 14)"
-    exec(compile(third, "data.md", "exec"), names)
+    exec(compile(third, "python.md", "exec"), names)
     assert len(names["history"].rounds) == 2
 
 

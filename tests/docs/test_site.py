@@ -10,7 +10,6 @@ from fedveil_lab.attacks.membership import MEMBERSHIPS
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 LONG = {"api", "configuration", "benchmarks", "troubleshooting"}  # reference, and generated
-LONG |= {"data"}  # grew past it in November 2026: to be cut
 SCREEN = 4000  # characters
 
 
