@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import fedveil as fv
 from fedveil_lab.attacks.membership import MEMBERSHIPS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,3 +35,17 @@ def test_the_blocks_on_extending_run_one_after_the_other(capsys):
     shown = capsys.readouterr().out
     assert "conditional eps=" in shown
     assert "('vanilla', " in shown
+
+
+SIDES = re.findall(r"^\| `(fv\..+?)` \| `(fv\.[^`]+)`[^|]*\|$", (DOCS / "sharp-edges.md").read_text(), re.MULTILINE)
+SIDES = [pair for pair in SIDES if pair[0].partition("(")[0] == pair[1].partition("(")[0]]
+
+
+@pytest.mark.parametrize(("wrong", "right"), SIDES, ids=[wrong for wrong, _ in SIDES])
+def test_wrong_and_right_code_on_sharp_edges_is_code(wrong, right):
+    made = [eval(code, {"fv": fv}) for code in (wrong, right)]
+    assert made[0] != made[1]
+
+
+def test_sharp_edges_shows_a_right_way_for_the_severe_ones():
+    assert len(SIDES) >= 5
