@@ -45,6 +45,8 @@ EXACTLY = {"fedveil init": "asks questions at a terminal"}
 PARTS = {  # blocks of code, by their first lines
     "promise = {": "a part of examples/nvflare-job/job.py, which its tests run",
     "trainer = PrivateTrainer(": "a part of a reader's app (test_flower_record.py)",
+    "from fedveil.flower import FACTS": "a part of a reader's app (test_several_models.py)",
+    "method = fv.RecordDP(": "a part of a reader's app (site_kit.py)",
     "with LifetimeLedger(": "a part of a program, with `...` in it",
 }
 SHOWN = {  # blocks that are neither, by their first lines
