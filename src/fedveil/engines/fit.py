@@ -14,7 +14,7 @@ from fedveil.learning.answers import TaskKind
 from fedveil.learning.arrays import columns_of
 from fedveil.learning.clients import OnDemand, as_client
 from fedveil.learning.inputs import Inputs
-from fedveil.learning.losses import LossFunction, evaluating, loss_of, outputs_of
+from fedveil.learning.losses import LossFunction, base_name, evaluating, loss_of, outputs_of
 from fedveil.learning.made_up import probes
 from fedveil.learning.metrics import task_of
 from fedveil.learning.objective import how_alike, named, require_paired, void_labels
@@ -95,9 +95,9 @@ def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | Lo
                 raise FieldError("model", type(module).__name__, accepted) from error
             raise FieldError(f"clients[{i}].x", _kind(x), accepted) from error
         output = outputs_of(answer)
-        if loss == "cross_entropy" and _one_hot(y) and y.shape == output.shape:
+        if base_name(loss) == "cross_entropy" and _one_hot(y) and y.shape == output.shape:
             raise FieldError(f"clients[{i}].y", _kind(y), "looks one-hot; classes are integers: y.argmax(1)")
-        if loss == "cross_entropy" and y.dtype == torch.int64 and output.dim() > 1:
+        if base_name(loss) == "cross_entropy" and y.dtype == torch.int64 and output.dim() > 1:
             if bool((output >= 0).all()) and torch.allclose(output.sum(1), torch.ones(()).to(output)):
                 warn("the model ends in probabilities, and its loss takes scores: leave the softmax out", stacklevel=3)
             for j, held in enumerate(clients):
@@ -122,7 +122,7 @@ def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | Lo
             if "positional argument" in str(error):
                 raise FieldError("loss", name, f"{error}; write a function loss(outputs, y)") from error
             own, wanted = tuple(y.shape[1:]), tuple(output.shape[1:])
-            if loss == "cross_entropy" and y.is_floating_point():
+            if base_name(loss) == "cross_entropy" and y.is_floating_point():
                 fix = '; classes are integers: y.astype(int). For targets use LocalTraining(loss="mse")'
             elif not y.is_floating_point() and own == (1, *wanted[1:]) != wanted:
                 fix = "; make it [N]: y.reshape(-1)" if y.dim() == 2 else "; make it [N, H, W]: y.squeeze(1)"

@@ -16,6 +16,8 @@ from fedveil.learning.evaluation import choose_each as choose_each
 from fedveil.learning.evaluation import client_losses as client_losses
 from fedveil.learning.evaluation import evaluate as evaluate
 from fedveil.learning.evaluation import evaluate_clients as evaluate_clients
+from fedveil.learning.example_losses import ExampleLoss as ExampleLoss
+from fedveil.learning.example_losses import example_loss as example_loss
 from fedveil.learning.frozen import FixedNorm as FixedNorm
 from fedveil.learning.frozen import features as features
 from fedveil.learning.frozen import freeze as freeze
@@ -34,6 +36,7 @@ from fedveil.learning.lora import lora as lora
 from fedveil.learning.lora import merged as merged
 from fedveil.learning.losses import LOSSES as LOSSES
 from fedveil.learning.losses import LossFunction as LossFunction
+from fedveil.learning.losses import base_name as base_name
 from fedveil.learning.losses import cross_entropy as cross_entropy
 from fedveil.learning.losses import evaluating as evaluating
 from fedveil.learning.losses import loss_of as loss_of

@@ -47,11 +47,14 @@ class LocalTraining(Parameters):
     schedule : {"constant", "cosine"}
         Of the rate within a round: "cosine" lets it rise over the first tenth of the steps and then fall to 0 along
         half a cosine, so that an optimiser that begins anew takes no long first step.
-    loss : {"cross_entropy", "mse", "rmse", "dice", "soft_dice"}
+    loss : {"cross_entropy", "mse", "rmse", "l1", "huber", "poisson", "bce", "hazards", "dice", "soft_dice"}
         Mean over the batch; rmse is the root of the batch's mean squared error. Or one of yours: a function
         ``loss(outputs, y)`` that returns the batch's mean, a name under which `fedveil.learning.LOSSES` has registered
-        one, or ``"package.module:function"``. At record level "cross_entropy", "mse", or a loss of PyTorch's with
-        ``reduction="mean"``, whose class weights are public. The figure ``loss`` is this one.
+        one, or ``"package.module:function"``. Options stand behind a name:
+        ``"cross_entropy(weight=[1, 3], label_smoothing=0.1)"``, ``"bce(pos_weight=[2.0])"``, ``"huber(delta=0.5)"``. At
+        record and person level all of these but "rmse", a loss of PyTorch's with ``reduction="mean"``, or
+        `fedveil.learning.example_loss` of one of yours; weights of classes are declared, and public. The figure
+        ``loss`` is this one.
 
     Raises
     ------

@@ -11,13 +11,20 @@ from torch.nn import functional as F
 
 from fedveil.errors import FieldError, require_a
 from fedveil.layout import Layout
+from fedveil.learning.example_losses import DiceOfImage, ExampleLoss, Hazards
 from fedveil.learning.inputs import Inputs
+from fedveil.learning.loss_options import with_options
 from fedveil.learning.own_state import OwnState
 from fedveil.learning.torch_losses import IGNORED as IGNORED
-from fedveil.learning.torch_losses import NAMES, Labelwise, labelwise, mean_of_mask
+from fedveil.learning.torch_losses import NAMES, Labelwise, Paired, labelwise, mean_of_mask
 from fedveil.registry import Registry
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
+LOSSES_OF_EXAMPLES = ("cross_entropy", "mse", "l1", "huber", "poisson", "bce", "hazards", "dice", "soft_dice")
+MIXES_PEOPLE = (
+    "Cox's partial likelihood compares each person with all who were at risk then: risk sets mix people, and no "
+    "clipping bounds what one of them moves; for survival use 'hazards' (discrete time, each person alone)"
+)
 
 RMSE_FLOOR = 1e-12  # under the root, so that its derivative exists where the error is 0
 
@@ -85,10 +92,31 @@ def soft_dice(output: Tensor, y: Tensor) -> Tensor:
     return (1 - (2 * both + 1) / (sums + 1)).mean()
 
 
+def hazards(output: Tensor, y: Tensor) -> Tensor:
+    """Survival in discrete time, see `Hazards`: outputs [B, intervals], targets [B, 2]."""
+    return Hazards().of_batch(output, y)
+
+
 LOSSES: Registry[LossFunction] = Registry(
     "loss",
-    {"cross_entropy": cross_entropy, "mse": mse, "rmse": rmse, "dice": dice, "soft_dice": soft_dice},
+    {
+        "cross_entropy": cross_entropy,
+        "mse": mse,
+        "rmse": rmse,
+        "l1": Paired(nn.L1Loss()),
+        "huber": Paired(nn.HuberLoss()),
+        "poisson": Paired(nn.PoissonNLLLoss()),
+        "bce": Paired(nn.BCEWithLogitsLoss()),
+        "hazards": hazards,
+        "dice": dice,
+        "soft_dice": soft_dice,
+    },
 )
+_OF_EXAMPLES: dict[Any, Labelwise] = {
+    **dict.fromkeys(("dice", dice), DiceOfImage(entropy=True)),
+    **dict.fromkeys(("soft_dice", soft_dice), DiceOfImage(entropy=False)),
+    **dict.fromkeys(("hazards", hazards), Hazards()),
+}
 LABELWISE: dict[str, LossFunction] = {
     "cross_entropy": partial(cross_entropy, reduction="none"),
     "mse": partial(mse, reduction="none"),
@@ -100,8 +128,17 @@ def loss_of(loss: str | LossFunction) -> LossFunction:
     if callable(loss):
         return loss
     require_a("local.loss", loss, str, "must be the name of a loss, or a function of outputs and targets")
+    if "(" in loss and ":" not in loss:
+        return with_options(loss)
+    if "cox" in loss.lower():
+        raise FieldError("loss", loss, MIXES_PEOPLE)
     found: LossFunction = LOSSES.find(loss)
     return found
+
+
+def base_name(loss: object) -> str:
+    """The name of a loss without its options, or "" for a function."""
+    return loss.partition("(")[0].strip() if isinstance(loss, str) else ""
 
 
 def losses_of(loss: str | LossFunction) -> LossFunction:
@@ -125,12 +162,35 @@ def single(loss: str | LossFunction) -> str | Labelwise:
     FieldError
         For any other.
     """
-    by_path = isinstance(loss, str) and ":" in loss  # "package.module:function"
-    known = loss if isinstance(loss, str | Labelwise) and not by_path else labelwise(loss_of(loss))
+    if isinstance(loss, Labelwise):
+        return loss
+    if isinstance(loss, str) and loss in LABELWISE:
+        return loss
+    found = loss_of(loss)
+    if isinstance(found, ExampleLoss | Paired):
+        return found.each
+    known = _OF_EXAMPLES.get(loss if isinstance(loss, str) else found) or labelwise(found)
     if known is None or (isinstance(known, str) and known not in LABELWISE):
-        accepted = f"has no known form for single examples, which record level clips: use {', '.join(LABELWISE)}, or "
-        raise FieldError("loss", loss, f'{accepted}one of PyTorch\'s with reduction="mean": {", ".join(NAMES)}')
+        names = f"use {', '.join(LOSSES_OF_EXAMPLES)}, one of PyTorch's ({', '.join(NAMES)}), or "
+        own = "fedveil.learning.example_loss(function), a function of one example's output and target"
+        raise FieldError("loss", loss, f"{_why_not(found)}: {names}{own}")
     return known
+
+
+def _why_not(loss: LossFunction) -> str:
+    """Why a loss has no gradients of single examples that could be clipped."""
+    kind, name = type(loss).__name__, str(getattr(loss, "__name__", type(loss).__name__))
+    if "cox" in name.lower():
+        return MIXES_PEOPLE
+    if loss is rmse:
+        return "is the root of a batch's mean, so that one example's share follows all others"
+    if isinstance(loss, nn.Module) and getattr(loss, "reduction", "mean") != "mean":
+        return f'has reduction="{loss.reduction}", and a step takes the mean over examples: write reduction="mean"'
+    if isinstance(loss, nn.BCELoss) or loss is F.binary_cross_entropy:
+        return "raises for a value outside [0, 1], which would stop a whole batch: use BCEWithLogitsLoss on scores"
+    if isinstance(loss, nn.Module) and kind in dir(nn):
+        return "is not known to be a mean of losses of single examples"
+    return "is a function of a whole batch, and may compare examples with one another"
 
 
 def usable(y: Tensor, outputs: Sequence[int], loss: str | Labelwise) -> tuple[Tensor, Tensor]:
@@ -173,7 +233,7 @@ def usable(y: Tensor, outputs: Sequence[int], loss: str | Labelwise) -> tuple[Te
 def masked(y: Tensor, outputs: Sequence[int], loss: str | Labelwise) -> tuple[Tensor, LossFunction]:
     """Targets as numbers, and the mean loss of a batch of them: no index, which raises, is taken from a label."""
     if isinstance(loss, Labelwise) and (y.is_floating_point() or not loss.has_mask):
-        return y, lambda output, target: loss(output, target).mean()
+        return y, loss.of_batch
     if y.is_floating_point():
         return y, mse if loss == "mse" else F.cross_entropy
     if loss == "mse":

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fedveil.errors import FieldError
 
 _CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
-_NUMBER_LOSSES = (nn.BCEWithLogitsLoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+_NUMBER_LOSSES = (nn.BCEWithLogitsLoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss)
 _FUNCTIONS: tuple[tuple[Any, Any], ...] = (
     (F.cross_entropy, nn.CrossEntropyLoss),
     (F.nll_loss, nn.NLLLoss),
@@ -20,6 +20,7 @@ _FUNCTIONS: tuple[tuple[Any, Any], ...] = (
     (F.l1_loss, nn.L1Loss),
     (F.smooth_l1_loss, nn.SmoothL1Loss),
     (F.huber_loss, nn.HuberLoss),
+    (F.poisson_nll_loss, nn.PoissonNLLLoss),
 )
 IGNORED = -100  # the label that torch's cross-entropy passes over
 NAMES = tuple(kind.__name__ for kind in (*_CLASS_LOSSES, *_NUMBER_LOSSES))
@@ -28,6 +29,40 @@ NAMES = tuple(kind.__name__ for kind in (*_CLASS_LOSSES, *_NUMBER_LOSSES))
 def mean_of_mask(logs: Tensor, mask: Tensor) -> Tensor:
     """The mean over labels of minus the logarithms [B, classes, ...] that a mask picks out; a void label counts 0."""
     return -torch.where(mask, logs, 0.0).sum(1).mean()
+
+
+def paired(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and targets that are numbers, in one shape: an output [B, 1] fits targets [B]."""
+    fitted = output.reshape(y.shape) if output.numel() == y.numel() else output
+    return fitted, y.to(output.dtype)
+
+
+class Paired:
+    """A loss of numbers by a name of FedVeil's: PyTorch's, for which an output [B, 1] fits targets [B].
+
+    Parameters
+    ----------
+    loss : torch.nn.Module
+        One of `NAMES` that takes numbers.
+    """
+
+    def __init__(self, loss: nn.Module) -> None:
+        self.loss = loss
+
+    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
+        """The mean of a batch.
+
+        Raises
+        ------
+        FieldError
+            If the shapes differ.
+        """
+        return self.each.of_batch(output, y)
+
+    @property
+    def each(self) -> "Labelwise":
+        """The loss of each number."""
+        return Labelwise(self.loss, paired=True)
 
 
 class Labelwise:
@@ -39,6 +74,8 @@ class Labelwise:
     ----------
     loss : torch.nn.Module
         One of `NAMES`, exactly, with ``reduction="mean"``.
+    paired : bool
+        Whether an output [B, 1] fits targets [B], and targets may be whole numbers.
 
     Attributes
     ----------
@@ -48,7 +85,8 @@ class Labelwise:
         Whether it takes numbers of classes.
     """
 
-    def __init__(self, loss: nn.Module) -> None:
+    def __init__(self, loss: nn.Module, *, paired: bool = False) -> None:
+        self._paired = paired
         own: Any = deepcopy(loss)
         own.reduction = "none"
         self._loss = own
@@ -62,11 +100,17 @@ class Labelwise:
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
         """Losses [B, ...]; outputs and targets that are numbers must have one shape."""
+        if self._paired:
+            output, y = paired(output, y)
         if not self.of_classes and output.shape != y.shape:
             raise FieldError("y", tuple(y.shape), f"must be like the outputs, {tuple(output.shape)}")
         target = y.to(output.dtype) if y.is_floating_point() else y
         losses: Tensor = self._loss.to(output.device, output.dtype)(output, target)
         return losses
+
+    def of_batch(self, output: Tensor, y: Tensor) -> Tensor:
+        """The mean loss of a batch."""
+        return self(output, y).mean()
 
     def of_mask(self, output: Tensor, mask: Tensor) -> Tensor:
         """The mean loss of a batch, of classes as a mask [B, classes, ...]: no index, which raises, is taken."""

@@ -153,7 +153,7 @@ class OneByOne:
         self, model: nn.Module, layout: Layout, loss: str | Labelwise, generator: torch.Generator | None
     ) -> None:
         self._model, self._layout, self._generator = model, layout, generator
-        self.loss: LossFunction = LOSSES[loss] if isinstance(loss, str) else lambda output, y: loss(output, y).mean()
+        self.loss: LossFunction = LOSSES[loss] if isinstance(loss, str) else loss.of_batch
         self.held = layout.size
         self.failure: Exception | None = None
 

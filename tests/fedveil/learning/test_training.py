@@ -392,8 +392,8 @@ def test_dice_by_hand_and_where_it_is_refused():
     found = predict(model, layout, trained.model, x).argmax(1)
     both, either = ((found & client.y).sum(), (found | client.y).sum())
     assert both / either > 0.7
-    with pytest.raises(FieldError, match="single examples"):
-        losses_of("dice")
+    with pytest.raises(FieldError, match="root"):
+        losses_of("rmse")
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps memory as it likes")

@@ -167,7 +167,8 @@ class Model(OpenSection):
         with fields_of("model"):
             found = MODELS.find(name)
         own = options_of(found, without=("input_shape", "outputs"))
-        return {**options_of(tuned, without=("model",)), **own}
+        tuning = options_of(tuned, without=("model",))
+        return {**{key: Option(option.hint) for key, option in tuning.items()}, **own}  # said only where it is given
 
     @model_validator(mode="before")
     @classmethod

@@ -14,7 +14,7 @@ from fedveil.data import holdout
 from fedveil.engines import require_fit, with_proximal_term
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning import Learner, LossFunction, Trainer, evaluating, outputs_of, region_mask
+from fedveil.learning import Learner, LossFunction, Trainer, base_name, evaluating, outputs_of, region_mask
 from fedveil.mechanisms import keyed_seed
 from fedveil.methods import Method, RecordDP
 from fedveil_lab.config.experiment import Config
@@ -214,7 +214,7 @@ def check_fit(dealt: Dealt, method: Method, loss: str | LossFunction, model: str
         if empty:
             accepted = f"{method.name!r} scores layers on each client's own images, and some have none: {empty[:5]}"
             raise FieldError("data.partition", "empty clients", accepted)
-    if dataset.task == "regression" and loss == "cross_entropy":
+    if dataset.task == "regression" and base_name(loss) == "cross_entropy":
         accepted = f"{dataset.name!r} has targets: use 'mse' or 'rmse'; where they are classes, store them as integers"
         raise FieldError("local.loss", loss, accepted)
     if dataset.task == "segmentation":

@@ -1,0 +1,164 @@
+"""Losses of one example each: of an image, of a person, and functions of one's own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedveil.errors import FieldError
+from fedveil.learning.torch_losses import IGNORED, Labelwise
+
+OfExample = Callable[[Tensor, Tensor], Tensor]
+
+
+class OneExample(Labelwise):
+    """One loss an example of a batch, each by a call of its own.
+
+    Parameters
+    ----------
+    function : callable
+        See `ExampleLoss`.
+    """
+
+    of_classes, has_mask, ignored = False, False, IGNORED
+
+    def __init__(self, function: OfExample) -> None:
+        self._function = function
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return str(getattr(self._function, "__name__", type(self._function).__name__))
+
+    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
+        """Losses [B]; no number, where the function raises for an example."""
+        return torch.stack([self._tried(one, target) for one, target in zip(output, y, strict=True)])
+
+    def of_batch(self, output: Tensor, y: Tensor) -> Tensor:
+        """The mean of a batch; what the function raises is raised."""
+        return torch.stack([self._of_one(one, target) for one, target in zip(output, y, strict=True)]).mean()
+
+    def _of_one(self, output: Tensor, y: Tensor) -> Tensor:
+        value: Any = self._function(output, y)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise FieldError("loss", self.name, f"must give one number of an example, as a tensor; it gives {given}")
+        return value.reshape(())
+
+    def _tried(self, output: Tensor, y: Tensor) -> Tensor:
+        try:
+            return self._of_one(output, y)
+        except Exception:  # of this example alone
+            return output.sum() * torch.nan
+
+
+class ExampleLoss:
+    """A loss that is the mean over examples of a function of one example, as record level needs it.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(output, target)`` of one example, without a batch axis, gives one number. It keeps nothing from one
+        example to the next. At record level an example for which it raises counts as zero.
+    """
+
+    def __init__(self, function: OfExample) -> None:
+        if not callable(function) or isinstance(function, type):
+            raise FieldError("function", function, "must be a function of the output and the target of one example")
+        self.each = OneExample(function)
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.each.name
+
+    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
+        """The mean of a batch."""
+        return self.each.of_batch(output, y)
+
+
+def example_loss(function: OfExample) -> ExampleLoss:
+    """A loss of yours for record and person level, from a function of one example.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(output, target)`` without a batch axis; see `ExampleLoss`.
+
+    Examples
+    --------
+    >>> loss = fv.learning.example_loss(lambda output, y: (output - y).abs().max())
+    >>> fv.LocalTraining(loss=loss).loss.name
+    '<lambda>'
+    """
+    return ExampleLoss(function)
+
+
+class DiceOfImage(Labelwise):
+    """Soft Dice of each image, with or without the cross-entropy of its pixels; a void pixel counts as nothing.
+
+    Parameters
+    ----------
+    entropy : bool
+        Whether the cross-entropy is added.
+    """
+
+    of_classes, has_mask, ignored = True, True, IGNORED
+
+    def __init__(self, entropy: bool) -> None:
+        self._entropy = entropy
+
+    @property
+    def name(self) -> str:
+        """Its name in `LOSSES`."""
+        return "dice" if self._entropy else "soft_dice"
+
+    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
+        """Losses [B] of logits [B, C, H, W] and classes [B, H, W]."""
+        here = y != self.ignored
+        classes = F.one_hot(y.where(here, 0), output.shape[1]).movedim(-1, 1).bool()
+        return self._of(output, classes & here[:, None], here)
+
+    def of_mask(self, output: Tensor, mask: Tensor) -> Tensor:
+        """The mean loss of a batch, of classes as a mask [B, C, H, W]."""
+        return self._of(output, mask, mask.any(1)).mean()
+
+    def _of(self, output: Tensor, mask: Tensor, here: Tensor) -> Tensor:
+        if output.dim() < 3:
+            raise FieldError("loss", self.name, f"needs a class a pixel; the outputs are {tuple(output.shape)}")
+        chances = (output.softmax(1) * here[:, None]).flatten(2)[:, 1:]
+        truth = mask.flatten(2)[:, 1:].to(chances.dtype)
+        both, sums = (chances * truth).sum(2), chances.sum(2) + truth.sum(2)
+        losses = (1 - (2 * both + 1) / (sums + 1)).mean(1)
+        if not self._entropy:
+            return losses
+        return losses - torch.where(mask, output.log_softmax(1), 0.0).sum(1).flatten(1).mean(1)
+
+
+class Hazards(Labelwise):
+    """Survival in discrete time: minus the log-likelihood of each person, from her hazards in K public intervals.
+
+    An output [B, K] holds logits of the hazards; a target [B, 2] the number of whole intervals that a person survived
+    and whether the event came in the next one (1) or she was last seen then (0). No person's loss needs another's.
+    Source: Brown 1975; as a network's loss Gensheimer and Narasimhan 2019 (PeerJ 7, e6257).
+    """
+
+    of_classes, has_mask, ignored = False, False, IGNORED
+    name = "hazards"
+
+    def __init__(self) -> None:
+        """It has no options."""
+
+    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
+        """Losses [B]."""
+        if output.dim() != 2 or y.dim() != 2 or y.shape[1] != 2:
+            shapes = f"outputs {tuple(output.shape)} and targets {tuple(y.shape)}"
+            raise FieldError("loss", "hazards", f"needs outputs [N, intervals] and targets [N, 2]: {shapes}")
+        time, event = y.to(output.dtype)[:, :1], y.to(output.dtype)[:, 1:]
+        interval = torch.arange(output.shape[1], device=output.device)
+        survived = (interval < time) * F.softplus(output)
+        ended = (interval == time) * event * F.softplus(-output)
+        losses: Tensor = (survived + ended).sum(1)
+        return losses
