@@ -86,8 +86,8 @@ def test_a_network_of_ones_own_runs_and_goes_on_from_its_folder(own):
     ("assigned", "field"),
     [
         ("model.module=Net", "model.module"),
-        ("model.module=newcomer:Nett", "model.name"),
-        ("model.module=nowhere:Net", "model.name"),
+        ("model.module=newcomer:Nett", "model.module"),
+        ("model.module=nowhere:Net", "model.module"),
         ("model.hiden=3", "model.hiden"),
         ("model.name=mlp", "model.module"),
     ],
@@ -98,7 +98,7 @@ def test_a_network_that_is_not_there_is_refused(own, assigned, field):
     assert refused.value.problems[0].field == field
 
 
-@pytest.mark.parametrize(("name", "field"), [("newcomer:narrow", "clients[0].x"), ("newcomer:none", "model.name")])
+@pytest.mark.parametrize(("name", "field"), [("newcomer:narrow", "clients[0].x"), ("newcomer:none", "model.module")])
 def test_a_network_that_does_not_fit_is_refused_before_anything_is_written(own, name, field):
     spec = fv.config.load("own.toml", [f"model={{name = '{name}'}}"])
     with pytest.raises(fv.FieldError) as refused:

@@ -82,7 +82,7 @@ IN_TOML = {
     "a device by another name": (toml("rounds = 1", 'rounds = 1\ndevice = "gpu"'), "device", "'gpu'", "cuda"),
     "a file in place of a module": (
         toml('name = "logistic"', 'module = "./mynet.py:Net"'),
-        "model.name",
+        "model.module",
         "./mynet.py",
         '"mynet:Net"',
     ),
@@ -304,6 +304,8 @@ def command(*words):
         (folder / "taken").write_text("")
         rows = [f"P{i},{i},{'ill' if i > 12 else 'well'}" for i in range(30)]
         (folder / "ids.csv").write_text("\n".join(["patient,age,outcome", *rows]))
+        ages = [f"P{i},{20 + i // 3},{'ill' if i > 12 else 'well'}" for i in range(30)]
+        (folder / "few.csv").write_text("\n".join(["patient,age,outcome", *ages]))
         result = CliRunner().invoke(app, list(words))
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
@@ -339,7 +341,9 @@ ON_THE_COMMAND_LINE = {
     "a relation misspelt": (command("plan", "--relation", "zero"), "--relation", "zero", "zero-out"),
     "an init of nothing": (command("init", "--data", "scans", *SHORT), "data", "'scans'", "file"),
     "an init of more clients than there is": (
-        command("init", "--data", "ids.csv", "--target", "age", "--clients", "90", *SHORT[2:], "--person", "patient"),
+        command(
+            "init", "--data", "few.csv", "--target", "outcome", "--clients", "90", *SHORT[2:], "--person", "patient"
+        ),
         "clients",
         "90",
         "at most 30",
@@ -440,7 +444,12 @@ IN_FILES = {
         "1",
         "raise it",
     ),
-    "people who are the target": (table("age,ill\n3,0\n4,1\n", 'person = "ill"'), "data.person", "'ill'", "whose"),
+    "people who are the target": (
+        table("age,ill\n3,0\n4,1\n", 'person = "ill"'),
+        "data.person",
+        "'ill'",
+        "data.target",
+    ),
     "folders of people": (pictures("a/p1/1.png", "b/p2/1.png"), "data.path", "images/a/p1", 'person = "folder"'),
     "a folder's people by another name": (
         pictures("a/p/1.png", "b/q/1.png", more='person = "who"'),

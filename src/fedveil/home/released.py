@@ -71,6 +71,8 @@ class ReleasedModel:
     """
 
     def __init__(self, module: nn.Module, about: Description) -> None:
+        require_a("module", module, nn.Module, "must be a torch.nn.Module: fv.load(folder) makes both")
+        require_a("about", about, Description, "must be the Description of a run: fv.load(folder) makes both")
         self.module, self.about = module.eval(), about
 
     @property
