@@ -107,5 +107,5 @@ for words in (["run", "digits-record"], ["report", "run"], ["plan", "digits-reco
 
 
 def test_the_small_command(tmp_path):
-    stored = Path(__file__).parent / "stored"
+    stored = Path(__file__).parent / "evidence" / "stored"
     alone(f"STORED = {str(stored)!r}\n{COMMANDS}", tmp_path)

@@ -160,7 +160,7 @@ def test_a_run_of_a_data_set_that_begins_at_a_later_round_is_named(path, number)
     assert f"run three begins at round {number}" in " ".join(called("show", path).stdout.split())
 
 
-STORED = Path(__file__).parent / "stored"
+STORED = Path(__file__).parents[1] / "evidence" / "stored"
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_rmse_trains_alike_in_batches_and_one_by_one(batch_size):
 
 
 def test_single_examples_have_no_rmse():
-    with pytest.raises(FieldError, match="single examples"):
+    with pytest.raises(FieldError, match="rmse"):
         losses_of("rmse")
 
 

@@ -1,6 +1,4 @@
 import math
-import platform
-import resource
 
 import pytest
 import torch
@@ -394,14 +392,3 @@ def test_dice_by_hand_and_where_it_is_refused():
     assert both / either > 0.7
     with pytest.raises(FieldError, match="root"):
         losses_of("rmse")
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps memory as it likes")
-def test_a_process_that_trains_keeps_the_memory_of_a_step():
-    def faults():
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        torch.ones(1 << 24)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-    run(linear(), client(), LocalTraining())
-    assert min(faults() for _ in range(5)) < 1000  # of 16,384 pages

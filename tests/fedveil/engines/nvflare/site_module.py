@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import torch
-from flare_kit import SITES, digits
 
 from fedveil.learning import make_trainer
+from flare_kit import SITES, digits
 
 
 def data(site):

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from flare_kit import MODEL, SEED, SITES, Net, Site, Trainer, run
 from site_module import data
 
 import fedveil as fv
@@ -15,6 +14,7 @@ from fedveil.learning import LocalTraining
 from fedveil.methods import Broadcast, PublicFacts, build
 from fedveil.nvflare import FedVeilController, FedVeilExecutor, PrivacyFilter, ReleaseFilter
 from fedveil.secure import SiteKey
+from flare_kit import MODEL, SEED, SITES, Net, Site, Trainer, run
 
 pytestmark = pytest.mark.nvflare
 ROUNDS = 2

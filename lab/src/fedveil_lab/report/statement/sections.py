@@ -24,7 +24,6 @@ UNBOUND = (
     " The ledgers are of an earlier version and name no parties: one may be missing, and whom to trust, at which delta "
     "and on which conditions is the author's word."
 )
-UNFINISHED = " The run is {}: of what it will release nothing is said."
 QUOTED = " No ledger gives this promise: the author says it."
 
 
@@ -64,8 +63,7 @@ def sentence_of(runs: Sequence[Run], party: str, promise: Mapping[str, Any]) -> 
     """Who is protected from whom by one promise of runs, and what no ledger says of it."""
     quoted = any(party in run.quoted for run in runs)
     unbound = any(not run.carried.bound for run in runs)
-    unfinished = next((UNFINISHED.format(run.said["unfinished"]) for run in runs if run.said.get("unfinished")), "")
-    return protected(promise) + unfinished + QUOTED * quoted + UNBOUND * unbound
+    return protected(promise) + QUOTED * quoted + UNBOUND * unbound
 
 
 def unit_of(subject: Subject) -> ReportSection:
@@ -199,7 +197,11 @@ def _origin(runs: Sequence[Run]) -> ReportSection:
         versions = ", ".join(f"{name} {text}" for name, text in said["versions"].items())
         data = f"{said['data']['name']} {said['data']['digest'][:16]}" if said["data"]["digest"] else ""
         planned = f"{said['rounds_planned']} rounds planned, {said['clients']} clients"
-        planned += ", not finished" if said.get("unfinished") else ""
+        planned += (
+            f", not finished ({said['unfinished']}): of what it will release nothing is said"
+            if said.get("unfinished")
+            else ""
+        )
         released, seed = f"{own.engine}, {own.rounds} rounds released", _text(said["seed"])
         configured = said["files"].get("config.toml", "")[:16]
         rows.append([run.setting, seed, released, planned, own.source, data, configured, versions])
