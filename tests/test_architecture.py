@@ -133,7 +133,7 @@ def test_nobody_above_the_methods_looks_into_one():
                 assert looked_into not in {"server", "client", "method", "side"}, f"{name}, line {node.lineno}"
 
 
-# what the laboratory and the studies take from inside a room of the library: readers of data, and what is sealed on disk
+# what the laboratory and the studies take from inside a room of the library: readers of data, what is sealed on disk
 INSIDE = {"cli", "data", "engines.sealed", "engines.states", "evidence.carried", "home.export", "learning.classified"}
 
 

@@ -1,9 +1,12 @@
 """The site's own training under FLARE: the bits of the embedded engine, and what a job cannot decide."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from site_module import data
 
 import fedveil as fv
@@ -195,3 +198,30 @@ def test_a_key_that_is_not_the_sites_is_refused_and_the_server_learns_no_reason(
     found = run(tmp_path, sites, keys=keys, **given)
     assert found.history == []
     assert {reply.get_return_code() for site in sites for reply in site.sent} == {"TASK_DATA_FILTER_ERROR"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["record", "person", "fedre, equal weights", "secure sum", "group, three hypotheses"])
+def test_same_bits_in_flares_simulator(case, tmp_path, monkeypatch):
+    from nvflare.job_config.api import FedJob
+    from nvflare.job_config.defs import FilterType
+
+    method, parameters = CASES[case]
+    here, source = str(Path(__file__).parent), str(Path(fv.__file__).parents[1])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([source, here, os.environ.get("PYTHONPATH", "")]))
+    given = {"model": MODEL, "method": method, "parameters": parameters, "seed": SEED}
+    job = FedJob("fedveil", min_clients=len(SITES))
+    job.set_app_packages(["fedveil", "flare_kit", "site_module"])
+    job.to_server(FedVeilController(rounds=ROUNDS, site_training=True, **given))
+    for site in SITES:
+        job.to(FedVeilExecutor(), site, tasks=["train"])
+        job.to(PrivacyFilter(training=training_of(method), **given), site, filter_type=FilterType.TASK_DATA)
+        job.to(ReleaseFilter(), site, filter_type=FilterType.TASK_RESULT)
+    assert job.simulator_run(str(tmp_path), threads=len(SITES), log_config="concise") in (0, None)  # FLARE 2.7: None
+    folder = tmp_path / "server" / "simulate_job" / "fedveil"
+    lines = (folder / "ledger" / "server.jsonl").read_text().splitlines()
+    federation = embedded(method, parameters, json.loads(lines[-1])["run"])
+    expected = federation.run(ROUNDS)
+    for place, model in enumerate(expected.models):
+        name = "model.safetensors" if len(expected.models) == 1 else f"model-{place}.safetensors"
+        assert torch.equal(federation.layout.flatten(load_file(folder / name)), model)
