@@ -255,7 +255,8 @@ def _blind(node: Node, public: set[Node]) -> bool:
         given = [one for value in node.args[1:2] for one in (value if isinstance(value, list | tuple) else (value,))]
         return all(one is None or one in public for one in given)
     if name in _GATHERING:
-        return isinstance(node.args[2], Node) and _within(node.args[2], node)
+        index = node.args[2]
+        return isinstance(index, Node) and (index in public or _within(index, node))
     if node.target is getitem or name == "aten.bernoulli":
         return node.target is getitem or overload == "p"  # others take probabilities, and raise beyond [0, 1]
     value = node.meta.get("val")

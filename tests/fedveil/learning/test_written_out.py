@@ -91,6 +91,12 @@ def likeness(x):
     return (x @ x.transpose(1, 2))[:, None]
 
 
+def gathered(layer, x):
+    """As Hugging Face's BERT finds the kinds of its words."""
+    at = torch.tensor([[3, 0, 3]])[:, :, None]
+    return layer(x).gather(1, at.expand(len(x), -1, 2))
+
+
 def chosen(layer, x):
     return layer(x)[:, torch.tensor([3, 0, 3])]
 
@@ -173,6 +179,7 @@ MODELS = {
     "grouped, reflecting": (lambda: Read(nn.Conv2d(4, 4, 3, padding=1, groups=2, padding_mode="reflect"), 144), IMAGES),
     "bilinear": (lambda: Read(nn.Bilinear(4, 4, 2), 10, lambda layer, x: layer(x, x)), NUMBERS),
     "weight norm": (lambda: Read(nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)), 10), NUMBERS),
+    "places gathered by a constant": (lambda: Read(nn.Linear(4, 2), 6, gathered), NUMBERS),
     "places by a constant": (lambda: Read(nn.Linear(4, 2), 6, chosen), NUMBERS),
 }  # fmt: skip
 
