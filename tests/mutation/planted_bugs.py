@@ -1457,14 +1457,14 @@ BUGS = (
         "_joined",
         "second if turned else turn(first)",
         "turn(first)",
-        f"{WRITTEN}::test_gradients_are_those_of_one_example_a_call",
+        f"{WRITTEN}::test_sums_of_products_are_one_product",
     ),
     _bug(
         "record: what is no product is left out of a sum",
         "_joined",
         "graph.graph.call_function(_ATEN.add.Tensor, (total, turn(node) if turned else node))",
         "total",
-        f"{WRITTEN}::test_gradients_are_those_of_one_example_a_call",
+        f"{WRITTEN}::test_sums_of_products_are_one_product",
     ),
     _bug(
         "record: attention is not scaled",

@@ -320,3 +320,21 @@ def test_recording_keeps_no_tensor_and_says_what_was_called():
     x = torch.randn(2, 3)
     assert torch.equal(graph(x)[0], twice(x))
     assert {str(node.target) for node in graph.graph.nodes} >= {"aten.sin.default", "aten.mul.Tensor"}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_sums_of_products_are_one_product(turned):
+    """Whichever way round they stand, and with parts that are none."""
+
+    def sums(a, b, c, d, rest):
+        first, second = torch.bmm(a, b), torch.bmm(c, d)
+        parts = (first.transpose(1, 2), second.transpose(1, 2)) if turned else (first, second)
+        return parts[0] + (rest + parts[1])
+
+    generator = torch.Generator().manual_seed(0)
+    shapes = (2, 4, 3), (2, 3, 5), (2, 4, 1), (2, 1, 5), (2, 5, 4) if turned else (2, 4, 5)
+    inputs = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    graph = traced.recorded(lambda *given: [sums(*given)], *inputs)
+    traced.join_products(graph)
+    torch.testing.assert_close(graph(*inputs)[0], sums(*inputs))
+    assert sum(node.target is torch.ops.aten.bmm.default for node in graph.graph.nodes) == 1
