@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fedveil.accounting import OPEN
 from fedveil.errors import FieldError, LedgerError
-from fedveil.files import LockedFile, create, replace_file
+from fedveil.files import LockedFile, create, write_atomic
 from fedveil.reading import json_of
 
 
@@ -185,7 +185,7 @@ class SecondPlace:
     def write(self, head: Head) -> None:
         """Replace the head at once, on the disk when this returns."""
         text = json.dumps({**asdict(head), "mac": self._mac(head)}) + "\n"
-        replace_file(self.file, text.encode())
+        write_atomic(self.file, text.encode())
 
     def _mac(self, head: Head) -> str:
         text = json.dumps([getattr(head, f.name) for f in fields(head)])

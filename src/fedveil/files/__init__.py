@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from fedveil.files.locked import create as create
     from fedveil.files.locked import lock as lock
     from fedveil.files.locked import read_private as read_private
-    from fedveil.files.locked import replace_file as replace_file
     from fedveil.files.locked import sync as sync
     from fedveil.files.locked import wait_for as wait_for
     from fedveil.files.locked import write_private as write_private

@@ -89,7 +89,7 @@ def append(path: Path, text: str) -> None:
             raise
 
 
-def write_atomic(path: Path, content: bytes, writer: str = "") -> None:
+def write_atomic(path: Path, content: bytes, writer: str = "", mode: int = 0o600) -> None:
     """Replace a file's content at once: after a crash there is the old one or the new one.
 
     Parameters
@@ -100,9 +100,16 @@ def write_atomic(path: Path, content: bytes, writer: str = "") -> None:
         What it is to hold.
     writer : str
         Tells apart processes that may write the same file at the same time; without locks, the last one stands.
+    mode : int
+        Who may use it: without one its owner alone, because what a run leaves is not all noised.
     """
+
+    def new_file(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_EXCL, mode)
+
     temporary = path.with_name(f".{path.name}{writer}.part")
-    with io.open(temporary, "wb", opener=_mine) as file:  # noqa: UP020
+    temporary.unlink(missing_ok=True)
+    with io.open(temporary, "wb", opener=new_file) as file:  # noqa: UP020
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

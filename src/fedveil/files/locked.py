@@ -173,15 +173,6 @@ def create(path: Path, data: bytes, mode: int = 0o600) -> None:
         os.close(handle)
 
 
-def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Replace a file at once, on the disk when this returns: who reads it meanwhile reads the old or the new one."""
-    part = path.with_name(f".{path.name}.part")
-    part.unlink(missing_ok=True)
-    create(part, data, mode)
-    os.replace(part, path)
-    sync(path.parent)
-
-
 def _write_all(handle: int, data: bytes) -> None:
     while data:
         data = data[os.write(handle, data) :]

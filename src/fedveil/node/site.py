@@ -17,7 +17,7 @@ from typing import Any, Literal
 from fedveil.accounting import Policy
 from fedveil.engines.lifetime import begin_ledger, read_head
 from fedveil.errors import FedVeilError, FieldError
-from fedveil.files import replace_file, wait_for
+from fedveil.files import wait_for, write_atomic
 from fedveil.node.guard import NodePolicy, private_folders, require_private
 from fedveil.node.isolation import require_hidden, require_isolation
 from fedveil.node.launch import CLIENT, OTHERS
@@ -52,7 +52,7 @@ def begin_site(folder: str | Path, head: str | Path, dataset: str, by: str) -> P
     begin_ledger(site / "ledgers", dataset, by, head=Path(head).resolve())
     places = {"head": _quoted(Path(head).resolve()), "dataset": _quoted(dataset), "key": _quoted(site / "study.key")}
     text = (files("fedveil.node") / POLICY).read_text(encoding="utf-8")
-    replace_file(policy, text.format(**places).encode())
+    write_atomic(policy, text.format(**places).encode())
     write_commands(site)
     return policy
 
@@ -62,7 +62,7 @@ def write_commands(site: Path) -> None:
     (site / BIN).mkdir(mode=0o700, exist_ok=True)
     for name in (CLIENT, *OTHERS):
         words = (sys.executable, "-P", "-m", "fedveil.node.launch", str(site / POLICY), name)
-        replace_file(site / BIN / name, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'.encode(), 0o700)
+        write_atomic(site / BIN / name, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'.encode(), mode=0o700)
 
 
 def environment(site: Path, given: Mapping[str, str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The head of a lifetime ledger: what was put back, edited or copied is refused, and no crash is taken for that."""
 
+import io
 import itertools
 import json
 import multiprocessing
@@ -248,7 +249,7 @@ def test_the_head_is_shown_without_touching_it(books):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_process_killed_at_any_step_leaves_what_can_be_gone_on_with(tmp_path, monkeypatch):
-    writes, syncs, replaces = os.write, os.fsync, os.replace
+    writes, syncs, replaces, opened = os.write, os.fsync, os.replace, io.open
     for fatal in itertools.count(1):
         root, (told, tell) = tmp_path / str(fatal), os.pipe()
         books = Books(root)
@@ -267,7 +268,13 @@ def test_a_process_killed_at_any_step_leaves_what_can_be_gone_on_with(tmp_path, 
 
                 return stepping
 
-            os.write, os.fsync, os.replace = at(writes, halves=True), at(syncs), at(replaces)
+            def opening(*arguments, steps=steps, fatal=fatal, **more):
+                file = opened(*arguments, **more)
+                if "w" in arguments[1] and next(steps) == fatal:  # an empty file is there
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return file
+
+            os.write, os.fsync, os.replace, io.open = at(writes, halves=True), at(syncs), at(replaces), opening
             with books.open() as mine:
                 mine.store(mine.ledger.commit(entry(2, OPEN)))
                 mine.store(mine.ledger.commit(entry(2, "a")))
