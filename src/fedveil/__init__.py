@@ -12,6 +12,35 @@ from fedveil.registry import lazy
 
 __version__ = "0.1.0"
 
+_OFFERED = {  # by module; a whole module stands under its package
+    "fedveil": (
+        "accounting aggregation calibration clipping data engines gdp home layout learning mechanisms methods secure"
+    ),
+    "fedveil.accounting": "Filter Guarantee LeakageFilter Ledger Limits ParticipationFilter Policy Spend SpendFilter",
+    "fedveil.aggregation": (
+        "NNM Aggregator Bucketing Bulyan CentredClipping FedAdagrad FedAdam FedAvg FedAvgM FedMedian FedOpt FedProx "
+        "FedYogi FLTrust GeometricMedian Krum MultiKrum NormBounding TrimmedMean"
+    ),
+    "fedveil.clipping": "QuantileClip",
+    "fedveil.engines": (
+        "Behaviour Budgets EarlyStopping Evaluation Execution Federation History PerClient Probe Round RoundRecord "
+        "Seen ServerParty Shared Turn"
+    ),
+    "fedveil.errors": "FedVeilError FieldError",
+    "fedveil.estimators": "FederatedClassifier FederatedRegressor",
+    "fedveil.home": "ReleasedModel load",
+    "fedveil.layout": "Layout",
+    "fedveil.learning": "ClientData Learner LocalTraining",
+    "fedveil.mechanisms": "ReproducibleSource SecureSource Source",
+    "fedveil.methods": (
+        "SGALDP ClientSide FedRE GlobalDP GroupPrivacy Method MetricPrivacy Publishing RecordDP ServerSide Validation"
+    ),
+    "fedveil.secure": "SiteKey",
+    "fedveil_lab": "attacks config games grid runs",
+    "fedveil_lab.config": "Config",
+    "fedveil_lab.own": "Compared OwnAudit audit compare",
+}
+
 if TYPE_CHECKING:
     from fedveil import accounting as accounting
     from fedveil import aggregation as aggregation
@@ -106,5 +135,5 @@ if TYPE_CHECKING:
     from fedveil_lab.own import audit as audit
     from fedveil_lab.own import compare as compare
 else:
-    __getattr__, __dir__, __all__ = lazy(__name__)
+    __getattr__, __dir__, __all__ = lazy(__name__, _OFFERED)
     find_moved()

@@ -1,6 +1,5 @@
 """Registries: what a configuration or a command line may name; and what is imported when it is first used."""
 
-import ast
 import sys
 from collections import UserDict
 from collections.abc import Callable, Mapping
@@ -181,45 +180,38 @@ def optional(module: str, need: str, install: str) -> Any:
         raise FedVeilError(f"{need}: pip install {install}") from error
 
 
-def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """``__getattr__, __dir__, __all__`` of a package, from what its ``if TYPE_CHECKING`` block imports.
+def lazy(package: str, offered: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """``__getattr__, __dir__, __all__`` of a package whose names wait for PyTorch, pydantic and pandas until used.
 
-    So each name is written once, and waits for PyTorch, pydantic and pandas until it is used. Type checkers read the
-    same block, whose names are exported because each is imported as itself. A name of another package that is not
-    installed says what to install, and is not listed.
+    Type checkers read the same names as imports of its ``if TYPE_CHECKING`` block; a test compares the two. A name of
+    another package that is not installed says what to install, and is not listed.
 
     Parameters
     ----------
     package : str
         Its ``__name__``, while it is being imported.
+    offered : mapping of str to str
+        Names by the module that has them, with spaces between; a whole module stands under its package.
     """
     module = sys.modules[package]
-    source = getattr(module.__spec__, "loader").get_source(package)  # noqa: B009 - a loader that has one
-    owners = {
-        str(alias.asname): (str(line.module), alias.name)
-        for block in ast.parse(source).body
-        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
-        for line in block.body
-        if isinstance(line, ast.ImportFrom)
-        for alias in line.names
-    }
-
+    owners = {name: owner for owner, names in offered.items() for name in names.split()}
     top = package.partition(".")[0]
-    absent = {owner for owner in {one.partition(".")[0] for one, _ in owners.values()} - {top} if not find_spec(owner)}
+    others = {owner.partition(".")[0] for owner in offered} - {top}
+    absent = {other for other in others if not find_spec(other)}
 
     def load(name: str) -> Any:
         if name not in owners:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=module)
-        owner, own = owners[name]
+        owner = owners[name]
         other = owner.partition(".")[0]
         if other in absent:
             distribution = other.replace("_", "-")
             folder = distribution.removeprefix("fedveil-")
             needed = f"pip install {distribution} (in a checkout: pip install ./{folder})"
             raise ImportError(f"{package}.{name} is of the package {distribution}: {needed}", name=other)
-        value = import_module(f"{owner}.{own}") if owner in (package, other) else getattr(import_module(owner), own)
+        value = import_module(f"{owner}.{name}") if owner in (package, other) else getattr(import_module(owner), name)
         setattr(module, name, value)
         return value
 
-    offered = sorted(name for name, (owner, _) in owners.items() if owner.partition(".")[0] not in absent)
-    return load, lambda: sorted({*vars(module), *offered}), offered
+    present = sorted(name for name, owner in owners.items() if owner.partition(".")[0] not in absent)
+    return load, lambda: sorted({*vars(module), *present}), present

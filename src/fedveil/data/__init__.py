@@ -7,6 +7,15 @@ from typing import TYPE_CHECKING
 
 from fedveil.registry import lazy
 
+_OFFERED = {  # by module; a whole module stands under its package
+    "fedveil.data.bundled": "ALZHEIMER_HOMOGENEOUS ALZHEIMER_NON_IID",
+    "fedveil.data.dealing": "NATURAL SCHEMES federate holdout partition",
+    "fedveil.data.map_style": "from_torch",
+    "fedveil.data.overview": "Holding holdings warnings_of",
+    "fedveil.data.sets": "DataSet MissingDataError cache_folder data_folders own_scale",
+    "fedveil.data.sources": "SOURCES SourceInfo load prepare",
+}
+
 if TYPE_CHECKING:
     from fedveil.data.bundled import ALZHEIMER_HOMOGENEOUS as ALZHEIMER_HOMOGENEOUS
     from fedveil.data.bundled import ALZHEIMER_NON_IID as ALZHEIMER_NON_IID
@@ -29,4 +38,4 @@ if TYPE_CHECKING:
     from fedveil.data.sources import load as load
     from fedveil.data.sources import prepare as prepare
 else:
-    __getattr__, __dir__, __all__ = lazy(__name__)
+    __getattr__, __dir__, __all__ = lazy(__name__, _OFFERED)

@@ -4,6 +4,23 @@ from typing import TYPE_CHECKING
 
 from fedveil.registry import lazy
 
+_OFFERED = {  # by module; a whole module stands under its package
+    "fedveil.evidence.agreement": "agree found_since promises_differ require_carried",
+    "fedveil.evidence.books": "Book Books plain promise_of_sites read_books",
+    "fedveil.evidence.carried": "CLIENT VALIDATION Carried Promises",
+    "fedveil.evidence.check": "FORMAT REPORT Checked check_promises encoded rule_of set_values",
+    "fedveil.evidence.costs": "NEIGHBOURS WIDE advice_tables plan_table reading_table spent_of used_of",
+    "fedveil.evidence.numerics": "NUMERICS numerics_of versions",
+    "fedveil.evidence.opening": "opening_of_server parties_of terms_of",
+    "fedveil.evidence.rows": (
+        "FIGURES FORMERLY LAST MEASURES METRICS_CSV METRICS_FILE OF_TWO Row by_present_names last_rounds noise_of "
+        "noise_over_rounds parse_row row_of rows_csv"
+    ),
+    "fedveil.evidence.server_folder": "ServerFolder run_of",
+    "fedveil.evidence.standing": "rows_of summary_so_far",
+    "fedveil.evidence.summary": "REPRODUCIBLE core_of write_result",
+}
+
 if TYPE_CHECKING:
     from fedveil.evidence.agreement import agree as agree
     from fedveil.evidence.agreement import found_since as found_since
@@ -61,4 +78,4 @@ if TYPE_CHECKING:
     from fedveil.evidence.summary import core_of as core_of
     from fedveil.evidence.summary import write_result as write_result
 else:
-    __getattr__, __dir__, __all__ = lazy(__name__)
+    __getattr__, __dir__, __all__ = lazy(__name__, _OFFERED)

@@ -4,6 +4,16 @@ from typing import TYPE_CHECKING
 
 from fedveil.registry import lazy
 
+_OFFERED = {  # by module; a whole module stands under its package
+    "fedveil.files.disk": "LOCK FolderLock InUseError append make_folder write_atomic",
+    "fedveil.files.folders": (
+        "AUDIT CELLS COMPARISON CONFIG MODEL RUN RUN_ID SERVERS_LEDGER SPEC STUDY kind_of refuse_others "
+        "refuse_strangers refuse_used remedy require_begun unused"
+    ),
+    "fedveil.files.ledgers": "SERVER SHARED LedgerFiles Ledgers LineStore",
+    "fedveil.files.locked": "LEDGER LockedFile create lock read_private sync wait_for write_private",
+}
+
 if TYPE_CHECKING:
     from fedveil.files.disk import LOCK as LOCK
     from fedveil.files.disk import FolderLock as FolderLock
@@ -42,4 +52,4 @@ if TYPE_CHECKING:
     from fedveil.files.locked import wait_for as wait_for
     from fedveil.files.locked import write_private as write_private
 else:
-    __getattr__, __dir__, __all__ = lazy(__name__)
+    __getattr__, __dir__, __all__ = lazy(__name__, _OFFERED)
