@@ -24,7 +24,7 @@ from fedveil.errors import (
     require_workers,
 )
 from fedveil.ranges import require_within
-from fedveil.units import accepted_units, meaning_of
+from fedveil.units import accepted_units, unit_meant
 
 F = TypeVar("F", bound=Callable[..., Any])
 Require = Callable[[str, Any], object]
@@ -78,7 +78,7 @@ def require_unit(field: str, value: Any, units: Iterable[str]) -> str:
     known = list(units)
     if value in known:
         return str(value)
-    meant = meaning_of(value)
+    meant = unit_meant(value)
     if meant not in known:
         raise FieldError(field, value, f"must be one of: {accepted_units(known)}")
     return meant

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
 
-from fedveil.units import WORDS, meaning_of
+from fedveil.units import WORDS, unit_meant
 
 MOST_WORKERS, MOST_ROUNDS, MOST_HYPOTHESES = 1024, 1_000_000, 10_000
 _LARGEST = 2**63 - 1  # that other libraries take
@@ -128,7 +128,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
         A phrase for an error message.
     """
     names = sorted(known, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
-    meant = meaning_of(word)
+    meant = unit_meant(word)
     if meant and not set(names).isdisjoint(WORDS):  # letters alone would name another unit, perhaps a weaker one
         close = [meant] if meant in names else []
     else:

@@ -16,7 +16,7 @@ beispiel""",
 _MEANING = {word: unit for unit, words in WORDS.items() for word in words.split()}
 
 
-def meaning_of(word: object) -> str:
+def unit_meant(word: object) -> str:
     """The unit that a word means, in singular or plural, "-level" or not; an empty text for anything else."""
     if not isinstance(word, str):
         return ""

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from fedveil.checks import require_unit
 from fedveil.cli import app
 from fedveil.errors import FieldError, nearest
-from fedveil.units import WORDS, meaning_of
+from fedveil.units import WORDS, unit_meant
 from fedveil_lab.config import load
 from fedveil_lab.config.tables import ConfigError
 
@@ -40,7 +40,7 @@ def test_a_word_that_may_mean_less_is_refused_and_none_is_guessed(word):
 def test_no_word_has_two_meanings():
     words = [word for unit in WORDS for word in WORDS[unit].split()]
     assert len(words) == len(set(words))
-    assert [meaning_of(unit) for unit in WORDS] == list(WORDS)
+    assert [unit_meant(unit) for unit in WORDS] == list(WORDS)
 
 
 def test_letters_alone_suggest_no_other_unit():

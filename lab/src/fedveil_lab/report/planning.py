@@ -36,7 +36,7 @@ def promise_table(method: str, promise: "Promise", delta: float) -> Table:
     return Table.facts(rows, data)
 
 
-def meaning_of(guarantee: Mapping[str, Any]) -> str:
+def for_an_attacker(guarantee: Mapping[str, Any]) -> str:
     """What a proven guarantee means for an attacker; an empty text for others."""
     if not (meaning := guarantee.get("meaning")):
         return ""

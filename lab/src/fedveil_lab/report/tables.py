@@ -8,7 +8,7 @@ from typing import Any
 from fedveil.evidence import OF_TWO as RARE
 from fedveil.gdp import rounded_up
 from fedveil.tables import NOTHING, Table, grouped_by, shown
-from fedveil_lab.report.planning import meaning_of, useful
+from fedveil_lab.report.planning import for_an_attacker, useful
 from fedveil_lab.runs.summary import Summary
 
 OF_TWO = ("accuracy", *RARE)
@@ -162,7 +162,7 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
 def _said_of(runs: Sequence[Summary]) -> Iterator[str]:
     """What has to be said of a setting."""
     first = runs[0].values
-    if meaning := meaning_of(worst_guarantee(runs[0])):
+    if meaning := for_an_attacker(worst_guarantee(runs[0])):
         yield meaning
     if text := useful(first):
         yield f"vacuous; {text}."
@@ -231,7 +231,7 @@ def run_table(summary: Summary) -> Table:
             pairs = zip(curve["epsilon"], curve["distance"], strict=True)
             points = ", ".join(f"{rounded_up(e, 3)} at {d:.3g}" for e, d in pairs)
             rows.append(("", f"eps over the distance of every round, delta={curve['delta']:g}: {points}"))
-    rows.append(("", meaning_of(worst)))
+    rows.append(("", for_an_attacker(worst)))
     rows += [("", f"heuristic because {worst['reason']}")] if worst.get("reason") else []
     rows += [("", f"if {condition}") for condition in worst.get("conditions", [])]
     rows += [
