@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from fedveil.accounting import Filter, Guarantee, Spend, epsilon_of_mu, plan, total
 from fedveil.aggregation import FedAdam, FedAvg, FedOpt
 from fedveil.errors import FieldError
-from fedveil.evidence import NEIGHBOURS, plan_table
+from fedveil.evidence import plan_table
 from fedveil.gdp import meaning_of_mu, rounded_down, rounded_up
 from fedveil.methods import SGALDP, GlobalDP
 from fedveil.methods.publishing import Publishing
-from fedveil_lab.report.statement.document import WORDS
 
 DELTA = 1e-5
 MU = st.floats(1e-3, 1e4)
@@ -126,7 +125,3 @@ def test_fedopt_at_rate_1_has_the_status_of_fedavg():
     weights = torch.full((4,), 0.25, dtype=torch.float64)
     assert same._spend(0.25, 1.0, weights, 4) == plain._spend(0.25, 1.0, weights, 4)
     assert other._spend(0.25, 1.0, weights, 4).guarantee.status == "heuristic"
-
-
-def test_a_plan_and_a_page_name_the_neighbours_alike():
-    assert WORDS["neighbours"] == NEIGHBOURS

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedveil.accounting import VACUOUS
-from fedveil.evidence import FORMAT, encoded
+from fedveil.evidence import FORMAT, NEIGHBOURS, encoded
 from fedveil.gdp import rounded_up
 from fedveil.reading import toml_of
 
@@ -22,7 +22,7 @@ def source(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-WORDS: Mapping[str, Mapping[str, str]] = toml_of(source("words.toml"))
+WORDS: Mapping[str, Mapping[str, str]] = {**toml_of(source("words.toml")), "neighbours": NEIGHBOURS}
 
 
 @dataclass(frozen=True)
