@@ -46,7 +46,18 @@ def test_a_run_and_its_ledgers_are_read(name):
     assert summary.values["rounds"] == len(summary.rows) == 2
 
 
-def test_a_finished_run_is_found_finished_and_its_checkpoint_goes_on(stored):
+def test_a_run_that_ended_before_its_summary_goes_on_from_its_checkpoint(stored):
+    run = stored / "run"
+    before = Summary.read(run).values["metrics"]
+    (run / "summary.json").unlink()
+    (run / "model.safetensors").unlink()
+    result = call("run", run, "--resume")
+    assert result.exit_code == 0, result.output
+    assert Summary.read(run).values["metrics"] == pytest.approx(before)
+    assert (run / "model.safetensors").read_bytes() == (STORED / "run" / "model.safetensors").read_bytes()
+
+
+def test_a_finished_run_is_found_finished(stored):
     before = (stored / "run" / "ledger" / "server.jsonl").read_text()
     result = call("run", stored / "run", "--resume")
     assert result.exit_code == 0, result.output
