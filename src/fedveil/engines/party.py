@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fedveil.accounting import OPEN, Entry, Ledger, Policy, Spend, SpendFilter, digest
-from fedveil.errors import BudgetError, LedgerError
+from fedveil.errors import BudgetError, FieldError, LedgerError
 from fedveil.files import SERVER as SERVER
 from fedveil.files import LineStore as LineStore
 from fedveil.mechanisms import Source
@@ -43,6 +43,24 @@ def begun_midway(ledger: Ledger) -> str:
     return f"nothing was released in {which}, which the server's ledger lacks: it begins in the middle of a run"
 
 
+def require_declared(ledger: Ledger, budget: SpendFilter | None) -> None:
+    """Refuse to go on without the budget that a ledger declares: its total is stated as held to it from the start.
+
+    Raises
+    ------
+    FieldError
+        For no budget, a larger one, or one that counts something else.
+    """
+    declared, terms = ledger.budget, None if budget is None else budget.terms
+    if declared is None:
+        return
+    if terms is None or terms["delta"] != declared["delta"] or terms["epsilon"] > declared["epsilon"]:
+        given = None if terms is None else terms["epsilon"]
+        accepted = f"the ledger of {ledger.party!r} declares Filter(epsilon={declared['epsilon']:g}, "
+        accepted += f"delta={declared['delta']:g}) before its first release, and states totals under it: give that, or "
+        raise FieldError("budget", given, f"{accepted}a smaller epsilon")
+
+
 class Party:
     """What clients and the server share: a ledger, a filter, a source; and what a client's owner allows."""
 
@@ -51,6 +69,7 @@ class Party:
     def __init__(
         self, ledger: Ledger, source: Source, budget: SpendFilter | None = None, store: LineStore = forget
     ) -> None:
+        require_declared(ledger, budget)
         self.ledger, self.budget = ledger, budget
         self._source, self._store = source, store
         self._overspent = self._unwritten = False

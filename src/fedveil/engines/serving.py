@@ -137,8 +137,13 @@ def served(
         raise FieldError("done", done, accepted)
     kept: tuple[Ledger, LineStore] = (Ledger(engine, SERVER), forget)
     ledger, store = kept if folder is None else folder.open(method, layout, rounds, source, engine, done)
-    server = ServerParty(method, layout, ledger, source, budget=budget, store=store, scorer=scorer, tutor=tutor)
-    server.require_rounds(done, "done")
+    try:
+        server = ServerParty(method, layout, ledger, source, budget=budget, store=store, scorer=scorer, tutor=tutor)
+        server.require_rounds(done, "done")
+    except BaseException:
+        if folder is not None:
+            folder.leave()
+        raise
     return server
 
 
@@ -196,13 +201,14 @@ class Serving:
         """What the rounds so far promise together; under local trust to a client that took part in all of them.
 
         Quotes of rounds before this server are in no ledger of its own. Then there is no total: each client's own
-        ledger has it.
+        ledger has it. A question whose answers nobody waited for counts: clients may have spent it.
         """
         if self._central:
             return total_of(self.server.ledger) if self.server.ledger.entries else unprotected()
         if self._earlier:
             return replace(unprotected(self.server.method.client.trust), bound=Heuristic(QUOTED_BEFORE), scope="total")
-        return total(s.guarantee for s in self._quotes) if self._quotes else unprotected("local")
+        quotes = [*self._quotes, *self._asked]
+        return total(s.guarantee for s in quotes) if quotes else unprotected("local")
 
     def require_unsummed(self, round_: int) -> None:
         """See `ServerParty.require_unsummed`."""

@@ -148,6 +148,10 @@ def _sets(values: Mapping[str, Any], books: Books, heads: Path | None) -> Iterat
         same = agree(set_values(book.up_to(one["ledger"]["lines"]), values["said"]["policy"]), one)
         yield Checked(name, same, "its ledger is another, was shortened, or gives other sums")
         yield _head(name, book, heads)
+    said = {one["ledger"]["party"] for one in values["evidence"]["sets"]}
+    said |= {site["party"] for run in values["evidence"]["runs"] for site in run["sites"]}
+    for party in sorted(books.sets.keys() - said):
+        yield Checked(f"data set {party}", None, "the report says nothing of it, and its ledger is given", "promise")
 
 
 def _head(name: str, book: Book, heads: Path | None) -> Checked:

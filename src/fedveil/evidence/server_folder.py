@@ -113,6 +113,9 @@ class ServerFolder:
     def begin(self, run: str, delta: float) -> None:
         """Bind the run, by the framework's id, in the first line of the server's ledger, before anybody is asked."""
         self.run, self._delta = run, delta
+        if not self._finished:
+            (self.path / SUMMARY).unlink(missing_ok=True)  # it would be that of the rounds before alone
+            write_atomic(self.path / METRICS_FILE, "".join(json.dumps(row) + "\n" for row in self._rows).encode())
         self._ledgers.begin(opening_of_server(self._method, delta, self._engine, run), [SERVER])
         self._ledgers.flush()
 
@@ -140,11 +143,6 @@ class ServerFolder:
             accepted = f"{figures} lacks one of these rounds: restore the file"
             raise FieldError("folder" if self.resume else "done", done, accepted)
         self._finished = self.resume and done == self._planned and (self.path / SUMMARY).exists()
-        if self._finished:
-            return
-        (self.path / SUMMARY).unlink(missing_ok=True)  # it would be that of the rounds before alone
-        if figures.exists():
-            write_atomic(figures, "".join(json.dumps(row) + "\n" for row in self._rows).encode())
 
     @property
     def _bound(self) -> dict[str, Any]:

@@ -441,6 +441,17 @@ def test_a_data_set_s_ledger_is_checked_up_to_where_the_report_knew_it(folder, t
     assert "charite" in bad
 
 
+def test_a_data_set_whose_ledger_is_given_and_of_which_the_report_says_nothing_is_no_pass(folder, tmp_path):
+    path = spent(tmp_path, "charite", 2)
+    write_report(gathered(folder / "record"), tmp_path / "report")
+    [left] = [
+        one
+        for one in check(tmp_path / "report" / "report.json", [folder / "record", path])
+        if (one.holds, one.kind) == (None, "promise")
+    ]
+    assert "charite" in left.what
+
+
 @pytest.mark.parametrize("name", ["server", "validation-ward"])
 def test_the_worst_of_sites_is_theirs_whatever_their_data_sets_are_called(name):
     books = {}

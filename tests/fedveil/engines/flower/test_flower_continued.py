@@ -124,6 +124,7 @@ def test_a_folder_that_goes_on_has_no_summary_of_before_and_is_let_go_of_where_i
     (folder / "metrics.jsonl").write_text(figures)
     again = ServerFolder(folder)
     again.open(GLOBAL, LAYOUT, 6, source, "flower", 3)
+    again.begin("another run of Flower's", DELTA)  # what comes before may still refuse to go on
     assert not (folder / "summary.json").exists()
     again._lock.release()
 

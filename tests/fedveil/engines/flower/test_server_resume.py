@@ -8,7 +8,7 @@ import torch
 from flwr.app import ConfigRecord
 from safetensors.torch import load_file
 
-from fedveil.accounting import Filter, Ledger, Release, digest
+from fedveil.accounting import Filter, Ledger, ParticipationFilter, Release, digest
 from fedveil.aggregation import FedAdam
 from fedveil.engines.history import total_of
 from fedveil.engines.party import COMBINE
@@ -135,6 +135,19 @@ def test_a_budget_that_is_used_up_ends_the_run_that_went_on(tmp_path):
     assert "budget" in second.stopped
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["guarantees"]["server"]["epsilon"] <= 6.0
+
+
+@pytest.mark.parametrize("budget", [None, Filter(6.5, DELTA), Filter(6.0, 1e-4), ParticipationFilter(9)])
+def test_a_declared_budget_holds_whoever_goes_on(tmp_path, budget):
+    folder = tmp_path / "run"
+    killed(folder, 2, budget=Filter(6.0, DELTA))
+    run(strategy(folder, resume=True, budget=Filter(6.0, DELTA)), app(method=ADAM))  # it ends at the budget
+    left = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    with pytest.raises(FieldError) as refused:
+        strategy(folder, resume=True, budget=budget)
+    assert refused.value.field == "budget"
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == left
+    assert FolderLock(folder).try_take()
 
 
 REFUSED = {

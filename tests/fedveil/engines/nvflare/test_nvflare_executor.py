@@ -6,18 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from nvflare.apis.signal import Signal
 from safetensors.torch import load_file
 from site_module import data
 
 import fedveil as fv
 from fedveil.engines import Execution
+from fedveil.engines.history import total_of
 from fedveil.engines.nvflare.shareables import read_broadcast, write_broadcast
 from fedveil.errors import FieldError
 from fedveil.learning import LocalTraining
 from fedveil.methods import Broadcast, PublicFacts, build
 from fedveil.nvflare import FedVeilController, FedVeilExecutor, PrivacyFilter, ReleaseFilter
 from fedveil.secure import SiteKey
-from flare_kit import MODEL, SEED, SITES, Net, Site, Trainer, run
+from flare_kit import MODEL, SEED, SITES, Engine, Net, Network, Site, Trainer, run
 
 pytestmark = pytest.mark.nvflare
 ROUNDS = 2
@@ -188,6 +190,36 @@ def test_a_secure_sum_of_too_few_sites_ends_the_job(tmp_path):
     found = run(tmp_path, sites[:2], **given)
     assert found.history == []
     assert found.engine.panics
+
+
+class Aborted(Network):
+    """Somebody aborts the job while its last task runs."""
+
+    signal, left = None, ROUNDS
+
+    def broadcast_and_wait(self, *arguments, **options):
+        super().broadcast_and_wait(*arguments, **options)
+        self.left -= 1
+        if not self.left:
+            self.signal.trigger(True)
+
+
+@pytest.mark.parametrize("case", ["record", "secure sum"])
+def test_a_job_that_is_aborted_counts_the_question_that_the_sites_had_answered(case, tmp_path):
+    method, parameters = CASES[case]
+    sites = sites_of(tmp_path, method, parameters)
+    given = {"method": method, "parameters": parameters, "rounds": ROUNDS, "site_training": True}
+    controller, engine = FedVeilController(model=MODEL, seed=SEED, **given), Engine("server", tmp_path)
+    network = Aborted(sites)
+    network.signal = Signal()
+    controller.set_communicator(network)
+    controller.control_flow(network.signal, engine.manager.new_context())
+    assert (controller.stopped != "", len(controller.history)) == (True, ROUNDS - 1)
+    [memory] = sites[0].scope.task_data_filters["in"][0]._memories.values()
+    spent = total_of(memory.ledger("job-1", 0))
+    assert controller.guarantee.mu == pytest.approx(spent.mu)
+    summary = json.loads((tmp_path / "server" / "job-1" / "fedveil" / "summary.json").read_text())
+    assert summary["guarantee"] == controller.guarantee.describe(1e-5)
 
 
 def test_a_key_that_is_not_the_sites_is_refused_and_the_server_learns_no_reason(tmp_path):
