@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 from warnings import warn
 
 LAB = "fedveil_lab"
+_OF_IMPORTS = ("importlib", "_frozen_importlib")
 ROOMS = ("attacks", "config", "games", "grid", "own", "report", "runs")
 # old name -> new name, of what did not move as a whole room
 MODULES = {
@@ -24,6 +27,8 @@ MODULES = {
     "fedveil.runs.rows": "fedveil.evidence.rows",
     **{f"fedveil.cli.{name}": f"{LAB}.cli.{name}" for name in ("audit", "data", "home", "report", "running")},
 }
+# rooms of the laboratory of which some modules went to the library: without the laboratory these are found, too
+PARTED = ("fedveil.config", "fedveil.report", "fedveil.report.statement", "fedveil.runs")
 
 
 def present_name(old: str) -> str | None:
@@ -44,11 +49,42 @@ class _Alias(Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        sys.modules[module.__name__] = import_module(self._present)
+        present = import_module(self._present)
+        _put_moved(module.__name__, present)
+        sys.modules[module.__name__] = present
+
+
+class _Room(Loader):
+    """Stands for a room of the laboratory where that is not installed: some of its modules are the library's now."""
+
+    def __init__(self, present: str) -> None:
+        self._present = present
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        def missing(name: str) -> Any:
+            if name.startswith("__") or f"{module.__name__}.{name}" in PARTED:
+                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+            require_lab(f"{module.__name__}.{name}", self._present)
+
+        vars(module)["__getattr__"] = missing
+        _put_moved(module.__name__, module)
+
+
+def _put_moved(room: str, module: ModuleType) -> None:
+    """Let ``from room import name`` find what moved out of that room alone."""
+    for old, new in MODULES.items():
+        if room in PARTED and old.rpartition(".")[0] == room:
+            setattr(module, old.rpartition(".")[2], import_module(new))
 
 
 class Moved(MetaPathFinder):
     """Finds modules by their old names."""
+
+    def __init__(self) -> None:
+        self._told = (("", 0), "")  # where the last warning was given, and of which name
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -63,11 +99,31 @@ class Moved(MetaPathFinder):
         present = present_name(fullname) if fullname.startswith("fedveil.") else None
         if present is None:
             return None
+        if fullname in PARTED and not find_spec(LAB):
+            return ModuleSpec(fullname, _Room(present), is_package=True)
         require_lab(fullname, present)
-        text = f"{fullname} is {present} now; the old name goes with the next version"
-        # of the frames above, `warn` passes over those of the import system
-        warn(text, DeprecationWarning, stacklevel=2)
+        self._tell(fullname, present)
         return ModuleSpec(fullname, _Alias(present), is_package=hasattr(import_module(present), "__path__"))
+
+    def _tell(self, fullname: str, present: str) -> None:
+        """Warn, once for each import: the rooms that a module lies in are found in the same one, before it."""
+        place = _importing()
+        told, self._told = self._told, (place, fullname)
+        if told[0] == place and fullname.startswith(f"{told[1]}."):
+            return
+        text = f"{fullname} is {present} now"
+        elsewhere = [f"{old} is {new}" for old, new in MODULES.items() if old.startswith(f"{fullname}.")]
+        text = "; ".join([text, *elsewhere, "the old names go with the next version"])
+        # of the frames above, `warn` passes over those of the import system
+        warn(text, DeprecationWarning, stacklevel=3)
+
+
+def _importing() -> tuple[str, int]:
+    """File and line of the import that is going on."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith((__name__, *_OF_IMPORTS)):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 def require_lab(name: str, present: str) -> None:

@@ -71,15 +71,20 @@ for name in ("compare", "audit", "Config", "config", "attacks", "games", "grid",
         assert "fedveil-lab" in str(error), error
     else:
         raise AssertionError(name)
+import fedveil.report.table, fedveil.report.statement.books, fedveil.config.folders, fedveil.engines.files
+from fedveil.runs import deployed, disk, rows
+assert fedveil.report.table.Table and fedveil.report.statement.books.read_books and deployed.ServerFolder
+assert disk.FolderLock and rows.parse_row
 from fedveil import *
 assert Federation and GlobalDP
-for old in ("fedveil.config.first", "fedveil.report.planning", "fedveil.own"):
+for line in ("import fedveil.config.first", "import fedveil.report.planning", "import fedveil.own",
+             "from fedveil.runs import Summary", "from fedveil.config import first", "import fedveil.games"):
     try:
-        __import__(old)
+        exec(line)
     except ModuleNotFoundError as error:
         assert "fedveil-lab" in str(error), error
     else:
-        raise AssertionError(old)
+        raise AssertionError(line)
 """
 
 
