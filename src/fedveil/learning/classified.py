@@ -147,59 +147,84 @@ def classified(
         For shapes that do not fit, or no row.
     """
     p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
+    _require_answers(p, y, classes)
+    owner = _owners(persons, len(y))
+    two = len(classes) == 2
+    sign = classes.index(require_choice("positive", positive, classes)) if two and positive else 1
+    if threshold is not None and not two:
+        raise FieldError("threshold", threshold, "is for two classes")
+    named = p.argmax(1) if threshold is None else np.where(p[:, sign] >= threshold, sign, 1 - sign)
+    there = [c for c in range(len(classes)) if (y == c).any()]
+    found = {c: _share(named[y == c] == c, owner[y == c]) for c in there}
+    areas = {c: _area(p[:, c], y == c) for c in there if not (y == c).all()}
+    by_class = {classes[c]: _of_class(c, y, named, owner, found, areas) for c in ((sign,) if two else there)}
+    figures = {"accuracy": _share(named == y, owner), "balanced_accuracy": _mean_of(list(found.values()))}
+    if two:
+        figures |= by_class.pop(classes[sign])
+        loss = (p[:, sign] - (y == sign)) ** 2
+        shown, true = p[:, sign], y == sign
+    else:
+        if areas:
+            figures["auc"] = _of_areas(list(areas.values()), y, owner)
+        loss = ((p - np.eye(len(classes))[y]) ** 2).sum(1)
+        shown, true = p.max(1), p.argmax(1) == y
+    figures["brier"] = _average(loss, owner)
+    return Classified(
+        tuple(classes),
+        classes[sign] if two else "",
+        len(y),
+        0 if persons is None else int(owner.max()) + 1,
+        _confusion(y, named, len(classes)),
+        figures,
+        by_class,
+        _bins(shown, true, owner),
+    )
+
+
+def _require_answers(p: Floats, y: NDArray[Any], classes: Sequence[str]) -> None:
+    """Refuse shapes that do not fit, and numbers that are no probability or no class."""
     if p.ndim != 2 or p.shape != (len(y), len(classes)) or not len(y):
         raise FieldError("probabilities", p.shape, f"must be [{len(y)}, {len(classes)}], a row a label, at least one")
     if not np.isfinite(p).all():
         raise FieldError("probabilities", "NaN or infinity", "must be finite: the model diverged")
     if y.min() < 0 or y.max() >= len(classes):
         raise FieldError("labels", (int(y.min()), int(y.max())), f"must be 0 to {len(classes) - 1}")
-    owner = np.arange(len(y)) if persons is None else np.unique(np.asarray(persons), return_inverse=True)[1]
-    if len(owner) != len(y):
-        raise FieldError("persons", len(owner), f"must be one for each of the {len(y)} rows")
-    two = len(classes) == 2
-    sign = classes.index(require_choice("positive", positive, classes)) if two and positive else 1
-    named = p.argmax(1)
-    if threshold is not None:
-        if not two:
-            raise FieldError("threshold", threshold, "is for two classes")
-        named = np.where(p[:, sign] >= threshold, sign, 1 - sign)
-    confusion = np.zeros((len(classes), len(classes)), dtype=np.int64)
-    np.add.at(confusion, (y, named), 1)
-    there = [c for c in range(len(classes)) if (y == c).any()]
-    found = {c: _share(named[y == c] == c, owner[y == c]) for c in there}
-    figures = {"accuracy": _share(named == y, owner), "balanced_accuracy": _mean_of(list(found.values()))}
-    by_class: dict[str, dict[str, ClassFigure]] = {}
-    areas: dict[int, tuple[float, Floats]] = {}
-    for c in (sign,) if two else there:
-        own: dict[str, ClassFigure] = {}
-        truth = y == c
-        if truth.any():
-            own["sensitivity"] = found[c]
-        if not truth.all():
-            own["specificity"] = _share(named[~truth] != c, owner[~truth])
-        if truth.any() and not truth.all():
-            areas[c] = _area(p[:, c], truth)
-            own["auc"] = _of_area(*areas[c], truth, owner)
-        by_class[classes[c]] = own
-    if two:
-        figures |= by_class.pop(classes[sign])
-        loss = (p[:, sign] - (y == sign)) ** 2
-    else:
-        if areas:
-            figures["auc"] = _of_areas(list(areas.values()), y, owner)
-        loss = ((p - np.eye(len(classes))[y]) ** 2).sum(1)
-    figures["brier"] = _average(loss, owner)
-    shown, true = (p[:, sign], y == sign) if two else (p.max(1), p.argmax(1) == y)
-    return Classified(
-        tuple(classes),
-        classes[sign] if two else "",
-        len(y),
-        0 if persons is None else int(owner.max()) + 1,
-        confusion.tolist(),
-        figures,
-        by_class,
-        _bins(shown, true, owner),
-    )
+
+
+def _owners(persons: Any, rows: int) -> NDArray[Any]:
+    """The number of each row's person; without persons each row is one."""
+    owner = np.arange(rows) if persons is None else np.unique(np.asarray(persons), return_inverse=True)[1]
+    if len(owner) != rows:
+        raise FieldError("persons", len(owner), f"must be one for each of the {rows} rows")
+    return owner
+
+
+def _confusion(y: NDArray[Any], named: NDArray[Any], classes: int) -> list[list[int]]:
+    """Rows by class, and by the class that was named."""
+    counts = np.zeros((classes, classes), dtype=np.int64)
+    np.add.at(counts, (y, named), 1)
+    rows: list[list[int]] = counts.tolist()
+    return rows
+
+
+def _of_class(
+    c: int,
+    y: NDArray[Any],
+    named: NDArray[Any],
+    owner: NDArray[Any],
+    found: Mapping[int, ClassFigure],
+    areas: Mapping[int, tuple[float, Floats]],
+) -> dict[str, ClassFigure]:
+    """Figures of one class against the rest, as far as there are rows of both."""
+    own: dict[str, ClassFigure] = {}
+    truth = y == c
+    if c in found:
+        own["sensitivity"] = found[c]
+    if not truth.all():
+        own["specificity"] = _share(named[~truth] != c, owner[~truth])
+    if c in areas:
+        own["auc"] = _of_area(*areas[c], truth, owner)
+    return own
 
 
 def wilson(share: float, rows: float) -> tuple[float, float]:
