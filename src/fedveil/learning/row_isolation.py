@@ -1,5 +1,6 @@
 """A check of this machine's kernels at start-up: a row's result has the same bits whatever the other rows are."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -89,56 +90,90 @@ def rows_are_isolated(
     NotApart, ByValue, RuntimeError
         If the rule is none for this model.
     """
-    width, each = form.width, form.each
     generator = torch.Generator().manual_seed(0)
-    states = [(g, g.get_state()) for g in (*generators_of(model), drawing) if g is not None]
+    kept = _States((*generators_of(model), drawing))
     weights = layout.read(model)
-    drawn = [torch.randn(b.shape, generator=generator).reshape(-1) for b in layout.blocks]
-    fan = [b.size / b.shape[0] if b.shape else 1.0 for b in layout.blocks]
-    random = torch.cat([one / f**0.5 for one, f in zip(drawn, fan, strict=True)])
-    shape, floats = (width, *x.shape[1:]), x.is_floating_point()
-    dummies = torch.randn(shape, generator=generator) if floats else torch.zeros(shape)
-    labels = torch.zeros((width, *y.shape[1:]), dtype=y.dtype, device=y.device)
+    random = _random_weights(layout, generator)
+    shape = (form.width, *x.shape[1:])
+    dummies = torch.randn(shape, generator=generator) if x.is_floating_point() else torch.zeros(shape)
+    labels = torch.zeros((form.width, *y.shape[1:]), dtype=y.dtype, device=y.device)
     inputs = Inputs.of(model)
-
-    def bits(examples: Tensor) -> list[Tensor]:
-        for g, state in states:
-            g.set_state(state)
-        with torch.random.fork_rng(devices=[]), without_autograd(rule):
-            torch.default_generator.manual_seed(0)
-            examples = inputs.in_memory_order(examples)
-            known = squared_norms(examples) if reads_examples(rule) else None
-            gradients, losses, _ = rule(examples, labels, torch.ones(width, dtype=torch.bool, device=x.device), known)
-        parts = [_bits(part).view(width // each, -1) for part in (*gradients.parts(), losses)]
-        weights = torch.full((width,), 1 / each, dtype=torch.float64)
-        if form.spanned:  # rows of any values do
-            rows = examples.reshape(width // each, each, -1)[:, :, :each].to(torch.float64)
-            parts.append(_bits(gradients.head(weights).cores(weights, rows)).flatten(1))
-        elif form.formed:
-            means = [torch.cat(block, 1) for block in gradients.means(weights, each)]
-            parts.append(_bits(torch.cat(means)))
-        return parts
-
     try:
         layout.load(model, random.to(weights))
         dummies = inputs(dummies.to(x.dtype))
         if not isinstance(rule, OneByOne):
             rule.prepare(dummies, labels)
-        before, units = bits(dummies), width // each
-        unit = torch.arange(units, device=x.device)
-        place = torch.arange(width, device=x.device)
-        for turn, others in enumerate((unit % 2 == 0, unit % 2 == 1, unit < units // 2, unit >= units // 2)):
-            values = torch.tensor(_OTHERS if floats else [1], dtype=x.dtype, device=x.device)
-            rows = values[(place // 2 + turn) % len(values)].view(-1, *[1] * (x.dim() - 1))
-            changed = others.repeat_interleave(each).view(rows.shape)
-            after = bits(inputs(torch.where(changed, rows, dummies)))
+        before = _bits_of(rule, inputs, dummies, labels, form, kept)
+        for turn, others in enumerate(_halves(form.width // form.each, dummies.device)):
+            changed = inputs(_with_others(dummies, others, turn, form.each, x.dtype))
+            after = _bits_of(rule, inputs, changed, labels, form, kept)
             if any(not torch.equal(a[~others], b[~others]) for a, b in zip(before, after, strict=True)):
                 return False
         return True
     finally:
         layout.load(model, weights)
-        for g, state in states:
-            g.set_state(state)
+        kept.put_back()
+
+
+class _States:
+    """Where generators stand, to be put back there."""
+
+    def __init__(self, generators: Iterable[torch.Generator | None]) -> None:
+        self._states = [(one, one.get_state()) for one in generators if one is not None]
+
+    def put_back(self) -> None:
+        for generator, state in self._states:
+            generator.set_state(state)
+
+
+def _random_weights(layout: Layout, generator: torch.Generator) -> Tensor:
+    """Weights [D] that keep a signal's size."""
+    scaled = []
+    for block in layout.blocks:
+        fan_in = block.size / block.shape[0] if block.shape else 1.0
+        drawn = torch.randn(block.shape, generator=generator).reshape(-1)
+        scaled.append(drawn / fan_in**0.5)
+    return torch.cat(scaled)
+
+
+def _halves(units: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Which persons are changed [units]: every second one and the rest, the first half and the second."""
+    unit = torch.arange(units, device=device)
+    return unit % 2 == 0, unit % 2 == 1, unit < units // 2, unit >= units // 2
+
+
+def _with_others(dummies: Tensor, others: Tensor, turn: int, each: int, dtype: torch.dtype) -> Tensor:
+    """The dummies, with what a batch may hold in the rows of those persons."""
+    allowed = _OTHERS if dummies.is_floating_point() else (1,)
+    values = torch.tensor(allowed, dtype=dtype, device=dummies.device)
+    place = torch.arange(len(dummies), device=dummies.device)
+    rows = values[(place // 2 + turn) % len(values)].view(-1, *[1] * (dummies.dim() - 1))
+    changed = others.repeat_interleave(each).view(rows.shape)
+    return torch.where(changed, rows, dummies)
+
+
+def _bits_of(
+    rule: GradientRule, inputs: Inputs, examples: Tensor, labels: Tensor, form: BatchForm, kept: _States
+) -> list[Tensor]:
+    """Bits of all that a step is made of, a row a person."""
+    kept.put_back()
+    width, each = form.width, form.each
+    persons = width // each
+    with torch.random.fork_rng(devices=[]), without_autograd(rule):
+        torch.default_generator.manual_seed(0)
+        examples = inputs.in_memory_order(examples)
+        known = squared_norms(examples) if reads_examples(rule) else None
+        there = torch.ones(width, dtype=torch.bool, device=examples.device)
+        gradients, losses, _ = rule(examples, labels, there, known)
+    parts = [_bits(part).view(persons, -1) for part in (*gradients.parts(), losses)]
+    shares = torch.full((width,), 1 / each, dtype=torch.float64)
+    if form.spanned:  # rows of any values do
+        rows = examples.reshape(persons, each, -1)[:, :, :each].to(torch.float64)
+        parts.append(_bits(gradients.head(shares).cores(shares, rows)).flatten(1))
+    elif form.formed:
+        means = [torch.cat(block, 1) for block in gradients.means(shares, each)]
+        parts.append(_bits(torch.cat(means)))
+    return parts
 
 
 def _bits(value: Tensor) -> Tensor:
