@@ -9,6 +9,7 @@ from typing import Any
 
 from flwr.app import Context, Message, MetricRecord, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
 from fedveil.engines.assembly import AnyMethod
 from fedveil.engines.federation import Federation
@@ -68,18 +69,9 @@ def learner_client_app(
         With a train and an evaluate function.
     """
     layout = learner.layout
-    for partition, behaviour in (behaviours or {}).items():
-        if behaviour.omniscient or behaviour.bypass:
-            accepted = "needs the embedded engine: under Flower a client sees no other's update, and the mod protects"
-            raise FieldError(f"behaviours[{partition}]", type(behaviour).__name__, accepted)
+    _require_possible(behaviours or {})
     require_pairs(learner.model, clients, learner.local.loss)
     app = ClientApp(mods=[privacy_mod(layout, method, trainer=learner.private_trainer, **options)])
-
-    def data(context: Context) -> tuple[int, ClientData]:
-        partition = partition_of(context)
-        if partition >= len(clients):
-            raise FieldError("partition-id", partition, f"there is data for partitions 0 to {len(clients) - 1}")
-        return partition, with_buffers(clients[partition], context)
 
     def learn(
         broadcast: Broadcast, client: ClientData, key: Key, needs: frozenset[str], sources: Sequence[Source]
@@ -93,7 +85,7 @@ def learner_client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        partition, client = data(context)
+        partition, client = _data_of(context, clients)
         broadcast = records.read_broadcast(message.content, layout)
         needs, key = own_method(method, context).client.needs, (seed, broadcast.public.round, partition)
         sources = [training_source()] if "noisy_steps" in needs else []
@@ -107,17 +99,39 @@ def learner_client_app(
 
     @app.evaluate()
     def measure(message: Message, context: Context) -> Message:
-        _, client = data(context)
-        models, figures = records.read_broadcast(message.content, layout).models, Figures()
-        if client.test_x is not None and client.test_y is not None:
-            chosen = choose(learner.model, layout, models, client, learner.local.loss)
-            held, loss = (client.test_x, client.test_y), learner.local.loss
-            measured = evaluate(learner.model, layout, models[chosen], *held, buffers=client.buffers, loss=loss)
-            figures = {name: measured[name] for name in ("loss", "accuracy") if name in measured}
+        _, client = _data_of(context, clients)
+        figures = _measured(learner, records.read_broadcast(message.content, layout).models, client)
         metrics = MetricRecord({COUNT: client.held_out, **figures})
         return Message(RecordDict({METRICS_KEY: metrics}), reply_to=message)
 
     return app
+
+
+def _require_possible(behaviours: Mapping[int, Behaviour]) -> None:
+    """Refuse malicious clients that no client of Flower's can be."""
+    for partition, behaviour in behaviours.items():
+        if behaviour.omniscient or behaviour.bypass:
+            accepted = "needs the embedded engine: under Flower a client sees no other's update, and the mod protects"
+            raise FieldError(f"behaviours[{partition}]", type(behaviour).__name__, accepted)
+
+
+def _data_of(context: Context, clients: Sequence[ClientData]) -> tuple[int, ClientData]:
+    """The partition of a node, and its data."""
+    partition = partition_of(context)
+    if partition >= len(clients):
+        raise FieldError("partition-id", partition, f"there is data for partitions 0 to {len(clients) - 1}")
+    return partition, with_buffers(clients[partition], context)
+
+
+def _measured(learner: Learner, models: Tensor, client: ClientData) -> Figures:
+    """Loss and accuracy on a client's held-out examples, of the model that does best for it; nothing without any."""
+    if client.test_x is None or client.test_y is None:
+        return Figures()
+    loss = learner.local.loss
+    chosen = choose(learner.model, learner.layout, models, client, loss)
+    held = client.test_x, client.test_y
+    measured = evaluate(learner.model, learner.layout, models[chosen], *held, buffers=client.buffers, loss=loss)
+    return {name: measured[name] for name in ("loss", "accuracy") if name in measured}
 
 
 def with_buffers(client: ClientData, context: Context) -> ClientData:
