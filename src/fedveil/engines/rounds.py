@@ -53,9 +53,15 @@ class Collected:
     loss: float | None = None
 
     def followed_by(self, later: "Collected") -> "Collected":
-        """What came of a round that was asked again: the later replies, and who was missing from either question."""
-        failed = {p: why for p, why in {**self.failed, **later.failed}.items() if p not in later.replies}
-        refused = {p: why for p, why in {**self.refused, **later.refused}.items() if p not in later.replies}
+        """What came of a round that was asked again: the later replies, and who is missing by the last question to each."""
+        failed, refused = {**self.failed, **later.failed}, {**self.refused, **later.refused}
+        for partition in self.failed.keys() & later.refused.keys():
+            failed.pop(partition)
+        for partition in self.refused.keys() & later.failed.keys() - later.refused.keys():
+            refused.pop(partition)
+        for partition in later.replies:
+            failed.pop(partition, None)
+            refused.pop(partition, None)
         return replace(later, failed=failed, refused=refused)
 
 

@@ -24,7 +24,9 @@ REMOVABLE = "reproducible, not for deployment"
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What a model takes, what its outputs mean, and what was promised of it. Nothing in it is measured.
+    """What a model takes, what its outputs mean, and what was promised of it.
+
+    Nothing in it is measured but what `read_off` names.
 
     Attributes
     ----------
@@ -56,6 +58,9 @@ class Description:
         ``text`` (unit, relation, trust, total), ``parties`` with the same of each, ``conditions``, ``source``.
     method, data, licence, note, version : str
         Of the run.
+    read_off : tuple of str
+        Keys of the configuration that hold what was read off the private data, as ranges of columns do that `fedveil
+        init` found: what stands here of them was not agreed on beforehand, and no promise covers it.
     """
 
     network: str
@@ -76,6 +81,7 @@ class Description:
     licence: str = ""
     note: str = ""
     version: str = ""
+    read_off: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
@@ -126,7 +132,7 @@ class Description:
             if name not in values:
                 raise FieldError(f"{file.name}: {name}", "missing", "the file lacks it: restore it")
         given = {name: values[name] for name in known if name in values}
-        for name in ("input_shape", "classes"):
+        for name in ("input_shape", "classes", "read_off"):
             if name in given:
                 require_a(f"{file.name}: {name}", given[name], list, "must be a list")
                 given[name] = tuple(given[name])
@@ -136,8 +142,9 @@ class Description:
         for name in ("network", "positive", "digest", "method", "data", "licence", "note", "version"):
             if name in given:
                 require_a(f"{file.name}: {name}", given[name], str, "must be a text")
-        for name in given.get("classes", ()):
-            require_a(f"{file.name}: classes", name, str, "must be texts")
+        for texts in ("classes", "read_off"):
+            for one in given.get(texts, ()):
+                require_a(f"{file.name}: {texts}", one, str, "must be texts")
         return cls(**given)
 
     def of(self, weights: bytes, hypotheses: int) -> "Description":

@@ -36,6 +36,8 @@ def export(
 ) -> list[Path]:
     """Write a model as a folder to hand on: nothing in it was measured, and no threshold was chosen.
 
+    Its card names what of the configuration was read off the private data.
+
     Parameters
     ----------
     run : path
@@ -117,6 +119,9 @@ def _body(about: Description, weights: str) -> Iterator[str]:
     yield from (f"* if {_plain(condition)}" for condition in promise.get("conditions", ()))
     if about.removable and promise.get("text", "none") != "none":
         yield "* **not for deployment**: the noise was drawn from a seed, and whoever knows it takes the noise off"
+    if about.read_off:
+        keys = ", ".join(map(_plain, about.read_off))
+        yield f"* **read off the private data**: {keys}; what stands of them below is covered by no noise"
     yield ""
     yield "## What it takes and what it answers"
     yield ""
@@ -150,7 +155,8 @@ def _columns(about: Description) -> Iterator[str]:
     if not columns:
         return
     gaps = about.inputs.get("missing", {})
-    yield "| column | declared | where it is missing |"
+    whose = "read off the private data" if "data.columns" in about.read_off else "declared"
+    yield f"| column | {whose} | where it is missing |"
     yield "|---|---|---|"
     for name, declared in columns:
         gap = json.dumps(gaps[name]) if name in gaps else "refused"

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil.errors import FieldError
+from fedveil.home import Description
 from fedveil_lab.config import load, parse
 from fedveil_lab.config.first import first_config, read_columns
 from fedveil_lab.report.statement.check import check
@@ -91,6 +92,24 @@ def test_a_report_lists_it_and_agrees_with_the_ledgers(home, protect):
     assert "data.columns" in line
     assert "conditions below" in report["headline"][0]["text"]
     assert not [c for c in check(home / "signed" / "report.json", [home / "done"]) if c.holds is False]
+
+
+@pytest.mark.parametrize("protect", ["client", "nothing"])
+def test_an_export_says_that_its_ranges_were_read_off_until_they_are_agreed_on(home, protect):
+    assert call("init", "--data", "visits.csv", "--clients", 4, "--protect", protect, "a.toml").exit_code == 0
+    for name in ("as read", "agreed"):
+        values = tomllib.loads((home / "a.toml").read_text())
+        if name == "agreed":
+            del values["read_off"]
+        run(parse({**values, "rounds": 1}), home / name)
+        said = call("export", home / name)
+        assert said.exit_code == 0, said.output
+        about = Description.read(home / name / "export" / "model.json")
+        card = (home / name / "export" / "README.md").read_text()
+        read = ("data.columns", "data.classes") if name == "as read" else ()
+        assert about.read_off == read
+        assert [key in card and key in said.output for key in ("data.columns", "data.classes")] == [bool(read)] * 2
+        assert ("| declared |" in card) == (not read)
 
 
 def test_the_most_records_of_a_person_are_a_count_of_the_data_too(home):

@@ -27,14 +27,18 @@ def export(
 ) -> None:
     """Write the model of a run to hand on: weights, model.json (network, scaling, classes, promise), a card.
 
-    Nothing that was measured on private data goes along, and no threshold.
+    Nothing that was measured on private data goes along, and no threshold; what was read off them is named.
     """
     from fedveil.home import export as write
     from fedveil_lab.runs.described import described
 
     where = out or run / "export"
-    files = write(run, where, to=to, about=described(run, config), hypothesis=hypothesis)
+    about = described(run, config)
+    files = write(run, where, to=to, about=about, hypothesis=hypothesis)
     say(f"written to {where}: {', '.join(file.name for file in files)}", whole=True)
+    if about.read_off:
+        keys = ", ".join(about.read_off)
+        say(f"before it leaves: {keys} were read off the private data, and stand in it; agree on values, and run again")
 
 
 def predict(

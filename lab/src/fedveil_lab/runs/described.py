@@ -48,6 +48,7 @@ def _described(module: nn.Module, config: Config, dealt: Dealt) -> Description:
     gone = {*BEGINNING} & {*learning.tuning_of(config.model.name)}
     options = {key: value for key, value in config.model.options.items() if key not in gone}
     about = describe(module, config.model.name, options, dealt.dataset, config.local.loss)
+    about = replace(about, read_off=tuple(config.read_off))
     return about if dealt.raw_shape is None else replace(about, input_shape=dealt.raw_shape, inputs={"kind": FEATURES})
 
 
