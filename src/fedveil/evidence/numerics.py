@@ -8,7 +8,7 @@ import torch
 import fedveil
 
 # Raised by any change of a default or of arithmetic on that path: runs of two versions are not the same run.
-NUMERICS = {"sequential": 8, "stacked": 3, "record": 9, "person": 10, "noise": 3}
+NUMERICS = {"sequential": 8, "stacked": 3, "record": 10, "person": 11, "noise": 3}
 _COMMON = 3  # a run whose paths all have this number says it alone
 
 

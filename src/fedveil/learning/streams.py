@@ -102,11 +102,12 @@ class KeyedDropout(nn.Module):
         Probability of dropping.
     axes : int
         Trailing axes that share one decision (0 for ordinary dropout).
-    generator : torch.Generator
+    generator : torch.Generator, optional
         On the CPU; masks are drawn there whatever the device of the input, so the device does not change them.
+        Without one they come from PyTorch's global state there: a trace has no place for a generator.
     """
 
-    def __init__(self, p: float, axes: int, generator: torch.Generator) -> None:
+    def __init__(self, p: float, axes: int, generator: torch.Generator | None) -> None:
         super().__init__()
         self.p, self.axes, self.generator = p, axes, generator
 
@@ -115,8 +116,21 @@ class KeyedDropout(nn.Module):
         if not self.training or self.p == 0:
             return x
         shape = x.shape[: max(x.dim() - self.axes, 0)] + (1,) * min(self.axes, x.dim())
-        keep = torch.rand(shape, generator=self.generator, dtype=torch.float32) >= self.p
+        keep = self._drawn(shape)
         return x * (keep.to(x.device, x.dtype) / (1 - self.p) if self.p < 1 else torch.zeros((), device=x.device))
+
+    def _drawn(self, shape: Sequence[int]) -> Tensor:
+        if self.generator is None:
+            return torch.bernoulli(torch.empty(shape), 1 - self.p)
+        return torch.rand(shape, generator=self.generator, dtype=torch.float32) >= self.p
+
+
+def with_traced_dropout(module: nn.Module) -> nn.Module:
+    """Let keyed dropout inside a module draw from PyTorch's global state, in place, so that it can be traced."""
+    for child in module.modules():
+        if isinstance(child, KeyedDropout):
+            child.generator = None
+    return module
 
 
 def with_keyed_dropout(module: nn.Module, generator: torch.Generator) -> None:

@@ -23,7 +23,7 @@ from fedveil.learning.joined import join_products
 from fedveil.learning.losses import LOSSES, LossFunction, masked, outputs_of, usable
 from fedveil.learning.recognised import fresh, generators_of
 from fedveil.learning.recorded import recorded, running_layers
-from fedveil.learning.streams import draw_from, drawing
+from fedveil.learning.streams import draw_from, drawing, with_traced_dropout
 from fedveil.learning.torch_losses import Labelwise
 from fedveil.learning.written_out import ByValue as ByValue
 from fedveil.learning.written_out import WrittenOut
@@ -62,7 +62,7 @@ class ByOperators:
         ByValue
             If it cannot be traced, or has an operator that is not known to be blind to values.
         """
-        module = fresh(self._model)
+        module = with_traced_dropout(fresh(self._model))
         running = running_layers(module)
         try:
             with torch.no_grad():
@@ -96,7 +96,7 @@ class ByOperators:
         ByValue
             If it cannot be traced, or has an operator that is not known to be blind to values.
         """
-        module = fresh(self._model)
+        module = with_traced_dropout(fresh(self._model))
         running = running_layers(module)
 
         def alone(one: Tensor) -> Tensor:

@@ -8,6 +8,9 @@ import torch
 from torch import nn
 
 import fedveil as fv
+from fedveil.layout import Layout
+from fedveil.learning.streams import with_keyed_dropout
+from fedveil.learning.traced import ByOperators
 
 G = torch.Generator().manual_seed(0)
 
@@ -105,3 +108,70 @@ def test_a_slow_part_is_named_before_the_run(caplog):
 def test_a_layer_that_cannot_be_traced_is_named(caplog):
     before, _ = said_before(nn.Sequential(nn.Linear(3, 3), Gates(), Sorting()), caplog)
     assert "1 (Gates)" in before
+
+
+class Drops(nn.Module):
+    """Code of its own around a dropout layer: its gradient for the head is the mean of what was kept."""
+
+    def __init__(self, drop):
+        super().__init__()
+        self.drop, self.head = drop, nn.Linear(5, 2)
+
+    def forward(self, x):
+        kept = self.drop(x).mean(-1)
+        return self.head(torch.cat([kept[:, :2], kept[:, 2:]], 1))
+
+
+class Block(nn.Module):
+    """Attention, and a dropout beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True)
+        self.start, self.drop, self.head = nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.start(x)
+        return self.head(self.layer(x + self.drop(x)).mean(1))
+
+
+@pytest.mark.parametrize("make", [Block, lambda: Drops(nn.Dropout(0.2)), lambda: Drops(nn.Dropout1d(0.2))])
+def test_a_network_with_dropout_goes_in_batches(make, caplog):
+    with caplog.at_level(logging.WARNING):
+        first, again = (trained_from(3, make()) for _ in range(2))
+    assert "one example a call" not in caplog.text
+    assert torch.equal(first, again)
+    assert not torch.equal(first, trained_from(4, make()))
+
+
+def trained_from(seed, model):
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 0.1)
+    x, y = torch.ones(6, 5, 3), torch.arange(6) % 2
+    method = fv.methods.build("record", noise_multiplier=1e-3, rounds=1, examples=6, clip=1.0)
+    return fv.Federation(model=model, clients=[(x, y)], method=method, seed=seed).run(1).models[0]
+
+
+def masks(drop, examples=400):
+    """What is kept [examples, 5] of rows of ones, by the gradients of single examples."""
+    model = Drops(drop)
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.zero_()
+    with_keyed_dropout(model, torch.Generator().manual_seed(1))
+    layout = Layout.from_module(model)
+    way = ByOperators(model, layout, "cross_entropy", torch.Generator().manual_seed(2))
+    x, y = torch.ones(examples, 5, 3), torch.zeros(examples, dtype=torch.int64)
+    way.prepare(x, y)
+    found, _, _ = way(x, y, torch.ones(examples, dtype=torch.bool))
+    [one] = [number for number, name in enumerate(layout.names) if name == "head.weight"]
+    return found.parts()[one].reshape(examples, 2, 5)[:, 1] * 2  # the second output's error is 1/2
+
+
+def test_a_traced_dropout_has_a_mask_for_each_example_and_keeps_the_mean():
+    kept = masks(nn.Dropout(0.25))
+    assert len(kept.unique(dim=0)) > 100
+    assert abs(kept.mean() - 1) < 0.03
+    whole = masks(nn.Dropout1d(0.25))
+    assert sorted(whole.unique().tolist()) == pytest.approx([0.0, 4 / 3])
+    assert abs(whole.mean() - 1) < 0.06
