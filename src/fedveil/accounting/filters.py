@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fedveil.accounting.bounds import GDP, PLD, ZCDP
 from fedveil.accounting.composition import epsilon as epsilon_of
@@ -17,6 +17,7 @@ from fedveil.ranges import require_within
 Kind = tuple[Unit, Relation]
 
 
+@runtime_checkable
 class SpendFilter(Protocol):
     """What a party asks before it spends; the answer depends only on public worst-case cost.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fedveil.accounting import OPEN, Entry, Ledger, Policy, Spend, SpendFilter, digest
-from fedveil.errors import BudgetError, FieldError, LedgerError
+from fedveil.errors import BudgetError, FieldError, LedgerError, require_a
 from fedveil.files import SERVER as SERVER
 from fedveil.files import LineStore as LineStore
 from fedveil.mechanisms import Source
@@ -49,8 +49,10 @@ def require_declared(ledger: Ledger, budget: SpendFilter | None) -> None:
     Raises
     ------
     FieldError
-        For no budget, a larger one, or one that counts something else.
+        For no budget, a larger one, one that counts something else, or a value that is no budget.
     """
+    if budget is not None:
+        require_a("budget", budget, SpendFilter, "must be a SpendFilter, such as Filter(epsilon=8, delta=1e-5)")
     declared, terms = ledger.budget, None if budget is None else budget.terms
     if declared is None:
         return
