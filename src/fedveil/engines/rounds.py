@@ -53,7 +53,7 @@ class Collected:
     loss: float | None = None
 
     def followed_by(self, later: "Collected") -> "Collected":
-        """What came of a round that was asked again: the later replies, and who is missing by the last question to each."""
+        """Add the replies to a second question; who is missing is known by the last question to each."""
         failed, refused = {**self.failed, **later.failed}, {**self.refused, **later.refused}
         for partition in self.failed.keys() & later.refused.keys():
             failed.pop(partition)

@@ -183,6 +183,7 @@ def test_a_budget_is_the_total_only_if_it_was_set_before_the_first_release():
 
 def test_a_declared_budget_is_never_dropped_or_raised_later():
     whole = adaptive()
+    whole.run(9)
     declared = charged_by(whole, 3)  # of nine rounds the first three fit
     ledgers = kept()
     first = adaptive(ledgers=ledgers, server_budget=Filter(declared, DELTA))
