@@ -85,15 +85,32 @@ def pages() -> str:
         if title == "model":
             lines += ["### keys of every model", "", *_table(_of_owner(tuned, options_of(tuned, without=("model",))))]
         for label, registry in _REGISTRIES.get(title, ()):
-            for name, (named, options) in registry().items():
-                rows = _of_owner(named, options)
-                touching = {key for key in options if label == "method" and touches_promise(name, key)}
-                shown = (
-                    _table(rows, touching if label == "method" else None) if options else ["No keys of its own.", ""]
-                )
-                lines += [f"### {label} `{name}`{_brought(label, name)}", "", *shown]
-                lines += _for_flower(name, options) if label == "method" else []
+            lines += _of_registry(label, registry())
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _of_registry(label: str, named: Named) -> list[str]:
+    """A table of keys for each name; a key that an earlier table explains in the same words is only named."""
+    lines: list[str] = []
+    first: dict[tuple[Any, ...], str] = {}
+    for name, (owner, options) in named.items():
+        lines += [f"### {label} `{name}`{_brought(label, name)}", ""]
+        touching = None
+        if label == "method":
+            touching = {key for key in options if touches_promise(name, key)}
+        rows = _of_owner(owner, options)
+        origin = {row[0]: first.setdefault((*map(str, row), row[0] in (touching or ())), name) for row in rows}
+        known = {key: earlier for key, earlier in origin.items() if list(origin.values()).count(earlier) > 1}
+        new = [row for row in rows if known.get(row[0], name) == name]
+        lines += _table(new, touching) if new else []
+        for earlier in dict.fromkeys(known.values()):
+            keys = ", ".join(f"`{key}`" for key, where in known.items() if where == earlier)
+            lines += [f"As in `{earlier}`: {keys}.", ""] if earlier != name else []
+        if not options:
+            lines += ["No keys of its own.", ""]
+        if label == "method":
+            lines += _for_flower(name, options)
+    return lines
 
 
 def _tables(owner: type[BaseModel], below: str = "") -> Iterator[tuple[str, type[Any]]]:
