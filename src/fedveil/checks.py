@@ -1,7 +1,7 @@
-"""What a value has to be, said once: in the type of the field that holds it.
+"""Checks of values by the type of the field that holds them, so that each condition is written once.
 
-A section of a configuration, and the parameters of a method, a rule, a behaviour or of training are checked by these
-types, whether they come from a file, from Flower, from FLARE or from Python.
+They serve sections of a configuration and parameters of methods, rules, behaviours and training. It does not matter
+whether a value comes from a file, from Flower, from FLARE or from Python.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,12 +28,12 @@ from fedveil.units import accepted_units, unit_meant
 
 F = TypeVar("F", bound=Callable[..., Any])
 Require = Callable[[str, Any], object]
-FieldRule = tuple[str, tuple[type, ...], Require]  # of a field: what passes unseen, and what refuses the rest
+FieldRule = tuple[str, tuple[type, ...], Require]  # a field's name, types that always pass, the check of all others
 
 
 @dataclass(frozen=True)
 class Check:
-    """Stands in an ``Annotated`` type: a function of a field's name and value that refuses what is out of range."""
+    """Mark of an ``Annotated`` type: `require` takes a field's name and value, and refuses a value out of range."""
 
     require: Require
 
@@ -54,21 +54,24 @@ def require_fraction(field: str, value: Any) -> float:
 
 
 def require_names(field: str, values: Any, known: Iterable[str] | None = None) -> None:
-    """Refuse all but a list of names: a table whose keys are names, whatever it says of them, is none."""
-    if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in values):
+    """Refuse all but a list of names, if `known` is given of known ones. A table of names is refused, too."""
+    named = isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
+    if not named:
         raise FieldError(field, values, 'must be a list of names, such as ["local"]')
-    for value in values if known is not None else ():
-        require_choice(field, value, known or ())
+    if known is None:
+        return
+    for value in values:
+        require_choice(field, value, known)
 
 
 def require_text(field: str, value: Any) -> None:
-    """Refuse all but a text that says something."""
+    """Refuse all but a text that is not blank."""
     if not isinstance(value, str) or not value.strip():
         raise FieldError(field, value, "must be a text in quotes")
 
 
 def require_unit(field: str, value: Any, units: Iterable[str]) -> str:
-    """Return the unit that a word of people's means: "person" for a patient, "client" for a hospital.
+    """Return the unit that an everyday word means: "person" for a patient, "client" for a hospital.
 
     Raises
     ------
@@ -85,7 +88,7 @@ def require_unit(field: str, value: Any, units: Iterable[str]) -> str:
 
 
 def require_whole(field: str, value: Any, least: int = 1) -> int:
-    """Return `value`, refusing all but whole numbers that are written so: no 3.0."""
+    """Return `value`, refusing all but whole numbers of type int: 3.0 is refused."""
     if type(value) is not int:
         raise FieldError(field, value, "must be a whole number")
     return require_count(field, value, least=least)
@@ -105,7 +108,7 @@ Rounds = Annotated[int, Check(require_rounds)]
 Hypotheses = Annotated[int, Check(require_hypotheses)]
 Workers = Annotated[int, Check(require_workers)]
 
-# Of kinds with ends of their own, see `fedveil.ranges`
+# Kinds with limits of their own: `fedveil.ranges`
 Clip = Annotated[float, Check(partial(require_within, "clip"))]
 Radius = Annotated[float, Check(partial(require_within, "radius"))]
 NoiseLevel = Annotated[float, Check(partial(require_within, "noise multiplier"))]
@@ -129,7 +132,7 @@ RecordsOfPerson = Annotated[int, Check(partial(require_within, "records of a per
 class Parameters:
     """Base of parameters' dataclasses: refuses a misspelt name, and a value that its field's type does not allow."""
 
-    section: ClassVar[str] = ""  # that errors name before the field
+    section: ClassVar[str] = ""  # errors name it before the field
 
     def __new__(cls, *given: Any, **named: Any) -> Self:
         """Check the names, and how many values have none."""
@@ -145,60 +148,72 @@ class Parameters:
 
 
 def suggesting(function: F) -> F:
-    """Refuse a keyword that a method does not have or needs, and a value that its type does not allow."""
+    """Decorate a method so that wrong, missing and unnamed keywords, and values of a wrong type, are refused."""
     owner = function.__qualname__.removesuffix(".__init__")
 
     @wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         refuse_unknown(function, named)
         refuse_unnamed(owner, function, arguments[1:])
-        for name, parameter in (_names(function) or {}).items():
-            needed = parameter.kind is Parameter.KEYWORD_ONLY and parameter.default is Parameter.empty
-            if needed and name not in named:
-                raise FieldError(name, "missing", f"is needed: {owner}({name}=..., ...)")
-        check_values(SimpleNamespace(**named), (rule for rule in _of_function(function) if rule[0] in named))
+        _refuse_absent(owner, function, named)
+        rules = [rule for rule in _of_function(function) if rule[0] in named]
+        check_values(SimpleNamespace(**named), rules)
         return function(*arguments, **named)
 
     return call  # type: ignore[return-value]
 
 
+def _refuse_absent(owner: str, function: Callable[..., Any], named: Mapping[str, Any]) -> None:
+    """Refuse a call that leaves out a keyword without a default."""
+    for name, parameter in (_names(function) or {}).items():
+        needed = parameter.kind is Parameter.KEYWORD_ONLY and parameter.default is Parameter.empty
+        if needed and name not in named:
+            raise FieldError(name, None, f"it is needed: {owner}({name}=..., ...)")
+
+
 def refuse_unknown(function: Callable[..., Any], named: Mapping[str, Any], section: str = "") -> None:
-    """Refuse a keyword that a function does not have with the one that was probably meant."""
+    """Refuse a keyword that a function does not have; the error names the nearest one that it has."""
     known = _names(function) if named else None
     if known is None or named.keys() <= known.keys():
         return
     name = next(name for name in named if name not in known)
-    accepted = nearest(name, [other for other in known if other != "self"])
-    raise FieldError(within(section, name), type(named[name]).__name__, f"is no argument; {accepted}")
+    others = [other for other in known if other != "self"]
+    kind = type(named[name]).__name__
+    raise FieldError(within(section, name), kind, f"is no argument; {nearest(name, others)}")
 
 
 def refuse_unnamed(owner: str, function: Callable[..., Any], given: Sequence[Any]) -> None:
     """Refuse values without a name that a method does not take."""
     known = _names(function)
-    if known is None or any(p.kind is Parameter.VAR_POSITIONAL for p in known.values()):
+    if known is None:
         return
-    taken = [name for name, p in known.items() if p.kind is not Parameter.KEYWORD_ONLY][1:]  # all but self
-    if len(given) > len(taken):
+    kinds = [parameter.kind for parameter in known.values()]
+    if Parameter.VAR_POSITIONAL in kinds:
+        return
+    places = len(kinds) - kinds.count(Parameter.KEYWORD_ONLY) - 1  # self has one, too
+    if len(given) > places:
+        first = given[places]
+        kind = first if isinstance(first, type) else type(first)
         named = ", ".join(f"{name}=..." for name in known if name != "self")
-        first = given[len(taken)]
         accepted = f"has no place without a name: write {owner}({named}), as many of these as you need"
-        raise FieldError(owner, first.__name__ if isinstance(first, type) else type(first).__name__, accepted)
+        raise FieldError(owner, kind.__name__, accepted)
 
 
 def within(section: str, name: str) -> str:
-    """A field's name as errors say it."""
+    """Name a field as errors do: behind its section."""
     return f"{section}.{name}" if section else name
 
 
 @cache
 def _names(function: Callable[..., Any]) -> dict[str, Parameter] | None:
-    """The arguments of a function, None where it takes any name."""
-    known = signature(function).parameters
-    return None if any(p.kind is Parameter.VAR_KEYWORD for p in known.values()) else dict(known)
+    """Return the parameters of a function by name; None if it takes any name."""
+    known = dict(signature(function).parameters)
+    kinds = {parameter.kind for parameter in known.values()}
+    return None if Parameter.VAR_KEYWORD in kinds else known
 
 
 def check_values(owner: object, rules: Iterable[FieldRule], section: str = "") -> None:
-    """Refuse a value of an object's fields that its type does not allow; the error names it within the section."""
+    """Refuse an object whose fields break their rules; the error names the field within the section."""
     for name, others, require in rules:
         value = getattr(owner, name)
         if not isinstance(value, others):
@@ -206,7 +221,7 @@ def check_values(owner: object, rules: Iterable[FieldRule], section: str = "") -
 
 
 def rules_of(hints: Iterable[tuple[str, Any]]) -> list[FieldRule]:
-    """What each field has to pass, from its type: a `Check` behind ``Annotated``, a ``Literal``, a bool, `Parameters`.
+    """Read the rules of fields from their types: a `Check` behind ``Annotated``, a ``Literal``, a bool, `Parameters`.
 
     In a union, such as ``Positive | None``, a value of another member passes.
     """
@@ -215,18 +230,26 @@ def rules_of(hints: Iterable[tuple[str, Any]]) -> list[FieldRule]:
         members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         others = tuple(member for member in members if isinstance(member, type))
         for member in members:
-            marks = getattr(member, "__metadata__", ())
-            rules += [(name, others, mark.require) for mark in marks if isinstance(mark, Check)]
-            if get_origin(member) is Literal:
-                rules.append((name, others, partial(require_choice, choices=get_args(member))))
-        if len(others) == len(members) and (others[0] is bool or issubclass(others[0], Parameters)):
+            rules += [(name, others, require) for require in _required_by(member)]
+        only_types = len(others) == len(members)
+        if only_types and (others[0] is bool or issubclass(others[0], Parameters)):
             rules.append((name, others, partial(_of_kind, others)))
     return rules
 
 
+def _required_by(member: Any) -> list[Require]:
+    """Return the checks that one member of a union asks for."""
+    if get_origin(member) is Literal:
+        return [partial(require_choice, choices=get_args(member))]
+    marks = getattr(member, "__metadata__", ())
+    return [mark.require for mark in marks if isinstance(mark, Check)]
+
+
 def _of_kind(kinds: tuple[type, ...], name: str, value: Any) -> None:
-    named = " or ".join(f"{kind.__name__}(...)" for kind in kinds if kind is not type(None))
-    raise FieldError(name, value, "must be true or false" if bool in kinds else f"must be {named} (in TOML, a table)")
+    if bool in kinds:
+        raise FieldError(name, value, "must be true or false")
+    calls = [f"{kind.__name__}(...)" for kind in kinds if kind is not type(None)]
+    raise FieldError(name, value, f"must be {' or '.join(calls)} (in TOML, a table)")
 
 
 @cache

@@ -120,7 +120,7 @@ def clip(
         bound = require_bound("norm", norm)
         return _scaled(updates, norms(updates) if lengths is None else lengths, bound)
     if layout is None:
-        raise FieldError("layout", None, "is needed to clip per layer")
+        raise FieldError("layout", None, "it is needed to clip per layer")
     _check(updates)
     layout.check(updates, "updates")
     groups = layout.groups(layout.grouping_of("norm", norm))

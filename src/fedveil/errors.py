@@ -1,4 +1,4 @@
-"""How FedVeil refuses: every refusal names the field, the value and what is accepted."""
+"""Errors and basic checks: every refusal names the field, the value and what is accepted."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -8,7 +8,7 @@ from typing import Any
 from fedveil.units import WORDS, unit_meant
 
 MOST_WORKERS, MOST_ROUNDS, MOST_HYPOTHESES = 1024, 1_000_000, 10_000
-_LARGEST = 2**63 - 1  # that other libraries take
+_LARGEST = 2**63 - 1  # largest integer that other libraries take
 
 
 class FedVeilError(Exception):
@@ -30,11 +30,11 @@ class FieldError(FedVeilError, ValueError):
     Parameters
     ----------
     field : str
-        The name of the field, as the user wrote it.
+        Name of the field, as the user wrote it.
     value : object
-        What was given.
+        Value that was given; None if it is missing.
     accepted : str
-        What is accepted, and the fix where there is one.
+        Values that are accepted, and the fix where there is one.
 
     Examples
     --------
@@ -46,14 +46,15 @@ class FieldError(FedVeilError, ValueError):
     """
 
     def __init__(self, field: str, value: Any, accepted: str) -> None:
-        super().__init__(f"{cleaned(field)} = {cleaned(repr(value), 500)}: {accepted}")
+        said = "is missing" if value is None else f"= {cleaned(repr(value), 500)}"
+        super().__init__(f"{cleaned(field)} {said}: {accepted}")
         self.field = field
         self.value = value
         self.accepted = accepted
 
 
 class HeuristicError(FedVeilError, ValueError):
-    """An epsilon was asked of a release that satisfies no definition."""
+    """A request for the epsilon of a release that satisfies no definition of privacy."""
 
 
 class ReplyError(FedVeilError, ValueError):
@@ -61,11 +62,11 @@ class ReplyError(FedVeilError, ValueError):
 
 
 class BudgetError(FedVeilError):
-    """The server's own privacy budget does not allow the next release: the run stops with the last released model."""
+    """A release beyond the server's own privacy budget: the run stops with the last released model."""
 
 
 class NoReplyError(FedVeilError):
-    """A round ended without a single valid reply."""
+    """A round without a single valid reply."""
 
 
 class LedgerError(FedVeilError, ValueError):
@@ -73,38 +74,42 @@ class LedgerError(FedVeilError, ValueError):
 
 
 def cleaned(text: object, most: int = 200, keep: str = "") -> str:
-    """Words of another party as a log, a terminal or a ledger may hold them: one line, escaped and cut.
+    """Make another party's words safe for a log, a terminal or a ledger: one line, escaped and cut.
 
-    Escaped are line breaks, control characters, and characters that are invisible or turn the direction of a line.
+    Line breaks, control characters and invisible characters are escaped, and so are those that turn the direction of
+    a line.
 
     Parameters
     ----------
     text : object
-        Their words.
+        Words of the other party.
     most : int
         Characters that are kept.
     keep : str
         Characters that stay as they are.
     """
     short = str(text)[: most + 1]
-    shown = "".join(
-        sign if sign.isprintable() or sign in keep else sign.encode("unicode_escape").decode("ascii")
-        for sign in short[:most]
-    )
+    shown = "".join(_escaped(sign, keep) for sign in short[:most])
     return shown + ("..." if len(short) > most else "")
 
 
+def _escaped(sign: str, keep: str) -> str:
+    if sign.isprintable() or sign in keep:
+        return sign
+    return sign.encode("unicode_escape").decode("ascii")
+
+
 def damaged(field: str, file: object, error: Exception, fix: str) -> FieldError:
-    """A file that cannot be read.
+    """Make the refusal of a file that cannot be read.
 
     Parameters
     ----------
     field : str
-        What it holds, or the option that named it.
+        What the file holds, or the option that named it.
     file : path or str
-        Which, with its line where that is known.
+        The file, with its line where that is known.
     error : Exception
-        Why; of a `KeyError`, what is not there.
+        The reason; a `KeyError` names what the file lacks.
     fix : str
         What to do.
     """
@@ -127,15 +132,22 @@ def nearest(word: str, known: Iterable[str]) -> str:
     str
         A phrase for an error message.
     """
-    names = sorted(known, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
+    names = sorted(known, key=_numbers_first)
     meant = unit_meant(word)
     if meant and not set(names).isdisjoint(WORDS):  # letters alone would name another unit, perhaps a weaker one
         close = [meant] if meant in names else []
     else:
-        longer = [name for name in names if len(word) > 2 and name.startswith(word)]
-        close = longer or get_close_matches(word, names, n=1, cutoff=0.6)
+        close = [name for name in names if len(word) > 2 and name.startswith(word)]
+        close = close or get_close_matches(word, names, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}accepted: {', '.join(names)}"
+
+
+def _numbers_first(name: str) -> tuple[bool, int, str]:
+    """Return a sorting key: numbers by value, then other names."""
+    if name.isdigit():
+        return False, int(name), name
+    return True, 0, name
 
 
 def require_positive(field: str, value: Any) -> float:
@@ -158,24 +170,24 @@ def require_count(field: str, value: Any, least: int = 1, most: int = _LARGEST) 
 
 
 def require_rounds(field: str, value: Any) -> int:
-    """Return a number of rounds, refusing what nobody trains."""
+    """Return a number of rounds, refusing an absent one and more than anybody trains."""
     if value is None:
-        raise FieldError(field, "missing", "say how many there are to be, as in run(rounds=20)")
+        raise FieldError(field, None, "say how many there are to be, as in run(rounds=20)")
     return require_count(field, value, most=MOST_ROUNDS)
 
 
 def require_hypotheses(field: str, value: Any) -> int:
-    """Return a number of hypotheses, refusing more models than anybody broadcasts."""
+    """Return a number of hypotheses, refusing more than anybody broadcasts."""
     return require_count(field, value, most=MOST_HYPOTHESES)
 
 
 def require_workers(field: str, value: Any) -> int:
-    """Return a number of threads or processes, refusing what no machine runs."""
+    """Return a number of threads or processes, refusing more than a machine runs."""
     return require_count(field, value, most=MOST_WORKERS)
 
 
 def require_choice(field: str, value: str, choices: Iterable[str]) -> str:
-    """Return `value`, refusing what is not one of `choices`."""
+    """Return `value`, refusing all but `choices`."""
     names = list(choices)
     if value not in names:
         raise FieldError(field, value, nearest(str(value), filter(None, names)))
@@ -183,9 +195,18 @@ def require_choice(field: str, value: str, choices: Iterable[str]) -> str:
 
 
 def require_a(field: str, value: Any, kind: type | tuple[type, ...], accepted: str) -> None:
-    """Refuse a value of another type; the refusal names the type that it has, or the class itself."""
-    if not isinstance(value, kind):
-        raise FieldError(field, value.__name__ if isinstance(value, type) else type(value).__name__, accepted)
+    """Refuse a value of another type; the refusal names its type, or the class itself."""
+    if isinstance(value, kind):
+        return
+    raise FieldError(field, kind_of(value), accepted)
+
+
+def kind_of(value: Any) -> str | None:
+    """Name the type of a value, or the class that was given, for a refusal; None stands for an absent value."""
+    if value is None:
+        return None
+    kind: type = value if isinstance(value, type) else type(value)
+    return kind.__name__
 
 
 def _is_real(value: Any) -> bool:

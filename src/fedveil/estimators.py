@@ -119,7 +119,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         if isinstance(side, RecordDP) and side.unit == "person":
             if people is None:
                 accepted = "the method protects persons: say whose each row is, fit(X, y, groups=..., person=patient)"
-                raise FieldError("person", "missing", accepted)
+                raise FieldError("person", None, accepted)
             self._require_silos(owner, people, side.silos_per_person)
         made = []
         for number, name in enumerate(names):

@@ -250,7 +250,7 @@ class Layout:
         parts = []
         for b in self.blocks:
             if b.name not in arrays:
-                raise FieldError(b.name, "missing", f"the layout needs it, with shape {b.shape}")
+                raise FieldError(b.name, None, f"the layout needs it, with shape {b.shape}")
             value = arrays[b.name]
             if tuple(value.shape) != b.shape or not value.is_floating_point():
                 raise FieldError(b.name, (tuple(value.shape), value.dtype), f"must be a float array of shape {b.shape}")

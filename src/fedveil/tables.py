@@ -14,12 +14,12 @@ from fedveil.errors import cleaned
 from fedveil.files import write_atomic
 
 NOTHING = "-"
-WRAPPED = 24  # letters that a column of sentences needs at least
+WRAPPED = 24  # least width, in letters, of a column of sentences
 T = TypeVar("T")
 
 
 def grouped_by(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
-    """Items under their keys, in the order in which each key first occurs."""
+    """Group items by key; the groups keep the order in which their keys first occur."""
     groups: dict[str, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -27,8 +27,10 @@ def grouped_by(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]
 
 
 def shown(value: float | None, form: str) -> str:
-    """A number in a format of Python's, or `NOTHING` where there is none."""
-    return NOTHING if value is None else format(value, form)
+    """Format a number by a format of Python's; `NOTHING` stands for None."""
+    if value is None:
+        return NOTHING
+    return format(value, form)
 
 
 @dataclass(frozen=True)
@@ -38,19 +40,19 @@ class Table:
     Attributes
     ----------
     header : sequence of str
-        Names of the columns; empty names for a list of facts, which has no header.
+        Names of the columns. A list of facts has no header: all its names are empty.
     rows : sequence of sequence
         One text or number a column.
     title : str
-        Above it.
+        Line above the table.
     numbers : sequence of str
-        Columns whose texts are set flush right.
+        Columns set flush right.
     wraps : sequence of str
-        Columns that a narrow terminal may break into lines; all, for a list of facts.
+        Columns that may be broken into lines on a narrow terminal. A list of facts may break all.
     notes : sequence of str
-        What has to be said below it.
+        Remarks below the table.
     data : object, optional
-        For JSON in place of the texts: numbers as numbers.
+        Values for JSON in place of the texts: numbers as numbers.
     """
 
     header: Sequence[str]
@@ -63,150 +65,226 @@ class Table:
 
     @classmethod
     def facts(cls, rows: Sequence[tuple[str, str]], data: Any = None) -> "Table":
-        """A name and what there is to say of it, line by line."""
+        """List facts: a name and a text on each line."""
         return cls(("", ""), rows, data=data)
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, object]], **rest: Any) -> "Table":
-        """Rows by column, in the order in which columns first occur; `NOTHING` where a row lacks one."""
-        header = list(dict.fromkeys(name for row in rows for name in row))
-        return cls(header, [[row.get(name, NOTHING) for name in header] for row in rows], **rest)
+        """Make a table of mappings by column.
+
+        Columns keep the order in which they first occur; `NOTHING` fills the cell of a row without one.
+        """
+        seen: dict[str, None] = {}
+        for row in rows:
+            seen |= dict.fromkeys(row)
+        header = list(seen)
+        cells = []
+        for row in rows:
+            filled = {**dict.fromkeys(header, NOTHING), **row}
+            cells.append(list(filled.values()))
+        return cls(header, cells, **rest)
+
+    @property
+    def listed(self) -> bool:
+        """Whether this is a list of facts, without a header."""
+        return not any(self.header)
 
     def only(self, *names: str) -> "Table":
-        """Some of the columns; the title stands above the first of several such tables, with the first number."""
-        at = [list(self.header).index(name) for name in names]
-        title = self.title if set(names) & set(self.numbers[:1]) else ""
-        return replace(self, header=names, rows=[[row[i] for i in at] for row in self.rows], title=title)
+        """Keep some of the columns.
+
+        Of several such tables, only the one with the first column of numbers keeps the title.
+        """
+        indices = [list(self.header).index(name) for name in names]
+        rows = [_picked(row, indices) for row in self.rows]
+        titled = set(names) & set(self.numbers[:1])
+        return replace(self, header=names, rows=rows, title=self.title if titled else "")
 
     def text(self, width: int, rule: str = "─") -> str:
-        """For a terminal of so many columns; notes are printed apart. What is too narrow gets several tables.
+        """Draw for a terminal; a table that is too wide becomes several, one below the other. Notes are left out.
 
         Parameters
         ----------
         width : int
-            No line is longer.
+            Longest line, in columns of the terminal.
         rule : str
-            The letter that draws the line below the names of columns.
+            Letter of the line below the header.
         """
-        broken = self._needed(range(len(self.header)), broken=False) > width
-        groups = self._groups(width) if broken else [list(range(len(self.header)))]
+        every = list(range(len(self.header)))
+        broken = self._needed(every, broken=False) > width
+        groups = self._groups(width) if broken else [every]
         lines = broken_lines(self.title, width) if self.title else []
         for columns in groups:
             lines += self._drawn(columns, width, broken, rule)
         return "\n".join(line.rstrip() for line in lines)
 
     def _groups(self, width: int) -> list[list[int]]:
-        """Columns that fit beside one another; those that tell the rows apart stand in every group."""
+        """Split the columns into groups that fit; each begins with the columns that tell the rows apart."""
         every = list(range(len(self.header)))
-        if not any(self.header):
+        if self.listed:
             return [every]
-        keys = every[:1] if len({str(row[0]) for row in self.rows}) == len(self.rows) else every[:2]
+        first_cells = {str(row[0]) for row in self.rows}
+        keys = every[:1] if len(first_cells) == len(self.rows) else every[:2]
         groups = [list(keys)]
-        for i in every[len(keys) :]:
-            if groups[-1] != keys and self._needed([*groups[-1], i], broken=True) > width:
+        for column in every[len(keys) :]:
+            if groups[-1] != keys and self._needed([*groups[-1], column], broken=True) > width:
                 groups.append(list(keys))
-            groups[-1].append(i)
+            groups[-1].append(column)
         return groups
 
     def _needed(self, columns: Sequence[int], broken: bool) -> int:
-        """Letters that columns need beside one another, with two between them and one behind."""
-        return sum(self._least(i, broken) for i in columns) + 2 * len(columns) - 1
+        """Return the letters that columns need side by side, with two between them and one behind."""
+        letters_of_cells = sum(self._least(column, broken) for column in columns)
+        return letters_of_cells + 2 * len(columns) - 1
 
     def _least(self, column: int, broken: bool) -> int:
-        """Letters that a column needs; its name may be broken between words."""
+        """Return the letters that a column needs, if `broken` with its name broken between words."""
         name = self.header[column]
-        words = name.split() if broken else [name]
-        lines = [line for row in self.rows for line in str(row[column]).split("\n")]
-        longest = max(map(len, lines), default=0)
+        longest = longest_word = 0
+        for row in self.rows:
+            text = str(row[column])
+            longest = max(longest, _longest(text.split("\n")))
+            longest_word = max(longest_word, _longest(text.split()))
         if name in self.wraps:
-            longest = min(longest, max([WRAPPED, *(len(word) for line in lines for word in line.split())]))
-        return max([longest, *map(len, words)])
+            longest = min(longest, max(WRAPPED, longest_word))
+        return max(longest, _longest(name.split() if broken else [name]))
 
     def _drawn(self, columns: Sequence[int], width: int, broken: bool, rule: str) -> list[str]:
-        """Some of the columns; where even these do not fit, words are broken and nothing is left out."""
-        listed = not any(self.header)
-        gap = 1 if listed else 2
-        names = [fill(self.header[i], self._least(i, broken)) if broken else self.header[i] for i in columns]
-        rows = [[_of_terminal(row[i]) for i in columns] for row in self.rows]
-        head = [_of_terminal(name) for name in names]
-        fits = (2 * self._least(0, broken) if listed else self._needed(columns, broken)) <= width
-        keeps = [fits and (i == 0 if listed else self.header[i] not in self.wraps) for i in columns]
-        natural = [max(letters(line) for row in (head, *rows) for line in row[c].split("\n")) for c in range(len(head))]
-        widths = narrowed(natural, keeps, width - gap * (len(columns) - 1) - 1)
-        right = [self.header[i] in self.numbers for i in columns]
+        """Draw some of the columns; where even these do not fit, words are broken and nothing is left out."""
+        names = [self.header[column] for column in columns]
+        if broken:
+            leasts = [self._least(column, broken) for column in columns]
+            names = list(map(fill, names, leasts))
+        head = list(map(_of_terminal, names))
+        rows = [list(map(_of_terminal, _picked(row, columns))) for row in self.rows]
+        gap = 1 if self.listed else 2
+        room = width - gap * (len(columns) - 1) - 1
+        natural = _widest_lines([head, *rows])
+        widths = narrowed(natural, self._keeps(columns, width, broken), room)
+        right = [self.header[column] in self.numbers for column in columns]
+        lines = []
+        if not self.listed:
+            lines = _row_lines(head, widths, right, gap)
+            lines.append(rule * (sum(widths) + gap * len(widths) - 1))
+        for row in rows:
+            lines += _row_lines(row, widths, right, gap)
+        return lines
 
-        def drawn(cells: Sequence[str]) -> list[str]:
-            texts = [broken_lines(text, size) for text, size in zip(cells, widths, strict=True)]
-            height = max(map(len, texts))
-            filled = [[*text, *[""] * (height - len(text))] for text in texts]
-            how = list(zip(widths, right, strict=True))
-            return [
-                (" " * gap).join(padded(part, *one) for part, one in zip(line, how, strict=True))
-                for line in zip(*filled, strict=True)
-            ]
-
-        lines = [] if listed else [*drawn(head), rule * (sum(widths) + gap * len(widths) - 1)]
-        return [*lines, *(line for row in rows for line in drawn(row))]
+    def _keeps(self, columns: Sequence[int], width: int, broken: bool) -> list[bool]:
+        """Tell which columns keep their width while others can still give some."""
+        if self.listed:
+            fits = 2 * self._least(0, broken) <= width
+            return [fits and column == 0 for column in columns]
+        fits = self._needed(columns, broken) <= width
+        return [fits and self.header[column] not in self.wraps for column in columns]
 
     def markdown(self) -> list[str]:
-        """Lines, with the title as a heading and the notes as a list."""
+        """Return the lines of a Markdown page, with the title as a heading and the notes as a list."""
         rule = ["---:" if name in self.numbers else "---" for name in self.header]
         lines = [f"## {self.title}", ""] if self.title else []
-        lines += [f"| {' | '.join(map(str, cells))} |" for cells in (self.header, rule, *self.rows)]
-        return [*lines, "", *(f"* {note}" for note in self.notes), *([""] if self.notes else [])]
+        for cells in (self.header, rule, *self.rows):
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+        lines.append("")
+        if self.notes:
+            lines += [*map(_bullet, self.notes), ""]
+        return lines
 
     def values(self) -> Any:
-        """For JSON: the data, else a mapping of facts, or one mapping a row."""
+        """Return the data for JSON; by default a mapping of facts, or one mapping a row."""
         if self.data is not None:
             return self.data
-        if not any(self.header):
+        if self.listed:
             return {str(name): str(text) for name, text in self.rows if name}
         return [dict(zip(self.header, map(str, row), strict=True)) for row in self.rows]
 
     def csv(self) -> str:
-        """Header, where there is one, and rows."""
+        """Return the rows as CSV, below a header if the columns have names."""
         text = io.StringIO()
-        header = [self.header] if any(self.header) else []
-        csv.writer(text, lineterminator="\n").writerows([*header, *self.rows])
+        writer = csv.writer(text, lineterminator="\n")
+        if not self.listed:
+            writer.writerow(self.header)
+        writer.writerows(self.rows)
         return text.getvalue()
 
 
+def _picked(row: Sequence[object], indices: Iterable[int]) -> list[object]:
+    return [row[index] for index in indices]
+
+
+def _bullet(note: str) -> str:
+    return f"* {note}"
+
+
+def _longest(texts: Iterable[str]) -> int:
+    return max(map(len, texts), default=0)
+
+
+def _widest_lines(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the widest line of each column, in columns of a terminal."""
+    widths = [0] * len(rows[0])
+    for row in rows:
+        for column, text in enumerate(row):
+            widths[column] = max(widths[column], *map(letters, text.split("\n")))
+    return widths
+
+
+def _row_lines(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool], gap: int) -> list[str]:
+    """Draw one row of a table, on as many lines as its highest cell needs."""
+    columns = []
+    for text, width, flush_right in zip(cells, widths, right, strict=True):
+        columns.append([padded(line, width, flush_right) for line in broken_lines(text, width)])
+    height = max(map(len, columns))
+    for column, width in zip(columns, widths, strict=True):
+        column += [" " * width] * (height - len(column))
+    return [(" " * gap).join(line) for line in zip(*columns, strict=True)]
+
+
 def _of_terminal(text: object) -> str:
-    """A cell, which can hold another party's words: nothing in it moves a terminal."""
+    """Clean a cell of control characters: it can hold another party's words."""
     return cleaned(text, len(str(text)), keep="\n")
 
 
 def letters(text: str) -> int:
-    """Columns of a terminal that a text takes: letters of East Asian scripts take two, marks above others none."""
+    """Return the columns of a terminal that a text takes.
+
+    Letters of East Asian scripts take two, combining marks none.
+    """
     if text.isascii():
         return len(text)
-    return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in text)
+    return sum(map(_columns_of_letter, text))
+
+
+def _columns_of_letter(letter: str) -> int:
+    if combining(letter):
+        return 0
+    return 2 if east_asian_width(letter) in "WF" else 1
 
 
 def padded(text: str, width: int, right: bool) -> str:
-    """A text with blanks before or behind it."""
+    """Fill a text up to a width with blanks before it (`right`) or behind it."""
     blanks = " " * (width - letters(text))
     return blanks + text if right else text + blanks
 
 
 def narrowed(widths: Sequence[int], keeps: Sequence[bool], room: int) -> list[int]:
-    """Widths that fit into the room there is: the widest gives first, one that keeps its width only if all do."""
+    """Narrow columns to the room there is.
+
+    The widest gives first. A column in `keeps` gives only if no other can.
+    """
     now = list(widths)
     while sum(now) > max(room, len(now)):
-        giving = [i for i, keep in enumerate(keeps) if not keep and now[i] > 1] or [
-            i for i, size in enumerate(now) if size > 1
-        ]
-        widest = max(giving, key=lambda i: now[i])
+        wide = [column for column, size in enumerate(now) if size > 1]
+        giving = [column for column in wide if not keeps[column]]
+        widest = max(giving or wide, key=now.__getitem__)
         now[widest] -= 1
     return now
 
 
 def broken_lines(text: str, width: int) -> list[str]:
-    """A text in lines of at most `width` columns, broken between words; a longer word is broken itself."""
+    """Break a text into lines of at most `width` columns, between words where it can be."""
     lines = []
-    for whole in text.split("\n"):
+    for paragraph in text.split("\n"):
         line, taken = "", 0
-        for word in re.findall(r"\s*\S+\s*", whole) or [whole]:
+        for word in re.findall(r"\s*\S+\s*", paragraph) or [paragraph]:
             if line and taken + letters(word.rstrip()) > width:
                 lines.append(line.rstrip())
                 line, taken, word = "", 0, word.lstrip()
@@ -214,13 +292,14 @@ def broken_lines(text: str, width: int) -> list[str]:
                 if line and taken + letters(part.rstrip()) > width:
                     lines.append(line.rstrip())
                     line, taken = "", 0
-                line, taken = line + part, taken + letters(part)
+                line += part
+                taken += letters(part)
         lines.append(line.rstrip())
     return lines
 
 
 def _pieces(word: str, width: int) -> list[str]:
-    """A word in parts that fit."""
+    """Cut a word into parts that fit."""
     if letters(word.rstrip()) <= width:
         return [word]
     parts, part = [], ""
@@ -233,10 +312,34 @@ def _pieces(word: str, width: int) -> list[str]:
 
 
 def write(folder: Path, name: str, tables: Sequence[Table], notes: Sequence[str] = (), first: str = "") -> list[str]:
-    """Write tables as a Markdown page, with a text above and notes below, and as CSV, a file each; the files' names."""
-    lines = [line for table in tables for line in replace(table, notes=()).markdown()]
-    files = {f"{name}.md": "\n".join([*([first, ""] if first else []), *lines, *(f"* {note}" for note in notes), ""])}
-    files |= {f"{name}-{i}.csv" if i > 1 else f"{name}.csv": table.csv() for i, table in enumerate(tables, 1)}
+    """Write tables as one Markdown page and as a CSV file each.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of the files.
+    name : str
+        Name of the page without its ending; the second table's CSV file is ``NAME-2.csv``.
+    tables : sequence of Table
+        Tables in order; their own notes are left out.
+    notes : sequence of str
+        Remarks below the last table.
+    first : str
+        Text above the first table.
+
+    Returns
+    -------
+    list of str
+        Names of the files.
+    """
+    lines = [first, ""] if first else []
+    files: dict[str, str] = {}
+    for number, table in enumerate(tables, 1):
+        lines += replace(table, notes=()).markdown()
+        file = f"{name}-{number}.csv" if number > 1 else f"{name}.csv"
+        files[file] = table.csv()
+    lines += [*map(_bullet, notes), ""]
+    files = {f"{name}.md": "\n".join(lines)} | files
     for file, text in files.items():
         write_atomic(folder / file, text.encode())
     return list(files)

@@ -184,7 +184,7 @@ IN_PYTHON = {
     "a method that is none": (federation(method=3), "method", "int", "name"),
     "a method's name misspelt": (federation(method="globl"), "privacy.method", "'globl'", "'global'"),
     "a model's class": (federation(model=nn.Linear), "model", "Linear", "lambda"),
-    "no model": (federation(model=None), "model", "NoneType", "torch.nn.Module"),
+    "no model": (federation(model=None), "model", "missing", "torch.nn.Module"),
     "batch normalisation": (
         federation(model=nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 2))),
         "module",
@@ -613,6 +613,10 @@ EVERY = {"toml": IN_TOML, "python": IN_PYTHON, "command": ON_THE_COMMAND_LINE, "
 LEAST = {"toml": 20, "python": 40, "command": 15, "files": 20, "flower": 10}
 
 
+def printed(value):
+    return "missing, None" if value is None else repr(value)
+
+
 @pytest.mark.parametrize(("kind", "mistake"), [(kind, mistake) for kind, own in EVERY.items() for mistake in own])
 def test_a_mistake_is_refused_by_field_value_and_way_out(kind, mistake, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -621,7 +625,7 @@ def test_a_mistake_is_refused_by_field_value_and_way_out(kind, mistake, tmp_path
         do(tmp_path)
     text = re.sub(r"\s+", " ", str(refused.value))  # of a command, in lines as long as the terminal
     problems = getattr(refused.value, "problems", [refused.value])
-    named = [(e.field, repr(e.value), e.accepted) if isinstance(e, fv.FieldError) else (text,) * 3 for e in problems]
+    named = [(e.field, printed(e.value), e.accepted) if isinstance(e, fv.FieldError) else (text,) * 3 for e in problems]
     wanted = (field, value, way_out)
     assert any(all(part in whole for part, whole in zip(wanted, one, strict=True)) for one in named), named
 

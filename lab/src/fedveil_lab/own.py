@@ -157,7 +157,7 @@ def _require(call: str, **given: Any) -> None:
     """Refuse a function without what is needed beside it."""
     for name, value in given.items():
         if not value:
-            raise FieldError(name, value, f"is needed beside a function: {call}")
+            raise FieldError(name, value, f"it is needed beside a function: {call}")
     if not isinstance(given["clients"], Sequence):
         raise FieldError("clients", type(given["clients"]).__name__, "must be a list of clients")
 

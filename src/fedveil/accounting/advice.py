@@ -138,7 +138,7 @@ def advise(
     length, rounds = math.sqrt(require_count("dimension", dimension)), require_count("rounds", rounds)
     require_choice("unit", "client" if unit is None else unit, ("client", "record", "person"))
     if unit == "person" and records_per_person is None:
-        raise FieldError("records_per_person", None, "is needed for persons: declare the most records that one has")
+        raise FieldError("records_per_person", None, "it is needed for persons: declare the most records that one has")
     k = require_count("records_per_person", records_per_person or 1)
     people = max(1, each // k) if people is None else require_count("people", people)
     spread = require_count("silos_per_person", silos_per_person)

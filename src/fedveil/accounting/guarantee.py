@@ -282,7 +282,7 @@ class Guarantee(Parameters):
         """
         require_a("guarantee", values, Mapping, "must be a table, as to_dict makes it")
         if "status" not in values:
-            raise FieldError("guarantee.status", "missing", "is needed, as in a guarantee's to_dict")
+            raise FieldError("guarantee.status", None, "it is needed, as in a guarantee's to_dict")
         named = {f.name: values[f.name] for f in fields(cls) if f.name in values}
         made = cls(**named, bound=bound_from(require_choice("status", values["status"], get_args(Status)), values))
         implied = made.to_dict()

@@ -126,7 +126,7 @@ class Spend:
         require_a("spend", values, Mapping, "must be a table, as a ledger's line has it")
         for name in ("guarantee", "scale"):
             if name not in values:
-                raise FieldError(f"spend.{name}", "missing", "is needed, as in a ledger's line")
+                raise FieldError(f"spend.{name}", None, "it is needed, as in a ledger's line")
         guarantee = Guarantee.from_dict(values["guarantee"])
         return cls(**{**values, "guarantee": guarantee, "scale": tuple(values["scale"])})
 

@@ -69,7 +69,7 @@ def plan(config: str | None, **options: Any) -> None:
         values.pop("noise_multiplier", None)
     values |= {name: value for name, value in options.items() if value is not None}
     if "delta" not in values:
-        raise FieldError("--delta", "missing", "the failure probability of the total, e.g. 1e-5")
+        raise FieldError("--delta", None, "the failure probability of the total, e.g. 1e-5")
     planned = make(**{**values, "clients": values.get("clients", 1) or None})
     show([plan_table(planned, conditions)])
 
@@ -173,5 +173,5 @@ def _called(function: Callable[..., Any], options: dict[str, Any], table: dict[s
             raise FieldError(key, value, nearest(key, accepted))
     needed = [f"--{name}" for name, p in accepted.items() if p.default is p.empty and name not in values]
     if needed:
-        raise FieldError(", ".join(needed), "missing", "needed, as options or as keys of the TOML file")
+        raise FieldError(", ".join(needed), None, "they are needed, as options or as keys of the TOML file")
     return function(**values)

@@ -91,7 +91,7 @@ def partition(
     shards = 2 if scheme == "shards" and shards is None else shards
     for name, value in (("alpha", alpha), ("counts", counts), ("shards", shards), ("owner", owner)):
         if (value is None) == (name in SCHEMES[scheme]):
-            text = "is needed by" if value is None else "is no option of"
+            text = "it is needed by" if value is None else "is no option of"
             raise FieldError(name, value, f"{text} the scheme {scheme!r}")
     least, n = require_count("min_size", min_size, 0), clients or 0
     rng = np.random.default_rng(keyed_seed("partition", seed, scheme))

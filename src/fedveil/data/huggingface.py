@@ -106,7 +106,7 @@ def _pictures(features: Mapping[str, Any], image_column: str) -> list[str]:
     if image_column:
         require_choice("data.image_column", image_column, pictures)
     elif len(pictures) > 1:
-        raise FieldError("data.image_column", "missing", f"several columns hold images: {', '.join(pictures)}")
+        raise FieldError("data.image_column", None, f"several columns hold images: {', '.join(pictures)}")
     return pictures
 
 

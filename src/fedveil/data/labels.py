@@ -159,7 +159,7 @@ def natural_clients(
     for text in texts:
         if is_gap(text, vague=True):
             row = int(np.flatnonzero(given == text)[0])
-            raise FieldError(at(row), text or "missing", "must name a client: fill it in, or remove the example")
+            raise FieldError(at(row), text or None, "must name a client: fill it in, or remove the example")
     if pair := spelt_twice(texts, _site_form):
         first, second = sorted(pair, key=lambda text: int(np.flatnonzero(given == text)[0]))
         row, like = (int(np.flatnonzero(given == text)[0]) for text in (second, first))
@@ -212,7 +212,7 @@ def people_of(name: str, values: Ids, examples: int, place: Callable[[int], str]
         gap = is_gap(value, vague=True) if isinstance(value, str) else _is_nothing(value)
         if gap or isinstance(value, list):
             accepted = "must not be empty: whose example it is decides what protects it. Fill it in or remove the row"
-            raise FieldError(at(row), "missing", accepted)
+            raise FieldError(at(row), None, accepted)
     kinds = {type(value).__name__ for value in given}
     if kinds - {"int", "str"} or len(kinds) > 1:
         accepted = "must be whole numbers alone or texts alone; numbers with a point come of rows without an id"

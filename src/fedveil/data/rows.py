@@ -56,12 +56,12 @@ class Rows:
         for row in np.flatnonzero(bad)[:1].tolist():
             raise FieldError(self.where(column, row), shown(row), accepted)
 
-    def shown(self, column: str, row: int) -> str:
-        """What a refusal shows of a value."""
+    def shown(self, column: str, row: int) -> str | None:
+        """Return what a refusal shows of a value; None of a missing one."""
         value = self.frame[column].iloc[row]
         if isinstance(value, Real) and value == value:
             return str(value)
-        return value if isinstance(value, str) and value.strip() else "missing"
+        return value if isinstance(value, str) and value.strip() else None
 
     def present(self, column: str, missing: NDArray[np.bool_] | None = None) -> "pandas.Series[Any]":
         """The values of a column without a gap."""

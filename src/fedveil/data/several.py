@@ -85,7 +85,7 @@ def _read(values: "pandas.Series[Any]", where: Callable[[int], str]) -> list[lis
     rows = []
     for i, value in enumerate(values):
         if not isinstance(value, _LISTS):
-            raise FieldError(where(i), "missing", "must be a list, an empty one where no label holds")
+            raise FieldError(where(i), None, "must be a list, an empty one where no label holds")
         rows.append([_label(item, i, where) for item in value])
     return rows
 

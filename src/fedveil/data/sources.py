@@ -166,4 +166,4 @@ def _check(name: str, function: Callable[..., Any], options: dict[str, Any]) -> 
             raise FieldError(f"data.{option}", options[option], f"{name} has no such option; {hint}")
     for option, parameter in parameters.items():
         if parameter.default is parameter.empty and option not in options:
-            raise FieldError(f"data.{option}", "missing", f"{name} needs it")
+            raise FieldError(f"data.{option}", None, f"{name} needs it")

@@ -12,7 +12,7 @@ from fedveil import methods
 from fedveil.accounting import Release
 from fedveil.aggregation import Aggregator, FedProx
 from fedveil.engines.fit import require_fit
-from fedveil.errors import FieldError, NoReplyError, require_count
+from fedveil.errors import FieldError, NoReplyError, kind_of, require_count
 from fedveil.layout import Buffers, Layout
 from fedveil.learning import ClientData, LocalTraining, make_trainer
 from fedveil.learning.learner import Learned, Learner
@@ -48,7 +48,7 @@ def resolve_method(given: AnyMethod | None) -> methods.Method:
     if hasattr(given, "protect"):
         return methods.paired(given)
     accepted = "must be a rule, a wrapped rule, a client side, a method or the name of one"
-    raise FieldError("method", type(given).__name__, accepted)
+    raise FieldError("method", kind_of(given), accepted)
 
 
 def client_sides_of(
@@ -94,7 +94,7 @@ def initial_broadcast(
                     accepted = f"cannot be built without arguments ({error}): write lambda: Net(...)"
                     raise FieldError("model", getattr(model, "__name__", "a function"), accepted) from error
     else:
-        raise FieldError("model", type(model).__name__, "must be a torch.nn.Module or a function that builds one")
+        raise FieldError("model", kind_of(model), "must be a torch.nn.Module or a function that builds one")
     layout = Layout.from_module(built[0], buffers=buffers)
     starts = torch.stack([layout.read(m) for m in built]) if initial is None else initial.clone()
     layout.check(starts, "initial")

@@ -93,7 +93,7 @@ class ClientParty(Party):
         self._site = site
         self._question: SumContext | None = None
         if site is None and method.client.trust == "secure sum":
-            raise FieldError("site", None, "is needed for a secure sum: the site's key, and its peers' public ones")
+            raise FieldError("site", None, "it is needed for a secure sum: the site's key, and its peers' public ones")
         self._trainer = trainer
         self.method, self.layout, self.policy, self.kept = method, layout, policy, kept
         self.failure: Exception | None = None
@@ -319,7 +319,7 @@ class ClientParty(Party):
         model, noised = broadcast.models[0], None
         if self.method.noisy is not None:
             if self._trainer is None:
-                raise FieldError("trainer", None, "is needed: a silo that fails answers with the noise of its training")
+                raise FieldError("trainer", None, "a silo that fails answers with the noise of its training")
             idle = self._trainer.idle(model, source)
             model, noised = idle.model, idle.noised
         facts = ClientFacts(broadcast=broadcast, layout=self.layout, failed=True, noised=noised, site=self._site)

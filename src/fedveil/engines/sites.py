@@ -148,7 +148,7 @@ def site_of(key: str | Path | None, policy: Policy | None, ledger: str | Path | 
     if key is None:
         raise FieldError("privacy.key", None, "names the site's key file: make one by `fedveil keys new FILE`")
     if policy is None or policy.sum is None:
-        accepted = "is needed for a secure sum: the policy's table [sum] pins the keys of the other sites as peers"
+        accepted = "it is needed for a secure sum: the policy's table [sum] pins the keys of the other sites as peers"
         raise FieldError("policy.sum", None, accepted)
     site = Site(read_key(key), policy.sum)
     if ledger is None or ledger == RUN:

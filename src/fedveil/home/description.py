@@ -130,7 +130,7 @@ class Description:
                 raise FieldError(f"{file.name}: {name}", values[name], nearest(name, known))
         for name in ("network", "options", "input_shape", "outputs", "task", "meaning"):
             if name not in values:
-                raise FieldError(f"{file.name}: {name}", "missing", "the file lacks it: restore it")
+                raise FieldError(f"{file.name}: {name}", None, "the file lacks it: restore it")
         given = {name: values[name] for name in known if name in values}
         for name in ("input_shape", "classes", "read_off"):
             if name in given:

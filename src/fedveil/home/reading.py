@@ -112,7 +112,7 @@ def _table(inputs: Mapping[str, Any], path: Path, reference: Path | None) -> tup
     if spec.scale == "client" and numeric:
         if reference is None:
             accepted = "each site scaled its columns by its own training rows, which no run stores: give the rows of "
-            raise FieldError("--reference", "missing", f"{accepted}the site that asks, --reference ROWS.csv")
+            raise FieldError("--reference", None, f"{accepted}the site that asks, --reference ROWS.csv")
         own, _ = inputs_of(_rows("--reference", reference, inputs), list(columns), spec)
         x = own_scale(x, numeric, own)
     elif reference is not None:

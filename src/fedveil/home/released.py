@@ -306,7 +306,7 @@ def _one_of(arrays: dict[str, Tensor], hypothesis: int | None) -> dict[str, Tens
         return arrays
     if hypothesis is None:
         accepted = f"the run trained {count} models, and each site used the one that fitted it: 0 to {count - 1}"
-        raise FieldError("hypothesis", "missing", accepted)
+        raise FieldError("hypothesis", None, accepted)
     if require_count("hypothesis", hypothesis, least=0) >= count:
         raise FieldError("hypothesis", hypothesis, f"there are 0 to {count - 1}")
     head = f"{HYPOTHESIS}{hypothesis}."

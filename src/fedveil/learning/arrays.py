@@ -114,7 +114,7 @@ def _from_frame(value: Any, name: str) -> Any:
         if missing.any():
             row, *column = np.argwhere(missing)[0].tolist()
             of = f", column {value.columns[column[0]]!r}" if column else ""
-            raise FieldError(f"{name}[{row}]{of}", "missing", "must not be missing: fill it in or remove the row")
+            raise FieldError(f"{name}[{row}]{of}", None, "must not be missing: fill it in or remove the row")
     if hasattr(value, "columns") and hasattr(value, "dtypes"):
         for column, dtype in zip(value.columns, value.dtypes, strict=True):
             if str(dtype).lower().startswith(("date", "time", "period", "duration", "str", "categ", "enum", "list")):
@@ -128,7 +128,7 @@ def _from_objects(array: Array, name: str, labels: bool) -> Array:
     for at, one in np.ndenumerate(array):
         if not isinstance(one, Real | Decimal | np.bool_):
             text, missing = isinstance(one, str), one is None or type(one).__name__ in ("NAType", "NaTType")
-            shown = "missing" if missing else type(one).__name__
+            shown = None if missing else type(one).__name__
             accepted = f"{_NUMBERS}; {_CLASSES}" if labels and text else f"{_NUMBERS}: x.astype(float) where they are"
             raise FieldError(f"{name}[{at[0]}]" if at else name, shown, accepted)
     classes = labels and all(isinstance(one, int | np.integer | np.bool_) for one in array.flat)

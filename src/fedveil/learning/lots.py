@@ -63,7 +63,7 @@ class Units:
             return cls(rows, torch.ones_like(rows, dtype=torch.bool))
         if client.person is None:
             how = "data.person = 'patient' in TOML, or ClientData(x, y, person=numbers)"
-            raise FieldError("person", None, f"is needed to protect persons: say whose each example is, by {how}")
+            raise FieldError("person", None, f"it is needed to protect persons: say whose each example is, by {how}")
         owner = torch.unique(client.person, return_inverse=True)[1] if client.examples else client.person
         order = owner.argsort(stable=True)
         count = torch.bincount(owner)

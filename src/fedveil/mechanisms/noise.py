@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedveil.checks import require_whole
-from fedveil.errors import FieldError, require_positive
+from fedveil.errors import FieldError, kind_of, require_positive
 from fedveil.gdp import mu_of_epsilon
 from fedveil.mechanisms.source import Source
 from fedveil.ranges import require_within
@@ -138,5 +138,5 @@ def _on_grid(vector: Tensor, scale: float) -> Tensor:
 
 def _drawn(source: Source) -> Source:
     if not isinstance(source, Source):
-        raise FieldError("source", type(source).__name__, "must be a ReproducibleSource or a SecureSource")
+        raise FieldError("source", kind_of(source), "must be a ReproducibleSource or a SecureSource")
     return source

@@ -58,13 +58,13 @@ class GlobalDP(CentralNoise):
             object.__setattr__(self, "noise_multiplier", self._calibrated(self.epsilon))
         elif self.noise_multiplier == 0:
             plan_it = "plan it: fedveil plan --epsilon E --delta D --rounds R gives the one of a budget"
-            raise FieldError("noise_multiplier", "missing", f"{plan_it}; or write GlobalDP(epsilon=8, rounds=20)")
+            raise FieldError("noise_multiplier", None, f"{plan_it}; or write GlobalDP(epsilon=8, rounds=20)")
         super().__post_init__()
 
     def _calibrated(self, epsilon: float) -> float:
         """The least z that keeps the total."""
         if self.rounds is None:
-            raise FieldError("rounds", None, "is needed beside epsilon, which is a total over all rounds")
+            raise FieldError("rounds", None, "it is needed beside epsilon, which is a total over all rounds")
         if self.order != "formal" or self.noise != "gaussian" or isinstance(self.clip, QuantileClip):
             raise FieldError("epsilon", epsilon, "needs the formal order, Gaussian noise and a fixed C; else plan z")
         z = plan(epsilon=epsilon, delta=self.delta, rounds=self.rounds, relation=self.relation).noise_multiplier

@@ -109,7 +109,7 @@ class RecordDP(RecordPromise, ClientDefaults):
             if name not in needed and value is not None:
                 raise FieldError(name, value, f'does not belong to unit = "{self.unit}": give {", ".join(needed)}')
             if name in needed and value is None:
-                raise FieldError(name, None, "is needed: a planned, public number, such as the mean over the silos")
+                raise FieldError(name, None, "it is needed: a planned, public number, such as the mean over the silos")
 
     @cached_property
     def promise(self) -> RecordPromise:

@@ -135,7 +135,7 @@ class RecordPromise(Parameters):
         if (self.noise_multiplier is None) == (self.epsilon is None):
             raise FieldError("noise_multiplier", self.noise_multiplier, "give either it or epsilon")
         if self.epsilon is not None and self.rounds is None:
-            raise FieldError("rounds", None, "is needed with epsilon, which is the total over the rounds planned")
+            raise FieldError("rounds", None, "it is needed with epsilon, which is the total over the rounds planned")
         if self.most is not None and self.relation != "add/remove":
             raise FieldError("most", self.most, 'goes with relation = "add/remove": sizes are public under the others')
         step_event(self.multiplier, self.rate)

@@ -183,7 +183,7 @@ class SecureSum(TrustedSum):
     def step(self, facts: ServerFacts, gradient: torch.Tensor, state: Any, source: Source) -> Combined:
         """One step of the rule against a gradient."""
         if self.lr is None:
-            raise FieldError("lr", None, "is needed: the step is the server's")
+            raise FieldError("lr", None, "it is needed: the step is the server's")
         theta, rule = facts.broadcast.models[0], self.aggregator.for_round(state, source, facts.public_update)
         model, state = rule.step(theta, (-self.lr * gradient).to(theta.dtype), state)
         return Combined(model[None], nothing(), state, {"clients": float(len(facts.broadcast.public.roster))})
@@ -198,7 +198,7 @@ class SecureSum(TrustedSum):
         """
         context = facts.question
         if context is None:
-            raise FieldError("question", None, "is needed: the shares answer one")
+            raise FieldError("question", None, "it is needed: the shares answer one")
         if len(replies) != len(context.roster):
             missing = len(context.roster) - len(replies)
             raise NoReplyError(f"{missing} of {len(context.roster)} sites are missing: ask again, without them")
@@ -270,7 +270,7 @@ class SecureShares(NoSum):
         """Add the noise and the masks; everything but the share stays on the site."""
         sums = [r.value for r in releases if r.kind == "sum"]
         if facts.site is None:
-            raise FieldError("site", None, "is needed: a site has a key of its own, and pins those of the others")
+            raise FieldError("site", None, "it is needed: a site has a key of its own, and pins those of the others")
         if facts.failed:
             sums = [torch.zeros(facts.layout.size, dtype=torch.int64)]
         if len(sums) != 1:

@@ -47,7 +47,7 @@ def rehearse(policy: Path, config: Mapping[str, Any], told: Mapping[str, Any]) -
     """
     reference = NodePolicy.read(policy).admission.client
     if reference is None:
-        raise FieldError("client", None, "is needed in [node]: only code of the operator's own is rehearsed")
+        raise FieldError("client", None, "it is needed in [node]: only code of the operator's own is rehearsed")
     app, given = own_client(reference)
     layout = given.get("layout")
     if not isinstance(layout, Layout):

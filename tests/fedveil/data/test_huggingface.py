@@ -72,7 +72,7 @@ def test_refusals_name_split_row_and_column(tmp_path, hf):
 
     both = hf.concatenate_datasets([pictures(hf, [0], [0]), pictures(hf, [0], [1], shape=(4, 6))])
     refused("sizes", r"sizes, row 2, column image.*must be like row 1.*data\.size", both)
-    refused("unlabelled", r"unlabelled, row 2, column label = 'missing'", pictures(hf, [0, 9, 9], [0, -1, 1]))
+    refused("unlabelled", r"unlabelled, row 2, column label is missing", pictures(hf, [0, 9, 9], [0, -1, 1]))
     refused("gap", "no example of class 1", pictures(hf, [0, 9], [0, 0]))
     refused("target", "did you mean 'label'", pictures(hf, [0, 9], [0, 1]), target="lable")
     broken = {"bytes": b"no image", "path": None}
@@ -80,7 +80,7 @@ def test_refusals_name_split_row_and_column(tmp_path, hf):
     damaged = hf.Dataset.from_dict({"image": [png(0), broken], "label": [0, 1]}, features=features)
     refused("damaged", r"damaged, row 2, column image.*cannot be read", damaged, classes=2)
     lost = hf.Dataset.from_dict({"image": [png(0), None], "label": [0, 1]}, features=features)
-    refused("lost", "lost, row 2, column image = None: must hold the image itself", lost, classes=2)
+    refused("lost", "lost, row 2, column image is missing: must hold the image itself", lost, classes=2)
     refused("split", "did you mean 'train'", hf.DatasetDict({"train": pictures(hf, [0], [0])}), split="trian")
     refused("pixels", r"raise data\.max_pixels", pictures(hf, [0, 9], [0, 1]), max_pixels=10)
     (tmp_path / "empty").mkdir()

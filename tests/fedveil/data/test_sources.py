@@ -128,7 +128,7 @@ def test_unknown_names_and_options():
         load("digit")
     with pytest.raises(FieldError, match="did you mean 'resolution'"):
         load("alzheimer", resolutoin=64)
-    with pytest.raises(FieldError, match=r"data\.path = 'missing'"):
+    with pytest.raises(FieldError, match=r"data\.path is missing"):
         load("npz")
     assert prepare("digits") is None
     assert SOURCES["digits"].available

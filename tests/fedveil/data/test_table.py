@@ -99,14 +99,14 @@ DECLARED = {"target": "outcome", "classes": ["ill", "well"], "columns": COLUMNS}
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("60,m", ",m", r"a\.csv, row 2 \(line 3\), column age = 'missing': must not be empty"),
+        ("60,m", ",m", r"a\.csv, row 2 \(line 3\), column age is missing: must not be empty"),
         ("60,m", "old,m", r"a\.csv, row 2 \(line 3\), column age = 'old': must be a finite number"),
         ("60,m", "nan,m", r"a\.csv, row 2 \(line 3\), column age = 'nan': must not be empty"),
         ("60,m", "1e999,m", r"a\.csv, row 2 \(line 3\), column age"),
         ("60,m", "60,w", r"a\.csv, row 2 \(line 3\), column sex = 'w'.*accepted: f, m"),
         ("300,ill", "300,sick", r"a\.csv, row 2 \(line 3\), column outcome = 'sick'"),
-        ("300,ill", "300,", r"a\.csv, row 2 \(line 3\), column outcome = 'missing'"),
-        ("300,ill", "300", r"a\.csv, row 2 \(line 3\), column outcome = 'missing'"),
+        ("300,ill", "300,", r"a\.csv, row 2 \(line 3\), column outcome is missing"),
+        ("300,ill", "300", r"a\.csv, row 2 \(line 3\), column outcome is missing"),
         ("300,ill", "300,ill,5", r"a\.csv.*cannot be read as CSV.*line 3"),
         ("sex,", "age,", r"a\.csv, header.*must name each column once"),
         (CSV, "", "is empty"),

@@ -539,7 +539,7 @@ def test_bad_metric_options_are_refused_by_name(field):
 
 def test_global_dp_without_a_noise_that_somebody_chose_is_refused_with_how_to_plan_one():
     for make in (GlobalDP, lambda: build(*["global"])):
-        with pytest.raises(FieldError, match=r"noise_multiplier = 'missing': .*fedveil plan --epsilon"):
+        with pytest.raises(FieldError, match=r"noise_multiplier is missing: .*fedveil plan --epsilon"):
             make()
 
 

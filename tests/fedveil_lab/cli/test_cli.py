@@ -139,7 +139,7 @@ def test_what_a_folder_holds_is_named_and_left_alone(here, arguments, expected):
         (["run", "tiny.toml", "--set", "data.holdout=2"], "data.holdout = 2.0: must be at least 0 and below 1"),
         (
             ["run", "tiny.toml", "--set", "data.partition=counts"],
-            "data.counts = None: is needed by the scheme 'counts'",
+            "data.counts is missing: it is needed by the scheme 'counts'",
         ),
         (["run", "tiny.toml", "--seed", "-1"], "seed = -1: must be a whole number of at least 0"),
         (
@@ -147,7 +147,7 @@ def test_what_a_folder_holds_is_named_and_left_alone(here, arguments, expected):
             "compare.sweep.distance = 'mean': accepted: cosine, euclidean, layer_frobenius",
         ),
         (["compare", "tiny.toml", "--seeds", "0"], "--seeds = 0: must be a whole number of at least 1"),
-        (["plan", "--delta", "1e-5", "--rounds", "3"], "epsilon = None: give either epsilon"),
+        (["plan", "--delta", "1e-5", "--rounds", "3"], "epsilon is missing: give either epsilon"),
         (["plan", "--delta", "2", "--rounds", "3", "--epsilon", "1"], "delta = 2.0: must be a number strictly between"),
         (["data", "prepare", "digit"], "data.name = 'digit': did you mean 'digits'?"),
     ],

@@ -39,7 +39,7 @@ def report(
     elif budget:
         _budget([*(runs or []), *(ledgers or [])], policy)
     elif not runs:
-        raise FieldError("RUN", "missing", "name the folder of a run, comparison or audit")
+        raise FieldError("RUN", None, "name the folder of a run, comparison or audit")
     else:
         from fedveil_lab.report.statement.gather import gather
         from fedveil_lab.report.statement.page import refuse_another, write_report
@@ -59,7 +59,7 @@ def _budget(paths: list[Path], policy: Path | None) -> None:
 
     rule = read_policy(policy)
     if rule is None:
-        raise FieldError("--policy", "missing", "says what may be spent in total: a share needs a whole")
+        raise FieldError("--policy", None, "says what may be spent in total: a share needs a whole")
     sets = read_books(paths).sets
     if not sets:
         raise FieldError("--ledgers", [str(path) for path in paths], "hold no data set's ledger")

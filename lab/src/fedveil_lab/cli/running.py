@@ -75,7 +75,7 @@ def _asked(option: str, question: str, default: Any = None) -> Any:
         from fedveil.errors import FieldError
 
         typer.echo()
-        raise FieldError(option, "missing", f"nobody is there to be asked. {question}") from None
+        raise FieldError(option, None, f"nobody is there to be asked. {question}") from None
 
 
 def run(

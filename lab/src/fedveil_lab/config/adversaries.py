@@ -171,7 +171,7 @@ class Behaving(OpenSection):
         filled = {key: value for key, value in known.items() if key in self.takes and value is not None}
         missing = [k for k in ("source", "target", "clip") if k in self.takes and k not in {**filled, **given}]
         if missing:
-            raise FieldError(f"{self.section}.{missing[0]}", "missing", f"{self.behaviour!r} needs it")
+            raise FieldError(f"{self.section}.{missing[0]}", None, f"{self.behaviour!r} needs it")
         with fields_of(self.section):
             return BEHAVIOURS[self.behaviour](**{**filled, **given})
 

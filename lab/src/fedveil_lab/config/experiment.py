@@ -197,7 +197,7 @@ class Config(Section):
         marked = self.data.region is not None or self.data.sensitive or self.scoring.pixels == "all"
         if any(need.endswith("_scores") for need in needs) and not marked:
             accepted = f"{name!r} needs [top, left, bottom, right] in pixels, or data.sensitive"
-            raise FieldError("data.region", "missing", accepted)
+            raise FieldError("data.region", None, accepted)
         if self.scoring.every > 1 and self.clients_per_round not in (None, self.data.planned):
             accepted = "must be 1 where cohorts are drawn: a client that is new to the run has no scores to use again"
             raise FieldError("scoring.every", self.scoring.every, accepted)

@@ -23,7 +23,7 @@ _ACCEPTED = {
     "float_type": "must be a number",
     "bool_type": "must be true or false",
     "string_type": "must be a text in quotes",
-    "missing": "is needed",
+    "missing": "it is needed",
     "tuple_type": "must be a list",
     "list_type": "must be a list",
     "is_instance_of": "must be a list",
@@ -194,7 +194,7 @@ def problems_of(
             accepted = nearest(str(value), choices)
         else:
             accepted = _ACCEPTED.get(kind, item["msg"])
-        problems.append(FieldError(field, "missing" if kind == "missing" else value, accepted))
+        problems.append(FieldError(field, None if kind == "missing" else value, accepted))
     return problems[:1] if prefix else problems  # a union reports once for each of its members
 
 

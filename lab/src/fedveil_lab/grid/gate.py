@@ -83,14 +83,14 @@ class Gate:
         _only(values, "", ("setting", "privacy", "measures", "attack"))
         for name in ("setting", "privacy", "measures"):
             if name not in values:
-                raise FieldError(f"gate: {name}", "missing", "setting, [privacy] and [measures] are needed")
+                raise FieldError(f"gate: {name}", None, "setting, [privacy] and [measures] are needed")
         labels = [variant.label for variant in variants_of(config)]
         setting = require_choice("gate: setting", str(values["setting"]), labels)
         privacy, measures = _table(values, "privacy"), _table(values, "measures")
         _only(privacy, "privacy.", ("unit", "epsilon", "delta", "trust"))
         for name in ("unit", "epsilon", "delta"):
             if name not in privacy:
-                raise FieldError(f"gate: privacy.{name}", "missing", "say unit, epsilon and delta: of the total")
+                raise FieldError(f"gate: privacy.{name}", None, "say unit, epsilon and delta: of the total")
         trust = str(privacy.get("trust", ""))
         if trust:
             require_choice("gate: privacy.trust", trust, _TRUSTS)

@@ -249,7 +249,7 @@ def _require_executor(executor: Any, site_training: bool) -> None:
     if site_training and type(executor) is not FedVeilExecutor:
         raise FieldError("executor", own, "must be fedveil.nvflare.FedVeilExecutor: this site trains by its own module")
     if not site_training and isinstance(executor, FedVeilExecutor):
-        accepted = "is needed of PrivacyFilter: FedVeilExecutor trains by the site's own module"
+        accepted = "it is needed of PrivacyFilter: FedVeilExecutor trains by the site's own module"
         raise FieldError("training", None, accepted)
 
 

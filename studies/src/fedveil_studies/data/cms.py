@@ -149,5 +149,5 @@ def _read(name: str, file: str, official: str, columns: Sequence[str], cases: st
     missing = np.argwhere(rows.isna().to_numpy())
     if len(missing):
         row, column = missing[0].tolist()
-        raise FieldError(f"{file}, row {row + 1}, column {rows.columns[column]}", "missing", "must not be empty")
+        raise FieldError(f"{file}, row {row + 1}, column {rows.columns[column]}", None, "must not be empty")
     return rows
