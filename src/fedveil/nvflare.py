@@ -1,6 +1,8 @@
 """FedVeil for NVIDIA FLARE: client filters, an executor, a guard and a controller."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 try:
     import nvflare.apis  # noqa: F401
@@ -16,6 +18,7 @@ from fedveil.engines.nvflare.filters import ReleaseFilter as ReleaseFilter
 from fedveil.engines.nvflare.measuring import check_shapes as check_shapes
 from fedveil.engines.nvflare.measuring import measure as measure
 from fedveil.engines.nvflare.quiet import JobGuard as JobGuard
+from fedveil.engines.nvflare.recipes import protection
 from fedveil.engines.nvflare.training import SiteTraining as SiteTraining
 from fedveil.evidence import ServerFolder
 
@@ -30,3 +33,58 @@ class FedVeilController(ServerController):
     def folder(self, path: Path) -> ServerFolder:
         """Of the run, below the job's."""
         return ServerFolder(path)
+
+
+def protect(
+    recipe: Any,
+    method: str = "",
+    *,
+    site: str | Path | Mapping[str, Any] | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    aggregator: str | dict[str, Any] | None = None,
+    model: str = "",
+    seed: int | None = None,
+    say: Callable[[str], None] = print,
+    **server: Any,
+) -> Any:
+    """Put a method of FedVeil into a FLARE recipe, in the place of its plain mean.
+
+    The recipe's workflow becomes FedVeil's. In a simulation and in a proof of concept (``SimEnv``, ``PocEnv``) the job
+    brings the filters, made of `site`. In production (``ProdEnv``, or an exported job) it brings none: each site's own
+    ``local/privacy.json`` protects it.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        A FLARE recipe with a plain mean, such as ``FedAvgRecipe``. It is changed.
+    method : str, optional
+        A key of `fedveil.methods.METHODS`. Default: that of `site`.
+    site : str, Path or mapping, optional
+        A site's ``privacy.json``, or its contents. Needed by methods that train by a site's own module.
+    parameters : mapping, optional
+        Of the method. Default: those of `site`.
+    aggregator : str or dict, optional
+        As for `FedVeilController`.
+    model : str, optional
+        ``"package.module:Net"``. Default: the recipe's.
+    seed : int, optional
+        Reproducible noise, for experiments.
+    say : callable
+        Takes each line of what was changed. Default: print it.
+    **server
+        Other arguments of `FedVeilController`.
+
+    Returns
+    -------
+    Recipe
+        The same recipe.
+
+    Raises
+    ------
+    FieldError
+        For a workflow or an option that no method covers, and for a method that the recipe cannot run.
+    """
+    plan = protection(recipe, method, site, parameters, aggregator, model, seed, server)
+    plan.say = say
+    plan.change(FedVeilController)
+    return recipe
