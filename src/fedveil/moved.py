@@ -25,6 +25,7 @@ MODULES = {
     "fedveil.runs.deployed": "fedveil.evidence.server_folder",
     "fedveil.runs.disk": "fedveil.files",
     "fedveil.runs.rows": "fedveil.evidence.rows",
+    "fedveil.runs.world": f"{LAB}.games.world",
     **{f"fedveil.cli.{name}": f"{LAB}.cli.{name}" for name in ("audit", "data", "home", "report", "running")},
 }
 # rooms of the laboratory of which some modules went to the library: without the laboratory these are found, too

@@ -24,6 +24,7 @@ from fedveil.methods import METHODS, touches_promise
 from fedveil_lab.attacks.poisoning import BEHAVIOURS
 from fedveil_lab.config.adversaries import Behaving
 from fedveil_lab.config.experiment import Config
+from fedveil_lab.config.loading import KINDS, kind_of
 from fedveil_lab.config.sections import Data, Privacy, Rule
 from fedveil_lab.config.tables import OpenSection, Option, options_of
 
@@ -60,13 +61,14 @@ COMMON = {  # of models, rules and behaviours whose docstrings name them in a se
 
 
 _SAID = {  # of a table, below its keys
+    "world": ["An audit of participation writes this table into the configuration of each of its runs.", ""],
     "privacy": [
         "Of a method's keys the column *promise* says whether what is promised may change with it; with the others",
         "it cannot, and only models change. Beside them a promise depends on `rounds`, `clients_per_round`,",
         "`data.clients`, `data.person`, `data.made_up_people`, `data.validation`, `read_off`, `stopping`, and on the",
         "tables `[publish]`, `[source]` and `[privacy.budget]`; under a trusted server also on `[aggregator]`.",
         "",
-    ]
+    ],
 }
 
 
@@ -79,7 +81,7 @@ FLOWER: dict[str, dict[str, Any]] = {  # what has no default that runs
 def pages() -> str:
     """The whole reference, as Markdown."""
     lines = [HEAD, "## Top level", "", *_table(_of_section(Config))]
-    for title, owner in _tables(Config):
+    for title, owner in [*_tables(Config), *_added_tables()]:
         rows = _of_section(owner) if issubclass(owner, BaseModel) else _of_owner(owner, options_of(owner))
         lines += [f"## `[{title}]`", "", *_table(rows), *_SAID.get(title, [])]
         if title == "model":
@@ -123,6 +125,12 @@ def _tables(owner: type[BaseModel], below: str = "") -> Iterator[tuple[str, type
         yield f"[{below}{name}]" if several else below + name, found
         if issubclass(found, BaseModel):
             yield from _tables(found, f"{below}{name}.")
+
+
+def _added_tables() -> Iterator[tuple[str, type[Any]]]:
+    """The tables that other rooms add."""
+    for table in KINDS:
+        yield from (found for found in _tables(kind_of({table: {}})) if found[0] == table)
 
 
 def _classes(hint: Any) -> Iterator[type[Any]]:

@@ -17,9 +17,9 @@ from fedveil.methods.publishing import Mode
 from fedveil_lab import games
 from fedveil_lab.attacks import ATTACKS
 from fedveil_lab.attacks.bounds import epsilon_ceiling
-from fedveil_lab.config.adversaries import SHADOWS, WORLDS
 from fedveil_lab.config.variants import EQUAL_SIGMA
 from fedveil_lab.games.game import settings_of
+from fedveil_lab.games.roles import SHADOWS, WORLDS
 from fedveil_lab.grid import Store
 from fedveil_lab.report.audit_tables import fewest_runs
 from fedveil_studies.metric_privacy.game import PrintedGame

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,7 +34,10 @@ from fedveil_lab.attacks import (
 from fedveil_lab.attacks.observation import CAPABILITIES
 from fedveil_lab.attacks.participation.weighing import PullBack, StepLength
 from fedveil_lab.attacks.statistics import auc
+from fedveil_lab.config import load
+from fedveil_lab.games.roles import AuditedConfig, World
 from fedveil_lab.games.view import ParticipationView
+from fedveil_lab.runs.prepare import prepare
 
 ABLE = ThreatModel("client", frozenset(CAPABILITIES))
 
@@ -50,9 +52,9 @@ def data(*pairs):
 
 def watching(adversaries=(0,)):
     """What the clients of a federation of three see."""
-    view, config = ParticipationView(), SimpleNamespace(clients_per_round=3, world=SimpleNamespace(crafted=False))
-    method = build("vanilla")
-    view.begin(SimpleNamespace(shares=SimpleNamespace(adversaries=adversaries), config=config, method=method))
+    view, config = ParticipationView(), load("digits-cia", ["clients_per_round=3"])
+    setup = prepare(AuditedConfig.of(config, World.of(3)))
+    view.begin(replace(setup, method=build("vanilla"), holders=replace(setup.holders, adversaries=adversaries)))
     return view
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,9 +18,9 @@ from fedveil.methods import build
 from fedveil_lab import games, grid
 from fedveil_lab.attacks import ATTACKS, Attack, Verdict
 from fedveil_lab.config import load
-from fedveil_lab.config.adversaries import World
 from fedveil_lab.config.course import Comparison
 from fedveil_lab.games import GAMES, Judgement, ParticipationGame, game_of, participation, play
+from fedveil_lab.games.roles import AuditedConfig, World
 from fedveil_lab.games.view import ParticipationView
 from fedveil_lab.grid import Cell
 from fedveil_lab.grid.jobs import block_size, run_together
@@ -40,7 +41,7 @@ def few(monkeypatch):
 
 def setup_of(*changes):
     config = load("digits-cia", [SMALL[1], *changes])
-    return prepare(config.model_copy(update={"world": World.of(3)}))
+    return prepare(AuditedConfig.of(config, World.of(3)))
 
 
 def rows(found):
@@ -85,8 +86,8 @@ def test_blocks_grow_when_it_is_known_how_long_a_run_takes(monkeypatch, few):
 
 def test_a_reply_that_the_server_drops_counts_as_nothing_sent():
     view = ParticipationView()
-    config, method = SimpleNamespace(clients_per_round=2, world=World.of(3)), build("vanilla")
-    view.begin(SimpleNamespace(shares=SimpleNamespace(adversaries=(0, 1)), config=config, method=method))
+    setup = setup_of("clients_per_round=2")
+    view.begin(replace(setup, method=build("vanilla"), holders=replace(setup.holders, adversaries=(0, 1))))
     sent = {0: torch.tensor([1.0, 2.0, 3.0]), 1: torch.tensor([1.0, float("nan"), 0.0])}
     start, record = SimpleNamespace(models=torch.zeros(1, 3)), SimpleNamespace(client_metrics=(), published={})
     received = {p: (Release("model", v),) for p, v in sent.items()}

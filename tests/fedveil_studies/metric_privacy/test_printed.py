@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from fedveil.cli import app
 from fedveil.errors import FieldError
 from fedveil_lab.config import load
-from fedveil_lab.config.adversaries import World
 from fedveil_lab.games import play
+from fedveil_lab.games.roles import World
 from fedveil_lab.runs.prepare import prepare
 from fedveil_studies.metric_privacy import game
 from fedveil_studies.metric_privacy.game import PrintedGame, PrintedLoss, cells_of, cells_without_target
@@ -40,10 +40,10 @@ def test_with_both_worlds_alike_the_statistic_is_of_two_runs_without_the_target(
 
 def test_runs_without_the_target_differ_in_all_but_their_deal(config):
     first, second = (prepare(cell.config) for cell in cells_without_target(config, World.of(3), 2))
-    assert torch.equal(first.shares.shadow.x, second.shares.shadow.x)
-    assert all(torch.equal(a.x, b.x) for a, b in zip(first.shares.clients, second.shares.clients, strict=True))
+    assert torch.equal(first.holders.shadow.x, second.holders.shadow.x)
+    assert all(torch.equal(a.x, b.x) for a, b in zip(first.holders.clients, second.holders.clients, strict=True))
     assert not torch.equal(first.starts, second.starts)
-    assert len(first.shares.clients) == 2
+    assert len(first.holders.clients) == 2
 
 
 def test_both_are_played_once_and_stand_in_the_page(tmp_path, monkeypatch):

@@ -1,132 +1,17 @@
-"""The tables of those who attack: ``[world]`` asks who takes part, ``[malicious]`` spoils the model."""
+"""The table ``[malicious]``: who spoils the model, and how."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field, model_validator
 
 from fedveil.aggregation import Aggregator
 from fedveil.engines import Behaviour
-from fedveil.errors import FieldError, nearest, require_choice, require_count
+from fedveil.errors import FieldError, nearest, require_choice
 from fedveil.mechanisms import keyed_seed
 from fedveil_lab.attacks.poisoning import BEHAVIOURS
-from fedveil_lab.config.tables import OpenSection, Option, Section, fields_of, options_of
-
-# The world without the target, and the neighbouring relation that it stands for.
-WORLDS = {
-    "replace": "replace-one",
-    "twin": "replace-one",
-    "remove": "add/remove",
-    "empty": "zero-out",
-    "itself": "no relation: both worlds are one",
-}
-
-
-def world_of(relation: str) -> str:
-    """What to play for a neighbouring relation; the first of the worlds that stand for it."""
-    return next(world for world, stands_for in WORLDS.items() if stands_for == relation)
-
-
-DRAWN = ("replace", "twin")  # worlds whose stand-in is another client
-IN_ITS_PLACE = {
-    "replace": "another client of equal size, with everybody's mix of classes",
-    "twin": "another client of equal size and with the same classes",
-    "remove": "nobody, so that the number of clients changes, and with it the noise",
-    "empty": "a client without examples",
-    "itself": "the target itself: every attack has to fail, or the audit is wrong",
-}
-SHADOWS = {
-    "clean": "a tenth of the target's training examples",
-    "noisy": "the same, with Gaussian noise of a fifth of the largest pixel value",
-    "partial": "the same number, from half of the target's classes alone",
-    "public": "as many examples of others, with the target's mix of classes",
-}
-COLLUDING = 2  # clients that pool what they sent, where there are so many besides the target
-
-
-class World(Section):
-    """``[world]``: the same federation with and without one client.
-
-    Against "replace" an attack may go by the kind of the target's data; against "twin" only by the examples themselves.
-    "itself" checks the attacks.
-
-    Attributes
-    ----------
-    target
-        the client in question
-    colluders
-        clients that ask together whether it takes part, the first one for them all
-    stand_in
-        what takes the target's place where it does not take part
-    shadow
-        what the asking clients hold of its data
-    inside
-        whether the target takes part
-    base
-        seed of what all runs share: public and validation examples, natural clients, a first model of the server's
-    anew
-        deal the data out anew under each run's seed; false: all runs share the deal, too
-    crafted
-        the first colluder pulls the model back to its start instead of sending what it trained
-    """
-
-    target: int
-    colluders: Annotated[tuple[int, ...], Field(strict=False)]
-    stand_in: Literal["replace", "twin", "remove", "empty", "itself"] = "replace"
-    shadow: Literal["clean", "noisy", "partial", "public"] = "clean"
-    inside: bool = True
-    base: int = 0
-    anew: bool = True
-    crafted: bool = False
-
-    @property
-    def attacker(self) -> int:
-        """Who asks."""
-        return self.colluders[0]
-
-    def roles(self) -> dict[str, Any]:
-        """Who attacks whom, with what, for reports."""
-        who = {"target": self.target, "attacker": self.attacker, "colluders": self.colluders}
-        return {**who, "world": self.stand_in, "shadow": self.shadow}
-
-    @classmethod
-    def of(
-        cls,
-        n: int,
-        target: int | None = None,
-        attacker: int | None = None,
-        stand_in: str = "replace",
-        shadow: str = "clean",
-        colluding: int | None = None,
-        base: int = 0,
-    ) -> "World":
-        """Check and fill in for n clients: by default the first attacks the last, and two collude if there are three.
-
-        Raises
-        ------
-        FieldError
-            If there are not two clients, one attacks itself, or more are to collude than there are.
-        """
-        if n < 2:
-            raise FieldError("data.clients", n, "client inference needs at least two clients: an attacker and a target")
-        for option, partition in (("--target", target), ("--attacker", attacker)):
-            if partition is not None and require_count(option, partition, least=0) >= n:
-                raise FieldError(option, partition, f"there are clients 0 to {n - 1}")
-        target = n - 1 if target is None else target
-        attacker = next(i for i in range(n) if i != target) if attacker is None else attacker
-        if attacker == target:
-            raise FieldError("--attacker", attacker, "is the target itself; give another client")
-        for name, value, known in (("--shadow", shadow, SHADOWS), ("--out-world", stand_in, WORLDS)):
-            require_choice(name, value, known)
-        size = min(COLLUDING, n - 1) if colluding is None else require_count("--colluders", colluding)
-        if size > n - 1:
-            raise FieldError("--colluders", size, f"there are {n - 1} clients besides the target")
-        others = [i for i in range(n) if i not in (target, attacker)]
-        colluders = (attacker, *others[: size - 1])
-        own = {"target": target, "colluders": colluders, "stand_in": stand_in, "shadow": shadow, "base": base}
-        return cls.model_validate(own)
-
+from fedveil_lab.config.tables import OpenSection, Option, fields_of, options_of
 
 KNOWN = ("classes", "seed", "rule", "of")  # what a run knows, or the section has a key for
 CLASSES = ("source", "target")  # by number or by name

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
@@ -27,7 +27,7 @@ from fedveil.methods import (
     parameters,
 )
 from fedveil.secure import FEWEST
-from fedveil_lab.config.adversaries import Malicious, World
+from fedveil_lab.config.adversaries import Malicious
 from fedveil_lab.config.course import Comparison, Pretraining, Randomness, Stopping
 from fedveil_lab.config.sections import Data, Model, Privacy, Rule
 from fedveil_lab.config.tables import Section, check_options, dumps, fields_of, options_of
@@ -97,6 +97,8 @@ class Config(Section):
     True
     """
 
+    data_decide: ClassVar[bool] = True  # whether ``[data]`` says who takes part
+
     name: str
     seed: Natural = 0
     rounds: Rounds
@@ -117,10 +119,19 @@ class Config(Section):
     stopping: Stopping | None = None
     metrics: Annotated[tuple[str, ...], Field(strict=False)] = ()
     read_off: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    world: World | None = None
     malicious: Malicious | None = None
     source: Randomness = Field(default_factory=Randomness)
     compare: Comparison = Field(default_factory=Comparison)
+
+    @property
+    def data_seed(self) -> int:
+        """Seed of the deal, of public and validation examples, and of a first model that the server trains."""
+        return self.seed
+
+    @property
+    def as_dealt(self) -> bool:
+        """Whether all clients that ``[data]`` deals out train, by the numbers that it gives them."""
+        return self.data_decide and self.stopping is None
 
     @model_validator(mode="before")
     @classmethod
@@ -145,10 +156,6 @@ class Config(Section):
         cohort = self.clients_per_round
         if cohort is not None and not 1 <= cohort <= (planned or cohort):
             raise FieldError("clients_per_round", cohort, f"must be 1 to {planned or 'all'}, the number of clients")
-        if self.world is not None and planned is not None:
-            for partition in (self.world.target, *self.world.colluders):
-                if not 0 <= partition < planned:
-                    raise FieldError("world", partition, f"there are clients 0 to {planned - 1}")
         method = self.privacy.build(self.aggregator)
         if self.pretraining is not None:
             if self.data.validation is None:
@@ -156,17 +163,15 @@ class Config(Section):
                 raise FieldError("pretraining.epochs", self.pretraining.epochs, accepted)
             if method.server.hypotheses != 1:
                 raise FieldError("pretraining.epochs", self.pretraining.epochs, "is for methods with one model")
-        if self.stopping is not None and (self.world is not None or self.engine == "flower"):
-            raise FieldError("stopping", "a table", "does not go together with an audit's world, or engine = 'flower'")
+        if self.stopping is not None and self.engine == "flower":
+            raise FieldError("stopping", "a table", "does not go together with engine = 'flower'")
         if self.malicious is not None:
-            if self.world is not None:
-                raise FieldError("malicious", "a table", "does not go together with an audit's world")
             if self.engine == "flower":
                 self.malicious.check_flower()
             if planned is not None and self.stopping is None:
                 self.malicious.who(planned, self.seed)
         sides, sites = self._client_sides(method), cohort or planned
-        if method.noisy is not None and sites is not None and self.stopping is None and self.world is None:
+        if method.noisy is not None and sites is not None and self.as_dealt:
             method.noisy.require_sites(sites, "data.clients" if cohort is None else "clients_per_round")
         for client in (method.client, *sides.values()):
             self._check_privacy(replace(method, client=client))
@@ -175,7 +180,7 @@ class Config(Section):
 
     def _client_sides(self, method: Method) -> dict[int, ClientSide]:
         sides, planned = self.privacy.client_sides(method.client), self.data.planned
-        if sides and (self.stopping is not None or self.world is not None):
+        if sides and not self.as_dealt:
             accepted = "do not go together with [stopping] or an audit's world, which number the clients anew"
             raise FieldError("privacy.clients", sorted(sides), accepted)
         with fields_of("privacy", client_sides="privacy.clients"):
@@ -246,6 +251,13 @@ class Config(Section):
             values, defaults = asdict(getattr(self, key)), asdict(standard)
             changed[key] = {name: value for name, value in values.items() if value != defaults[name]}
         return {key: value for key, value in changed.items() if key != "workers" and value not in ({}, ())}
+
+    def common(self) -> dict[str, Any]:
+        """Plain values that decide which runs may be played together: all that differ but the seed and its source."""
+        values = self.differing()
+        values.pop("seed", None)
+        values.pop("source", None)
+        return values
 
     def fingerprint(self) -> str:
         """SHA-256 of what is not at its default: an option that FedVeil learns later changes no fingerprint."""

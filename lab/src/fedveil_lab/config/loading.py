@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from importlib import resources
+from importlib import import_module, resources
 from importlib.resources.abc import Traversable
 from itertools import takewhile
 from pathlib import Path
@@ -14,6 +14,9 @@ from fedveil.files import CONFIG, remedy
 from fedveil.reading import toml_of
 from fedveil.registry import entry_points
 from fedveil_lab.config.places import with_places
+
+# tables that rooms above this one add: the module that is imported for one, and its class of configurations
+KINDS = {"world": ("fedveil_lab.games.world", "AuditedConfig")}
 
 if TYPE_CHECKING:  # a mistyped path is refused before PyTorch is there
     from fedveil_lab.config.experiment import Config
@@ -114,20 +117,33 @@ def parse(values: Mapping[str, Any]) -> "Config":
     """
     from pydantic import ValidationError
 
-    from fedveil_lab.config.experiment import Config
     from fedveil_lab.config.keys import with_place
     from fedveil_lab.config.tables import ConfigError, problems_of
     from fedveil_lab.config.variants import check_settings
 
+    def known(section: str) -> Sequence[str]:
+        return _known(kind_of(values), section)
+
     try:
-        config = Config.model_validate(dict(values))
+        config = kind_of(values).model_validate(dict(values))
     except ValidationError as error:
-        raise ConfigError([with_place(one) for one in problems_of(error, known=_known)]) from error
+        raise ConfigError([with_place(one) for one in problems_of(error, known=known)]) from error
     try:
         check_settings(config)
     except FieldError as error:
         raise ConfigError([error]) from error
     return config
+
+
+def kind_of(values: Mapping[str, Any]) -> "type[Config]":
+    """Choose the class of a configuration: `Config`, or a room's own for a table that belongs to that room."""
+    from fedveil_lab.config.experiment import Config
+
+    for table, (module, name) in KINDS.items():
+        if values.get(table) is not None:
+            kind: type[Config] = getattr(import_module(module), name)
+            return kind
+    return Config
 
 
 def assign(values: dict[str, Any], assignment: str) -> None:
@@ -181,10 +197,9 @@ def text_of(where: str | Path) -> tuple[str, str]:
     raise FieldError("CONFIG", str(where), accepted)
 
 
-def _known(section: str) -> Sequence[str]:
-    from fedveil_lab.config.experiment import Config
-
-    model: Any = Config
+def _known(kind: "type[Config]", section: str) -> Sequence[str]:
+    """Names of the keys of a section, for a hint."""
+    model: Any = kind
     for part in section.split(".") if section else ():
         field = model.model_fields.get(part.split("[")[0])
         annotation = getattr(field, "annotation", None)

@@ -113,7 +113,7 @@ def configure(config: Config, label: str, setting: Setting, where: str = "compar
     values["local"] = {**values["local"], **setting.local}
     values["name"] = f"{config.name}-{slug(label)}"
     try:
-        return Config.model_validate(values)
+        return type(config).model_validate(values)
     except ValidationError as error:
         problems = problems_of(error)
         raise ConfigError([FieldError(f"{where}: {p.field}", p.value, p.accepted) for p in problems]) from error

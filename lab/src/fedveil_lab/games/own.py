@@ -12,9 +12,9 @@ from fedveil.engines import AnyMethod, Federation, Seen, resolve_method
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData, LocalTraining
 from fedveil_lab.attacks import CalibratedLoss, Knowledge, LikelihoodRatio, Loss, Observation, ThreatModel
-from fedveil_lab.config.adversaries import world_of
 from fedveil_lab.games.game import Unconfigured
 from fedveil_lab.games.participation import REHEARSALS
+from fedveil_lab.games.roles import world_of
 from fedveil_lab.games.scoring import HONEST, Audit, Case, Replicate, cases_of, judge_all
 from fedveil_lab.grid import Cell, Finished
 from fedveil_lab.grid.cell import stated

@@ -22,17 +22,17 @@ from fedveil_lab.attacks import ATTACKS, Active, Attack, SideChannel, ThreatErro
 from fedveil_lab.attacks.bounds import epsilon_ceiling
 from fedveil_lab.attacks.verdict import RUN
 from fedveil_lab.config import Config
-from fedveil_lab.config.adversaries import IN_ITS_PLACE, WORLDS, World, world_of
 from fedveil_lab.games.game import GAMES, RESULT, Attacking, Planned, play
+from fedveil_lab.games.roles import IN_ITS_PLACE, WORLDS, AuditedConfig, World, world_of
 from fedveil_lab.games.scoring import HONEST, MALICIOUS, Audit, Case, Replicate, cases_of, judge_all, never_drawn
 from fedveil_lab.games.view import PASSIVE, ParticipationView, threat_of
+from fedveil_lab.games.world import hand_out
 from fedveil_lab.grid import Cell, Finished
 from fedveil_lab.grid.comparison import write
 from fedveil_lab.runs import Progress, Summary
 from fedveil_lab.runs.deal import Dealt, deal_out
 from fedveil_lab.runs.prepare import Setup, prepare
 from fedveil_lab.runs.promised import prepared, promised
-from fedveil_lab.runs.world import share_out
 
 LEAST, REHEARSALS = 4, 8  # runs in each world; rehearsals are half as many as runs, and at least so many
 DRAWN = ("dirichlet", "quantity", "shards")  # partitions that draw the clients' sizes
@@ -114,7 +114,7 @@ class ParticipationGame(Attacking):
         every = last.data.partition in DRAWN or roles.stand_in == "twin"  # else one deal tells for all
         try:
             for seed in {case.seed(self.config.seed) for case in (own if every else own[:1])}:
-                share_out(last.data, self.dealt, roles.model_copy(update={"inside": False}), seed)
+                hand_out(last.data, self.dealt, roles.model_copy(update={"inside": False}), seed)
         except FieldError as error:
             return error
         return None
@@ -151,7 +151,7 @@ class ParticipationGame(Attacking):
             setting = planned[case.setting]
             sources = self.rehearsed(setting.matches, cells) if setting.matches else None
             world = self.roles.model_copy(update={"inside": case.inside, "crafted": case.kind == MALICIOUS})
-            config = setting.config.model_copy(update={"seed": case.seed(self.config.seed), "world": world})
+            config = AuditedConfig.of(setting.config, world, seed=case.seed(self.config.seed))
             cells[case] = Cell(case.setting, config, (ParticipationView(self._others),), sources)
         return cells
 
@@ -174,7 +174,7 @@ class ParticipationGame(Attacking):
         """Refuse what no adversary could do and what cannot be dealt out; say what is odd."""
         last = self.settings[-1].config
         world = self.roles.model_copy(update={"anew": False, "stand_in": "empty", "shadow": "clean"})
-        setups = [prepare(planned.config.model_copy(update={"world": world})) for planned in self.settings]
+        setups = [prepare(AuditedConfig.of(planned.config, world)) for planned in self.settings]
         self._check_threats(setups[1:] or setups)
         if lacking := self._lacking(self.roles):
             raise lacking

@@ -20,8 +20,8 @@ from fedveil_lab.attacks.participation.weighing import ERROR
 from fedveil_lab.attacks.statistics import Estimate, rate
 from fedveil_lab.attacks.verdict import Participation
 from fedveil_lab.config import Config
-from fedveil_lab.config.adversaries import WORLDS, World
 from fedveil_lab.games.game import Judgement, Refused
+from fedveil_lab.games.roles import WORLDS, World
 from fedveil_lab.games.view import PUBLISHED
 from fedveil_lab.grid import Outcome
 from fedveil_lab.runs import Summary

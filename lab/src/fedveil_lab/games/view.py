@@ -26,7 +26,8 @@ from fedveil_lab.attacks import (
     ThreatModel,
 )
 from fedveil_lab.attacks.participation.weighing import StepLength
-from fedveil_lab.config.adversaries import World
+from fedveil_lab.games.roles import World
+from fedveil_lab.games.world import AuditedSetup
 from fedveil_lab.runs.prepare import Setup
 
 PUBLISHED = {mode: f"{SideChannel.name} ({mode})" for mode in ("noised", "clear")}  # what is recorded for each
@@ -54,9 +55,8 @@ class ParticipationView:
 
     def begin(self, setup: Setup) -> None:
         """Take the adversary's data; see `fedveil_lab.runs.runner.Judge`."""
-        if setup.shares is None or setup.config.world is None:
-            raise FieldError("world", None, "who asks about whom: give [world], target and colluders")
-        self._setup, self._shares, self._world = setup, setup.shares, setup.config.world
+        self._setup = _audited(setup)
+        self._holders, self._world = self._setup.holders, self._setup.world
         self._models: list[Tensor] = []
         self._sent: list[Tensor] = []
         self._measured: list[Sequence[Figures]] = []
@@ -64,12 +64,12 @@ class ParticipationView:
         self._last: Seen | None = None
 
     def load(self, setup: Setup) -> int:
-        assert setup.config.world is not None
-        return (setup.config.rounds + 1) * (setup.method.server.hypotheses - 1 + len(setup.config.world.colluders))
+        models = setup.method.server.hypotheses - 1 + len(_audited(setup).world.colluders)
+        return (setup.config.rounds + 1) * models
 
     def __call__(self, seen: Seen) -> dict[str, float]:
         starts, rows = seen.broadcast.models, []
-        for partition in self._shares.adversaries:
+        for partition in self._holders.adversaries:
             model = model_of(seen.received[partition]) if partition in seen.received else None
             usable = model is not None and bool(model.isfinite().all())  # the server drops what is not
             rows.append(model - starts[0] if model is not None and usable else torch.zeros_like(starts[0]))
@@ -88,17 +88,17 @@ class ParticipationView:
     def _concluded(self, outsider: Tensor | None) -> dict[str, Any]:
         scores: dict[str, list[float]] = {}
         refused: dict[str, str] = {}
-        shares, setup = self._shares, self._setup
+        holders, setup = self._holders, self._setup
         known = Knowledge(
             model=setup.learner.model,
             layout=setup.learner.layout,
             loss=setup.learner.local.loss,
-            shadow=shares.shadow,
-            reference=shares.reference,
+            shadow=holders.shadow,
+            reference=holders.reference,
             outsider=outsider,
             clip=setup.method.server.public_clip,
         )
-        threat, observation = threat_of(self._world, setup.method, shares.reference is not None), self._observation()
+        threat, observation = threat_of(self._world, setup.method, holders.reference is not None), self._observation()
         for name, kind, published in self._played():
             try:
                 if observation is None:
@@ -107,7 +107,7 @@ class ParticipationView:
                 scores[name] = torch.nan_to_num(conclusion, nan=-1e6, posinf=1e6, neginf=-1e6).tolist()
             except ThreatError as error:
                 refused[name] = str(error)
-        return {"scores": scores, "refused": refused, "missing": list(shares.missing)}
+        return {"scores": scores, "refused": refused, "missing": list(holders.missing)}
 
     def _observation(self) -> Observation | None:
         if not self._sent:
@@ -146,6 +146,19 @@ class ParticipationView:
         return shown
 
 
+def _audited(setup: Setup) -> AuditedSetup:
+    """Refuse a run without a world.
+
+    Raises
+    ------
+    FieldError
+        Naming the table that it lacks.
+    """
+    if not isinstance(setup, AuditedSetup):
+        raise FieldError("world", None, "who asks about whom: give [world], target and colluders")
+    return setup
+
+
 def threat_of(world: World, method: Method, reference: bool) -> ThreatModel:
     """What the adversary of such a run can do."""
     able, lacking = {"models", "shadow", "own updates", "rehearsals"}, {}
@@ -170,9 +183,9 @@ def _outsiders(judges: Sequence[ParticipationView]) -> list[Tensor | None]:
     """The adversaries' own models, trained at once on what each holds beside the target's data."""
     first, starts, held, keys = judges[0]._setup, [], [], []
     for judge in judges:
-        setup, shares = judge._setup, judge._shares
-        own = setup.clients[shares.adversaries[0]]
-        parts = [own] if shares.reference is None else [own, shares.reference]
+        setup, holders = judge._setup, judge._holders
+        own = setup.clients[holders.adversaries[0]]
+        parts = [own] if holders.reference is None else [own, holders.reference]
         held.append(ClientData(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])))
         starts.append(setup.starts[0])
         keys.append((setup.config.seed, 0, judge._world.attacker))
@@ -183,6 +196,6 @@ def _outsiders(judges: Sequence[ParticipationView]) -> list[Tensor | None]:
     trainer = make_trainer(learner.model, learner.layout, alone, config.trainer, **how)
     trained = trainer.train(torch.stack(starts), held, keys)
     return [
-        None if isinstance(one, Exception) or judge._shares.reference is None else one.model
+        None if isinstance(one, Exception) or judge._holders.reference is None else one.model
         for one, judge in zip(trained, judges, strict=True)
     ]

@@ -92,8 +92,7 @@ class Cell:
         """Equal for cells that differ in seeds and in who takes part alone, so that they can be played together."""
         if self.make is not None:
             return self.key
-        values = {k: v for k, v in self.config.differing().items() if k not in (*ELSEWHERE, "seed", "source")}
-        values["world"] = {k: v for k, v in values.get("world", {}).items() if k != "inside"}
+        values = {k: v for k, v in self.config.common().items() if k not in ELSEWHERE}
         names = [probe.name for probe in self.probes]
         return json.dumps([values, names, [cell.key for cell in self.sources]], sort_keys=True)
 

@@ -18,15 +18,20 @@ from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
+from torch import Tensor
+
 from fedveil.engines import Lockstep, Probe
 from fedveil.errors import FedVeilError
 from fedveil.evidence import Row, row_of
 from fedveil.files import Ledgers
+from fedveil.methods import Method
 from fedveil.registry import Registry
 from fedveil_lab.config import Config
 from fedveil_lab.grid.cell import Cell
+from fedveil_lab.runs.deal import Dealt, deal_out
 from fedveil_lab.runs.folder import new_run_id
-from fedveil_lab.runs.prepare import Setup, prepare
+from fedveil_lab.runs.models import first_models, with_features
+from fedveil_lab.runs.prepare import Common, Setup, assemble
 from fedveil_lab.runs.runner import Judge, begin, conclude, one_thread
 from fedveil_lab.runs.summary import Summary, summary_of
 
@@ -199,7 +204,7 @@ def run_together(
     """
     began = perf_counter()
     with one_thread():
-        setups = [prepare(config, like=like) for config in configs]
+        setups = [assemble(config, _common_with(like, config)) for config in configs]
         own = [begin(some, setup) for some, setup in zip(probes, setups, strict=True)]
         ledgers = [Ledgers(new_run_id(config)) for config in configs]
         federations = [s.federation(book, some) for s, book, some in zip(setups, ledgers, own, strict=True)]
@@ -219,6 +224,22 @@ def run_together(
             )
             for i, (s, f, book) in enumerate(zip(setups, federations, ledgers, strict=True))
         ]
+
+
+def _common_with(other: Setup, config: Config) -> Common:
+    """Prepare a run like another: it takes that one's learner, and its data where both have one seed of these."""
+    method = config.privacy.build(config.aggregator)
+    if config.data_seed != other.config.data_seed:
+        dealt = with_features(config, deal_out(config.data, config.data_seed))
+        return Common(dealt, method, other.learner, _starts(config, dealt, method, other))
+    starts = other.starts
+    if config.pretraining is None and config.model.start != "public":  # else the server trained the first model
+        starts = _starts(config, other.dealt, method, other)
+    return Common(other.dealt, method, other.learner, starts)
+
+
+def _starts(config: Config, dealt: Dealt, method: Method, other: Setup) -> Tensor:
+    return first_models(config, dealt, method, other.learner, config.data_seed, None)
 
 
 def block_size(setup: Setup, probes: Sequence[Probe], seconds: float) -> int:

@@ -11,9 +11,9 @@ from fedveil_lab.attacks import Participation
 from fedveil_lab.attacks.bounds import epsilon_ceiling
 from fedveil_lab.attacks.participation.rounds import Colluding
 from fedveil_lab.attacks.statistics import Estimate
-from fedveil_lab.config.adversaries import IN_ITS_PLACE, world_of
 from fedveil_lab.games import Audit
 from fedveil_lab.games.game import Refused
+from fedveil_lab.games.roles import IN_ITS_PLACE, world_of
 from fedveil_lab.games.scoring import Scored, row_of
 
 CEILINGS = (20, 50, 100, 300, 1000)

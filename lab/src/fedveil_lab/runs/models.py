@@ -135,8 +135,6 @@ def with_features(config: Config, dealt: Dealt) -> Dealt:
         return dealt
     dataset = dealt.dataset
     with fields_of("model"):
-        if config.world is not None:
-            raise FieldError("cached", True, "does not go together with an audit's worlds: leave it out there")
         front = learning.halves(config.model.name, seed=config.seed, **_shape(config, dealt))[0]
         if front is None:  # the model has a key of that name itself
             return dealt

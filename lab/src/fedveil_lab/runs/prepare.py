@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,28 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import Filter, LeakageFilter, ParticipationFilter, Spend, SpendFilter, delta_warning
-from fedveil.engines import Behaviour, Budgets, Evaluation, Execution, Federation, PerClient, Probe, Shared, Turn
+from fedveil.engines import (
+    Behaviour,
+    Budgets,
+    EarlyStopping,
+    Evaluation,
+    Execution,
+    Federation,
+    PerClient,
+    Probe,
+    Shared,
+)
 from fedveil.errors import FieldError
 from fedveil.evidence import OF_TWO
 from fedveil.files import Ledgers
 from fedveil.learning import DEFAULT, ClientData, Learner, weights_in
 from fedveil.methods import ClientSide, Method
 from fedveil.registry import optional
-from fedveil_lab.attacks import craft
 from fedveil_lab.config.experiment import Config
 from fedveil_lab.runs.deal import Dealt, deal_out, split_clients
 from fedveil_lab.runs.models import first_models, learner_of, with_features
 from fedveil_lab.runs.poisoning import Poisoning, poisoning_of
 from fedveil_lab.runs.settings import About, unusual
-from fedveil_lab.runs.world import Shares, share_out
 
 
 @dataclass(frozen=True)
@@ -51,8 +60,6 @@ class Setup:
         What is measured, and when that ends the run.
     behaviours : mapping of int to Behaviour
         Of malicious clients, by partition.
-    shares : Shares or None
-        Who holds what in a run of a world, the adversary included.
     poisoning : Poisoning or None
         Who is malicious.
     warnings : tuple of str
@@ -69,9 +76,13 @@ class Setup:
     starts: Tensor
     evaluation: Evaluation
     behaviours: Mapping[int, Behaviour]
-    shares: Shares | None = None
     poisoning: Poisoning | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def everybody(self) -> Sequence[ClientData]:
+        """Clients that train or validate."""
+        return self.dealt.clients
 
     def federation(
         self, ledgers: Ledgers, probes: Sequence[Probe] = (), tell: Callable[[str], None] = lambda text: None
@@ -106,25 +117,53 @@ class Setup:
         return engine(**{**own, **given})
 
     def _total(self) -> SpendFilter | None:
-        """A fresh filter on the total of whoever adds the noise."""
+        """Make a fresh filter on the total of whoever adds the noise."""
         budget = self.config.privacy.budget
-        return None if budget.epsilon is None else Filter(budget.epsilon, budget.delta)
+        if budget.epsilon is None:
+            return None
+        return Filter(budget.epsilon, budget.delta)
 
     def _client_filter(self, partition: int) -> SpendFilter | None:
-        """A fresh filter for one client; validation clients, behind those that train, are held to the total alone."""
-        budget, side, own = self.config.privacy.budget, self.method.client, list[SpendFilter]()
+        """Make a fresh filter for one client; validation clients, behind those that train, have the total alone."""
+        budget, side = self.config.privacy.budget, self.method.client
+        filters: list[SpendFilter] = []
         if partition < len(self.clients):
-            own = self.sides.get(partition, side).budgets(budget.epsilon, budget.delta)
-        elif side.trust != "central" and (total := self._total()) is not None:
-            own.append(total)
+            filters = self.sides.get(partition, side).budgets(budget.epsilon, budget.delta)
+        elif side.trust != "central":
+            total = self._total()
+            filters = [] if total is None else [total]
         if budget.leakage_cap is not None:
-            own.append(LeakageFilter(budget.leakage_cap))
+            filters.append(LeakageFilter(budget.leakage_cap))
         if budget.participations is not None:
-            own.append(ParticipationFilter(budget.participations))
-        return _All(own) if len(own) > 1 else next(iter(own), None)
+            filters.append(ParticipationFilter(budget.participations))
+        if not filters:
+            return None
+        return filters[0] if len(filters) == 1 else _All(filters)
 
 
-def prepare(config: Config, memo: Path | None = None, like: Setup | None = None) -> Setup:
+@dataclass(frozen=True, eq=False)
+class Common:
+    """What runs of one configuration have in common that differ in seed and in who takes part.
+
+    Attributes
+    ----------
+    dealt : Dealt
+        The examples, and who holds which.
+    method : Method
+        Both sides.
+    learner : Learner
+        Trains the clients.
+    starts : Tensor
+        [k, d], the first hypotheses.
+    """
+
+    dealt: Dealt
+    method: Method
+    learner: Learner
+    starts: Tensor
+
+
+def prepare(config: Config, memo: Path | None = None) -> Setup:
     """Load the data, deal it out, build the model.
 
     Parameters
@@ -133,60 +172,72 @@ def prepare(config: Config, memo: Path | None = None, like: Setup | None = None)
         Of one run.
     memo : Path, optional
         A folder where first rounds are kept, for runs that begin alike; see `Remembering`.
-    like : Setup, optional
-        Another run of the same configuration, but for seeds and for who takes part: its learner is taken, and what
-        follows from the same seed.
 
     Raises
     ------
     FieldError
         Naming the key that does not fit.
     """
-    base, world = _base(config), config.world
-    alike = like if like is not None and base == _base(like.config) else None
     method = config.privacy.build(config.aggregator)
-    dealt = alike.dealt if alike else with_features(config, deal_out(config.data, base))
-    learner = like.learner if like else learner_of(config, dealt, method, memo)
-    if alike and (config.pretraining is not None or config.model.start == "public"):
-        starts = alike.starts
-    else:
-        starts = first_models(config, dealt, method, learner, base, memo)
-    shares = share_out(config.data, dealt, world, config.seed) if world else None
-    clients, stopping = shares.clients if shares else dealt.clients, None
+    dealt = with_features(config, deal_out(config.data, config.data_seed))
+    learner = learner_of(config, dealt, method, memo)
+    starts = first_models(config, dealt, method, learner, config.data_seed, memo)
+    setup = assemble(config, Common(dealt, method, learner, starts))
+    warnings: list[str] = []
+    for warn in WARNINGS:
+        warnings += warn(setup)
+    return replace(setup, warnings=tuple(warnings))
+
+
+@singledispatch
+def assemble(config: Config, common: Common) -> Setup:
+    """Put a run together: who takes part, in how large a cohort, and who is malicious.
+
+    A kind of configuration whose clients are others than ``[data]`` deals out registers a function of its own.
+
+    Raises
+    ------
+    FieldError
+        Naming the key that does not fit.
+    """
+    dealt, clients, stopping = common.dealt, common.dealt.clients, None
     if config.stopping is not None:
-        clients, validating = split_clients(clients, config.stopping.clients, base)
+        clients, validating = split_clients(clients, config.stopping.clients, config.data_seed)
         stopping = replace(config.stopping.build(), clients=validating)
-    cohort = config.clients_per_round or len(clients)
-    behaviours: dict[int, Behaviour] = {}
-    if shares and world and world.crafted and len(starts) == 1:
-        behaviours = {shares.adversaries[0]: PullBackTo(starts[0])}
     poisoning = None
     if config.malicious is not None:
-        if world is not None:
-            raise FieldError("malicious", "a table", "does not go together with an audit's world")
         poisoning = poisoning_of(config.malicious, config, dealt, clients)
-        behaviours = poisoning.behaviours
-    usual = tuple(dict.fromkeys((*DEFAULT["classes"], *OF_TWO))) if dealt.dataset.classes == 2 else None
-    setup = Setup(
+    return Setup(
         config,
         dealt,
-        method,
-        config.privacy.client_sides(method.client),
-        learner,
+        common.method,
+        config.privacy.client_sides(common.method.client),
+        common.learner,
         clients,
-        min(cohort, len(clients)) if shares else cohort,
-        starts,
-        Evaluation(metrics=config.metrics or usual, stopping=stopping),
-        behaviours,
-        shares,
+        config.clients_per_round or len(clients),
+        common.starts,
+        evaluation_of(config, dealt, stopping),
+        {} if poisoning is None else poisoning.behaviours,
         poisoning,
     )
-    return setup if like else replace(setup, warnings=tuple(text for warn in WARNINGS for text in warn(setup)))
 
 
-def _base(config: Config) -> int:
-    """The seed of what all runs of a world share, or of all of a run."""
-    return config.world.base if config.world else config.seed
+def evaluation_of(config: Config, dealt: Dealt, stopping: EarlyStopping | None = None) -> Evaluation:
+    """Say what a run measures: what the configuration names, and for two classes more figures by default."""
+    metrics: tuple[str, ...] | None = config.metrics or None
+    if metrics is None and dealt.dataset.classes == 2:
+        metrics = tuple(dict.fromkeys((*DEFAULT["classes"], *OF_TWO)))
+    return Evaluation(metrics=metrics, stopping=stopping)
+
+
+def _uneven_data(setup: Setup) -> list[str]:
+    return setup.dealt.warnings(setup.method, setup.config.scoring)
+
+
+def _too_many_malicious(setup: Setup) -> list[str]:
+    if setup.poisoning is None:
+        return []
+    return setup.poisoning.outnumbering(setup.config, len(setup.clients))
 
 
 def _unprotected(setup: Setup) -> Iterator[str]:
@@ -208,28 +259,36 @@ def _public_weights(setup: Setup) -> Iterator[str]:
 
 
 def _large_delta(setup: Setup) -> tuple[str, ...]:
-    if setup.config.privacy.method == "vanilla":
+    """Warn of a delta that is large beside the number of those who are protected."""
+    privacy = setup.config.privacy
+    if privacy.method == "vanilla":
         return ()
-    everybody = setup.shares.clients if setup.shares else setup.dealt.clients
-    deltas = (setup.config.privacy.budget.delta, setup.config.privacy.options.get("delta") or 0.0)
-    noisy = setup.method.noisy.noisy_steps if setup.method.noisy else None
-    if noisy is None:
-        return delta_warning(max(deltas), len(setup.dealt.clients), "client")
-    if noisy.images:
-        persons = (c.examples if c.person is None else len(set(c.person.tolist())) for c in everybody)
-        return delta_warning(max(deltas), sum(persons) or 1, "person")
-    return delta_warning(max(deltas), sum(c.examples for c in everybody) or 1, "record")
+    delta = max(privacy.budget.delta, privacy.options.get("delta") or 0.0)
+    if setup.method.noisy is None:
+        return delta_warning(delta, len(setup.dealt.clients), "client")
+    persons = bool(setup.method.noisy.noisy_steps.images)
+    protected = 0
+    for client in setup.everybody:
+        if persons and client.person is not None:
+            protected += len(set(client.person.tolist()))
+        else:
+            protected += client.examples
+    return delta_warning(delta, protected or 1, "person" if persons else "record")
+
+
+def _unusual_settings(setup: Setup) -> Iterable[str]:
+    return unusual(About(setup.config, setup.method, setup.clients, setup.dealt.dataset))
 
 
 # What is said of a run before it begins, where it is so.
 WARNINGS: tuple[Callable[[Setup], Iterable[str]], ...] = (
-    lambda setup: setup.dealt.warnings(setup.method, setup.config.scoring),
-    lambda setup: setup.poisoning.outnumbering(setup.config, len(setup.clients)) if setup.poisoning else (),
+    _uneven_data,
+    _too_many_malicious,
     _unprotected,
     _planned_for_more,
     _public_weights,
     _large_delta,
-    lambda setup: unusual(About(setup.config, setup.method, setup.clients, setup.dealt.dataset)),
+    _unusual_settings,
 )
 
 
@@ -244,16 +303,6 @@ def check(config: Config) -> None:
     own = config.model.model_copy(update={"start": "own"})
     untrained = here(config).model_copy(update={"model": own, "pretraining": None})
     prepare(untrained).federation(Ledgers("memory"))
-
-
-@dataclass(frozen=True)
-class PullBackTo(Behaviour):
-    """The malicious client of an audit: it pulls the model back to the first one, which `first` [d] is."""
-
-    first: Tensor
-
-    def model(self, turn: Turn) -> Tensor:
-        return craft(turn.broadcast.models[0], self.first)
 
 
 class _All:

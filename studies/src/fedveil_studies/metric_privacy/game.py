@@ -15,9 +15,10 @@ from fedveil.errors import FieldError
 from fedveil.mechanisms import keyed_seed
 from fedveil_lab.attacks import Knowledge, Verdict
 from fedveil_lab.config import Config
-from fedveil_lab.config.adversaries import World
 from fedveil_lab.games import Judgement, ParticipationGame
 from fedveil_lab.games.game import Refused
+from fedveil_lab.games.roles import AuditedConfig, World
+from fedveil_lab.games.world import AuditedSetup
 from fedveil_lab.grid import Cell, Finished
 from fedveil_lab.runs.prepare import Setup, prepare
 from fedveil_studies.frame.measure import WholeRun
@@ -49,9 +50,9 @@ class PrintedLoss(WholeRun):
 
     def begin(self, setup: Setup) -> None:
         """Take the adversary's data."""
-        assert setup.shares is not None
+        assert isinstance(setup, AuditedSetup)  # the game makes no other cells
         learner = setup.learner
-        self._known = Knowledge(learner.model, learner.layout, learner.local.loss, setup.shares.shadow)
+        self._known = Knowledge(learner.model, learner.layout, learner.local.loss, setup.holders.shadow)
 
     def __call__(self, seen: Seen) -> dict[str, float]:
         return {LOSS: float(self._known.loss_of(seen.models[None], self._known.shadow)[0])}
@@ -84,7 +85,7 @@ def cells_without_target(config: Config, world: World, runs: int) -> list[Cell]:
 
 def _scheduled(config: Config, rounds: int, epochs: int, world: World) -> Config:
     local = replace(config.local, epochs=epochs)
-    return config.model_copy(update={"rounds": rounds, "local": local, "world": world})
+    return AuditedConfig.of(config, world, rounds=rounds, local=local)
 
 
 def scores(cell: Cell, finished: Finished) -> list[float]:

@@ -30,9 +30,9 @@ from fedveil.learning import cross_entropy, evaluate, predict
 from fedveil.mechanisms import keyed_seed
 from fedveil_lab.config import Config
 from fedveil_lab.config.sections import Data
+from fedveil_lab.games.world import shadow_of
 from fedveil_lab.grid import Outcome
 from fedveil_lab.runs.deal import deal_out
-from fedveil_lab.runs.world import shadow_of
 from fedveil_studies.frame.described import ScaleOf
 from fedveil_studies.frame.models import Examples, outputs, test_half
 from fedveil_studies.frame.plots import Curve

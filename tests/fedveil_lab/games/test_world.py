@@ -5,13 +5,16 @@ import pytest
 import torch
 
 from fedveil.errors import FieldError
-from fedveil_lab.config import load
-from fedveil_lab.config.adversaries import IN_ITS_PLACE, SHADOWS, WORLDS, World
+from fedveil_lab.config import ConfigError, load, parse
 from fedveil_lab.games import ParticipationGame
 from fedveil_lab.games.game import settings_of
+from fedveil_lab.games.pool import Pool, apportion
+from fedveil_lab.games.roles import IN_ITS_PLACE, SHADOWS, WORLDS, AuditedConfig, World
 from fedveil_lab.games.scoring import Case, never_drawn
+from fedveil_lab.games.world import hand_out, shadow_of
 from fedveil_lab.runs.prepare import prepare
-from fedveil_lab.runs.world import Pool, apportion, shadow_of, share_out
+
+BEFORE = ["43ec47b581b0-4dbbe0", "d737b9fcd5a0-4dbbe0"]  # first and last cell
 
 
 def counts(*clients):
@@ -33,7 +36,7 @@ def both(digits, seed=1, **roles):
     config, dealt = digits
     chosen = World.of(3, **roles)
     worlds = [chosen.model_copy(update={"inside": inside}) for inside in (True, False)]
-    return [share_out(config.data, dealt, world, seed) for world in worlds]
+    return [hand_out(config.data, dealt, world, seed) for world in worlds]
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -125,12 +128,12 @@ def test_what_nobody_can_hold_is_refused(digits):
     _, dealt = digits
     greedy = load("digits-cia", [counts([20] * 10, [0] * 10, [0] * 5 + [95] * 5)])
     with pytest.raises(FieldError, match=r"--out-world = 'twin': needs another client with the target's classes"):
-        share_out(greedy.data, dealt, World.of(3, stand_in="twin"), 0)
+        hand_out(greedy.data, dealt, World.of(3, stand_in="twin"), 0)
     full = load("digits-cia", [counts([80] * 10, [0] * 10, [80] * 10)])
     with pytest.raises(FieldError, match=r"--out-world = 'replace': needs another client of 800 examples"):
-        share_out(full.data, dealt, World.of(3), 0)
+        hand_out(full.data, dealt, World.of(3), 0)
     with pytest.raises(FieldError, match=r"--target = 1: has no training examples"):
-        share_out(full.data, dealt, World.of(3, target=1), 0)
+        hand_out(full.data, dealt, World.of(3, target=1), 0)
 
 
 def test_a_pool_gives_each_example_once(digits):
@@ -176,12 +179,35 @@ def test_a_matched_setting_takes_the_sigma_of_all_rehearsals_with_the_target():
     assert [cell.key for cell in last.sources] == sources
 
 
+def test_the_table_of_an_audit_makes_a_configuration_of_its_own():
+    config = load("digits-cia")
+    world = {"target": 2, "colluders": [0, 1], "inside": False}
+    read = parse({**config.to_dict(), "world": world})
+    assert isinstance(read, AuditedConfig)
+    assert (read.world.target, read.world.inside, read.data_seed) == (2, False, 0)
+    assert parse(read.to_dict()) == read == AuditedConfig.of(config, World.of(3).model_copy(update={"inside": False}))
+    assert not hasattr(config, "world")
+    for table, field in (
+        ({"stopping": {"clients": 0.3}}, "stopping"),
+        ({"malicious": {"behaviour": "free-rider", "clients": [0]}}, "malicious"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            parse({**config.to_dict(), "world": world, **table})
+        assert refused.value.problems[0].field == field
+
+
+def test_keys_of_cells_are_those_from_before_the_table_was_the_games():
+    """The keys are of 4c03ad49, where `Config` itself had the table."""
+    game = ParticipationGame(load("digits-cia"), attacks=("active", "loss"), replicates=6)
+    keys = [cell.key for cell in game.cells()]
+    assert [keys[0], keys[-1]] == BEFORE
+
+
 def test_every_run_of_a_shared_deal_has_the_same_data_and_shadow(digits):
     _, dealt = digits
     world = World.of(3, stand_in="remove", shadow="noisy").model_copy(update={"anew": False})
     inside, outside = (
-        share_out(None, dealt, world.model_copy(update={"inside": here}), seed)
-        for here, seed in ((True, 1), (False, 2))
+        hand_out(None, dealt, world.model_copy(update={"inside": here}), seed) for here, seed in ((True, 1), (False, 2))
     )
     assert len(inside.clients) == len(outside.clients) + 1 == 3
     assert torch.equal(inside.clients[0].x, dealt.clients[0].x)
