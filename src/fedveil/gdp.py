@@ -192,9 +192,12 @@ class Meaning:
 
     def describe(self) -> str:
         """One line."""
-        pairs = zip(self.power, RATES, strict=True)
-        shares = ", ".join(f"{rounded_up(most, 3)} at {100 * rate:g}% false positives" for most, rate in pairs)
-        return f"best attacker: accuracy {rounded_up(self.accuracy, 3)}, true positives {shares}"
+        found = [
+            f"{rounded_up(100 * most, 3)}% at {100 * rate:g}% false alarms"
+            for most, rate in zip(self.power, RATES, strict=True)
+        ]
+        right = f"the best attacker is right in at most {rounded_up(100 * self.accuracy, 3)}% of cases (50% is a coin)"
+        return f"{right}, and finds at most {', '.join(found)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -9,7 +9,7 @@ import click
 
 from fedveil.checks import require_unit
 from fedveil.cli.pieces import Command, argument
-from fedveil.cli.shared import say, show, width
+from fedveil.cli.shared import say, show
 from fedveil.errors import FedVeilError, FieldError, nearest
 from fedveil.reading import toml_of
 from fedveil.registry import Registry
@@ -160,7 +160,7 @@ def show_choices(choices: "tuple[Choice, ...]", delta: float) -> None:
     """Show what there is to turn on, the least noise first."""
     from fedveil.evidence import advice_tables
 
-    tables = advice_tables(choices, delta, width())
+    tables = advice_tables(choices, delta)
     show(tables, tables[-1].notes)
 
 

@@ -9,7 +9,7 @@ _OFFERED = {  # by module; a whole module stands under its package
     "fedveil.evidence.books": "Book Books plain promise_of_sites read_books",
     "fedveil.evidence.carried": "CLIENT VALIDATION Carried Promises",
     "fedveil.evidence.check": "FORMAT REPORT Checked check_promises encoded rule_of set_values",
-    "fedveil.evidence.costs": "NEIGHBOURS WIDE advice_tables plan_table reading_table spent_of used_of",
+    "fedveil.evidence.costs": "NEIGHBOURS advice_tables plan_table reading_table spent_of used_of",
     "fedveil.evidence.numerics": "NUMERICS numerics_of versions",
     "fedveil.evidence.opening": "opening_of_server parties_of terms_of",
     "fedveil.evidence.rows": (
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from fedveil.evidence.check import rule_of as rule_of
     from fedveil.evidence.check import set_values as set_values
     from fedveil.evidence.costs import NEIGHBOURS as NEIGHBOURS
-    from fedveil.evidence.costs import WIDE as WIDE
     from fedveil.evidence.costs import advice_tables as advice_tables
     from fedveil.evidence.costs import plan_table as plan_table
     from fedveil.evidence.costs import reading_table as reading_table

@@ -14,7 +14,6 @@ from fedveil.tables import NOTHING, Table, shown
 if TYPE_CHECKING:
     from fedveil.accounting import Ledger, Policy
 
-WIDE = 140  # columns from which one table holds all that there is to say of a choice
 # what each relation compares, of one unit
 NEIGHBOURS: Mapping[str, str] = {
     "zero-out": "it contributed, or zero in its place",
@@ -23,8 +22,8 @@ NEIGHBOURS: Mapping[str, str] = {
 }
 
 
-def advice_tables(choices: Sequence[Choice], delta: float, width: int) -> list[Table]:
-    """What to turn on, the least noise first, with the lines for ``[privacy]``; two tables on a narrow page."""
+def advice_tables(choices: Sequence[Choice], delta: float) -> list[Table]:
+    """What to turn on, the least noise first; then, of each, the lines for ``[privacy]`` and what was measured."""
     rows, data = [], []
     for c in choices:
         ratio, text = shown(c.noise_to_signal, ".3g"), "\n".join(c.lines)
@@ -35,12 +34,12 @@ def advice_tables(choices: Sequence[Choice], delta: float, width: int) -> list[T
         data.append({**own, "privacy": tomllib.loads(text), "guarantee": guarantee})
     header = ("verdict", "method", "noise/signal", "promise", "in [privacy]", "measured")
     proven = [c.guarantee for c in choices if c.guarantee is not None]
-    notes = [f"at that total, {g.meaning().describe()}" for g in proven[:1]]
+    notes = [f"At that total {g.meaning().describe()}." for g in proven[:1]]
     for g in [g for g in proven if g.unit == "record" and g.group == 1][:1]:
         many = rounded_up(g.of_group(10).epsilon(delta), 3)
-        notes.append(f"a record is not a person: for 10 records of one person together epsilon is {many}")
+        notes.append(f"A record is not a person: for 10 records of one person together epsilon is {many}.")
     whole = Table(header, rows, numbers=("noise/signal",), wraps=("promise", "measured"), notes=notes, data=data)
-    return [whole] if width >= WIDE else [whole.only(*header[:4]), whole.only("method", *header[4:])]
+    return [whole.only(*header[:4]), whole.only("method", *header[4:])]
 
 
 def reading_table(reading: Reading) -> Table:

@@ -326,7 +326,7 @@ def test_what_holds_for_every_client_is_at_the_largest_distance_of_any(far):
 
 def test_advice_fits_a_page_of_80_columns():
     found = advise(clients=4, examples=100, dimension=650, rounds=7, epsilon=4.0)
-    words = " ".join(table.text(80) for table in advice_tables(found, 1e-5, 80)).split()
+    words = " ".join(table.text(80) for table in advice_tables(found, 1e-5)).split()
     for choice in found:
         assert all(word in words for word in (choice.guarantee.describe(1e-5) if choice.guarantee else "").split())
         assert all(word in words for line in choice.lines for word in line.split())

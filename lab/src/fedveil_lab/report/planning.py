@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedveil.accounting import VACUOUS, advise, guarantee_values
-from fedveil.gdp import rounded_up
+from fedveil.accounting import advise, guarantee_values
 from fedveil.tables import Table
-from fedveil_lab.report.statement.document import beside
+from fedveil_lab.report.statement.document import beside, protected
 
 if TYPE_CHECKING:
     from fedveil_lab.runs.promised import Promise
@@ -17,17 +16,12 @@ USEFUL = 8.0  # a total epsilon that still excludes something
 def promise_table(method: str, promise: "Promise", delta: float) -> Table:
     """What a configuration promises before it is run, everything that it rests on, and what is not known yet."""
     promised, rows = promise.guarantee, list[tuple[str, str]]()
-    rows.append((f"{method}, {promise.planned} rounds", promised.describe(delta)))
+    rows.append((f"{method}, {promise.planned} rounds", in_words(guarantee_values(promised, delta))))
+    rows.append(("in short", promised.describe(delta)))
     if promise.rounds < promise.planned:
         rows.append(("budget", f"ends the run after {promise.rounds} of {promise.planned} rounds"))
     if promise.validation is not None:
         rows.append(("validation clients", promise.validation.describe(delta)))
-    if promised.proven and not promised.by_distance:
-        rows.append(("for an attacker", promised.meaning().describe()))
-        if promised.epsilon(delta) > VACUOUS:
-            rows.append(("vacuous", "it excludes nothing in practice"))
-    elif promised.reason:
-        rows.append(("why", promised.reason))
     rows += [("holds if", condition) for condition in promised.conditions]
     rows += [("not known before the run", what) for what in promise.unknown]
     data = {"method": method, "rounds": promise.rounds, "rounds_planned": promise.planned, "unknown": promise.unknown}
@@ -36,15 +30,12 @@ def promise_table(method: str, promise: "Promise", delta: float) -> Table:
     return Table.facts(rows, data)
 
 
-def for_an_attacker(guarantee: Mapping[str, Any]) -> str:
-    """What a proven guarantee means for an attacker; an empty text for others."""
-    if not (meaning := guarantee.get("meaning")):
-        return ""
-    rates = [(k.removeprefix("tpr_at_"), v) for k, v in meaning.items() if k.startswith("tpr_at_")]
-    power = ", ".join(f"{rounded_up(v, 3)} at {100 * float(rate):g}% false positives" for rate, v in rates)
-    line = f"the best attacker tells whether one {guarantee['unit']} was there with an accuracy of "
-    line += f"{rounded_up(meaning['accuracy'], 3)}; its true positives are at most {power}."
-    return " ".join([line, *(f"For {text}." for text in beside(guarantee))])
+def in_words(guarantee: Mapping[str, Any]) -> str:
+    """A guarantee in sentences: who is protected from whom, and how often the best attacker is right."""
+    sentences = [protected(guarantee), *(f"For {text}." for text in beside(guarantee))]
+    if guarantee["status"] == "heuristic":
+        sentences.append("There is no epsilon.")
+    return " ".join(sentences)
 
 
 def useful(values: Mapping[str, Any]) -> str:

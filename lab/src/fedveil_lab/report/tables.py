@@ -8,7 +8,7 @@ from typing import Any
 from fedveil.evidence import OF_TWO as RARE
 from fedveil.gdp import rounded_up
 from fedveil.tables import NOTHING, Table, grouped_by, shown
-from fedveil_lab.report.planning import for_an_attacker, useful
+from fedveil_lab.report.planning import in_words, useful
 from fedveil_lab.runs.summary import Summary
 
 OF_TWO = ("accuracy", *RARE)
@@ -87,11 +87,14 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
         row = {name: _mean([p["metrics"].get(f) for p in public], ".3f") for f, name in names.items()}
         row |= {on_test: _mean([p["test_metrics"][tested] for p in public], ".3f")} if tested else {}
         rows.append({"setting": "public examples alone", **row, "guarantee": "public data"})
+    for column in ("sigma", "d", "noise/clip"):
+        if all(row.get(column, NOTHING) == NOTHING for row in rows):
+            rows = [{name: text for name, text in row.items() if name != column} for row in rows]
     header, data = list(rows[0]), [dict(s.values) for s in summaries]
     over, spread = covered(summaries, figures[0])
     title = f"{figures[0]}: {over}" + f", mean ± standard deviation over {spread}" * bool(spread)
     whole = Table.of(rows, title=title, numbers=header[1:-1], wraps=["guarantee"], data=data)
-    first = header.index("sigma" if figures == OF_TWO else "seconds")
+    first = header.index("sigma" if figures == OF_TWO and "sigma" in header else "seconds")
     return [whole] if width >= WIDE else [whole.only(*header[:first]), whole.only("setting", *header[first:])]
 
 
@@ -131,15 +134,10 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
         of_two += f"AUC, sens. and spec. are of the positive class: {first['positive']}{why}. "
     notes = [
         f"{first['data']['name']}, {first['clients']} clients, {first['rounds']} rounds, {first['dimension']:,} "
-        f"parameters; measured on the clients' held-out examples, pooled. {of_two}sigma: standard deviation of the "
-        "noise per coordinate, mean over the rounds; d: distance of the clients' models; "
-        "noise/clip: sigma sqrt(parameters) / C.",
+        f"parameters; measured on the clients' held-out examples, pooled. {of_two}{_noise_columns(summaries)}".strip(),
         f"Noise source: {first['source']}.",
         f"Metrics that clients see after each round: {first['published_metrics']['text']}.",
     ]
-    stated = (c for s in summaries for g in s.values["guarantees"].values() for c in g.get("conditions", []))
-    if conditions := " and if ".join(dict.fromkeys(stated)):
-        notes.append(f"conditional: it holds if {conditions}.")
     if audits := [runs[0].values["audits"][0] for runs in everybody.values() if runs[0].values.get("audits")]:
         runs = max(a["runs"] for a in audits)
         counted = Counter(a["attack"] for a in audits)
@@ -155,19 +153,31 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
     said += [(label, public) for label in below_public(summaries)]
     for line, pairs in grouped_by(said, lambda pair: pair[1]).items():
         whose = dict.fromkeys(label for label, _ in pairs)
-        notes.append(line if len(whose) == len(everybody) > 1 else f"{', '.join(whose)}: {line}")
-    return notes
+        quoted = " and ".join(f'"{label}"' for label in whose) if len(whose) > 1 else "".join(whose)
+        notes.append(line if len(whose) == len(everybody) > 1 else f"{quoted}: {line}")
+    stated = (c for s in summaries for g in s.values["guarantees"].values() for c in g.get("conditions", []))
+    return [*notes, *(f"Condition: {condition}." for condition in dict.fromkeys(stated))]
+
+
+def _noise_columns(summaries: Sequence[Summary]) -> str:
+    """What the columns on noise mean, as far as they are there."""
+    meanings = {
+        "sigma": "sigma: standard deviation of the noise per coordinate, mean over the rounds",
+        "distance": "d: distance of the clients' models",
+        "noise_to_clip": "noise/clip: sigma sqrt(parameters) / C",
+    }
+    shown = [text for figure, text in meanings.items() if any(s.noise(figure) is not None for s in summaries)]
+    return "; ".join(shown) + "." * bool(shown)
 
 
 def _said_of(runs: Sequence[Summary]) -> Iterator[str]:
     """What has to be said of a setting."""
     first = runs[0].values
-    if meaning := for_an_attacker(worst_guarantee(runs[0])):
-        yield meaning
+    promise = worst_guarantee(runs[0])
+    if promise["status"] != "none":
+        yield in_words(promise)
     if text := useful(first):
-        yield f"vacuous; {text}."
-    if why := worst_guarantee(runs[0]).get("reason"):
-        yield f"heuristic, there is no epsilon: {why}."
+        yield f"To promise something: {text}."
     yield from first["data"].get("warnings", [])
     for run in runs:
         if malicious := run.values.get("malicious"):
@@ -222,7 +232,8 @@ def run_table(summary: Summary) -> Table:
     if malicious.get("unprotected"):
         who = ", ".join(map(str, malicious["clients"]))
         rows.append(("nothing promised to", f"malicious clients {who}: they go around the method"))
-    for party, guarantee in values["guarantees"].items():
+    rows.append(("protected", in_words(worst)))
+    for party, guarantee in _parties(values["guarantees"]).items():
         leakage = guarantee.get("leakage")
         what = "of the reported index alone, ln k a round" if values["trust"] == "central" else "sum of n / nu"
         extra = "" if leakage is None else f"; leakage {rounded_up(leakage)} ({what}, no guarantee)"
@@ -231,9 +242,7 @@ def run_table(summary: Summary) -> Table:
             pairs = zip(curve["epsilon"], curve["distance"], strict=True)
             points = ", ".join(f"{rounded_up(e, 3)} at {d:.3g}" for e, d in pairs)
             rows.append(("", f"eps over the distance of every round, delta={curve['delta']:g}: {points}"))
-    rows.append(("", for_an_attacker(worst)))
-    rows += [("", f"heuristic because {worst['reason']}")] if worst.get("reason") else []
-    rows += [("", f"if {condition}") for condition in worst.get("conditions", [])]
+    rows += [("holds if", condition) for condition in worst.get("conditions", [])]
     rows += [
         ("to be useful", instead),
         ("published metrics", str(values["published_metrics"]["text"])),
@@ -244,6 +253,16 @@ def run_table(summary: Summary) -> Table:
     ]
     data = {**values, **({"to be useful": instead} if instead else {})}
     return Table.facts([(name, text) for name, text in rows if text], data)
+
+
+def _parties(guarantees: Mapping[str, Any]) -> dict[str, Any]:
+    """Promises by party; the median client's is left out where it is the worst client's."""
+    shown = dict(guarantees)
+    worst, middle = shown.get("worst client"), shown.get("median client")
+    if worst is not None and middle is not None and worst["text"] == middle["text"]:
+        del shown["median client"]
+        shown = {"every client" if party == "worst client" else party: own for party, own in shown.items()}
+    return shown
 
 
 def _averaged(runs: Sequence[Summary], figure: str, spread: bool = True) -> str:

@@ -153,9 +153,10 @@ def protected(promise: Promise) -> str:
         return "Nobody is protected: there was no noise."
     unit, whom = WORDS["units"][promise["unit"]], WORDS["from"][promise["trust"]]
     if status == "heuristic":
-        return f"Nobody is promised anything: noise was added, but {promise.get('reason') or 'no definition holds'}."
-    held = ", if the conditions below hold" if status == "conditional" else ""
-    begun = f"Protected is {unit}, from {whom}{held}"
+        reason = promise.get("reason") or "no definition holds"
+        return f"Nobody is promised anything: noise was added, but {reason}."
+    held = " (if the conditions below hold)" if status == "conditional" else ""
+    begun = f"Protected: {unit}, from {whom}{held}"
     if "epsilon" not in promise:
         return f"{begun}, only among vectors near each other: {promise['text']}. There is no epsilon for {unit}."
     meaning, between = promise["meaning"], WORDS["neighbours"][promise["relation"]]
@@ -163,7 +164,7 @@ def protected(promise: Promise) -> str:
     caught = f"at one false alarm in 100 finds at most {percent(meaning['tpr_at_0.01'])}"
     epsilon = f"epsilon {rounded_up(promise['epsilon'])} at delta {promise['delta']:g}, over the whole run"
     vacuous = f" Above {VACUOUS:g} an epsilon excludes nothing in practice." if promise.get("vacuous") else ""
-    return f"{begun}. An attacker who knows all but whether {between}, {odds} and {caught}: {epsilon}.{vacuous}"
+    return f"{begun}; {epsilon}.{vacuous} An attacker who knows all but whether {between}, {odds}, and {caught}."
 
 
 def epsilon_of(promise: Promise) -> str | None:
@@ -173,8 +174,13 @@ def epsilon_of(promise: Promise) -> str | None:
 
 def beside(promise: Promise) -> list[str]:
     """Promises for more, or less, than the unit."""
-    others = {
-        "epsilon_of_10_records": "10 records of one person together",
-        "epsilon_of_one_record": "one of her records alone",
-    }
-    return [f"{what}: epsilon {rounded_up(promise[key])}" for key, what in others.items() if key in promise]
+    said = []
+    if "epsilon_of_10_records" in promise:
+        said.append(f"10 records of one person together: epsilon {rounded_up(promise['epsilon_of_10_records'])}")
+    if "epsilon_of_one_record" in promise:
+        own = promise["epsilon_of_one_record"]
+        text = f"one of her records, exchanged for another while the rest stay: epsilon {rounded_up(own)}"
+        if own > promise.get("epsilon", own):
+            text += " (more than hers: an exchange can move her contribution twice as far as her absence)"
+        said.append(text)
+    return said
