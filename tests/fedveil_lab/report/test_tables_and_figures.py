@@ -61,7 +61,7 @@ def test_a_narrow_terminal_loses_nothing(central):
 
 def test_notes_say_what_a_heuristic_is_and_where_the_noise_came_from(central):
     text = " ".join(comparison_notes(central))
-    assert "there is no epsilon" in text
+    assert "no epsilon" in text
     assert "not for deployment" in text
 
 
