@@ -19,7 +19,12 @@ ROOMS = ("attacks", "config", "games", "grid", "own", "report", "runs")
 # old name -> new name, of what did not move as a whole room
 MODULES = {
     "fedveil.config.folders": "fedveil.files",
+    "fedveil.engines.admission": "fedveil.engines.client_checks",
     "fedveil.engines.files": "fedveil.files.locked",
+    "fedveil.engines.heads": "fedveil.engines.ledger_head",
+    "fedveil.engines.members": "fedveil.engines.parties",
+    "fedveil.engines.node": "fedveil.engines.deployed",
+    "fedveil.engines.sites": "fedveil.engines.site_keys",
     "fedveil.report.statement.books": "fedveil.evidence.books",
     "fedveil.report.table": "fedveil.tables",
     "fedveil.runs.deployed": "fedveil.evidence.server_folder",

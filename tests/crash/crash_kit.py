@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 
 from fedveil.accounting import Ledger, Release, digest
-from fedveil.engines.admission import PROTECT
 from fedveil.engines.client import ClientParty
+from fedveil.engines.client_checks import PROTECT
 from fedveil.engines.party import COMBINE
 from fedveil.engines.server import ServerParty
 from fedveil.errors import FieldError

@@ -15,7 +15,7 @@ from chain import BIN, Chain, certificates, end, node_key, wait, write_app
 from flwr.cli.build import build_fab_from_disk
 
 from fedveil.engines.lifetime import read_head, read_ledger
-from fedveil.engines.sites import make_key, read_key
+from fedveil.engines.site_keys import make_key, read_key
 from fedveil.methods import Broadcast, PublicFacts
 from fedveil.node.bundle import Bundle
 from fedveil.node.guard import WORDS

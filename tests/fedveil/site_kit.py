@@ -22,7 +22,7 @@ from fedveil.engines.flower.grid import InProcessGrid, _identity
 from fedveil.engines.flower.records import write_broadcast
 from fedveil.engines.lifetime import begin_ledger, read_ledger
 from fedveil.engines.server import ServerParty
-from fedveil.engines.sites import make_key, read_key
+from fedveil.engines.site_keys import make_key, read_key
 from fedveil.flower import privacy_mod, read_broadcast, training_source, write_trained
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer

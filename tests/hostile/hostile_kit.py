@@ -339,7 +339,7 @@ class EmbeddedNode:
             source=Deployed(0),
             budgets=Budgets(clients=self.budget.get("budget"), policy=self.budget.get("policy")),
         )
-        federation.members.resume(states)
+        federation.parties.resume(states)
         return federation
 
     def forget(self):

@@ -11,7 +11,7 @@ PARTIES, RULES, SCALES = "test_party", "test_base", "test_calibration"
 GAME = "test_distinguishing"
 PATHS = "test_game_of_guarantees::test_no_claim_is_beaten"
 SOUND = "test_sound_variants"
-LOCKS, HEADS = "test_lock", "test_heads"
+LOCKS, HEADS = "test_lock", "test_ledger_head"
 RECORD, PRIVATE = "test_record", "test_private"
 WRITTEN = "test_written_out"
 SUMS, SITES = "test_hostile_sum", "test_flower_secure"
@@ -988,7 +988,7 @@ BUGS = (
     ),
     _bug(
         "flower: a ledger is begun on the way",
-        "settle",
+        "with_budget",
         "given.ledger is None and given.source.deployable and recorded",
         "False",
         POLICY,
@@ -1820,7 +1820,7 @@ BUGS = (
     _bug(
         "validation: copied rows pass",
         "require_disjoint",
-        "(_places,) if twins else (_places, _contents)",
+        "(_places,) if allow_equal_rows else (_places, _contents)",
         "(_places,)",
         "test_stopping",
     ),

@@ -14,7 +14,7 @@ from fedveil.cli.shared import REFUSED, show
 if TYPE_CHECKING:
     from fedveil.accounting import Policy
     from fedveil.accounting.ledger import Ledger
-    from fedveil.engines.heads import Head
+    from fedveil.engines.ledger_head import Head
     from fedveil.tables import Table
 
 BY = "Who begins or makes it, and why; recorded in it."
@@ -191,7 +191,7 @@ def keys() -> None:
 @path_argument("path", "FILE", KEY_FILE)
 def keys_new(path: Path) -> None:
     """Make a key, once for a study. Its public half goes into the policies of the other sites, as `peers`."""
-    from fedveil.engines.sites import make_key
+    from fedveil.engines.site_keys import make_key
 
     _show_key(make_key(path).public)
 
@@ -200,7 +200,7 @@ def keys_new(path: Path) -> None:
 @path_argument("path", "FILE", KEY_FILE)
 def keys_show(path: Path) -> None:
     """Print the public half of a key."""
-    from fedveil.engines.sites import read_key
+    from fedveil.engines.site_keys import read_key
 
     _show_key(read_key(path).public)
 
@@ -209,7 +209,7 @@ def keys_show(path: Path) -> None:
 @path_argument("path", "FILE", KEY_FILE)
 def keys_end(path: Path) -> None:
     """Destroy a key when its study is over. Whoever gets it later unmasks the shares that were recorded."""
-    from fedveil.engines.sites import end_key
+    from fedveil.engines.site_keys import end_key
 
     key = end_key(path)
     click.echo(f"ended: {key.public.hex()}. Remove copies and backups of the file as well.")

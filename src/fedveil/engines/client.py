@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedveil.accounting import OPEN, Entry, Ledger, Policy, Release, Spend, SpendFilter, digest
-from fedveil.engines.admission import PROTECT, all_made, dearer, release_key, require_broadcast, require_question
+from fedveil.engines.client_checks import PROTECT, all_made, dearer, release_key, require_broadcast, require_question
 from fedveil.engines.party import LineStore, Party, forget
 from fedveil.errors import BudgetError, FieldError, LedgerError
 from fedveil.layout import Layout
@@ -150,7 +150,7 @@ class ClientParty(Party):
             self._commit(self._entry(public, attempt, quoted))
         return None
 
-    def intend(self, broadcast: Broadcast) -> Refusal | None:
+    def forecast_round(self, broadcast: Broadcast) -> Refusal | None:
         """Admit a round and record its quoted cost without answering it: for a forecast of what a run promises.
 
         Returns
@@ -161,10 +161,10 @@ class ClientParty(Party):
         verdict = self.admit(broadcast)
         if isinstance(verdict, Refusal):
             return verdict
-        self.record(broadcast)
+        self.record_quote(broadcast)
         return None
 
-    def record(self, broadcast: Broadcast) -> None:
+    def record_quote(self, broadcast: Broadcast) -> None:
         """Record the quoted cost of a round that was admitted, without answering it: for a forecast."""
         if self._local and self._quoted is not None and self.ledger.find(self._key(broadcast.public.round)) is None:
             self._commit(self._entry(broadcast.public, 0, self._quoted))

@@ -8,7 +8,7 @@ import torch
 
 from fedveil.aggregation import RunningSum
 from fedveil.engines.assembly import client_facts, client_releases
-from fedveil.engines.members import Members
+from fedveil.engines.parties import Parties
 from fedveil.engines.party import COMBINE, SERVER
 from fedveil.engines.rounds import Collected
 from fedveil.engines.server import ServerParty
@@ -90,7 +90,7 @@ class Cohort:
 
     Parameters
     ----------
-    members : Members
+    parties : Parties
         All clients.
     server : ServerParty
         Whose state says whether models may be added as they come.
@@ -110,32 +110,32 @@ class Cohort:
     """
 
     def __init__(
-        self, members: Members, *, server: ServerParty, warnings: Warnings, lookers: Sequence[object], workers: int
+        self, parties: Parties, *, server: ServerParty, warnings: Warnings, lookers: Sequence[object], workers: int
     ) -> None:
-        self.members, self._server, self._warnings = members, server, warnings
+        self.parties, self._server, self._warnings = parties, server, warnings
         self._lookers, self._workers = lookers, workers
-        self._method = members.method
+        self._method = parties.method
         self.local = self._method.client.trust != "central"
         self.asked: Asked | None = None
         self._learned: Sequence[Learned | Exception] | None = None
 
     def reach(self, number: int, cohort: Sequence[int]) -> dict[int, PublicKey | None]:
         """All of them."""
-        keys = self.members.sites.roster(cohort)
+        keys = self.parties.site_keys.roster(cohort)
         return dict(zip(cohort, keys, strict=True)) if keys else dict.fromkeys(cohort)
 
     def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
         """Ask a cohort who takes part, and say what those who do are to train."""
-        members, round_ = self.members, broadcast.public.round
+        parties, round_ = self.parties, broadcast.public.round
         verdicts = self.admit(broadcast, partitions)
         refused = {p: verdict.reason for p, verdict in verdicts.items() if isinstance(verdict, Refusal)}
         answered = {p: v for p, v in verdicts.items() if v is not None and not isinstance(v, Refusal)}
         admitted = [p for p in partitions if verdicts.get(p) is None]
-        if members.sites and refused:  # of a sum that somebody is missing from, nobody trains
+        if parties.site_keys and refused:  # of a sum that somebody is missing from, nobody trains
             admitted = []
-        keys = [(members.seed, round_, partition) for partition in admitted]
+        keys = [(parties.seed, round_, partition) for partition in admitted]
         data = [self.training_data(partition, round_) for partition in admitted]
-        sources = [members.party(p).training_source(round_) for p in admitted] if self._method.noisy else []
+        sources = [parties.party(p).training_source(round_) for p in admitted] if self._method.noisy else []
         task = Task(broadcast.models, data, keys, self._method.client.needs, sources)
         self.asked, self._learned = Asked(broadcast, partitions, admitted, task, refused, answered), None
 
@@ -156,7 +156,7 @@ class Cohort:
         if learned is None:
             asked = self._adding(asked)
             learned = self._trained(asked.task)
-        self.members.take_over(asked.partitions, learned)
+        self.parties.take_over(asked.partitions, learned)
         then = asked.task.then
         answers = Collected(
             dict(asked.answered),
@@ -174,18 +174,18 @@ class Cohort:
         """Those who are left of a secure sum that somebody is missing from: a sum is of all who are asked."""
         assert self.asked is not None  # somebody was asked
         asked = self.asked
-        if not self.members.sites:
+        if not self.parties.site_keys:
             return []
         gone = answers.refused if asked.refused else {p: "" for p in asked.cohort if p not in answers.replies}
         left = [p for p in asked.cohort if p not in gone]
         if len(left) == len(asked.cohort):
             return []
-        self.members.require_sum(asked.broadcast.public.round, asked.cohort, asked.refused, left)
+        self.parties.require_sum(asked.broadcast.public.round, asked.cohort, asked.refused, left)
         return left
 
     def admit(self, broadcast: Broadcast, cohort: Sequence[int]) -> dict[int, Refusal | Releases | None]:
         """What each answers before data are touched; see `ClientParty.admit`."""
-        return self.members.admit(broadcast, cohort)
+        return self.parties.admit(broadcast, cohort)
 
     def records(self, partition: int) -> bool:
         """Whether a client's ledger says what it released."""
@@ -193,11 +193,11 @@ class Cohort:
 
     def training_data(self, partition: int, round_: int) -> ClientData:
         """What a client trains on."""
-        return self.members.data[partition]
+        return self.parties.data[partition]
 
     def may_add(self, asked: Asked) -> bool:
         """Whether nobody looks at the model of any client: all train, one by one, and send what they trained."""
-        learner = self.members.learner
+        learner = self.parties.learner
         alone = type(learner) is Learner and isinstance(learner.trainer, WorkerTrainer)
         return alone and not self._lookers and type(self._method.client) is TrustedServer and not asked.answered
 
@@ -208,12 +208,12 @@ class Cohort:
 
     def reply(self, partition: int, outcome: Learned | Exception, broadcast: Broadcast, answers: Collected) -> None:
         """Add one client's reply, or why there is none."""
-        party, failure = self.members.party(partition), None
+        party, failure = self.parties.party(partition), None
         try:
             if isinstance(outcome, Exception):
                 answers.replies[partition] = party.fail(broadcast, outcome)
             else:
-                facts = client_facts(broadcast, self.members.layout, outcome)
+                facts = client_facts(broadcast, self.parties.layout, outcome)
                 answers.replies[partition] = party.release(client_releases(outcome), facts)
                 failure = outcome.trained.failure
         except Exception as error:  # one client's failure must not end the round
@@ -226,7 +226,7 @@ class Cohort:
             answers.zeroed[partition] = f"{type(failure).__name__}: {failure}"
 
     def _trained(self, task: Task) -> Sequence[Learned | Exception]:
-        learner = self.members.learner
+        learner = self.parties.learner
         if not task.clients:
             return []
         if task.then is not None:
@@ -244,7 +244,7 @@ class Cohort:
         if running is None:
             return asked
         if self._workers > 1:
-            begin_normals(self.members.source, self.members.layout.size, SERVER, public.round, COMBINE, 0)
+            begin_normals(self.parties.source, self.parties.layout.size, SERVER, public.round, COMBINE, 0)
         return replace(asked, task=replace(task, then=Adding(running, asked.partitions)))
 
     def _look_at(self, asked: Asked, learned: Sequence[Learned | Exception], answers: Collected) -> None:
@@ -252,7 +252,7 @@ class Cohort:
         models = [o.trained.model for o in learned if isinstance(o, Learned) and o.trained.examples]
         if not models:
             return
-        kind = str(self.members.learner.local.loss)
+        kind = str(self.parties.learner.local.loss)
         length = self._warnings.trained(asked.broadcast.models[0], models, answers.loss or 0.0, kind)
         if self._method.noisy is None:
             self._warnings.protected(list(answers.scales.values()), len(answers.replies), length)

@@ -17,9 +17,9 @@ from fedveil.engines.client import ClientParty
 from fedveil.engines.cohort import Cohort
 from fedveil.engines.fit import read_clients, same_examples, task_for
 from fedveil.engines.history import Best, History, RoundRecord, publishable, totals_of
-from fedveil.engines.malicious import Behaviour, Infiltrated
-from fedveil.engines.members import Members
+from fedveil.engines.malicious import Behaviour, MaliciousCohort
 from fedveil.engines.options import Budgets, Evaluation, Execution, PerClient, Shared
+from fedveil.engines.parties import Parties
 from fedveil.engines.party import SERVER, VALIDATE
 from fedveil.engines.rounds import Collected, Courier, RoundLoop
 from fedveil.engines.seams import Seen, probed
@@ -140,7 +140,7 @@ class Federation:
 
     def _begin_parties(self, budgets: Budgets, evaluation: Evaluation, public_data: Any) -> None:
         """Make the clients' parties and the server, with their ledgers."""
-        self.members = Members(
+        self.parties = Parties(
             self.clients,
             self.method,
             self.client_sides,
@@ -152,7 +152,7 @@ class Federation:
             self.execution,
         )
         public = None if public_data is None else as_client(public_data, "public_data")
-        ledger, store = self.members.ledger(SERVER)
+        ledger, store = self.parties.ledger(SERVER)
         self.server = ServerParty(
             self.method,
             self.layout,
@@ -170,23 +170,23 @@ class Federation:
         if self.own_buffers:
             accepted = "validation clients never train, and so have no statistics: use fedveil.learning.mend(model)"
             raise FieldError("buffers", "keep", accepted)
-        return Validators(rule, self.members, self.server, partial(self.warnings.say, "validation"))
+        return Validators(rule, self.parties, self.server, partial(self.warnings.say, "validation"))
 
     def _connect(self) -> None:
         """Hand the loop its courier: this process's clients, unless the execution brings another."""
         execution = self.execution
         make: Callable[..., Cohort] = Cohort
         if self.behaviours:
-            make = partial(Infiltrated, behaviours=self.behaviours)
+            make = partial(MaliciousCohort, behaviours=self.behaviours)
         self.embedded = make(
-            self.members,
+            self.parties,
             server=self.server,
             warnings=self.warnings,
             lookers=self.probes,
             workers=execution.workers,
         )
         self.courier: Courier = self.embedded if execution.courier is None else execution.courier(self)
-        self._loop = RoundLoop(Simulated(self.server, self.members, self.warnings), self.courier)
+        self._loop = RoundLoop(ObservedServer(self.server, self.parties, self.warnings), self.courier)
 
     @property
     def own_buffers(self) -> frozenset[str]:
@@ -291,15 +291,15 @@ class Federation:
 
     def party(self, partition: int) -> ClientParty:
         """The party of one client; made when it is first needed."""
-        return self.members.party(partition)
+        return self.parties.party(partition)
 
     def evaluate(self) -> tuple[list[Figures], Figures | None]:
         """Measure the current models on what the clients held out; each client uses the hypothesis that fits it."""
-        return self.members.evaluate(self.models, self.metrics)
+        return self.parties.evaluate(self.models, self.metrics)
 
     def books(self) -> dict[str, Ledger]:
         """The ledger of the server and of every client, by name."""
-        return self.members.books([SERVER])
+        return self.parties.books([SERVER])
 
     def history(self, records: Sequence[RoundRecord], stopped: str = "") -> History:
         """What the run has left so far."""
@@ -315,7 +315,7 @@ class Federation:
 
     def client_states(self) -> dict[int, Any]:
         """State of every client that has one, by partition."""
-        return self.members.states()
+        return self.parties.states()
 
     def restore(
         self,
@@ -357,7 +357,7 @@ class Federation:
         if lines is None:
             self._require_books(round_)
         self.models, self.round = models, round_
-        self.members.resume(client_states)
+        self.parties.resume(client_states)
         self._connect()
 
     def _require_books(self, round_: int) -> None:
@@ -371,24 +371,24 @@ class Federation:
             for partition in self.cohort(number):
                 if self.embedded.records(partition):
                     asked.setdefault(partition, []).append(number)
-        self.members.require_books(asked)
+        self.parties.require_books(asked)
 
 
-class Simulated:
+class ObservedServer:
     """The server of a run in one process, which tells the experimenter what is odd.
 
     Parameters
     ----------
     server : ServerParty
         Opens and combines the rounds.
-    members : Members
+    parties : Parties
         All clients, whose ledgers say why nobody is left.
     warnings : Warnings
         Told what is odd.
     """
 
-    def __init__(self, server: ServerParty, members: Members, warnings: Warnings) -> None:
-        self._server, self._members, self._warnings = server, members, warnings
+    def __init__(self, server: ServerParty, parties: Parties, warnings: Warnings) -> None:
+        self._server, self._parties, self._warnings = server, parties, warnings
 
     def require_unsummed(self, round_: int) -> None:
         """See `ServerParty.require_unsummed`."""
@@ -420,9 +420,9 @@ class Simulated:
             opened, log = self._server.combine(broadcast, *parts)
             report = dict(log.report)
         except NoReplyError as error:
-            raise self._members.used_up(answers.refused, error) from error
+            raise self._parties.used_up(answers.refused, error) from error
         finally:
-            kind = "" if answers.loss is None else str(self._members.learner.local.loss)
+            kind = "" if answers.loss is None else str(self._parties.learner.local.loss)
             self._warnings.combined(broadcast.models[0], arrived, report, answers.loss or 0.0, kind)
         return opened.models, log
 

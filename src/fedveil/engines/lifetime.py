@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedveil.accounting import Ledger, Policy
-from fedveil.engines.heads import Head, SecondPlace, checksum_of, opens
+from fedveil.engines.ledger_head import Head, SecondPlace, checksum_of, opens
 from fedveil.errors import FieldError, LedgerError
 from fedveil.files import LockedFile, create, sync
 from fedveil.methods import METHODS, require_method

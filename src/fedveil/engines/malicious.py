@@ -19,7 +19,7 @@ from fedveil.accounting import model_of
 from fedveil.checks import Parameters
 from fedveil.engines.assembly import client_releases
 from fedveil.engines.cohort import Asked, Cohort
-from fedveil.engines.members import Members
+from fedveil.engines.parties import Parties
 from fedveil.engines.rounds import Collected
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
@@ -158,23 +158,23 @@ def honest_updates(
     return torch.stack(trained) - starts, torch.stack(released) - starts
 
 
-class Infiltrated(Cohort):
+class MaliciousCohort(Cohort):
     """A cohort some of whose clients are malicious; they act when the honest ones have answered.
 
     Parameters
     ----------
-    members : Members
+    parties : Parties
         All clients.
     behaviours : mapping of int to Behaviour
         Of the malicious ones, by partition.
     """
 
-    def __init__(self, members: Members, behaviours: Mapping[int, Behaviour], **options: Any) -> None:
-        super().__init__(members, **options)
+    def __init__(self, parties: Parties, behaviours: Mapping[int, Behaviour], **options: Any) -> None:
+        super().__init__(parties, **options)
         self._behaviours = dict(behaviours)
         for partition in self._behaviours:
-            if not isinstance(partition, int) or not 0 <= partition < len(members.data):
-                raise FieldError("behaviours", partition, f"there are partitions 0 to {len(members.data) - 1}")
+            if not isinstance(partition, int) or not 0 <= partition < len(parties.data):
+                raise FieldError("behaviours", partition, f"there are partitions 0 to {len(parties.data) - 1}")
 
     def records(self, partition: int) -> bool:
         behaviour = self._behaviours.get(partition)

@@ -131,7 +131,7 @@ class Party:
             "the last checkpointed model stands"
         )
 
-    def foresee(self, round_: int, purpose: str, spend: Spend) -> bool:
+    def forecast_release(self, round_: int, purpose: str, spend: Spend) -> bool:
         """Charge and record a cost without drawing the release: for a forecast. False if the budget does not allow it.
 
         What a filter charges for it follows earlier releases where the spend has a `charge`. Nothing is charged then:

@@ -36,7 +36,7 @@ class EarlyStopping(Parameters):
         By how much a loss must fall to count as better; of the size of the noise in it, or chance decides.
     validation : Validation
         How the losses leave.
-    twins : bool
+    allow_equal_rows : bool
         Whether rows that a training and a validation client have alike are different records, as in data of few
         distinct rows. By default they are refused.
 
@@ -55,7 +55,7 @@ class EarlyStopping(Parameters):
     sample: Count | None = None
     min_delta: NonNegative = 0.0
     validation: Validation = field(default_factory=Validation)
-    twins: bool = False
+    allow_equal_rows: bool = False
 
     def following(self, best: Best, loss: float, round_: int, models: Tensor) -> Best:
         """The best models after those of a round [k, d] had this loss."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedveil import accounting
 from fedveil.engines.history import Best
-from fedveil.engines.members import Members
+from fedveil.engines.parties import Parties
 from fedveil.engines.party import VALIDATORS
 from fedveil.engines.server import ServerParty
 from fedveil.engines.stopping import EarlyStopping, Validator, cap_of, drawn
@@ -31,7 +31,7 @@ class Validators:
     ----------
     rule : EarlyStopping
         Who validates, when, and when to stop.
-    members : Members
+    parties : Parties
         The clients that train, with whom validation clients share no record and no person.
     server : ServerParty
         Charged under central trust.
@@ -44,27 +44,29 @@ class Validators:
         What a checkpoint has to keep.
     """
 
-    def __init__(self, rule: EarlyStopping, members: Members, server: ServerParty, say: Callable[[str], None]) -> None:
+    def __init__(self, rule: EarlyStopping, parties: Parties, server: ServerParty, say: Callable[[str], None]) -> None:
         clients = [as_client(c, f"stopping.clients[{i}]") for i, c in enumerate(rule.clients)]
         empty = [i for i, c in enumerate(clients) if not c.examples]
         if empty or not clients:
             raise FieldError("stopping.clients", empty, "must be clients with examples, at least one")
         if rule.sample is not None and rule.sample > len(clients):
             raise FieldError("sample", rule.sample, f"there are only {len(clients)} validation clients")
-        noisy, first = members.method.noisy, len(members.data)
-        require_disjoint(members.data, clients, rule.twins, people=noisy is not None and noisy.noisy_steps.images > 0)
+        noisy, first = parties.method.noisy, len(parties.data)
+        require_disjoint(
+            parties.data, clients, rule.allow_equal_rows, people=noisy is not None and noisy.noisy_steps.images > 0
+        )
         self.rule, self.clients, self.best = rule, clients, Best()
-        self._learner, self._server, self._seed, self._say = members.learner, server, members.seed, say
+        self._learner, self._server, self._seed, self._say = parties.learner, server, parties.seed, say
         self._trust: accounting.Trust = server.method.client.trust
         quoted = rule.validation.quote(self._trust)
-        for tried in (members.budget(first + p) for p in range(len(clients))):
+        for tried in (parties.budget(first + p) for p in range(len(clients))):
             if tried is not None:  # one that cannot hold such a release says so before anything is trained
                 deepcopy(tried).admit_spend(quoted)
 
         def make(p: int) -> Validator:
-            ledger, store = members.ledger(f"{VALIDATORS}{p}")
-            method, policy, budget = server.method, members.policy, members.budget(first + p)
-            return Validator(method, policy, rule.validation, ledger, members.source, budget, store)
+            ledger, store = parties.ledger(f"{VALIDATORS}{p}")
+            method, policy, budget = server.method, parties.policy, parties.budget(first + p)
+            return Validator(method, policy, rule.validation, ledger, parties.source, budget, store)
 
         self._party = cache(make)
 
@@ -81,7 +83,7 @@ class Validators:
             self.best = self.rule.following(self.best, value, round_, models)
         return value
 
-    def foresee(self, round_: int) -> None:
+    def forecast(self, round_: int) -> None:
         """Release losses of zero where some are due: for a forecast of their cost, which no loss changes."""
         asked = self._asked(round_)
         if asked:
@@ -131,14 +133,14 @@ class Validators:
         return torch.nan_to_num(torch.cat(losses), nan=inf).min(dim=1).values
 
 
-def require_disjoint(training: Clients, validating: Clients, twins: bool, people: bool = False) -> None:
+def require_disjoint(training: Clients, validating: Clients, allow_equal_rows: bool, people: bool = False) -> None:
     """Refuse a validation client that holds a row, or a person, of a training client; held-out rows are included.
 
     Parameters
     ----------
     training, validating : sequence of ClientData
         Both sides.
-    twins : bool
+    allow_equal_rows : bool
         Whether equal rows are different records: then rows are compared by where they lie in memory alone.
     people : bool
         Whether persons are protected: then the numbers that clients give for theirs are compared, too.
@@ -148,7 +150,7 @@ def require_disjoint(training: Clients, validating: Clients, twins: bool, people
     FieldError
         Naming the first validation client that shares one.
     """
-    looks = (_places,) if twins else (_places, _contents)
+    looks = (_places,) if allow_equal_rows else (_places, _contents)
     for look in (*looks, _people) if people else looks:
         held = {mark: i for i, client in enumerate(training) for mark in look(client)}
         for i, client in enumerate(validating):
@@ -158,7 +160,7 @@ def require_disjoint(training: Clients, validating: Clients, twins: bool, people
                 accepted = f"shares {what} with clients[{held[shared]}], whose promise covers no validation loss: "
                 accepted += "give each to one of them"
                 if look is _contents:
-                    accepted += "; where equal rows are different records, say so: EarlyStopping(twins=True)"
+                    accepted += "; where equal rows are different records, say so: EarlyStopping(allow_equal_rows=True)"
                 raise FieldError(f"stopping.clients[{i}]", client.name or "data", accepted)
 
 

@@ -14,6 +14,7 @@ from flwr.supercore.run import Run
 
 from fedveil.accounting import Admission, Policy
 from fedveil.engines.client import NO_PART
+from fedveil.engines.deployed import RUN
 from fedveil.engines.flower.exchange import NOTHING
 from fedveil.engines.flower.mod import (
     CLIENT_FAILED,
@@ -25,7 +26,6 @@ from fedveil.engines.flower.mod import (
 )
 from fedveil.engines.flower.records import ARRAYS, FAILED, HELLO, REFUSED
 from fedveil.engines.lifetime import read_policy
-from fedveil.engines.node import RUN
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Layout
 from fedveil.logs import logger

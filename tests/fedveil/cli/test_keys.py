@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil.engines.sites import end_key, make_key, read_key
+from fedveil.engines.site_keys import end_key, make_key, read_key
 from fedveil.errors import FieldError
 
 

@@ -49,7 +49,7 @@ def federation(n=4, clients=None, **values):
 def shares_of(fed, roster=None, attempt=0, rounds=3):
     """Everything that a round's sites send, as the server sees it."""
     partitions = range(len(fed.clients)) if roster is None else roster
-    keys = [fed.members.sites.keys[p].public for p in partitions]
+    keys = [fed.parties.site_keys.keys[p].public for p in partitions]
     broadcast = fed.server.open(fed.models, fed.round + 1, rounds, fed.cohort_size, keys, attempt)
     return broadcast, {p: answer(fed, p, broadcast) for p in partitions}
 
@@ -72,7 +72,7 @@ def plain_total(fed, broadcast, partitions):
     context = fed.method.client.question(broadcast, fed.layout)
     total = torch.zeros(D, dtype=torch.int64)
     for p in partitions:
-        source = fed.members.sites.keys[p].source(context.digest)
+        source = fed.parties.site_keys.keys[p].source(context.digest)
         key = (fed.seed, broadcast.public.round, p)
         trainer = fed.learner.private_trainer
         (made,) = trainer.train_noisily(broadcast.models, [fed.clients[p]], [key], [source.child("train")])
@@ -144,7 +144,7 @@ def test_every_other_question_is_a_release_of_its_own_with_other_noise_and_masks
         "run": lambda: replace(broadcast, public=replace(public, run="another")),
         "round": lambda: replace(broadcast, public=replace(public, round=2)),
     }[change]()
-    asked = [p for p in range(5) if fed.members.sites.keys[p].public in other.public.roster]
+    asked = [p for p in range(5) if fed.parties.site_keys.keys[p].public in other.public.roster]
     second = {p: answer(fed, p, other) for p in asked}
     for p in asked:
         assert len(fed.party(p).ledger.entries) == 2
@@ -159,7 +159,7 @@ def test_every_other_question_is_a_release_of_its_own_with_other_noise_and_masks
 
 def test_an_answer_to_another_question_than_the_last_admitted_is_in_no_ledger_and_does_not_leave():
     fed = federation()
-    keys = [k.public for k in fed.members.sites.keys]
+    keys = [k.public for k in fed.parties.site_keys.keys]
     first, second = (fed.server.open(fed.models, 1, 3, 4, keys, attempt) for attempt in (0, 1))
     party = fed.party(0)
     assert party.admit(first) is None
@@ -177,7 +177,7 @@ def test_attempts_have_an_end_and_the_server_is_told_nothing_of_why():
     assert [isinstance(a, Refusal) for a in answers] == [False, False, False, True, True]
     assert len(fed.party(0).ledger.entries) == 3
     small = federation()
-    keys = [k.public for k in small.members.sites.keys]
+    keys = [k.public for k in small.parties.site_keys.keys]
     stranger = SiteKey(bytes(range(64))).public
     reasons = set()
     for roster in (keys[1:], [*keys, stranger]):
@@ -196,7 +196,7 @@ def test_a_lot_is_drawn_anew_for_every_question():
     for attempt in (0, 1):
         broadcast, _ = shares_of(fed, attempt=attempt)
         context = fed.method.client.question(broadcast, fed.layout)
-        lots.append(fed.members.sites.keys[0].source(context.digest).child("train").child("lots").uniform(40) < 0.5)
+        lots.append(fed.parties.site_keys.keys[0].source(context.digest).child("train").child("lots").uniform(40) < 0.5)
     assert not torch.equal(*lots)
 
 
@@ -286,7 +286,7 @@ def test_training_that_fails_is_a_share_of_nothing():
     fed = federation()
     broadcast, replies = shares_of(fed, roster=[0, 1, 2])
     party = fed.party(3)
-    everybody = tuple(sorted(k.public for k in fed.members.sites.keys))
+    everybody = tuple(sorted(k.public for k in fed.parties.site_keys.keys))
     wide = replace(broadcast, public=replace(broadcast.public, roster=everybody))
     assert party.admit(wide) is None
     sent = party.fail(wide, RuntimeError("broken"))
@@ -297,8 +297,9 @@ def test_training_that_fails_is_a_share_of_nothing():
 
 def test_with_a_secure_source_keys_are_fresh_and_an_intent_is_written_before_data_are_touched():
     fed = federation(source=SecureSource())
-    assert len({k.public for made in (fed, federation(source=SecureSource())) for k in made.members.sites.keys}) == 8
-    broadcast = fed.server.open(fed.models, 1, 3, 4, [k.public for k in fed.members.sites.keys])
+    again = federation(source=SecureSource())
+    assert len({key.public for made in (fed, again) for key in made.parties.site_keys.keys}) == 8
+    broadcast = fed.server.open(fed.models, 1, 3, 4, [k.public for k in fed.parties.site_keys.keys])
     assert fed.party(0).admit(broadcast) is None
     assert fed.party(0).ledger.entries[-1].digest == OPEN
     assert not isinstance(fed.party(0).admit(broadcast), Refusal)  # a process died here: its share is of nothing

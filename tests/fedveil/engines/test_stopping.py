@@ -319,10 +319,10 @@ def test_a_client_that_trains_lends_nothing_to_one_that_validates(what):
         assert refused.value.field == "stopping.clients[1]"
     alike = what.startswith(("a copy", "one row", "what"))  # records of others, if the operator says so
     if alike:
-        made("sga-ldp", EarlyStopping(twins=True), **values)
+        made("sga-ldp", EarlyStopping(allow_equal_rows=True), **values)
     else:
         with pytest.raises(FieldError, match=r"clients\[2\]"):
-            made("sga-ldp", EarlyStopping(twins=True), **values)
+            made("sga-ldp", EarlyStopping(allow_equal_rows=True), **values)
 
 
 def test_rows_of_one_array_that_is_dealt_out_are_different_records():

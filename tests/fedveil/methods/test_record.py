@@ -155,7 +155,7 @@ def test_noise_on_a_sum_is_what_the_shares_promise():
 def test_a_dropped_silo_releases_nothing_unless_it_was_planned_for():
     def half(tolerated):
         fed = federation("trusted", tolerated=tolerated)
-        fed.members._parties[3] = ClientParty(
+        fed.parties._parties[3] = ClientParty(
             fed.method,
             fed.layout,
             Ledger("run", "3"),
@@ -396,7 +396,7 @@ def test_a_deployed_sum_that_a_crash_took_ends_the_run_before_anybody_pays_for_a
 def test_weights_that_would_round_a_share_away_are_refused_before_data_in_every_round():
     fed = federation("trusted")
     fed.run(1)
-    party, asked = fed.members._parties[0], opened(2)
+    party, asked = fed.parties._parties[0], opened(2)
     lines = len(party.ledger.entries)
     with pytest.raises(FieldError, match="rounding"):
         party.admit(replace(asked, models=torch.full((1, 18), 1e30)))
@@ -513,8 +513,8 @@ def test_a_resumed_silo_draws_the_same_bits_or_pays_again(method):
     again.run(3)
     assert torch.equal(whole.models, again.models)
     fed = federation(method)
-    fed.source = fed.members.source = SecureSource()
-    fed.members._parties.clear()
+    fed.source = fed.parties.source = SecureSource()
+    fed.parties._parties.clear()
     first = fed.party(0).training_source(1)
     assert not torch.equal(first.normal(4), fed.party(0).training_source(1).normal(4))
 
@@ -573,8 +573,8 @@ def test_a_sampled_release_keeps_its_promise():
 
 
 def test_a_step_filter_is_the_default_of_an_engine():
-    assert isinstance(federation("none").members.budget(0), StepFilter)
-    assert federation("none", noise_multiplier=1.0, rounds=None).members.budget(0) is None
+    assert isinstance(federation("none").parties.budget(0), StepFilter)
+    assert federation("none", noise_multiplier=1.0, rounds=None).parties.budget(0) is None
 
 
 def test_a_silo_with_a_learning_rate_of_its_own_joins_no_sum():

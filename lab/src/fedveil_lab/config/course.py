@@ -73,7 +73,8 @@ class Stopping(Section):
         with fields_of("stopping"):
             values = self.model_dump(exclude={"clients"})
             how = {key: values.pop(key) for key in ("losses", "noise_multiplier", "loss_range", "releases")}
-            return EarlyStopping(**values, validation=Validation(**how), twins=True)  # each example is dealt out once
+            # each example is dealt out once, so equal rows are different records
+            return EarlyStopping(**values, validation=Validation(**how), allow_equal_rows=True)
 
 
 class Randomness(Section):

@@ -104,7 +104,7 @@ def promised(setup: Setup) -> Promise:
     """
     ledgers, rounds = Ledgers("forecast"), setup.config.rounds
     federation = setup.federation(ledgers)
-    roster = federation.members.sites.roster(range(len(federation.clients)))
+    roster = federation.parties.site_keys.roster(range(len(federation.clients)))
     opened = federation.server.open(federation.models, 1, rounds, federation.cohort_size, roster)
     if setup.method.client.trust == "central":
         done, books = _trusted(federation, opened, rounds), ledgers.books
@@ -172,20 +172,20 @@ def _trusted(federation: Federation, opened: Broadcast, rounds: int) -> int:
         counts = _counts(federation, round_, answering)
         if counts not in known:
             known[counts] = _cost(federation, opened, counts)
-        if not server.foresee(round_, COMBINE, known[counts]):
+        if not server.forecast_release(round_, COMBINE, known[counts]):
             return round_ - 1
         if server.publishing.metrics != "off":
             figures = [{"loss": 0.0, "examples": float(c.held_out)} for c in federation.clients]
             server.publish(round_, *publishable(figures))
         if federation.validators is not None:
-            federation.validators.foresee(round_)
+            federation.validators.forecast(round_)
     return rounds
 
 
 def _admitted(federation: Federation, opened: Broadcast, round_: int) -> list[int]:
     """Those of a round's cohort who do not decline, by budgets that count participations; recorded as in the run."""
     broadcast, cohort = _in_round(opened, round_), federation.cohort(round_)
-    verdicts = federation.members.admit(broadcast, [p for p in cohort if federation.embedded.records(p)])
+    verdicts = federation.parties.admit(broadcast, [p for p in cohort if federation.embedded.records(p)])
     return [p for p in cohort if not isinstance(verdicts.get(p), Refusal)]
 
 
@@ -230,7 +230,7 @@ def _apart(federation: Federation, opened: Broadcast, rounds: int, ledgers: Ledg
     kinds: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for partition, when in asked.items():
         if federation.embedded.records(partition):
-            kinds.setdefault((id(federation.members.method_of(partition).client), tuple(when)), []).append(partition)
+            kinds.setdefault((id(federation.parties.method_of(partition).client), tuple(when)), []).append(partition)
     alike = {same[0]: same for same in kinds.values()}
     stands_for = {p: first for first, same in alike.items() for p in same}
     done = 0
@@ -242,7 +242,7 @@ def _apart(federation: Federation, opened: Broadcast, rounds: int, ledgers: Ledg
             break
         done = round_
         if federation.validators is not None:
-            federation.validators.foresee(round_)
+            federation.validators.forecast(round_)
     books = dict(ledgers.books)
     for first, same in alike.items():
         books |= {str(p): books[str(first)] for p in same if str(first) in books}
@@ -256,24 +256,24 @@ def _foreseen(
 
     A sum is of all who are asked: where some decline, the others are asked anew, as in the run, and are charged again.
     """
-    members, asked, attempt = federation.members, list(cohort), 0
+    parties, asked, attempt = federation.parties, list(cohort), 0
     while True:
-        changes = {"roster": members.sites.roster(asked), "attempt": attempt} if members.sites else {}
+        changes = {"roster": parties.site_keys.roster(asked), "attempt": attempt} if parties.site_keys else {}
         broadcast = _in_round(opened, round_, **changes)
         playing = sorted({stands_for[p] for p in asked if p in stands_for})
-        if not members.sites:
-            verdicts = {p: federation.party(p).intend(broadcast) for p in playing}
+        if not parties.site_keys:
+            verdicts = {p: federation.party(p).forecast_round(broadcast) for p in playing}
         else:
             verdicts = {p: _refusal(federation.party(p).admit(broadcast)) for p in playing}
         refused = {p: verdict.reason for p, verdict in verdicts.items() if verdict is not None}
         left = [p for p in asked if stands_for.get(p) not in refused]
         if refused and len(left) < _least(federation):
             return next(iter(refused.values()))
-        if not members.sites:
+        if not parties.site_keys:
             return ""
         if not refused:
             for p in playing:
-                federation.party(p).record(broadcast)
+                federation.party(p).record_quote(broadcast)
             return ""
         asked, attempt = left, attempt + 1
 
@@ -281,7 +281,7 @@ def _foreseen(
 def _least(federation: Federation) -> int:
     """Replies without which there is no round: a sum's noise is whole with so many shares."""
     client = federation.method.client
-    if federation.members.sites:
+    if federation.parties.site_keys:
         return FEWEST
     if isinstance(client, RecordDP) and client.trust == "trusted sum":
         return client.silos - client.tolerated + 1

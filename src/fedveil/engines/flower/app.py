@@ -197,20 +197,20 @@ class NodesInProcess(Nodes):
             records.Memory(self._nodes.contexts[partition]).save(state)
 
     def _app(self) -> ClientApp:
-        federation, members = self._federation, self._federation.members
+        federation, parties = self._federation, self._federation.parties
         return learner_client_app(
             federation.learner,
             federation.clients,
-            members.method_of if federation.client_sides else federation.method,
+            parties.method_of if federation.client_sides else federation.method,
             seed=federation.seed,
             warnings=federation.warnings,
             behaviours=federation.behaviours,
             source=federation.source,
-            policy=members.policy,
-            site=members.sites.site,
+            policy=parties.policy,
+            site=parties.site_keys.site,
             tell=lambda partition, _, error: self._zeroed.update({partition: f"{type(error).__name__}: {error}"}),
-            budget=lambda partition: deepcopy(members.budget(partition)),  # the mod wants a fresh one on each call
-            ledgers=members.ledger,
+            budget=lambda partition: deepcopy(parties.budget(partition)),  # the mod wants a fresh one on each call
+            ledgers=parties.ledger,
         )
 
     def reach(self, number: int, cohort: Sequence[int]) -> dict[int, PublicKey | None]:
@@ -232,9 +232,9 @@ class NodesInProcess(Nodes):
                 answers = super().collect()
         finally:
             self._take_over()
-        members = self._federation.members
+        parties = self._federation.parties
         noisy = answers.replies if self._federation.method.client.trust != "central" else ()
-        scales = {p: members.ledger(str(p))[0].entries[-1].spend.scale for p in noisy}
+        scales = {p: parties.ledger(str(p))[0].entries[-1].spend.scale for p in noisy}
         return replace(answers, scales=scales, zeroed=dict(sorted(self._zeroed.items())))
 
     def _take_over(self) -> None:
@@ -243,9 +243,9 @@ class NodesInProcess(Nodes):
         remembered = federation.client_states()
         for partition, context in self._nodes.contexts.items():
             federation.clients[partition] = with_buffers(federation.clients[partition], context)
-            if federation.members.ledger(str(partition))[0].entries:
+            if federation.parties.ledger(str(partition))[0].entries:
                 remembered[partition] = records.Memory(context).load(federation.method.client.init())
-        federation.members.resume(remembered)
+        federation.parties.resume(remembered)
 
 
 @contextmanager

@@ -21,10 +21,10 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fedveil.accounting import Release, model_of
 from fedveil.engines.client import NO_PART, ClientParty
+from fedveil.engines.deployed import RUN, Settings, answer, disagreement, opened, opened_ledger
 from fedveil.engines.flower import records
 from fedveil.engines.flower.records import Memory
 from fedveil.engines.messages import REPLY
-from fedveil.engines.node import RUN, Settings, answer, disagreement, opened, opened_ledger
 from fedveil.engines.party import VALIDATE
 from fedveil.engines.stopping import Validator
 from fedveil.engines.warning import Warnings

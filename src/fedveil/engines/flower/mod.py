@@ -12,12 +12,12 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from fedveil.accounting import Ledger, Policy, SpendFilter
 from fedveil.aggregation import Aggregator
 from fedveil.engines.assembly import AnyMethod, resolve_method
+from fedveil.engines.deployed import CAPS, RUN, Settings, with_budget
 from fedveil.engines.flower import records
 from fedveil.engines.flower.exchange import NOTHING, Exchange, Tell
 from fedveil.engines.lifetime import read_policy
-from fedveil.engines.node import CAPS, RUN, Settings, settle
 from fedveil.engines.party import LineStore
-from fedveil.engines.sites import site_of
+from fedveil.engines.site_keys import site_of
 from fedveil.engines.warning import Warnings
 from fedveil.errors import FieldError, require_count
 from fedveil.layout import Layout
@@ -320,7 +320,7 @@ def read_settings(
         site=site if isinstance(site, Site) else None,
         ledgers=ledgers,
     )
-    return settle(settings, {key: keys.get(key) for key in CAPS}, WHERE, trains)
+    return with_budget(settings, {key: keys.get(key) for key in CAPS}, WHERE, trains)
 
 
 def _require_proposals(proposed: Mapping[str, Any], own: Mapping[str, Any], policy: Policy | None) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedveil.accounting import Release, count_of, model_of
 from fedveil.accounting.ledger import Kind
 from fedveil.engines import messages
-from fedveil.engines.node import ClientMemory
+from fedveil.engines.deployed import ClientMemory
 from fedveil.engines.states import pack, unpack
 from fedveil.errors import FieldError, require_choice
 from fedveil.layout import Layout

@@ -23,7 +23,7 @@ from fedveil.engines.nvflare.training import site_training_of
 from fedveil.engines.rounds import Collected, RoundLoop
 from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.serving import RunKeeper, Serving, served
-from fedveil.engines.sites import Sites
+from fedveil.engines.site_keys import SiteKeys
 from fedveil.errors import BudgetError, FieldError, NoReplyError, cleaned, require_count, require_rounds
 from fedveil.layout import Buffers
 from fedveil.mechanisms import Source, source_of
@@ -211,7 +211,7 @@ class ServerController(Controller):  # type: ignore[misc]
             return []
         if self.keys is None:
             assert self.seed is not None  # checked when the controller was made
-            return Sites.of((), len(sites), source, self.seed).roster(range(len(sites)))
+            return SiteKeys.of((), len(sites), source, self.seed).roster(range(len(sites)))
         if lacking := [site for site in sites if site not in self.keys]:
             raise FieldError("keys", lacking, "must name the public key of each site of the job")
         return [public_key(self.keys[site], f"keys.{site}") for site in sites]

@@ -18,14 +18,14 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeJobError
 from nvflare.apis.shareable import Shareable, make_reply
 
+from fedveil.engines.deployed import Settings, disagreement, opened, with_budget
 from fedveil.engines.lifetime import read_policy
-from fedveil.engines.node import Settings, disagreement, opened, settle
 from fedveil.engines.nvflare.executor import PENDING, FedVeilExecutor
 from fedveil.engines.nvflare.pending import Pending, RunMemory, marker_of
 from fedveil.engines.nvflare.quiet import require_quiet
 from fedveil.engines.nvflare.shareables import method_of, model_of_name, read_broadcast
 from fedveil.engines.nvflare.training import site_training_of
-from fedveil.engines.sites import Sites, site_of
+from fedveil.engines.site_keys import SiteKeys, site_of
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Buffers, Layout
 from fedveil.logs import escaping
@@ -173,7 +173,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         if self._method.client.trust != "secure sum":
             return None
         if self.key is None and self.seed is not None:
-            return Sites.of((), len(sites), source_of(self.seed), self.seed).site(sites.index(site))
+            return SiteKeys.of((), len(sites), source_of(self.seed), self.seed).site(sites.index(site))
         return site_of(self.key, read_policy(self.policy), self.ledger, self.dataset or site)
 
     def _settings(self, partition: int, site: str) -> Settings:
@@ -193,7 +193,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         )
         where = 'fedveil.nvflare.begin_ledger(FOLDER, "SITE", by=..., head=ANOTHER) once'
         where = f"PrivacyFilter(ledger=FOLDER, head=ANOTHER), after {where}"
-        return settle(given, caps, where)
+        return with_budget(given, caps, where)
 
 
 class ReleaseFilter(Filter):  # type: ignore[misc]

@@ -14,7 +14,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from fedveil.accounting import Ledger
 from fedveil.engines.assembly import client_facts, client_releases
 from fedveil.engines.client import ClientParty
-from fedveil.engines.node import ClientMemory, answer
+from fedveil.engines.deployed import ClientMemory, answer
 from fedveil.engines.nvflare.shareables import read_trained, write_reply
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.learning.learner import Learned

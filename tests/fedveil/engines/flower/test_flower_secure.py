@@ -21,7 +21,7 @@ from fedveil.engines.flower.grid import _identity
 from fedveil.engines.flower.mod import CLIENT_FAILED, read_settings
 from fedveil.engines.flower.records import read_share, write_broadcast
 from fedveil.engines.server import ServerParty
-from fedveil.engines.sites import bind_key, make_key, read_key
+from fedveil.engines.site_keys import bind_key, make_key, read_key
 from fedveil.errors import BudgetError, FieldError, NoReplyError
 from fedveil.flower import FedVeilStrategy, FlowerFederation, InProcessGrid, privacy_mod, run_in_process, to_arrays
 from fedveil.learning import LocalTraining, PrivateTrainer

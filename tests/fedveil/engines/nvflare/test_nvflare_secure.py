@@ -7,7 +7,7 @@ import torch
 
 from fedveil.engines.lifetime import read_head, read_ledger
 from fedveil.engines.nvflare.shareables import SHARE, write_broadcast
-from fedveil.engines.sites import make_key
+from fedveil.engines.site_keys import make_key
 from fedveil.layout import Layout
 from fedveil.methods import Broadcast, PublicFacts, build
 from fedveil.nvflare import FedVeilExecutor, PrivacyFilter, ReleaseFilter, begin_ledger

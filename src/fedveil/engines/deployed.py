@@ -59,7 +59,7 @@ class Settings(Parameters):
     ledgers: Callable[[str], tuple[Ledger, LineStore]] | None = None
 
 
-def settle(given: Settings, caps: Mapping[str, Any], where: str, trains: bool = True) -> Settings:
+def with_budget(given: Settings, caps: Mapping[str, Any], where: str, trains: bool = True) -> Settings:
     """Settle what protects a client, with a budget or one of the `caps`; one that trains has its method's, else.
 
     A cap is None where it is not set.

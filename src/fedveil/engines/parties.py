@@ -13,7 +13,7 @@ from fedveil.engines.client import ClientParty
 from fedveil.engines.lifetime import read_policy
 from fedveil.engines.options import Budgets, Execution
 from fedveil.engines.party import LineStore
-from fedveil.engines.sites import Sites
+from fedveil.engines.site_keys import SiteKeys
 from fedveil.errors import BudgetError, FieldError, NoReplyError
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, Figures, choose_each, evaluate_clients
@@ -23,7 +23,7 @@ from fedveil.methods import Broadcast, ClientSide, Method, Refusal, Releases, Se
 from fedveil.secure import FEWEST
 
 
-class Members:
+class Parties:
     """All clients of a federation, and what their parties are made of.
 
     Parameters
@@ -63,7 +63,7 @@ class Members:
         self.data, self.method, self.sides, self.layout, self.learner = data, method, sides, layout, learner
         self.source, self.seed, self.policy = source, seed, read_policy(budgets.policy)
         summed = isinstance(method.server, SecureSum)
-        self.sites = Sites.of(execution.keys, len(data), source, seed) if summed else Sites()
+        self.site_keys = SiteKeys.of(execution.keys, len(data), source, seed) if summed else SiteKeys()
         make = execution.ledgers or (lambda party: (Ledger(execution.run_id, party), lambda line: None))
         self._ledgers = cache(make)  # one ledger a party, for as long as the federation lives
         self._budgets = budgets.clients
@@ -102,7 +102,7 @@ class Members:
                 store=store,
                 trainer=self.learner.private_trainer,
                 rehearsed=self._rehearsed,
-                site=self.sites.site(partition),
+                site=self.site_keys.site(partition),
             )
         return self._parties[partition]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedveil.accounting import Policy, SumPolicy
+from fedveil.engines.deployed import RUN
 from fedveil.engines.lifetime import ledger_id
-from fedveil.engines.node import RUN
 from fedveil.errors import FieldError
 from fedveil.files import LEDGER, read_private, write_private
 from fedveil.mechanisms import Source
@@ -91,7 +91,7 @@ def end_key(path: str | Path) -> SiteKey:
 
 
 @dataclass(frozen=True, eq=False)
-class Sites:
+class SiteKeys:
     """Keys of all clients, by partition; none for methods without a secure sum.
 
     Parameters
@@ -103,7 +103,7 @@ class Sites:
     keys: Sequence[SiteKey] = ()
 
     @classmethod
-    def of(cls, given: Sequence[SiteKey], clients: int, source: Source, seed: int) -> "Sites":
+    def of(cls, given: Sequence[SiteKey], clients: int, source: Source, seed: int) -> "SiteKeys":
         """The given keys, or made ones: fresh where the source is deployable, else of the seed, to be drawn again.
 
         Raises
