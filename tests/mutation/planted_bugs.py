@@ -653,8 +653,8 @@ BUGS = (
     _bug(
         "a vast loss costs nothing",
         "epsilon",
-        "added + (epsilon_of_mu(mu, delta) if composed is None else float(composed.get_epsilon_for_delta(delta)))",
-        "epsilon_of_mu(mu, delta) if composed is None else float(composed.get_epsilon_for_delta(delta))",
+        "loss.added + loss.epsilon(delta)",
+        "loss.epsilon(delta)",
         "test_composition",
     ),
     _bug(
@@ -1131,9 +1131,9 @@ BUGS = (
     ),
     _bug(
         "a policy adds unlike kinds",
-        "Policy._dear",
-        "(s for s in spends if kind in self._kinds(s))",
-        "spends",
+        "Policy._too_costly",
+        "[spend for spend in spends if kind in self._kinds(spend)]",
+        "[*spends]",
         "test_policy",
     ),
     _bug(
@@ -1145,7 +1145,7 @@ BUGS = (
     ),
     _bug(
         "a kind that is not named is free",
-        "Policy._dear",
+        "Policy._too_costly",
         "not any((getattr(self.total, kind, None) is not None for kind in own))",
         "False",
         "test_policy",

@@ -1,12 +1,12 @@
-"""What shall I turn on? What is possible for a federation.
+"""Advice: the methods that reach a privacy target, and whether a federation can still learn with them.
 
-Noise is compared with the signal it drowns: the expected length of the noise on a round's mean, over the clipping norm,
-which is the longest the mean can be. The federation trains at all below about `1 / ENOUGH` (a rule of thumb, see
-`fedveil.accounting.planning`).
+The noise is compared with the signal: its expected length on a round's mean over the clipping norm, the greatest length
+of the mean. As a rule of thumb, training works below about `1 / ENOUGH` (`fedveil.accounting.planning`).
 """
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, get_args
 
 from fedveil.accounting.events import FACTOR, Relation
@@ -14,11 +14,11 @@ from fedveil.accounting.guarantee import (
     Guarantee,
     Trust,
     Unit,
-    at_most,
-    few_colluding,
-    few_silos,
+    collusion_condition,
+    dropout_condition,
     promise_of_mu,
-    whole_noise,
+    silos_condition,
+    size_condition,
 )
 from fedveil.accounting.planning import ENOUGH, least_noise
 from fedveil.errors import FieldError, require_choice, require_count
@@ -26,7 +26,7 @@ from fedveil.gdp import epsilon_of_mu, rounded_up
 
 Verdict = Literal["possible", "hard", "hopeless", "no promise"]
 
-_HEURISTIC = (
+_HEURISTIC: tuple[tuple[str, Trust, str], ...] = (
     ("metric", "central", "at equal noise it was no more accurate than global DP: results/metric-privacy"),
     ("group", "local", "what its releases leak: results/guarantees"),
     ("fedre", "local", "what its releases leak: results/guarantees"),
@@ -46,26 +46,26 @@ _EVIDENCE = {  # accuracy at a total epsilon, beside the same training without p
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One thing to turn on.
+    """Method with its settings that could be turned on.
 
     Attributes
     ----------
     method : str
-        Its name in a configuration.
+        Name of the method in a configuration.
     unit, trust : str
-        What is protected, and who is trusted.
+        Protected unit and trusted party.
     verdict : {"possible", "hard", "hopeless", "no promise"}
-        From `noise_to_signal`; heuristics promise nothing.
+        Judgement of `noise_to_signal`; heuristics promise nothing.
     noise_to_signal : float, optional
         Expected length of the noise on a round's mean over the clipping norm.
     noise_multiplier : float, optional
-        z for the target.
+        Least z that reaches the target.
     guarantee : Guarantee, optional
-        The total.
+        Total over all rounds.
     lines : tuple of str
-        For the configuration's ``[privacy]``.
+        Lines for ``[privacy]`` of the configuration.
     evidence : str
-        What was measured, and where that stands.
+        Measured accuracy, and where it is reported.
     """
 
     method: str
@@ -95,108 +95,135 @@ def advise(
     people: int | None = None,
     silos_per_person: int = 1,
 ) -> tuple[Choice, ...]:
-    """Rank what reaches a target, and say what is hopeless.
+    """Rank the methods that reach a target, and judge whether training can work with them.
 
     Parameters
     ----------
     clients, examples : int
-        Clients of every round, and training examples of one.
+        Clients of every round, and training examples of one client.
     dimension : int
-        Trainable parameters.
+        Number of trainable parameters.
     rounds : int
-        Rounds, of one noisy step each at the record level.
+        Number of rounds, at the record level with one noisy step each.
     epsilon, delta : float
         Target of the total.
     unit : {"client", "record", "person"}, optional
-        What has to be protected; by default clients and records are looked at, and persons where it is said how many
-        records one has. A person is protected as such, by a promise for all her records together, and by one for
-        clients, which is listed with what it promises her (`Guarantee.of_part`).
+        Unit to be protected. By default clients and records are tried, and persons if `records_per_person` is given.
+        Choices for persons include promises to clients, stated for one of their persons (`Guarantee.of_part`).
     trust : {"central", "local", "trusted sum", "secure sum"}, optional
-        The only trust model there is; by default all are looked at.
+        Only trust model to try; by default all are tried.
     relation : {"zero-out", "add/remove", "replace-one"}
-        Neighbouring inputs of the promises; without trust at the client level it is replace-one in any case.
+        Neighbouring inputs of the promises. For clients without trust it is always replace-one.
     tolerated : int
-        Silos of a trusted sum that may drop out, lie or collude; of a secure one, that may collude.
+        Silos of a trusted sum that may drop out, lie or collude; silos of a secure sum that may collude.
     records_per_person : int, optional
-        The most records of one person, as declared; a count of the data would be a release.
+        Most records of one person, as declared; a count of the data would be a release.
     people : int, optional
-        People of one client, as planned; by default as few as `examples` can be of.
+        Planned number of people of one client; by default the fewest that `examples` can come from.
     silos_per_person : int
-        The most clients at which one person may be.
+        Most clients at which one person may be.
 
     Returns
     -------
     tuple of Choice
-        The least noise first; heuristics last.
+        Choices in the order of their noise, the least first; heuristics last.
 
     Raises
     ------
     FieldError
         For a value out of range, or an epsilon that no noise reaches.
     """
-    n, each = require_count("clients", clients), require_count("examples", examples)
+    clients, examples = require_count("clients", clients), require_count("examples", examples)
     length, rounds = math.sqrt(require_count("dimension", dimension)), require_count("rounds", rounds)
     require_choice("unit", "client" if unit is None else unit, ("client", "record", "person"))
     if unit == "person" and records_per_person is None:
         raise FieldError("records_per_person", None, "it is needed for persons: declare the most records that one has")
-    k = require_count("records_per_person", records_per_person or 1)
-    people = max(1, each // k) if people is None else require_count("people", people)
-    spread = require_count("silos_per_person", silos_per_person)
+    records = require_count("records_per_person", records_per_person or 1)
+    people = max(1, examples // records) if people is None else require_count("people", people)
     require_choice("trust", "local" if trust is None else trust, get_args(Trust))
-    twice = least_noise(epsilon, delta, rounds, relation="replace-one")
     silos = _Silos(
-        clients=n,
+        clients=clients,
         tolerated=require_count("tolerated", tolerated),
         rounds=rounds,
         relation=relation,
         noise=least_noise(epsilon, delta, rounds, relation=relation),
         length=length,
         target=(f"epsilon = {float(epsilon)}", f"delta = {float(delta)}"),
-        silos_per_person=spread,
+        silos_per_person=require_count("silos_per_person", silos_per_person),
     )
-    promise, z = silos.promise("client", "central", silos.noise), silos.noise
-    twofold = promise_of_mu("client", "local", "replace-one", "total", 2 * math.sqrt(rounds) / twice)
-    asked = silos.target
-    if unit == "person":  # noise for a client is raised until it promises her as much
-        promise, z = _for_person(promise, z, spread)
-        twofold, twice = _for_person(twofold, twice, spread)
-        if spread > 1:
-            least = epsilon_of_mu(2 * math.sqrt(rounds) / twice, delta) * (1 - 1e-9)
-            asked = (f"epsilon = {least}", f"delta = {float(delta)}")
-    options = [
-        _choice("global", promise, z, z * length / n, (f"noise_multiplier = {rounded_up(z, 6)}", *silos.under)),
-        _choice("fedre", twofold, twice, twice * length / math.sqrt(n), ('scores = "public"', *asked)),
-    ]
-    planned = (f"examples = {each}",)
+    options = _for_clients(silos, epsilon, delta, unit == "person")
+    planned = (f"examples = {examples}",)
     if records_per_person is not None:
-        several = (f"silos_per_person = {spread}",) if spread > 1 else ()
-        named = ('unit = "person"', f"people = {people}", f"records_per_person = {k}", *several)
+        named: tuple[str, ...] = ('unit = "person"', f"people = {people}", f"records_per_person = {records}")
+        if silos_per_person > 1:
+            named = (*named, f"silos_per_person = {silos_per_person}")
         options += silos.choices("person", people, named)
-        options += silos.choices("record", each, planned, group=k) if k > 1 else []
-    options += silos.choices("record", each, planned)
-    fit = [c for c in options if trust in (None, c.trust) and _covers(c, unit)]
-    fit.sort(key=lambda c: c.noise_to_signal or 0.0)
-    heuristics = [
-        Choice(method=name, unit="client", trust=where, verdict="no promise", evidence=seen)  # type: ignore[arg-type]
-        for name, where, seen in _HEURISTIC
-        if trust in (None, where) and unit in (None, "client")
+        if records > 1:
+            options += silos.choices("record", examples, planned, group=records)
+    options += silos.choices("record", examples, planned)
+    fit = [choice for choice in options if trust in (None, choice.trust) and _covers(choice, unit)]
+    fit.sort(key=_noise_to_signal)
+    return (*fit, *_heuristics(trust, unit))
+
+
+def _for_clients(silos: "_Silos", epsilon: float, delta: float, for_person: bool) -> list[Choice]:
+    """List the choices for whole clients, `for_person` with noise that promises one person as much."""
+    n, rounds, spread, target = silos.clients, silos.rounds, silos.silos_per_person, silos.target
+    z = silos.noise
+    local_z = least_noise(epsilon, delta, rounds, relation="replace-one")
+    promise = silos.promise("client", "central", z)
+    local = promise_of_mu("client", "local", "replace-one", "total", 2 * math.sqrt(rounds) / local_z)
+    if for_person:
+        promise, z = _for_person(promise, z, spread)
+        local, local_z = _for_person(local, local_z, spread)
+        if spread > 1:
+            least = epsilon_of_mu(2 * math.sqrt(rounds) / local_z, delta) * (1 - 1e-9)
+            target = (f"epsilon = {least}", f"delta = {float(delta)}")
+    noise = (f"noise_multiplier = {rounded_up(z, 6)}", *silos.relation_line)
+    return [
+        _choice("global", promise, z, z * silos.length / n, noise),
+        _choice("fedre", local, local_z, local_z * silos.length / math.sqrt(n), ('scores = "public"', *target)),
     ]
-    return (*fit, *heuristics)
+
+
+def _heuristics(trust: Trust | None, unit: Unit | None) -> list[Choice]:
+    """List the heuristics, which protect clients alone."""
+    choices = []
+    for name, its_trust, evidence in _HEURISTIC:
+        if trust in (None, its_trust) and unit in (None, "client"):
+            choices.append(Choice(method=name, unit="client", trust=its_trust, verdict="no promise", evidence=evidence))
+    return choices
+
+
+def _noise_to_signal(choice: Choice) -> float:
+    return choice.noise_to_signal or 0.0
 
 
 def _for_person(promise: Guarantee, z: float, silos: int) -> tuple[Guarantee, float]:
-    """What noise for clients promises a person at so many, and z: raised until she pays what one client paid."""
+    """Raise the noise for clients until a person at up to `silos` clients has the promise of one client.
+
+    Returns
+    -------
+    (Guarantee, float)
+        The promise to her, and z.
+    """
     part = promise.of_part("person").of_silos(silos)
-    own, hers = promise.mu or 0.0, part.mu or 0.0
-    return replace(part, bound=promise.bound), z * hers / own
+    client_mu, person_mu = promise.mu or 0.0, part.mu or 0.0
+    return replace(part, bound=promise.bound), z * person_mu / client_mu
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Silos:
-    """A federation whose clients are asked for noise of their own; see `advise`.
+    """Federation of silos that add noise of their own.
 
-    `noise` is the least multiplier that reaches the target, `length` the expected length of noise of deviation 1, and
-    `target` the lines of a configuration that ask for it.
+    Attributes
+    ----------
+    noise : float
+        Least noise multiplier that reaches the target.
+    length : float
+        Expected length of noise of deviation 1.
+    target : tuple of str
+        Lines of a configuration that ask for the target.
     """
 
     clients: int
@@ -209,48 +236,74 @@ class _Silos:
     silos_per_person: int = 1
 
     @property
-    def under(self) -> tuple[str, ...]:
-        """The line that names the relation, where it is not the usual one."""
+    def relation_line(self) -> tuple[str, ...]:
+        """Line of a configuration that names the relation, unless it is the default."""
         return () if self.relation == "zero-out" else (f'relation = "{self.relation}"',)
 
     def promise(self, unit: Unit, trust: Trust, z: float, *conditions: tuple[str, ...]) -> Guarantee:
-        """The total over all rounds."""
+        """Promise the total over all rounds."""
         mu = FACTOR[self.relation] * math.sqrt(self.rounds) / z
         return promise_of_mu(unit, trust, self.relation, "total", mu, *conditions)
 
     def choices(self, unit: Unit, count: int, planned: tuple[str, ...], group: int = 1) -> list[Choice]:
-        """What protects `group` units of a silo together, of which it has `count`: one choice for each trust.
+        """List the choices that protect `group` units of a silo together, one for each trust model.
 
-        `planned` are the lines that say how many a silo is planned to have.
+        Parameters
+        ----------
+        unit : {"record", "person"}
+            Protected unit.
+        count : int
+            Units of one silo.
+        planned : tuple of str
+            Lines of a configuration that state the planned number of units.
+        group : int
+            Units that are protected together.
         """
-        n, tolerated, z = self.clients, self.tolerated, self.noise * group
-        # of a group the epsilon asked for is that of all its units together
-        own = self.target if group == 1 else (f"noise_multiplier = {rounded_up(z, 6)}",)
-        own, sizes = (*own, f"rounds = {self.rounds}", *planned, *self.under), tuple[str, ...]()
+        n, tolerated = self.clients, self.tolerated
+        asked = self.target
+        if group > 1:  # epsilon is that of the whole group, and a configuration would state that of one unit
+            asked = (f"noise_multiplier = {rounded_up(self.noise * group, 6)}",)
+        lines = (*asked, f"rounds = {self.rounds}", *planned, *self.relation_line)
+        sizes: tuple[str, ...] = ()
         if self.relation == "add/remove":
-            own = (*own, f"most = {2 * count}")
-            sizes = (at_most(2 * count, "people" if unit == "person" else "examples"),)
-        ways: list[tuple[Trust, float, tuple[str, ...], tuple[str, ...]]] = [("local", n, own, sizes)]
+            lines = (*lines, f"most = {2 * count}")
+            sizes = (size_condition(2 * count, "people" if unit == "person" else "examples"),)
+        made = partial(self._choice, unit, count, group)
+        choices = [made("local", n, lines, sizes)]
         if n > tolerated:
-            shares = ('sum = "trusted"', *own, f"silos = {n}", f"tolerated = {tolerated}")
-            ways.append(("trusted sum", n / (n - tolerated), shares, (whole_noise(n, tolerated), *sizes)))
-        if n - tolerated >= 2:  # shares are as loud, where nobody drops out
-            shares = ('sum = "secure"', *own, f"least_sites = {n}", f"colluding = {tolerated}")
-            ways.append(("secure sum", n / (n - tolerated), shares, (few_colluding(tolerated, n), *sizes)))
-        person, choices = unit == "person", []
-        for trust, spread, lines, more in ways:
-            guarantee, loud = self.promise(unit, trust, z, (few_silos(1),) if person else (), more).of_group(group), z
-            if person and self.silos_per_person > 1:  # all that she is in together promises what one alone did
-                held = guarantee.of_silos(self.silos_per_person)
-                loud *= (held.mu or 0.0) / (guarantee.mu or 1.0)
-                guarantee = replace(held, bound=guarantee.bound)
-            ratio = loud * self.length * math.sqrt(spread) / (n * count)
-            choices.append(_choice("record", guarantee, loud, ratio, lines))
+            trusted = ('sum = "trusted"', *lines, f"silos = {n}", f"tolerated = {tolerated}")
+            conditions = (dropout_condition(n, tolerated), *sizes)
+            choices.append(made("trusted sum", n / (n - tolerated), trusted, conditions))
+        if n - tolerated >= 2:  # a share has the noise of a trusted sum's, if nobody drops out
+            secure = ('sum = "secure"', *lines, f"least_sites = {n}", f"colluding = {tolerated}")
+            conditions = (collusion_condition(tolerated, n), *sizes)
+            choices.append(made("secure sum", n / (n - tolerated), secure, conditions))
         return choices
+
+    def _choice(
+        self,
+        unit: Unit,
+        count: int,
+        group: int,
+        trust: Trust,
+        spread: float,
+        lines: tuple[str, ...],
+        conditions: tuple[str, ...],
+    ) -> Choice:
+        """Make the choice of one trust model; `spread` is the variance of the summed noise over that of the target."""
+        z = self.noise * group
+        first = (silos_condition(1),) if unit == "person" else ()
+        guarantee = self.promise(unit, trust, z, first, conditions).of_group(group)
+        if unit == "person" and self.silos_per_person > 1:  # all her silos together promise what one alone did
+            whole = guarantee.of_silos(self.silos_per_person)
+            z *= (whole.mu or 0.0) / (guarantee.mu or 1.0)
+            guarantee = replace(whole, bound=guarantee.bound)
+        ratio = z * self.length * math.sqrt(spread) / (self.clients * count)
+        return _choice("record", guarantee, z, ratio, lines)
 
 
 def _covers(choice: Choice, unit: Unit | None) -> bool:
-    """Whether a choice protects what has to be protected."""
+    """Whether a choice protects a unit."""
     alone = choice.guarantee is None or choice.guarantee.group == 1
     if unit == "person":
         return choice.unit == "person" or not alone
@@ -258,7 +311,11 @@ def _covers(choice: Choice, unit: Unit | None) -> bool:
 
 
 def _choice(method: str, guarantee: Guarantee, z: float, ratio: float, lines: tuple[str, ...]) -> Choice:
-    verdict: Verdict = "possible" if ratio <= 1 else "hard" if ratio <= 1 / ENOUGH else "hopeless"
+    verdict: Verdict = "hopeless"
+    if ratio <= 1:
+        verdict = "possible"
+    elif ratio <= 1 / ENOUGH:
+        verdict = "hard"
     measured = guarantee.group == 1 and guarantee.unit != "person"
     return Choice(
         method=method,

@@ -1,8 +1,9 @@
-"""What is proven about a release: one class for each kind of bound, which knows how its own kind composes."""
+"""Bounds: what is proven about a release, one class for each kind, with the composition of its own kind."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,15 +16,15 @@ from fedveil.accounting.events import (
     Event,
     Gaussian,
     Relation,
-    changed,
-    covering,
+    count_events,
+    event_of_group,
+    event_of_part,
     events_from_list,
     events_to_list,
-    grouped,
-    grown,
-    louder,
+    is_dominated,
+    most_of_each,
+    scaled_event,
     size_of,
-    softer,
 )
 from fedveil.checks import Mu, NonNegative, Parameters, Slope
 from fedveil.errors import FieldError, HeuristicError
@@ -33,22 +34,22 @@ from fedveil.ranges import RANGES
 
 @dataclass(frozen=True)
 class Bound(Parameters):
-    """What is proven about a release. The base: of what promises nothing for any two neighbours."""
+    """Bound on what a release tells. The base class promises nothing for any two neighbours."""
 
-    joins: "ClassVar[tuple[type[Bound], ...]]" = ()  # kinds that this one takes into its own total
+    joins: "ClassVar[tuple[type[Bound], ...]]" = ()  # other kinds that a total of this kind may hold
 
     @property
     def cost(self) -> float:
-        """One number to rank bounds of one kind by; no privacy parameter across kinds, 0 where nothing is proven."""
+        """Number to rank bounds of one kind by; 0 where nothing is proven. It is no privacy parameter across kinds."""
         return 0.0
 
     @property
     def slope(self) -> float:
-        """About the mu that a unit of Euclidean distance costs; 0 without a curve over distance."""
+        """Approximate mu of a unit of Euclidean distance; 0 without a curve over distance."""
         return 0.0
 
     def epsilon(self, delta: float, relation: Relation) -> float:
-        """Epsilon at a delta.
+        """Return epsilon at a delta.
 
         Raises
         ------
@@ -58,7 +59,7 @@ class Bound(Parameters):
         raise HeuristicError(f"a release of this kind has no epsilon: {self.describe()}")
 
     def epsilon_at(self, distance: float, delta: float) -> float:
-        """Epsilon where a client's vector moves by at most a Euclidean distance in each release.
+        """Return epsilon where a client's vector moves by at most a Euclidean distance in each release.
 
         Raises
         ------
@@ -68,12 +69,13 @@ class Bound(Parameters):
         raise HeuristicError(f"a release of this kind has no curve over distance: {self.describe()}")
 
     def meaning(self, relation: Relation) -> Meaning:
-        """What it means for an attacker; from the curve of epsilon over delta where there is no better."""
+        """Return what an attacker can reach, by default from the curve of epsilon over delta."""
         deltas = np.geomspace(1e-12, 0.5, 400)
-        return meaning_of_curve(np.array([self.epsilon(float(d), relation) for d in deltas]), deltas)
+        epsilons = [self.epsilon(float(delta), relation) for delta in deltas]
+        return meaning_of_curve(np.array(epsilons), deltas)
 
     def scaled(self, times: float) -> "Bound":
-        """The bound for a unit that contributes so many times as much.
+        """Return the bound for a unit that contributes `times` as much.
 
         Raises
         ------
@@ -83,7 +85,7 @@ class Bound(Parameters):
         raise FieldError("group", times, "a d-private promise is about vectors, not about units")
 
     def of_change(self) -> "Bound":
-        """The bound for a unit that is in both inputs, and changes, where this one is for its coming or counting zero.
+        """Return the bound for a unit that is in both inputs and changes; this one is for its coming or counting zero.
 
         Raises
         ------
@@ -93,7 +95,7 @@ class Bound(Parameters):
         return self.scaled(2)
 
     def of_group(self, size: int, relation: Relation) -> "Bound":
-        """The bound for several units together.
+        """Return the bound for several units together.
 
         Raises
         ------
@@ -103,27 +105,31 @@ class Bound(Parameters):
         return self.scaled(size)
 
     def covering(self, others: Sequence[Any]) -> "Bound":
-        """What holds wherever this bound or one of the others holds, which are of its kind and cost no more."""
+        """Return the weakest bound that covers this one and `others` (same kind, none costs more)."""
         return self
 
     @classmethod
     def total(cls, bounds: Sequence[Any], relation: Relation) -> "Bound":
-        """The bound of all releases together, which are of this kind or of one that it joins."""
+        """Compose releases whose bounds are of this kind, or of one in `joins`."""
         return bounds[0]  # type: ignore[no-any-return]
 
     def describe(self) -> str:
-        """The parameter as it is printed."""
+        """Return the parameter as it is printed."""
         return ""
 
     def values(self) -> dict[str, Any]:
-        """Plain values for JSON; events only where there are some."""
-        own = {name: events_to_list(v) if name.startswith("events") else v for name, v in vars(self).items()}
-        return {name: value for name, value in own.items() if value != []}
+        """Return plain values for JSON; an empty list of events is left out."""
+        values: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            plain = events_to_list(value) if name.startswith("events") else value
+            if plain != []:
+                values[name] = plain
+        return values
 
 
 @dataclass(frozen=True)
 class Unprotected(Bound):
-    """No noise at all."""
+    """Release without any noise."""
 
     def describe(self) -> str:
         return "no noise was added"
@@ -131,12 +137,12 @@ class Unprotected(Bound):
 
 @dataclass(frozen=True)
 class Heuristic(Bound):
-    """Noise that satisfies no definition.
+    """Release with noise that satisfies no definition of privacy.
 
     Parameters
     ----------
     reason : str
-        Why.
+        Why none is satisfied.
     """
 
     reason: str = ""
@@ -152,10 +158,10 @@ class GDP(Bound):
     Parameters
     ----------
     mu : float
-        At least 0; composes as the root of the sum of squares.
+        Parameter, at least 0; it composes as the root of the sum of squares.
     mu_per_distance : float, optional
-        If a client's clipped update moves by a Euclidean distance D (in a total: in every round, given the same past),
-        the release is (mu_per_distance * D)-GDP.
+        Slope over distance: if a client's clipped update moves by a Euclidean distance D, the release is
+        (mu_per_distance * D)-GDP. In a total, it moves by D in every round, given the same past.
     """
 
     mu: Mu
@@ -181,16 +187,18 @@ class GDP(Bound):
         return meaning_of_mu(self.mu)
 
     def scaled(self, times: float) -> "GDP":
-        return GDP(times * self.mu, None if self.mu_per_distance is None else times * self.mu_per_distance)
+        slope = self.mu_per_distance
+        return GDP(times * self.mu, None if slope is None else times * slope)
 
     def covering(self, others: Sequence[Any]) -> "GDP":
-        slopes = [b.mu_per_distance for b in (self, *others) if b.mu_per_distance is not None]
-        return GDP(self.mu, max(slopes) if len(slopes) > len(others) else None)
+        slopes = [bound.mu_per_distance for bound in (self, *others)]
+        return GDP(self.mu, None if None in slopes else max(slopes))
 
     @classmethod
     def total(cls, bounds: Sequence[Any], relation: Relation) -> Bound:
-        slopes = [b.mu_per_distance for b in bounds if b.mu_per_distance is not None]
-        return cls(compose_mu(b.mu for b in bounds), compose_mu(slopes) if len(slopes) == len(bounds) else None)
+        mu = compose_mu(b.mu for b in bounds)
+        slopes = [bound.mu_per_distance for bound in bounds]
+        return cls(mu, None if None in slopes else compose_mu(slopes))
 
     def describe(self) -> str:
         return f"mu={rounded_up(self.mu)}"
@@ -203,7 +211,7 @@ class ZCDP(Bound):
     Parameters
     ----------
     rho : float
-        At least 0; adds up.
+        Parameter, at least 0; it adds up.
     """
 
     rho: NonNegative
@@ -221,7 +229,8 @@ class ZCDP(Bound):
 
     @classmethod
     def total(cls, bounds: Sequence[Any], relation: Relation) -> Bound:
-        return cls(math.fsum(b.rho if isinstance(b, ZCDP) else b.mu**2 / 2 for b in bounds))
+        rhos = [bound.rho if isinstance(bound, ZCDP) else bound.mu**2 / 2 for bound in bounds]
+        return cls(math.fsum(rhos))
 
     def describe(self) -> str:
         return f"rho={rounded_up(self.rho)}"
@@ -229,12 +238,12 @@ class ZCDP(Bound):
 
 @dataclass(frozen=True)
 class PLD(Bound):
-    """Releases whose joint privacy-loss distribution is the promise, such as subsampled Gaussian steps.
+    """Joint privacy-loss distribution of releases, such as subsampled Gaussian steps.
 
     Parameters
     ----------
     events : tuple of (event, count)
-        See `fedveil.accounting.events`.
+        Releases (`fedveil.accounting.events`), each with how often it was made.
     """
 
     events: tuple[tuple[Event, int], ...]
@@ -242,8 +251,9 @@ class PLD(Bound):
 
     @property
     def cost(self) -> float:
-        """The root of the sum of count (rate / noise multiplier)^2: it ranks plans of one kind of event."""
-        return math.sqrt(math.fsum(count * size_of(event) ** 2 for event, count in self.events))
+        """Root of the sum of count (rate / noise multiplier)^2, to rank plans of one kind of event by."""
+        squares = [count * size_of(event) ** 2 for event, count in self.events]
+        return math.sqrt(math.fsum(squares))
 
     def epsilon(self, delta: float, relation: Relation) -> float:
         return composition.epsilon(self.events, delta, relation)
@@ -252,35 +262,42 @@ class PLD(Bound):
         return meaning_of_curve(*composition.curve(self.events, relation))
 
     def scaled(self, times: float) -> "PLD":
-        return PLD(tuple((louder(event, times), count) for event, count in self.events))
+        return self._mapped(partial(scaled_event, times=times))
 
     def of_change(self) -> "PLD":
-        """Sampled steps draw the unit as often as before, so that most of them do not see the change: `Changed`."""
-        return PLD(tuple((changed(event), count) for event, count in self.events))
+        """Return the bound for a unit that changes: sampled steps draw it as often, and most do not see the change."""
+        return self._mapped(event_of_part)
 
     def of_group(self, size: int, relation: Relation) -> "PLD":
-        """Under Poisson sampling the number of sampled records is binomial, a mixture of shifts (arXiv 2401.10294).
+        """Return the bound for several units together.
 
-        Under replace-one no credit is taken for the sampling of groups.
+        Under Poisson sampling the number of sampled records is binomial, a mixture of shifts (arXiv 2401.10294). Under
+        replace-one no credit is taken for the sampling of groups.
         """
         if relation == "add/remove" and size > SPARE:
             accepted = f"must be at most {SPARE} under add/remove with sampling, or take zero-out"
             raise FieldError("group", size, accepted)
         sampled = relation != "replace-one"
-        return PLD(tuple((grown(event, size, sampled), count) for event, count in self.events))
+        return self._mapped(partial(event_of_group, size=size, sampled=sampled))
+
+    def _mapped(self, change: Callable[[Event], Event]) -> "PLD":
+        return PLD(tuple((change(event), count) for event, count in self.events))
 
     def covering(self, others: Sequence[Any]) -> "PLD":
-        return PLD(covering(self.events, [b.events for b in others]))
+        return PLD(most_of_each(self.events, [bound.events for bound in others]))
 
     @classmethod
     def total(cls, bounds: Sequence[Any], relation: Relation) -> Bound:
-        pairs = [pair for b in bounds if isinstance(b, PLD) for pair in b.events]
-        quietest = RANGES["noise of an event"].most
+        sampled: list[tuple[Event, int]] = []
+        gaussian: list[tuple[Event, int]] = []
+        most_noise = RANGES["noise of an event"].most
         for bound in bounds:
-            if isinstance(bound, GDP) and bound.mu > 0:
-                noise = min(FACTOR[relation] / bound.mu, quietest)  # less noise than there is costs no less
-                pairs.append((Gaussian(noise), 1))
-        return cls(tuple(grouped(pairs).items()))
+            if isinstance(bound, PLD):
+                sampled += bound.events
+            elif bound.mu > 0:
+                noise = min(FACTOR[relation] / bound.mu, most_noise)  # less noise than there is costs no less
+                gaussian.append((Gaussian(noise), 1))
+        return cls(tuple(count_events(sampled + gaussian).items()))
 
     def describe(self) -> str:
         return "composed by PLD"
@@ -288,13 +305,13 @@ class PLD(Bound):
 
 @dataclass(frozen=True)
 class OverDistance(Bound):
-    """A promise over a distance alone: it bounds no two vectors but those at most so far apart."""
+    """Bound over a distance alone: it holds for two vectors at most so far apart, and for no others."""
 
     symbol: ClassVar[str]
 
     @property
     def cost(self) -> float:
-        """What a unit of distance costs."""
+        """Cost of a unit of distance."""
         return float(next(iter(vars(self).values())))
 
     def epsilon(self, delta: float, relation: Relation) -> float:
@@ -308,7 +325,7 @@ class MetricGDP(OverDistance):
     Parameters
     ----------
     mu_per_distance : float
-        At least 0.
+        Slope over distance, at least 0; it composes as the root of the sum of squares.
     """
 
     mu_per_distance: Slope
@@ -331,15 +348,15 @@ class MetricGDP(OverDistance):
 
 @dataclass(frozen=True)
 class MetricDP(OverDistance):
-    """d-privacy: log-ratios are at most epsilon times the Euclidean distance between two vectors.
+    """d-privacy: log-ratios of at most epsilon times the Euclidean distance between two vectors.
 
     Parameters
     ----------
     epsilon_per_distance : float
-        At least 0; adds up (in a total the distance is the largest of any round).
+        Slope over distance, at least 0; it adds up. In a total the distance is the largest of any round.
     events_per_distance : tuple of (EuclideanLaplace, count)
-        The releases behind it as two vectors one unit of distance apart see them: `epsilon_at` composes them exactly,
-        which needs dp-accounting. At delta 0 they add up.
+        Releases behind the slope, for two vectors one unit of distance apart. `epsilon_at` composes them exactly with
+        dp-accounting; at delta 0 they add up.
     """
 
     epsilon_per_distance: NonNegative
@@ -348,29 +365,36 @@ class MetricDP(OverDistance):
 
     @property
     def slope(self) -> float:
-        squares = (c * e.shift**2 / e.dimension for e, c in self.events_per_distance)
+        squares = [count * event.shift**2 / event.dimension for event, count in self.events_per_distance]
         return math.sqrt(math.fsum(squares)) or self.epsilon_per_distance
 
     def epsilon_at(self, distance: float, delta: float) -> float:
         pure = self.epsilon_per_distance * distance
         if not (delta and pure and self.events_per_distance):
             return pure
-        seen = [(EuclideanLaplace(e.dimension, e.shift * distance), c) for e, c in self.events_per_distance]
+        seen = []
+        for event, count in self.events_per_distance:
+            seen.append((EuclideanLaplace(event.dimension, event.shift * distance), count))
         return min(pure, composition.epsilon(seen, delta))
 
     def covering(self, others: Sequence[Any]) -> "MetricDP":
-        own, seen = self.events_per_distance, [b.events_per_distance for b in others]
-        if not all((own, *seen)):  # of one without its releases nothing exact is known
+        own = self.events_per_distance
+        seen = [bound.events_per_distance for bound in others]
+        if not all((own, *seen)):  # without its releases nothing exact is known of a bound
             return MetricDP(self.epsilon_per_distance)
-        return MetricDP(
-            self.epsilon_per_distance, covering(own, [events for events in seen if not softer(events, own)])
-        )
+        more = [events for events in seen if not is_dominated(events, own)]
+        return MetricDP(self.epsilon_per_distance, most_of_each(own, more))
 
     @classmethod
     def total(cls, bounds: Sequence[Any], relation: Relation) -> Bound:
-        whole = all(b.events_per_distance for b in bounds)  # of one without its releases nothing exact is known
-        behind: dict[Any, int] = grouped(pair for b in bounds for pair in b.events_per_distance) if whole else {}
-        return cls(math.fsum(b.epsilon_per_distance for b in bounds), tuple(behind.items()))
+        epsilon = math.fsum(bound.epsilon_per_distance for bound in bounds)
+        releases: list[tuple[Event, int]] = []
+        for bound in bounds:
+            if not bound.events_per_distance:  # without its releases nothing exact is known of a bound
+                return cls(epsilon)
+            releases += bound.events_per_distance
+        behind: dict[Any, int] = count_events(releases)
+        return cls(epsilon, tuple(behind.items()))
 
     def describe(self) -> str:
         return f"{rounded_up(self.cost, 3)}-d-private"
@@ -381,7 +405,7 @@ PARAMETERS = ("mu", "mu_per_distance", "rho", "epsilon_per_distance", "events_pe
 
 
 def composed(bounds: Iterable[Bound], relation: Relation) -> Bound:
-    """One bound for several releases; one that is not proven makes the total one that is not.
+    """Compose several releases into one bound; one release that is not proven makes a total that is not.
 
     Raises
     ------
@@ -389,33 +413,40 @@ def composed(bounds: Iterable[Bound], relation: Relation) -> Bound:
         If the kinds do not compose into one number.
     """
     every = list(bounds)
-    weak = [b for unproven in (Unprotected, Heuristic) for b in every if isinstance(b, unproven)]
-    if weak:
-        return weak[0]
+    for unproven in (Unprotected, Heuristic):
+        for bound in every:
+            if isinstance(bound, unproven):
+                return bound
     for kind in PROVEN:
-        if all(isinstance(b, (kind, *kind.joins)) for b in every):
+        if all(isinstance(bound, (kind, *kind.joins)) for bound in every):
             return kind.total(every, relation)
-    names = [b.describe() for b in every]
+    names = [bound.describe() for bound in every]
     raise FieldError("guarantees", names, "rho or d-privacy and the others do not compose into one number")
 
 
 def bound_from(status: str, values: Mapping[str, Any]) -> Bound:
-    """The bound that a ledger's values hold, by the parameters that are given.
+    """Read a bound from a ledger's values, by the parameters that are given.
 
     Raises
     ------
     FieldError
         If none or several kinds fit.
     """
-    given = {name: values[name] for name in PARAMETERS if values.get(name) not in (None, [], ())}
+    given: dict[str, Any] = {}
+    for name in PARAMETERS:
+        value = values.get(name)
+        if value not in (None, [], ()):
+            given[name] = value
     if status in ("none", "heuristic"):
         if given:
             raise FieldError("status", status, "carries no privacy parameter: nothing is proven")
         return Unprotected() if status == "none" else Heuristic(values.get("reason", ""))
-    own: dict[str, Any] = {name: events_from_list(v) if name.startswith("events") else v for name, v in given.items()}
+    for name in given:
+        if name.startswith("events"):
+            given[name] = events_from_list(given[name])
     for kind in PROVEN:
-        names = [f.name for f in fields(kind)]
-        if names[0] in own and set(own) <= set(names):
-            return kind(**own)
+        names = [field.name for field in fields(kind)]
+        if names[0] in given and given.keys() <= set(names):
+            return kind(**given)
     accepted = "needs exactly one of mu, mu_per_distance alone, rho, epsilon_per_distance and events"
     raise FieldError("status", status, accepted)

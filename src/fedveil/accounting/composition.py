@@ -1,4 +1,4 @@
-"""One accountant: epsilon of any mixture of events, by the tightest sound way there is.
+"""Composition: epsilon of any mixture of events, by the tightest sound bound there is.
 
 Gaussian rounds compose in closed form. Subsampling, Laplace, Euclidean Laplace and mixtures go through privacy-loss
 distributions; fixed-size sampling and discrete Gaussians through Renyi DP. dp-accounting does the numerical work.
@@ -6,6 +6,7 @@ distributions; fixed-size sampling and discrete Gaussians through Renyi DP. dp-a
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -23,37 +24,39 @@ from fedveil.accounting.events import (
     Mixture,
     Poisson,
     Relation,
+    count_events,
     factor_of,
-    grouped,
-    spilled,
+    overflow_delta,
 )
 from fedveil.errors import FieldError
 from fedveil.gdp import Curve, compose_mu, delta_of_mu, epsilon_of_mu
 from fedveil.ranges import require_within
 from fedveil.registry import optional
 
-# The grid on which losses lie. Losses are rounded up to it, so that a coarse one is a looser bound; without a limit a
-# small noise multiplier, whose losses are large, would take all memory.
+# Losses are rounded up to a grid: a coarse one is a looser bound. Small noise has large losses, which would take all
+# memory without a limit on the number of points.
 _INTERVAL = 1e-4
-_FIRST, _POINTS = 2_000, 1_000_000  # of the widest single loss in a first look, and of the composed one
-_SLOW: dict[type[Event], int] = {EuclideanLaplace: 1_000, Mixture: 10_000}  # kinds whose points take long, and how many
+_FIRST_POINTS = 2_000  # of the widest single loss, when the composed one is first estimated
+_POINTS = 1_000_000  # of the composed loss
+_SLOW_POINTS: dict[type[Event], int] = {EuclideanLaplace: 1_000, Mixture: 10_000}  # of kinds that take long a point
 _RARE = 1e-9
 _CURVE = 1000  # points of delta(epsilon)
-_OVERFLOW = 650.0, 1e5  # losses of Laplace kinds, and of Gaussian kinds or in all, for which e^loss or the grid breaks
+# Beyond these losses e^loss, or the grid, overflows: of a Laplace kind, and of a Gaussian kind or of all together.
+_LAPLACE_OVERFLOW, _OVERFLOW = 650.0, 1e5
 
 
 def epsilon(events: Iterable[tuple[Event, int]], delta: float, relation: Relation = "zero-out") -> float:
-    """Epsilon of all events together.
+    """Bound epsilon of all events together.
 
     Parameters
     ----------
     events : iterable of (event, count)
-        What was released, and how often.
+        Releases, each with how often it was made.
     delta : float
         From 1e-15 to below 1.
     relation : {"zero-out", "add/remove", "replace-one"}
-        Neighbouring inputs. Noise multipliers are sigma / C throughout; the doubled sensitivity of replace-one is
-        taken care of here.
+        Neighbouring inputs. Noise multipliers are sigma / C throughout; this function doubles the sensitivity under
+        replace-one.
 
     Returns
     -------
@@ -65,29 +68,35 @@ def epsilon(events: Iterable[tuple[Event, int]], delta: float, relation: Relatio
     FieldError
         For a combination that cannot be bounded.
     """
-    counts = grouped(events)
-    factor, mu, others = _apart(counts, relation)
+    counts = count_events(events)
+    factor, mu, others = _split(counts, relation)
     if not counts:
         return 0.0
-    lost = spilled(counts, relation)
+    lost = overflow_delta(counts, relation)
     if require_within("delta", "delta", delta) <= lost:
         raise FieldError("delta", delta, f"must be above {lost:.2g}, the chance that a lot of these steps is too large")
     delta -= lost
     if _needs_renyi(counts):
         return _renyi(others, mu, factor, delta, relation)
-    composed, mu, added = _total_loss(tuple(others.items()), mu, factor, relation)
-    return added + (epsilon_of_mu(mu, delta) if composed is None else float(composed.get_epsilon_for_delta(delta)))
+    loss = _total_loss(tuple(others.items()), mu, factor, relation)
+    return loss.added + loss.epsilon(delta)
 
 
-def _apart(counts: Mapping[Event, int], relation: Relation) -> tuple[float, float, dict[Event, int]]:
-    """The relation's factor, mu of the Gaussians without sampling, and the other events."""
+def _split(counts: Mapping[Event, int], relation: Relation) -> tuple[float, float, dict[Event, int]]:
+    """Return the relation's factor, mu of the Gaussians without sampling, and the other events."""
     factor = factor_of(relation)
-    mu = compose_mu(factor / e.noise_multiplier * math.sqrt(c) for e, c in counts.items() if isinstance(e, Gaussian))
-    return factor, mu, {e: c for e, c in counts.items() if not isinstance(e, Gaussian)}
+    others: dict[Event, int] = {}
+    mus = []
+    for event, count in counts.items():
+        if isinstance(event, Gaussian):
+            mus.append(factor / event.noise_multiplier * math.sqrt(count))
+        else:
+            others[event] = count
+    return factor, compose_mu(mus), others
 
 
 def _needs_renyi(counts: Iterable[Event]) -> bool:
-    return any(isinstance(e, FixedSize | DiscreteGaussian) for e in counts)
+    return any(isinstance(event, FixedSize | DiscreteGaussian) for event in counts)
 
 
 def _library() -> Any:
@@ -95,51 +104,98 @@ def _library() -> Any:
 
 
 def curve(events: Iterable[tuple[Event, int]], relation: Relation = "zero-out") -> tuple[Curve, Curve]:
-    """Points of delta(epsilon) of all events together, for `fedveil.gdp`.
+    """Compute points of delta(epsilon) of all events together, for `fedveil.gdp`.
+
+    Parameters
+    ----------
+    events : iterable of (event, count)
+        Releases, each with how often it was made.
+    relation : {"zero-out", "add/remove", "replace-one"}
+        Neighbouring inputs.
 
     Returns
     -------
     epsilons, deltas : ndarray
-        [m], pairs that hold in both directions, from epsilon 0 (unless a Laplace kind or Renyi bound starts higher).
+        [m], pairs that hold in both directions. They begin at epsilon 0, or higher for a Laplace kind or Renyi bound.
     """
-    counts = grouped(events)
-    factor, mu, others = _apart(counts, relation)
+    counts = count_events(events)
     if _needs_renyi(counts):
         deltas = np.geomspace(1e-12, 0.5, _CURVE)
-        return np.array([epsilon(counts.items(), float(d), relation) for d in deltas]), deltas
-    composed, mu, added = _total_loss(tuple(others.items()), mu, factor, relation)
-    largest = epsilon_of_mu(mu, _RARE) if composed is None else float(composed.get_epsilon_for_delta(_RARE))
-    epsilons, lost = np.linspace(0.0, largest, _CURVE), spilled(counts, relation)
-    if composed is None:
-        return added + epsilons, np.array([delta_of_mu(mu, float(e)) for e in epsilons]) + lost
-    return added + epsilons, np.asarray(composed.get_delta_for_epsilon(epsilons), np.float64) + lost
+        return np.array([epsilon(counts.items(), float(delta), relation) for delta in deltas]), deltas
+    factor, mu, others = _split(counts, relation)
+    loss = _total_loss(tuple(others.items()), mu, factor, relation)
+    epsilons = np.linspace(0.0, loss.epsilon(_RARE), _CURVE)
+    lost = overflow_delta(counts, relation)
+    return loss.added + epsilons, loss.deltas(epsilons) + lost
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """Privacy loss of all events together.
+
+    Attributes
+    ----------
+    composed : object, optional
+        dp-accounting's distribution of the loss; None if `mu` bounds everything.
+    mu : float
+        Gaussian DP of the events outside the distribution, if there is none.
+    added : float
+        Epsilon to be added at every delta.
+    """
+
+    composed: Any
+    mu: float
+    added: float
+
+    def epsilon(self, delta: float) -> float:
+        """Return epsilon at a delta, without `added`."""
+        if self.composed is None:
+            return epsilon_of_mu(self.mu, delta)
+        return float(self.composed.get_epsilon_for_delta(delta))
+
+    def deltas(self, epsilons: Curve) -> Curve:
+        """Return delta at each epsilon [m], without `added`."""
+        if self.composed is None:
+            return np.array([delta_of_mu(self.mu, float(epsilon)) for epsilon in epsilons])
+        return np.asarray(self.composed.get_delta_for_epsilon(epsilons), np.float64)
 
 
 @lru_cache(maxsize=8)
-def _total_loss(
-    items: tuple[tuple[Event, int], ...], mu: float, factor: float, relation: Relation
-) -> tuple[Any, float, float]:
-    """The composed loss distribution (None: everything is in mu), mu of what is not in it, and epsilon to be added."""
+def _total_loss(items: tuple[tuple[Event, int], ...], mu: float, factor: float, relation: Relation) -> _Loss:
+    """Compose events and Gaussian releases of `mu` in all."""
     if not items:
-        return None, mu, 0.0
+        return _Loss(None, mu, 0.0)
     _library()
     others = dict(items)
-    for event in others if relation == "replace-one" else ():
-        if isinstance(event, Mixture) or (isinstance(event, Poisson) and isinstance(event.event, Laplace)):
-            name = type(event).__name__
-            raise FieldError("relation", relation, f"{name} events are accounted for zero-out and add/remove")
-    others, mu, added = _without_the_vast(others, mu, factor)
+    if relation == "replace-one":
+        _require_replaceable(others)
+    others, mu, added = _without_large_losses(others, mu, factor)
     if not others:
-        return None, mu, added
+        return _Loss(None, mu, added)
     widths = {event: _largest_loss(event, factor) for event in others}
     widest = max(_gaussian_loss(mu), *widths.values())
-    first = max(_INTERVAL, widest / _FIRST, math.fsum(_mean_loss(e, factor) * c for e, c in others.items()) / _POINTS)
+    mean = math.fsum(_mean_loss(event, factor) * count for event, count in others.items())
+    first = max(_INTERVAL, widest / _FIRST_POINTS, mean / _POINTS)
     composed = _composed(others, mu, factor, relation, first)
     reach = composed.get_epsilon_for_delta(_RARE)  # nearly all of the composed loss lies within
     needed = widest if math.isinf(reach) else max(reach, widest)
-    slow = (width / _SLOW[type(event)] for event, width in widths.items() if type(event) in _SLOW)
-    interval = max(_INTERVAL, needed / _POINTS, *slow)
-    return composed if interval >= first else _composed(others, mu, factor, relation, interval), mu, added
+    interval = max(_INTERVAL, needed / _POINTS)
+    for event, width in widths.items():
+        points = _SLOW_POINTS.get(type(event))
+        if points is not None:
+            interval = max(interval, width / points)
+    if interval < first:
+        composed = _composed(others, mu, factor, relation, interval)
+    return _Loss(composed, mu, added)
+
+
+def _require_replaceable(events: Iterable[Event]) -> None:
+    """Refuse events without an account under replace-one."""
+    for event in events:
+        sampled_laplace = isinstance(event, Poisson) and isinstance(event.event, Laplace)
+        if isinstance(event, Mixture) or sampled_laplace:
+            accepted = f"{type(event).__name__} events are accounted for zero-out and add/remove"
+            raise FieldError("relation", "replace-one", accepted)
 
 
 def _composed(others: dict[Event, int], mu: float, factor: float, relation: Relation, interval: float) -> Any:
@@ -154,72 +210,92 @@ def _composed(others: dict[Event, int], mu: float, factor: float, relation: Rela
     return total
 
 
-def _without_the_vast(others: dict[Event, int], mu: float, factor: float) -> tuple[dict[Event, int], float, float]:
-    """Bound events of vast losses in closed form: Laplace kinds by their sum, Gaussian kinds as if nobody was sampled.
+def _without_large_losses(others: dict[Event, int], mu: float, factor: float) -> tuple[dict[Event, int], float, float]:
+    """Bound events of too large losses in closed form.
+
+    Laplace kinds are bounded by their sum, Gaussian kinds as if nobody was sampled.
 
     Returns
     -------
     others : dict
-        The events that are left.
+        Events that are left.
     mu : float
-        With the Gaussian kinds.
+        Gaussian DP, with the Gaussian kinds.
     added : float
-        Epsilon of the Laplace kinds, which hold at delta 0.
+        Epsilon of the Laplace kinds; it holds at delta 0.
     """
-    laplace = {e for e in others if isinstance(_inner(e), Laplace | EuclideanLaplace)}
+    laplace = {event for event in others if _is_laplace(event)}
+    large = {event for event in others if _largest_loss(event, factor) > _limit_of_loss(event)}
+    mean = math.fsum(_mean_loss(event, factor) * count for event, count in others.items() if event not in large)
+    if max(mean, _gaussian_loss(_mu_with(mu, others, large - laplace, factor))) > _OVERFLOW:
+        large = set(others)  # the grid of all together would be too wide
+    added = math.fsum(others[event] * _pure(event, factor) for event in large & laplace)
+    mu = _mu_with(mu, others, large - laplace, factor)
+    return {event: count for event, count in others.items() if event not in large}, mu, added
 
-    def gaussian(events: set[Event]) -> float:
-        return compose_mu([mu, *(_sampled_mu(e, factor) * math.sqrt(others[e]) for e in events - laplace)])
 
-    vast = {e for e in others if _largest_loss(e, factor) > _OVERFLOW[0 if e in laplace else 1]}
-    mean = math.fsum(_mean_loss(e, factor) * others[e] for e in set(others) - vast)
-    if max(mean, _gaussian_loss(gaussian(vast))) > _OVERFLOW[1]:  # the grid of all together would be too wide
-        vast = set(others)
-    added = math.fsum(others[e] * _pure(e, factor) for e in vast & laplace)
-    return {e: c for e, c in others.items() if e not in vast}, gaussian(vast), added
+def _mu_with(mu: float, counts: Mapping[Event, int], gaussian: Iterable[Event], factor: float) -> float:
+    """Compose mu with some Gaussian kinds as if nobody was sampled."""
+    return compose_mu([mu, *(_sampled_mu(event, factor) * math.sqrt(counts[event]) for event in gaussian)])
+
+
+def _is_laplace(event: Event) -> bool:
+    return isinstance(_inner(event), Laplace | EuclideanLaplace)
+
+
+def _limit_of_loss(event: Event) -> float:
+    return _LAPLACE_OVERFLOW if _is_laplace(event) else _OVERFLOW
 
 
 def _inner(event: Event) -> Event:
-    """What is sampled, or the event itself."""
+    """Return the noise below the sampling, or the event itself."""
     return event.event if isinstance(event, Poisson | Changed) else event
 
 
 def _pure(event: Event, factor: float) -> float:
-    """Epsilon of one release of a Laplace kind at delta 0, for a unit that is in the sample."""
+    """Return epsilon at delta 0 of one release of a Laplace kind, for a unit in the sample."""
     inner = _inner(event)
     if isinstance(inner, EuclideanLaplace):
         return inner.shift
-    return factor / inner.scale if isinstance(inner, Laplace) else math.inf
+    if isinstance(inner, Laplace):
+        return factor / inner.scale
+    return math.inf
 
 
 def _gaussian_loss(mu: float) -> float:
-    """A loss that hardly any draw of a Gaussian release exceeds."""
+    """Return a loss that hardly any draw of a Gaussian release exceeds."""
     return mu * (mu / 2 + 10)
 
 
 def _sampled_mu(event: Event, factor: float) -> float:
-    """Mu of a Gaussian kind for a unit that is in the sample, and contributes the most it can."""
+    """Return mu of a Gaussian kind for a unit in the sample that contributes the most it can."""
     inner = _inner(event)
     if isinstance(inner, Mixture):
         return max(inner.sensitivities) / inner.noise_multiplier
+    if not isinstance(inner, Gaussian):
+        return 0.0
     factor = 2.0 if isinstance(event, Changed) else factor
-    return factor / inner.noise_multiplier if isinstance(inner, Gaussian) else 0.0
+    return factor / inner.noise_multiplier
 
 
 def _largest_loss(event: Event, factor: float) -> float:
-    """A loss that one release hardly ever exceeds; sampling makes it rarer, not smaller."""
+    """Return a loss that one release hardly ever exceeds; sampling makes it rarer, not smaller."""
     if isinstance(event, EuclideanLaplace):
         return greatest_loss(event.dimension, event.shift)
-    return _pure(event, factor) if isinstance(_inner(event), Laplace) else _gaussian_loss(_sampled_mu(event, factor))
+    if isinstance(_inner(event), Laplace):
+        return _pure(event, factor)
+    return _gaussian_loss(_sampled_mu(event, factor))
 
 
 def _mean_loss(event: Event, factor: float) -> float:
-    """About the mean loss of one release."""
+    """Estimate the mean loss of one release."""
     rate = event.rate if isinstance(event, Poisson | Changed) else 1.0
-    if isinstance(_inner(event), Laplace | EuclideanLaplace):
-        shift, inner = _pure(event, factor), _inner(event)
-        return rate * shift * min(1.0, shift / (inner.dimension if isinstance(inner, EuclideanLaplace) else 1))
-    return rate * _sampled_mu(event, factor) ** 2 / 2
+    if not _is_laplace(event):
+        return rate * _sampled_mu(event, factor) ** 2 / 2
+    inner = _inner(event)
+    dimension = inner.dimension if isinstance(inner, EuclideanLaplace) else 1
+    shift = _pure(event, factor)
+    return rate * shift * min(1.0, shift / dimension)
 
 
 def _distribution(event: Event, factor: float, relation: Relation, interval: float) -> Any:
@@ -238,25 +314,24 @@ def _distribution(event: Event, factor: float, relation: Relation, interval: flo
             "add/remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
             "zero-out": NeighboringRelation.REPLACE_SPECIAL,
             "replace-one": NeighboringRelation.REPLACE_ONE,
-        }["replace-one" if isinstance(event, Changed) else relation]
+        }
+        kind = neighbours["replace-one" if isinstance(event, Changed) else relation]
         z = inner.noise_multiplier
-        return pld.from_gaussian_mechanism(z, sampling_prob=event.rate, neighboring_relation=neighbours, **grid)
+        return pld.from_gaussian_mechanism(z, sampling_prob=event.rate, neighboring_relation=kind, **grid)
     if isinstance(event, Poisson) and isinstance(event.event, Laplace):
         return pld.from_laplace_mechanism(event.event.scale, sampling_prob=event.rate, **grid)
     if isinstance(event, Mixture):
-        amounts = list(event.sensitivities)
+        z, amounts, chances = event.noise_multiplier, list(event.sensitivities), list(event.probabilities)
         try:
-            return pld.from_mixture_gaussian_mechanism(
-                event.noise_multiplier, amounts, list(event.probabilities), **grid
-            )
-        except ValueError:  # of differences of logarithms that are rounding alone: as if all were drawn every time
-            return pld.from_gaussian_mechanism(event.noise_multiplier / max(amounts), **grid)
+            return pld.from_mixture_gaussian_mechanism(z, amounts, chances, **grid)
+        except ValueError:  # differences of logarithms are rounding alone: count as if all were drawn every time
+            return pld.from_gaussian_mechanism(z / max(amounts), **grid)
     raise FieldError("events", type(event).__name__, "has no privacy-loss distribution")
 
 
 def _renyi(others: dict[Event, int], mu: float, factor: float, delta: float, relation: Relation) -> float:
     dp = _library()
-    fixed = any(isinstance(e, FixedSize) for e in others)
+    fixed = any(isinstance(event, FixedSize) for event in others)
     if fixed and relation == "add/remove":
         raise FieldError("relation", relation, "fixed-size sampling publishes n: use zero-out or replace-one")
     # zero-out is one kind of replacement, so the bound for replacement covers it
@@ -274,11 +349,12 @@ def _renyi_event(dp: Any, event: Event, factor: float, fixed: bool, relation: Re
         # concentrated DP of the discrete Gaussian equals that of the continuous one (arXiv 2004.00010, Theorem 14)
         return dp.GaussianDpEvent(event.noise_multiplier / factor)
     if isinstance(event, FixedSize):
-        # whichever unit leaves the sample, another takes its place: 2C also under zero-out. The library's bound
+        # another unit takes the place of the one that leaves the sample: 2C also under zero-out. The library's bound
         # forgets that factor under replace-one, so z / 2 goes in
         inner = dp.GaussianDpEvent(event.event.noise_multiplier / 2)
         return dp.SampledWithoutReplacementDpEvent(event.population, event.sample, inner)
-    if isinstance(event, Poisson) and isinstance(event.event, Gaussian) and not fixed and relation != "replace-one":
+    known = not fixed and relation != "replace-one"
+    if known and isinstance(event, Poisson) and isinstance(event.event, Gaussian):
         return dp.PoissonSampledDpEvent(event.rate, dp.GaussianDpEvent(event.event.noise_multiplier))
     if isinstance(event, Laplace):
         return dp.LaplaceDpEvent(event.scale / factor)

@@ -20,7 +20,7 @@ _gauss = lru_cache(np.polynomial.legendre.leggauss)
 
 @lru_cache(maxsize=8)
 def discretised(dimension: int, shift: float, interval: float) -> Any:
-    """The loss as a pessimistic dp-accounting distribution on a grid of the given interval."""
+    """Discretise the loss: a pessimistic dp-accounting distribution on a grid of the given interval."""
     from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
     if dimension == 1:
@@ -36,18 +36,21 @@ def discretised(dimension: int, shift: float, interval: float) -> Any:
 
 
 def greatest_loss(n: int, s: float) -> float:
-    """A loss beyond which nearly nothing lies: s, or less where the dimension makes that extremely unlikely."""
+    """Return a loss that is exceeded with negligible chance: s, or less in high dimensions."""
     low, high = 0.0, s
     if delta_of_shift(n, s, np.array([s * (1 - 1e-9)]))[0] > _NEGLIGIBLE:
         return s
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if delta_of_shift(n, s, np.array([middle]))[0] > _NEGLIGIBLE else (low, middle)
+        if delta_of_shift(n, s, np.array([middle]))[0] > _NEGLIGIBLE:
+            low = middle
+        else:
+            high = middle
     return high
 
 
 def delta_of_shift(n: int, s: float, targets: np.ndarray) -> np.ndarray:
-    """Delta of one release, P(L > e) - exp(e) P(L < -e), for each target epsilon e (of either sign).
+    """Compute delta of one release, P(L > e) - exp(e) P(L < -e), for each target epsilon e (of either sign).
 
     Parameters
     ----------
@@ -68,14 +71,18 @@ def _tail(n: int, s: float, targets: np.ndarray, lower: bool = False) -> np.ndar
     """P(L > e), or P(L < -e), for targets e in (-s, s); 0 beyond s and 1 below -s."""
     e = np.clip(targets, -s, s)
     # L > e is certain for r < (s - e) / 2, and L < -e impossible for r < (s + e) / 2
-    kink = (s + e) / 2 if lower else (s - e) / 2
+    sign = -1.0 if lower else 1.0
+    kink = (s - sign * e) / 2
     radius, weight = _radii(n, kink)
-    limit = -e[:, None] if lower else e[:, None]
+    limit = sign * e[:, None]
     cosine = (2 * radius * limit + limit**2 - s * s) / (2 * radius * s)
     # u above the cosine is, by symmetry, a lower Beta tail: small values keep their digits
-    x = np.clip((1 + cosine if lower else 1 - cosine) / 2, 0.0, 1.0)
-    inside = np.full_like(x, 0.5) if n == 1 else scipy.special.betainc((n - 1) / 2, (n - 1) / 2, x)
-    value = (inside * weight).sum(1) + (0.0 if lower else scipy.special.gammainc(n, kink))
+    x = np.clip((1 - sign * cosine) / 2, 0.0, 1.0)
+    half = (n - 1) / 2
+    inside = np.full_like(x, 0.5) if n == 1 else scipy.special.betainc(half, half, x)
+    value = (inside * weight).sum(1)
+    if not lower:
+        value += scipy.special.gammainc(n, kink)
     outside = np.where(targets >= s, 0.0, 1.0)
     return np.asarray(np.where(np.abs(targets) < s, value, outside))
 
@@ -86,13 +93,15 @@ def _radii(n: int, kink: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Composite Gauss-Legendre in v, r = start + (end - start) v^2: the square flattens the root-like start that the
     direction's distribution has in low dimensions.
     """
-    low, high = float(scipy.special.gammaincinv(n, 1e-20)), float(scipy.special.gammainccinv(n, 1e-20))
+    low = float(scipy.special.gammaincinv(n, 1e-20))
+    high = float(scipy.special.gammainccinv(n, 1e-20))
     start = np.maximum(kink, low)[:, None]
     end = np.maximum(high, start)
     node, weight = _gauss(_NODES)
     edges = np.linspace(0.0, 1.0, _PANELS + 1)
     half = (edges[1:] - edges[:-1])[:, None] / 2
-    v, dv = (edges[:-1, None] + half * (node + 1)).ravel(), (half * weight).ravel()
+    v = (edges[:-1, None] + half * (node + 1)).ravel()
+    dv = (half * weight).ravel()
     radius = start + (end - start) * v**2
     density = np.exp((n - 1) * np.log(radius) - radius - scipy.special.gammaln(n))
     return radius, density * 2 * (end - start) * v * dv

@@ -1,6 +1,7 @@
 """Events: the noisy releases that the accountant composes."""
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -15,12 +16,12 @@ FACTOR: dict[Relation, float] = {"zero-out": 1.0, "add/remove": 1.0, "replace-on
 
 
 def factor_of(relation: str) -> float:
-    """The `FACTOR` of a relation; what is none is refused."""
+    """Return the `FACTOR` of a relation; another word is refused."""
     return FACTOR[require_choice("relation", relation, FACTOR)]  # type: ignore[index]
 
 
-# Under add/remove a Poisson lot goes into a public number of places, and one that is too large counts as nothing. That
-# chance, of a lot and of all lots with so many units more, is charged to delta for every sampled step.
+# Under add/remove a Poisson lot goes into a public number of places, and a lot that is too large counts as nothing. The
+# chance of that, also with SPARE units more, is charged to delta for every sampled step.
 SPILLED, SPARE = 1e-18, 10
 
 
@@ -59,7 +60,7 @@ class EuclideanLaplace(Parameters):
     dimension : int
         n.
     shift : float
-        s = epsilon * distance; the answer is about two vectors that far apart, whatever the relation.
+        s = epsilon * distance. The loss is that of two vectors so far apart, whatever the relation.
     """
 
     dimension: Count
@@ -70,7 +71,7 @@ class EuclideanLaplace(Parameters):
 class DiscreteGaussian(Parameters):
     """Discrete Gaussian noise on every coordinate of an integer vector (Canonne, Kamath and Steinke 2020).
 
-    Accounted by concentrated DP, 1 / (2 z^2) a release, which holds in any dimension.
+    It is accounted by concentrated DP, 1 / (2 z^2) a release. That holds in any dimension.
 
     Parameters
     ----------
@@ -83,14 +84,14 @@ class DiscreteGaussian(Parameters):
 
 @dataclass(frozen=True)
 class Mixture(Parameters):
-    """Gaussian noise where a unit contributes one of several amounts, each with a probability.
+    """Gaussian noise on a unit that contributes one of several amounts at random.
 
     Parameters
     ----------
     noise_multiplier : float
         z.
     sensitivities, probabilities : sequence of float
-        Contributions in units of C, and how likely each is.
+        Contributions in units of C, and the probability of each.
     """
 
     noise_multiplier: EventNoise
@@ -101,15 +102,16 @@ class Mixture(Parameters):
         super().__post_init__()
         for value in (*self.sensitivities, *self.probabilities):
             require_non_negative("mixture", value)
-        if len(self.sensitivities) != len(self.probabilities) or not math.isclose(math.fsum(self.probabilities), 1.0):
+        matched = len(self.sensitivities) == len(self.probabilities)
+        if not matched or not math.isclose(math.fsum(self.probabilities), 1.0):
             raise FieldError("probabilities", self.probabilities, "must match the sensitivities and sum to 1")
         if not any(self.sensitivities):
-            raise FieldError("sensitivities", self.sensitivities, "needs one above 0: nothing else costs anything")
+            raise FieldError("sensitivities", self.sensitivities, "must hold one above 0: nothing else costs anything")
 
 
 @dataclass(frozen=True)
 class Poisson(Parameters):
-    """Poisson sampling: every unit takes part independently with probability q.
+    """Poisson sampling: each unit takes part independently with probability q.
 
     Parameters
     ----------
@@ -125,12 +127,12 @@ class Poisson(Parameters):
 
 @dataclass(frozen=True)
 class Changed(Parameters):
-    """Poisson sampling of a unit that is in both inputs, and contributes something else in each.
+    """Poisson sampling of a unit that is in both inputs, with another contribution in each.
 
-    So one record sees the steps that sample its person, or its client: the unit stays, and is drawn as often. Its two
-    contributions a and b are of length C at most, so a step is one of (1 - q) N(0) + q N(a) and (1 - q) N(0) + q N(b).
-    That is a step of one unit against another, whose dominating pair has a = -b (Lebeda, Regehr, Kamath and Steinke
-    2024, arXiv 2405.20769): it is accounted under replace-one, whatever the relation of the promise.
+    This is what one record sees of steps that sample its person, or its client: the unit stays, and is drawn as often.
+    Its two contributions a and b have length C at most. So a step is one of (1 - q) N(0) + q N(a) and
+    (1 - q) N(0) + q N(b), as for one unit in place of another. The dominating pair has a = -b (Lebeda, Regehr, Kamath
+    and Steinke 2024, arXiv 2405.20769). It is accounted under replace-one, whatever the relation of the promise.
 
     Parameters
     ----------
@@ -173,35 +175,41 @@ _KNOWN = (Gaussian, Laplace, EuclideanLaplace, DiscreteGaussian, Mixture, Poisso
 Counted = tuple[tuple[Any, int], ...]  # events, each with how often it came
 
 
-def grouped(events: Iterable[tuple[Event, int]]) -> dict[Event, int]:
-    """Count equal events together, and drop sampling that takes everybody.
+def count_events(events: Iterable[tuple[Event, int]]) -> dict[Event, int]:
+    """Count equal events together; sampling that takes everybody is dropped.
 
     Raises
     ------
     FieldError
-        For what is no event, or a count that is no whole number of at least 1.
+        For anything but an event, or a count that is no whole number of at least 1.
     """
     counts: dict[Event, int] = {}
     for pair in events:
         if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], _KNOWN):
             raise FieldError("events", pair, "must be (event, count) pairs of fedveil.accounting events")
-        event, count = pair[0], require_count("count", pair[1])
-        if (isinstance(event, Poisson) and event.rate == 1) or (
-            isinstance(event, FixedSize) and event.sample == event.population
-        ):
-            event = event.event
+        event, count = _without_full_sampling(pair[0]), require_count("count", pair[1])
         counts[event] = counts.get(event, 0) + count
     return counts
 
 
-def spilled(counts: Mapping[Event, int], relation: Relation) -> float:
-    """Delta of the sampled steps whose lots may be too large for their places."""
-    sampled = sum(c for e, c in counts.items() if isinstance(e, Poisson | Changed | Mixture))
-    return sampled * SPILLED if relation == "add/remove" else 0.0
+def _without_full_sampling(event: Event) -> Event:
+    if isinstance(event, Poisson) and event.rate == 1:
+        return event.event
+    if isinstance(event, FixedSize) and event.sample == event.population:
+        return event.event
+    return event
+
+
+def overflow_delta(counts: Mapping[Event, int], relation: Relation) -> float:
+    """Return the delta of sampled steps whose lots may be too large for their places."""
+    if relation != "add/remove":
+        return 0.0
+    sampled = sum(count for event, count in counts.items() if isinstance(event, Poisson | Changed | Mixture))
+    return sampled * SPILLED
 
 
 def size_of(event: Event) -> float:
-    """How much an event costs among its own kind, to rank plans by; no privacy parameter."""
+    """Return the cost of an event among its own kind, to rank plans by; it is no privacy parameter."""
     if isinstance(event, Poisson):
         return event.rate * size_of(event.event)
     if isinstance(event, Changed):
@@ -211,13 +219,15 @@ def size_of(event: Event) -> float:
     if isinstance(event, EuclideanLaplace):
         return event.shift
     if isinstance(event, Mixture):
-        mean = sum(s * p for s, p in zip(event.sensitivities, event.probabilities, strict=True))
-        return mean / event.noise_multiplier
-    return 1 / (event.scale if isinstance(event, Laplace) else event.noise_multiplier)
+        amounts = map(operator.mul, event.sensitivities, event.probabilities)
+        return float(sum(amounts)) / event.noise_multiplier
+    if isinstance(event, Laplace):
+        return 1 / event.scale
+    return 1 / event.noise_multiplier
 
 
-def grown(event: Event, size: int, sampled: bool) -> Event:
-    """The event as a group of `size` units sees it; `sampled` takes credit for the sampling.
+def event_of_group(event: Event, size: int, sampled: bool) -> Event:
+    """Return the event as a group of `size` units sees it; `sampled` takes credit for the sampling.
 
     Raises
     ------
@@ -230,13 +240,18 @@ def grown(event: Event, size: int, sampled: bool) -> Event:
         z = event.event.noise_multiplier
         if not sampled:
             return Gaussian(z / size)
-        chances = tuple(math.comb(size, j) * event.rate**j * (1 - event.rate) ** (size - j) for j in range(size + 1))
-        return Mixture(z, tuple(float(j) for j in range(size + 1)), chances)
+        amounts, chances = [], []
+        for drawn in range(size + 1):
+            amounts.append(float(drawn))
+            chances.append(math.comb(size, drawn) * event.rate**drawn * (1 - event.rate) ** (size - drawn))
+        return Mixture(z, tuple(amounts), tuple(chances))
     raise FieldError("group", size, f"{type(event).__name__} events have no bound for groups here")
 
 
-def changed(event: Event) -> Event:
-    """The event as a part of a unit sees it, where the whole comes, goes or counts zero: the unit stays, and changes.
+def event_of_part(event: Event) -> Event:
+    """Return the event as a part of a unit sees it, for a promise to the whole under zero-out or add/remove.
+
+    The unit stays, and its contribution changes.
 
     Raises
     ------
@@ -247,11 +262,11 @@ def changed(event: Event) -> Event:
         return event
     if isinstance(event, Poisson) and isinstance(event.event, Gaussian):
         return Changed(event.rate, event.event)
-    return louder(event, 2)
+    return scaled_event(event, 2)
 
 
-def louder(event: Event, times: float) -> Event:
-    """The event for a unit that contributes so many times as much, and is sampled as often.
+def scaled_event(event: Event, times: float) -> Event:
+    """Return the event for a unit that contributes `times` as much, and is sampled as often.
 
     Raises
     ------
@@ -267,42 +282,64 @@ def louder(event: Event, times: float) -> Event:
     raise FieldError("event", type(event).__name__, "has no bound for a larger contribution here")
 
 
-def softer(events: Counted, than: Counted) -> bool:
-    """Whether there are no more Laplace releases of any loudness, or above it, than among the others."""
-    of_one_size = len({event.dimension for event, _ in (*events, *than)}) == 1
-    loud = [[sum(n for e, n in own if e.shift >= event.shift) for event, _ in events] for own in (events, than)]
-    return of_one_size and all(a <= b for a, b in zip(*loud, strict=True))
+def is_dominated(events: Counted, by: Counted) -> bool:
+    """Tell whether Laplace releases of one dimension cost no more than others.
+
+    For each shift, there are no more events of at least this shift than among the others.
+    """
+    dimensions = {event.dimension for event, _ in (*events, *by)}
+    if len(dimensions) != 1:
+        return False
+    shifts = [event.shift for event, _ in events]
+    return all(_number_from(events, shift) <= _number_from(by, shift) for shift in shifts)
 
 
-def covering(own: Counted, others: Iterable[Counted]) -> Counted:
-    """Events, each as often as where it is most often: together they tell no less than those of any one."""
-    most = grouped(own)
+def _number_from(events: Counted, shift: float) -> int:
+    """Count the Laplace releases of at least a shift."""
+    return sum(count for event, count in events if event.shift >= shift)
+
+
+def most_of_each(own: Counted, others: Iterable[Counted]) -> Counted:
+    """Take each event as often as in the list that has it most often: the result costs no less than any list."""
+    first = count_events(own)
+    most = dict(first)
     for events in others:
-        for event, count in grouped(events).items():
+        for event, count in count_events(events).items():
             most[event] = max(count, most.get(event, 0))
-    return own if most == grouped(own) else tuple(most.items())
+    return own if most == first else tuple(most.items())
 
 
 def events_to_list(events: Iterable[tuple[Event, int]]) -> list[list[Any]]:
-    """(event, count) pairs as plain values for JSON."""
+    """Write (event, count) pairs as plain values for JSON."""
     return [[_plain(event), count] for event, count in events]
 
 
 def events_from_list(values: Iterable[Sequence[Any]]) -> tuple[tuple[Event, int], ...]:
-    """Inverse of `events_to_list`."""
+    """Read the (event, count) pairs that `events_to_list` wrote."""
     return tuple((_event(value), count) for value, count in values)
 
 
 def _plain(event: Event) -> dict[str, Any]:
-    values = {f.name: getattr(event, f.name) for f in fields(event)}
-    for key, value in values.items():
-        values[key] = _plain(value) if isinstance(value, _KNOWN) else list(value) if isinstance(value, tuple) else value
-    return {"kind": type(event).__name__, **values}
+    values: dict[str, Any] = {"kind": type(event).__name__}
+    for field in fields(event):
+        value = getattr(event, field.name)
+        if isinstance(value, _KNOWN):
+            value = _plain(value)
+        elif isinstance(value, tuple):
+            value = list(value)
+        values[field.name] = value
+    return values
 
 
 def _event(value: Mapping[str, Any]) -> Event:
     kinds = {kind.__name__: kind for kind in _KNOWN}
-    own = {k: v for k, v in value.items() if k != "kind"}
-    for key, v in own.items():
-        own[key] = _event(v) if isinstance(v, Mapping) else tuple(v) if isinstance(v, list) else v
-    return kinds[require_choice("kind", value["kind"], kinds)](**own)
+    own: dict[str, Any] = {}
+    for name, part in value.items():
+        if isinstance(part, Mapping):
+            own[name] = _event(part)
+        elif isinstance(part, list):
+            own[name] = tuple(part)
+        else:
+            own[name] = part
+    kind = own.pop("kind")
+    return kinds[require_choice("kind", kind, kinds)](**own)

@@ -19,7 +19,7 @@ Kind = tuple[Unit, Relation]
 
 @runtime_checkable
 class SpendFilter(Protocol):
-    """What a party asks before it spends; the answer depends only on public worst-case cost.
+    """Filter that a party asks before it spends; the answer depends only on public worst-case cost.
 
     Examples
     --------
@@ -32,14 +32,14 @@ class SpendFilter(Protocol):
 
     @property
     def terms(self) -> dict[str, float] | None:
-        """Arguments of a `Filter` that holds the same, which a party declares in its ledger; None if there is none."""
+        """Arguments of a `Filter` with the same budget, for the party's ledger; None if there is no such filter."""
 
     def admit_spend(self, spend: Spend) -> bool:
         """Charge a spend if the budget allows it; otherwise change nothing and return False."""
 
 
 class Filter:
-    """Gaussian-DP filter: admits releases while the composed mu stays within (epsilon, delta).
+    """Gaussian-DP filter that admits releases while the composed mu stays within (epsilon, delta).
 
     Even for adaptively chosen mu the stop is as tight as fixed composition (Smith and Thakurta 2022, arXiv 2210.17520).
     Releases under concentrated DP (discrete noise) are admitted while the sum of rho stays within the same target.
@@ -47,7 +47,7 @@ class Filter:
     Parameters
     ----------
     epsilon, delta : float
-        The total budget.
+        Budget of the total.
 
     Examples
     --------
@@ -58,7 +58,7 @@ class Filter:
 
     def __init__(self, epsilon: float, delta: float) -> None:
         self.budget, step = mu_of_epsilon(epsilon, delta), 1e-14
-        while epsilon_of_mu(self.budget, delta) > epsilon:  # of rounding: a total printed as the budget is none below
+        while epsilon_of_mu(self.budget, delta) > epsilon:  # rounding must not lift a full budget above epsilon
             self.budget *= 1 - step
             step *= 2
         self.terms: dict[str, float] | None = {"epsilon": float(epsilon), "delta": float(delta)}
@@ -71,7 +71,7 @@ class Filter:
         return self._admit(compose_mu((self.spent, require_non_negative("mu", mu))), self._rho)
 
     def admit_spend(self, spend: Spend) -> bool:
-        """Charge a spend by its mu or rho; one without them, or of another unit or relation, has no such total."""
+        """Charge a spend by its mu or rho; one without either, or of another unit or relation, is refused."""
         self._kind = same_kind(self._kind, spend)
         if isinstance(spend.guarantee.bound, ZCDP):
             return self.admit_rho(spend.guarantee.bound.rho)
@@ -80,15 +80,15 @@ class Filter:
         return self.admit(_charge(spend))
 
     def held(self, worst: Guarantee, spends: Iterable[Spend]) -> Guarantee:
-        """A party's total under this filter: its budget, where that is less than the sum of the worst cases.
+        """Return a party's total under this filter: its budget, or the sum of the worst cases if that is less.
 
-        True only of a budget that was fixed before the first release (`Ledger.budget`). A budget chosen afterwards,
-        just above what was spent, follows from the releases and promises nothing.
+        The budget has to be fixed before the first release (`Ledger.budget`). A budget chosen afterwards, just above
+        what was spent, follows from the releases and promises nothing.
 
         Parameters
         ----------
         worst : Guarantee
-            The sum of the worst cases.
+            Sum of the worst cases.
         spends : iterable of Spend
             Everything that was spent.
         """
@@ -104,22 +104,24 @@ class Filter:
         return self._admit(self.spent, self._rho + require_non_negative("rho", rho))
 
     def _admit(self, mu: float, rho: float) -> bool:
-        """Whether so much may be spent in all; then it is."""
+        """Set the sums of mu and rho if the budget allows them; otherwise change nothing and return False."""
         epsilon, delta = self._target
-        if mu > self.budget * (1 + 1e-12) or (rho > 0 and epsilon_of_rho(mu * mu / 2 + rho, delta) > epsilon):
+        exceeded = mu > self.budget * (1 + 1e-12)
+        if rho > 0 and not exceeded:
+            exceeded = epsilon_of_rho(mu * mu / 2 + rho, delta) > epsilon
+        if exceeded:
             return False
         self.spent, self._rho = mu, rho
         return True
 
 
 def same_kind(known: Kind | None, spend: Spend) -> Kind:
-    """The unit and relation of a spend, which have to be those that a budget counts; None before its first.
+    """Return the unit and relation of a spend, which have to be the `known` ones of a budget, if it has any.
 
     Raises
     ------
     FieldError
-        If they are others: a release for single records counts as many times one for the person who has them, and one
-        under zero-out twice under replace-one.
+        If they are others. For example, a release under zero-out would count twice under replace-one.
     """
     kind = spend.guarantee.unit, spend.guarantee.relation
     if known is not None and known != kind:
@@ -129,17 +131,19 @@ def same_kind(known: Kind | None, spend: Spend) -> Kind:
 
 
 def _charge(spend: Spend) -> float:
-    """Mu of a spend as a filter counts it."""
-    return (spend.guarantee.mu or 0.0) if spend.charge is None else spend.charge
+    """Return mu of a spend as a filter counts it."""
+    if spend.charge is not None:
+        return spend.charge
+    return spend.guarantee.mu or 0.0
 
 
 class LeakageFilter:
-    """Caps the sum of epsilon times distance (d-privacy) or of the heuristic leakage n / nu.
+    """Filter that caps the sum of epsilon times distance (d-privacy), or of the heuristic leakage n / nu.
 
     Parameters
     ----------
     cap : float
-        The total that is allowed.
+        Largest total.
 
     Examples
     --------
@@ -155,7 +159,7 @@ class LeakageFilter:
 
     @property
     def spent(self) -> float:
-        """The leakage admitted so far."""
+        """Leakage admitted so far."""
         return math.fsum(self._admitted)
 
     def admit(self, leakage: float) -> bool:
@@ -174,12 +178,12 @@ class LeakageFilter:
 
 
 class ParticipationFilter:
-    """Caps the number of participations: what can be promised about a heuristic.
+    """Filter that caps the number of participations: all that can be promised about a heuristic.
 
     Parameters
     ----------
     cap : int
-        Participations allowed.
+        Largest number of participations.
 
     Examples
     --------
@@ -202,17 +206,17 @@ class ParticipationFilter:
 
 
 class StepFilter:
-    """Admits a planned number of steps of one planned event, and nothing else.
+    """Filter that admits a planned number of steps of one planned event, and nothing else.
 
-    What is planned does not depend on data or on what was released, so the promise is that of the plan, as long as no
-    step beyond it is admitted: no composition theorem for adaptive budgets is needed.
+    The plan depends neither on data nor on releases, so the promise is that of the plan. No composition theorem for
+    adaptive budgets is needed.
 
     Parameters
     ----------
     event : Event
-        Of each step.
+        Noisy release of each step.
     steps : int
-        How many.
+        Planned number of steps.
     """
 
     def __init__(self, event: Event, steps: int) -> None:
@@ -223,8 +227,9 @@ class StepFilter:
 
     @classmethod
     def within(cls, event: Event, epsilon: float, delta: float, relation: Relation = "zero-out") -> "StepFilter":
-        """As many steps as (epsilon, delta) allows; possibly none."""
-        epsilon, low, high = require_within("epsilon", "epsilon", epsilon), 0, 1
+        """Plan as many steps as (epsilon, delta) allows; possibly none."""
+        epsilon = require_within("epsilon", "epsilon", epsilon)
+        low, high = 0, 1
 
         def fits(steps: int) -> bool:
             return epsilon_of([(event, steps)], delta, relation) <= epsilon
@@ -235,7 +240,10 @@ class StepFilter:
                 raise FieldError("epsilon", epsilon, "allows over a billion steps: state the number you plan")
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
+            if fits(middle):
+                low = middle
+            else:
+                high = middle
         return cls(event, low)
 
     def admit_spend(self, spend: Spend) -> bool:
@@ -247,16 +255,20 @@ class StepFilter:
             If the spend is no number of steps of the planned event, or under another unit or relation.
         """
         self._kind = same_kind(self._kind, spend)
-        guarantee = spend.guarantee
-        events = guarantee.bound.events if isinstance(guarantee.bound, PLD) else ()
-        if guarantee.mu and isinstance(self.event, Gaussian):
-            ratio = guarantee.mu * self.event.noise_multiplier / FACTOR[guarantee.relation]
-            events = ((self.event, round(ratio**2)),)
-            if not math.isclose(ratio**2, round(ratio**2), rel_tol=1e-9):
-                events = ()
-        if len(events) != 1 or events[0][0] != self.event:
-            raise FieldError("filter", guarantee.describe(), f"counts steps of {self.event} only")
-        if self.spent + events[0][1] > self.steps:
+        steps = self._steps_of(spend.guarantee)
+        if steps is None:
+            raise FieldError("filter", spend.guarantee.describe(), f"counts steps of {self.event} only")
+        if self.spent + steps > self.steps:
             return False
-        self.spent += events[0][1]
+        self.spent += steps
         return True
+
+    def _steps_of(self, guarantee: Guarantee) -> int | None:
+        """Return the steps of the planned event that a guarantee is for; None if it is for anything else."""
+        if guarantee.mu and isinstance(self.event, Gaussian):
+            squared = (guarantee.mu * self.event.noise_multiplier / FACTOR[guarantee.relation]) ** 2
+            return round(squared) if math.isclose(squared, round(squared), rel_tol=1e-9) else None
+        if not isinstance(guarantee.bound, PLD) or len(guarantee.bound.events) != 1:
+            return None
+        event, count = guarantee.bound.events[0]
+        return count if event == self.event else None

@@ -1,4 +1,4 @@
-"""What a release promises: unit, relation, trust, scope, the bound that is proven, and the conditions it rests on."""
+"""Guarantees: unit, relation, trust, scope and proven bound of a release, and the conditions it rests on."""
 
 import json
 import math
@@ -19,14 +19,14 @@ Status = Literal["formal", "conditional", "heuristic", "none"]
 Scope = Literal["round", "total"]
 PARTS: tuple[Unit, ...] = ("record", "person")  # units that are a part of a client's data
 
-_SHARED = ("unit", "relation", "trust", "group", "public_size")  # by all guarantees of one total
-# Not written at these values; what was written before there was such a field is read at them.
+_SHARED = ("unit", "relation", "trust", "group", "public_size")  # the same in all guarantees of one total
+# Defaults, which are not written; a guarantee written before there was such a field is read with them.
 _OPTIONAL: dict[str, Any] = {"group": 1, "silos_per_person": 1, "public_size": None, "hypotheses_apart": None}
 
 VACUOUS = 20.0  # an epsilon above this is printed, and flagged: it excludes nothing in practice
 
-# Conditions, in the words of every method, plan and reading
-# Of every proven local guarantee: a failure is answered with noise, a dead or slow process is not.
+# Conditions, in the words of every method, plan and reading.
+# LIVENESS belongs to every proven local guarantee: a failure is answered with noise, a dead or slow process is not.
 LIVENESS = "whether a client's process lives, and how long it takes, does not depend on its data"
 NO_FAILURE = "whether a silo fails outside its noisy steps does not depend on one record or person"
 KEYS_ARE_SECRET = (
@@ -40,38 +40,37 @@ BEFORE_ORDER = (
     "the records are no images, or the server did what its code says: noise did not cover how a machine rounds where "
     "the memory order of images follows one of them (SECURITY.md)"
 )
-DOUBTS = (BEFORE_ROUNDING, BEFORE_ORDER)  # of releases of earlier versions
+DOUBTS = (BEFORE_ROUNDING, BEFORE_ORDER)  # conditions of releases of earlier versions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee(Parameters):
-    """What is proven about a release, or that nothing is.
+    """Privacy guarantee of a release, or the statement that it has none.
 
     Parameters
     ----------
     unit : {"client", "record", "person", "parameter vector"}
-        What is protected: all data of a client, one record, all records of one person, or the vector that a client
-        holds.
+        Protected unit: all data of a client, one record, all records of one person, or the vector that a client holds.
     relation : {"zero-out", "add/remove", "replace-one"}
-        Which inputs are neighbours.
+        Neighbouring inputs.
     trust : {"central", "local", "trusted sum", "secure sum"}
-        Whether the server is trusted with the clear updates, nobody is trusted, or whoever receives the clients'
-        single shares is trusted to hand on their sum alone.
+        Trusted party: the server with the clear updates, nobody, the receiver of single shares to hand on their sum
+        alone, or nobody with encrypted shares.
     scope : {"round", "total"}
         One release, or all of a party's releases.
     bound : Bound
-        What holds (see `fedveil.accounting.bounds`): GDP, ZCDP, PLD, MetricGDP, MetricDP, Heuristic or Unprotected.
+        Proven bound (`fedveil.accounting.bounds`): GDP, ZCDP, PLD, MetricGDP, MetricDP, Heuristic or Unprotected.
     group : int
-        Units protected together: 10 records of one person instead of one. See `of_group`.
+        Units protected together: 10 records of one person instead of one (`of_group`).
     silos_per_person : int
-        Of a person's promise: the most silos at which she may be for it to hold. See `of_silos`.
+        Most silos at which one person may be; above 1 only for persons (`of_silos`).
     public_size : bool, optional
-        Of a record's promise: whether the number of records of its silo is taken as public.
+        Whether the number of records of a silo is taken as public; only for records and persons.
     hypotheses_apart : float, optional
-        Largest distance between the hypotheses that the server offered (in a total: of any round). The client's choice
-        among them is promised no more than `epsilon_at` of this distance, or nothing where that is not proven.
+        Largest distance between the hypotheses that the server offered, in a total of any round. The client's choice
+        among them has no other bound than `epsilon_at` this distance.
     conditions : tuple of str
-        What must hold besides: a proven bound with conditions is conditional, without it is formal.
+        Conditions of the proof. A proven bound with conditions is conditional, without any it is formal.
 
     Examples
     --------
@@ -120,26 +119,26 @@ class Guarantee(Parameters):
 
     @property
     def by_distance(self) -> bool:
-        """Whether it is a promise over a distance alone (d-privacy), without an epsilon for any two vectors."""
+        """Whether it holds over a distance alone (d-privacy), without an epsilon for any two vectors."""
         return isinstance(self.bound, OverDistance)
 
     @property
     def mu(self) -> float | None:
-        """The Gaussian-DP parameter, where the bound is one."""
+        """Parameter of Gaussian DP; None for other kinds of bound."""
         return self.bound.mu if isinstance(self.bound, GDP) else None
 
     @property
     def reason(self) -> str:
-        """Why a heuristic is one; empty for all others."""
+        """Reason why a heuristic is one; empty for all others."""
         return self.bound.reason if isinstance(self.bound, Heuristic) else ""
 
     @property
     def cost(self) -> float:
-        """One number to rank guarantees of one kind by; see `Bound.cost`."""
+        """Number to rank guarantees of one kind by (`Bound.cost`)."""
         return self.bound.cost
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon at a delta.
+        """Return epsilon at a delta.
 
         Raises
         ------
@@ -149,9 +148,9 @@ class Guarantee(Parameters):
         return self.bound.epsilon(delta, self.relation)
 
     def epsilon_at(self, distance: float, delta: float) -> float:
-        """Epsilon between two runs whose one difference is a client's protected vector, by at most a distance a round.
+        """Return epsilon between two runs that differ in one client's vector, by at most a distance in each round.
 
-        The vector is its clipped update; under d-privacy, the model that it noises.
+        The vector is the client's clipped update, or under d-privacy the model that it noises.
 
         Raises
         ------
@@ -161,7 +160,7 @@ class Guarantee(Parameters):
         return self.bound.epsilon_at(require_non_negative("distance", distance), delta)
 
     def meaning(self) -> Meaning:
-        """What the promise means for an attacker, from its own trade-off curve.
+        """Return what an attacker can reach, from the guarantee's own trade-off curve.
 
         Raises
         ------
@@ -171,7 +170,9 @@ class Guarantee(Parameters):
         return self.bound.meaning(self.relation)
 
     def of_group(self, size: int) -> "Guarantee":
-        """The promise for several units together, such as all records of one person; this one has to be for one.
+        """Return the guarantee for several units together, such as all records of one person.
+
+        It starts from the guarantee for one unit.
 
         Raises
         ------
@@ -186,94 +187,118 @@ class Guarantee(Parameters):
         return replace(self, bound=self.bound.of_group(size, self.relation), group=size)
 
     def of_silos(self, count: int) -> "Guarantee":
-        """The promise for a person who may be at so many silos.
+        """Return the guarantee for a person who may be at up to `count` silos.
 
         One sum is moved by all her silos together, as by a group; releases of single silos compose. So mu grows by
-        `count` in a sum or under a trusted server, and by its root without trust. A promise that holds for more silos
-        than `count` is left as dear as it is.
+        `count` in a sum or under a trusted server, and by its root without trust. A guarantee that already holds for
+        more silos than `count` keeps its cost.
 
         Raises
         ------
         FieldError
-            If it is no promise for persons, or of a kind that has no such bound here.
+            If it is not for persons, or of a kind that has no such bound here.
         """
         count = require_count("silos_per_person", count)
         if self.unit != "person":
             raise FieldError("unit", self.unit, "is at one silo: only a person can be at several")
-        held, bound = self.silos_per_person, self.bound
-        if count > held and self.proven:
-            if self.trust == "local":
-                bound = composed([bound] * math.ceil(count / held), self.relation)
-            else:
-                bound = bound.of_group(count, self.relation) if held == 1 else bound.scaled(count / held)
-        conditions = self.conditions
-        if self.proven:
-            others = (condition for condition in conditions if condition != few_silos(held))
-            conditions = tuple(dict.fromkeys((few_silos(count), *others)))
-        return replace(self, bound=bound, silos_per_person=count, conditions=conditions)
+        if not self.proven:
+            return replace(self, silos_per_person=count)
+        before = self.silos_per_person
+        others = [condition for condition in self.conditions if condition != silos_condition(before)]
+        conditions = _distinct([silos_condition(count), *others])
+        return replace(self, bound=self._bound_of_silos(count), silos_per_person=count, conditions=conditions)
+
+    def _bound_of_silos(self, count: int) -> Bound:
+        before = self.silos_per_person
+        if count <= before:
+            return self.bound
+        if self.trust == "local":
+            return composed([self.bound] * math.ceil(count / before), self.relation)
+        if before == 1:
+            return self.bound.of_group(count, self.relation)
+        return self.bound.scaled(count / before)
 
     def of_part(self, unit: Unit) -> "Guarantee":
-        """The promise for one record or person among a client's data, or for one record of a protected person.
+        """Return the guarantee for one record or person among a client's data, or for one record of a protected person.
 
-        Where neighbours differ in a whole that comes, goes or counts zero, one that changes in part still moves the
-        clipped mean by up to twice the bound: mu doubles. A sampled whole is drawn as often as before, and only steps
-        with it see the change (`fedveil.accounting.events.Changed`). Under replace-one it is the promise for the whole.
-        A person is promised this where she is at no other client; see `of_silos`.
+        If the whole comes, goes or counts zero, a part that changes still moves the clipped mean by up to twice the
+        bound: mu doubles. A sampled whole is drawn as often as before, and only steps with it see the change
+        (`fedveil.accounting.events.Changed`). Under replace-one the guarantee is that of the whole. A person has it if
+        she is at no other client (`of_silos`).
 
         Raises
         ------
         FieldError
-            If it is no promise for a whole of such parts.
+            If it is not for a whole of such parts.
         """
-        if unit not in {"client": PARTS, "person": PARTS[:1]}.get(self.unit, ()):
+        parts = {"client": PARTS, "person": PARTS[:1]}.get(self.unit, ())
+        if unit not in parts:
             raise FieldError("unit", self.unit, f"has no {unit} as its part")
-        sizes = self.relation != "add/remove" if self.unit == "client" else self.public_size
-        changes = self.proven and self.relation != "replace-one"
-        bound = self.bound.of_change() if changes else self.bound
+        sizes = self.public_size
+        if self.unit == "client":
+            sizes = self.relation != "add/remove"
+        bound = self.bound
+        if self.proven and self.relation != "replace-one":
+            bound = bound.of_change()
         conditions = self.conditions
         if unit == "person" and self.proven:
-            conditions = tuple(dict.fromkeys((few_silos(1), *conditions)))
+            conditions = _distinct([silos_condition(1), *conditions])
         whole = replace(self, silos_per_person=1)
         return replace(whole, unit=unit, public_size=sizes, bound=bound, conditions=conditions)
 
     def describe(self, delta: float | None = None) -> str:
-        """One line for a table, with unit, relation, trust and scope; an epsilon only where one is proven."""
+        """Return one line for a table, with unit, relation, trust and scope; an epsilon only where one is proven."""
         if isinstance(self.bound, Unprotected):
             return "none"
-        unit = self.unit if self.group == 1 else f"{self.group} {self.unit}s"
-        unit += f" at {self.silos_per_person} silos" if self.silos_per_person > 1 else ""
-        sizes = {None: "", True: ", silo sizes public", False: ", silo sizes private"}[self.public_size]
-        where = f"{unit}, {self.trust}, {self.scope}{sizes}"
+        sizes = {None: "", True: ", silo sizes public", False: ", silo sizes private"}
+        where = f"{self._units}, {self.trust}, {self.scope}{sizes[self.public_size]}"
         if isinstance(self.bound, Heuristic):
             return f"heuristic ({where})"
         if isinstance(self.bound, OverDistance):
-            apart, choice = self.hypotheses_apart, ""
-            if apart is not None:
-                most = rounded_up(self.cost * apart, 3)
-                choice = f"; the choice among hypotheses {apart:.3g} apart: {self.bound.symbol}={most}"
-            return f"{self.status} {self.bound.describe()} ({where}){choice}"
+            return f"{self.status} {self.bound.describe()} ({where}){self._choice(self.bound.symbol)}"
         if delta is None:
             return f"{self.status} {self.bound.describe()} ({self.relation}, {where})"
         epsilon = self.epsilon(delta)
         flag = ", vacuous" if epsilon > VACUOUS else ""
         return f"{self.status} eps={rounded_up(epsilon)} at delta={delta:g} ({self.relation}, {where}{flag})"
 
+    @property
+    def _units(self) -> str:
+        units = self.unit if self.group == 1 else f"{self.group} {self.unit}s"
+        if self.silos_per_person > 1:
+            units += f" at {self.silos_per_person} silos"
+        return units
+
+    def _choice(self, symbol: str) -> str:
+        """Describe the cost of the client's choice among hypotheses, if there were any."""
+        apart = self.hypotheses_apart
+        if apart is None:
+            return ""
+        most = rounded_up(self.cost * apart, 3)
+        return f"; the choice among hypotheses {apart:.3g} apart: {symbol}={most}"
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        values = {name: getattr(self, name) for name in ("unit", "relation", "trust", "status", "scope")}
+        """Return plain values for JSON."""
+        first = ("unit", "relation", "trust", "status", "scope")
+        values: dict[str, Any] = {name: getattr(self, name) for name in first}
         values |= dict.fromkeys(("mu", "mu_per_distance", "rho", "epsilon_per_distance"))
-        values |= {k: v for k, v in self.bound.values().items() if k in PARAMETERS}
-        values |= {name: getattr(self, name) for name, usual in _OPTIONAL.items() if getattr(self, name) != usual}
+        for name, value in self.bound.values().items():
+            if name in PARAMETERS:
+                values[name] = value
+        for name, default in _OPTIONAL.items():
+            value = getattr(self, name)
+            if value != default:
+                values[name] = value
         return {**values, "conditions": list(self.conditions), "reason": self.reason}
 
     @cached_property
     def text(self) -> str:
-        """`to_dict` as JSON, keys in alphabetical order."""
+        """Values of `to_dict` as JSON, keys in alphabetical order."""
         return json.dumps(self.to_dict(), sort_keys=True)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Guarantee":
-        """Inverse of `to_dict`.
+        """Read the values that `to_dict` wrote.
 
         Raises
         ------
@@ -283,8 +308,10 @@ class Guarantee(Parameters):
         require_a("guarantee", values, Mapping, "must be a table, as to_dict makes it")
         if "status" not in values:
             raise FieldError("guarantee.status", None, "it is needed, as in a guarantee's to_dict")
-        named = {f.name: values[f.name] for f in fields(cls) if f.name in values}
-        made = cls(**named, bound=bound_from(require_choice("status", values["status"], get_args(Status)), values))
+        status = require_choice("status", values["status"], get_args(Status))
+        own = [field.name for field in fields(cls)]
+        named = {name: values[name] for name in own if name in values}
+        made = cls(**named, bound=bound_from(status, values))
         implied = made.to_dict()
         for name, value in values.items():
             given = list(value) if isinstance(value, tuple) else value
@@ -294,37 +321,41 @@ class Guarantee(Parameters):
 
 
 def of_round(bound: Bound, trust: Trust, relation: Relation = "zero-out", *conditions: str) -> Guarantee:
-    """What a method promises a client in one round."""
+    """Make the guarantee of one round for a client."""
     return Guarantee(unit="client", relation=relation, trust=trust, scope="round", bound=bound, conditions=conditions)
 
 
 def unprotected(trust: Trust = "central") -> Guarantee:
-    """The guarantee of a release without noise: none."""
+    """Make the statement about a release without noise: no guarantee."""
     return of_round(Unprotected(), trust)
 
 
 def guarantee_values(guarantee: Guarantee, delta: float) -> dict[str, Any]:
-    """A guarantee for JSON; epsilon and delta are there only where an epsilon is proven."""
-    values = {k: v for k, v in guarantee.to_dict().items() if v not in (None, "", [])}
-    if guarantee.proven and not guarantee.by_distance:
-        epsilon = guarantee.epsilon(delta)
-        values |= {"epsilon": epsilon, "delta": delta, "vacuous": epsilon > VACUOUS}
-        values |= {"meaning": guarantee.meaning().to_dict()}
-        if guarantee.unit == "record" and guarantee.group == 1:
-            values |= {"epsilon_of_10_records": guarantee.of_group(10).epsilon(delta)}
-        if guarantee.unit == "person":
-            values |= {"epsilon_of_one_record": guarantee.of_part("record").epsilon(delta)}
-    return {"text": guarantee.describe(delta), **values}
+    """Write a guarantee for JSON; epsilon and delta are there only where an epsilon is proven."""
+    values: dict[str, Any] = {"text": guarantee.describe(delta)}
+    for name, value in guarantee.to_dict().items():
+        if value not in (None, "", []):
+            values[name] = value
+    if not guarantee.proven or guarantee.by_distance:
+        return values
+    epsilon = guarantee.epsilon(delta)
+    values |= {"epsilon": epsilon, "delta": delta, "vacuous": epsilon > VACUOUS}
+    values["meaning"] = guarantee.meaning().to_dict()
+    if guarantee.unit == "record" and guarantee.group == 1:
+        values["epsilon_of_10_records"] = guarantee.of_group(10).epsilon(delta)
+    if guarantee.unit == "person":
+        values["epsilon_of_one_record"] = guarantee.of_part("record").epsilon(delta)
+    return values
 
 
 def total(guarantees: Iterable[Guarantee]) -> Guarantee:
-    """Compose the releases of one party into one statement about all of them.
+    """Compose the releases of one party into one guarantee for all of them.
 
     Parameters
     ----------
     guarantees : iterable of Guarantee
-        Per-round guarantees of one party, of one unit, relation and trust; their bounds compose by
-        `fedveil.accounting.bounds`, and one release without a proof makes the total one without a proof.
+        Guarantees of rounds, of one party, unit, relation and trust. Their bounds compose by
+        `fedveil.accounting.bounds`; one release without a proof makes a total without a proof.
 
     Raises
     ------
@@ -334,54 +365,76 @@ def total(guarantees: Iterable[Guarantee]) -> Guarantee:
     parts = list(guarantees)
     if not parts:
         raise FieldError("guarantees", [], "nothing was released, so there is nothing to compose")
+    first = parts[0]
+    conditions: list[str] = []
+    distances: list[float] = []
     for part in parts:
-        if any(getattr(part, name) != getattr(parts[0], name) for name in _SHARED):
+        if any(getattr(part, name) != getattr(first, name) for name in _SHARED):
             raise FieldError("guarantees", part.describe(), f"must share {', '.join(_SHARED)} with the others")
-    apart = max((p.hypotheses_apart for p in parts if p.hypotheses_apart is not None), default=None)
-    held = min(part.silos_per_person for part in parts)
-    whole = replace(parts[0], scope="total", bound=Unprotected(), conditions=(), hypotheses_apart=apart)
-    whole = replace(whole, silos_per_person=held)
-    bound = composed((p.bound for p in parts), whole.relation)
-    conditions = () if isinstance(bound, Heuristic | Unprotected) else (c for p in parts for c in p.conditions)
-    return replace(whole, bound=bound, conditions=tuple(dict.fromkeys(conditions)))
+        conditions += part.conditions
+        if part.hypotheses_apart is not None:
+            distances.append(part.hypotheses_apart)
+    bound = composed([part.bound for part in parts], first.relation)
+    if isinstance(bound, Heuristic | Unprotected):
+        conditions = []
+    return replace(
+        first,
+        scope="total",
+        bound=bound,
+        silos_per_person=min(part.silos_per_person for part in parts),
+        hypotheses_apart=max(distances, default=None),
+        conditions=_distinct(conditions),
+    )
 
 
-def whole_noise(silos: int, tolerated: int) -> str:
-    """Condition of a trusted sum: how many silos may be missing from its noise."""
+def _distinct(conditions: Iterable[str]) -> tuple[str, ...]:
+    """Drop conditions that were said before, and keep the order."""
+    return tuple(dict.fromkeys(conditions))
+
+
+def dropout_condition(silos: int, tolerated: int) -> str:
+    """State the condition of a trusted sum: how many silos may be missing from its noise."""
     return f"at most {tolerated} of {silos} silos drop out, lie about their noise or pool what they know"
 
 
-def at_most(count: int, what: str) -> str:
-    """Condition of a promise under add/remove, whose rows are public in number: "examples" or "people"."""
+def size_condition(count: int, what: str) -> str:
+    """State the condition of a promise under add/remove: the most rows of a silo, "examples" or "people"."""
     return f"no silo has more than {count} {what}"
 
 
-def few_silos(silos: int) -> str:
-    """Condition of a promise for persons: at how many silos one may be."""
-    return f"no person is at more than {silos} silo{'s' * (silos > 1)}"
+def silos_condition(silos: int) -> str:
+    """State the condition of a promise for persons: at how many silos one may be."""
+    silo = "silo" if silos == 1 else "silos"
+    return f"no person is at more than {silos} {silo}"
 
 
-def few_colluding(colluding: int, least: int) -> str:
-    """Condition of a secure sum: how many sites may be dishonest."""
+def collusion_condition(colluding: int, least: int) -> str:
+    """State the condition of a secure sum: how many sites may be dishonest."""
     return f"at most {colluding} of any {least} sites pool what they know with the server or leave out their noise"
 
 
 def read_off(keys: Sequence[str]) -> tuple[str, ...]:
-    """Condition of a configuration whose keys hold what was read off the private data."""
+    """State the condition of a configuration with keys that were read off the private data; none without such keys."""
+    if not keys:
+        return ()
     same = "would be the same without the one who is protected, though read off the data"
-    return (f"{', '.join(keys)} of the configuration {same}",) if keys else ()
+    return (f"{', '.join(keys)} of the configuration {same}",)
 
 
 def conditions_of(unit: Unit, trust: Trust, relation: Relation) -> tuple[str, ...]:
-    """What has to hold wherever a unit is promised something under a trust model, whoever builds it."""
-    conditions: tuple[str, ...] = (SUM_IS_TRUSTED,) if trust == "trusted sum" else ()
+    """List the conditions of every promise to a unit under a trust model."""
+    conditions = []
+    if trust == "trusted sum":
+        conditions.append(SUM_IS_TRUSTED)
     if trust == "secure sum":
-        conditions = (KEYS_ARE_SECRET,)
+        conditions.append(KEYS_ARE_SECRET)
     if trust != "central":
-        conditions += (LIVENESS,)
+        conditions.append(LIVENESS)
     elif relation == "add/remove" and unit == "client":
-        conditions += (FIXED_COHORT,)
-    return (*conditions, NO_FAILURE) if unit in PARTS else conditions
+        conditions.append(FIXED_COHORT)
+    if unit in PARTS:
+        conditions.append(NO_FAILURE)
+    return tuple(conditions)
 
 
 def promise_of_mu(
@@ -393,7 +446,7 @@ def promise_of_mu(
     first: tuple[str, ...] = (),
     more: tuple[str, ...] = (),
 ) -> Guarantee:
-    """Mu-GDP under what has to hold for every such promise (`conditions_of`), with conditions before and behind."""
+    """Promise mu-GDP on the conditions of every such promise (`conditions_of`), between `first` and `more`."""
     promise = of_round(GDP(mu), trust, relation, *first, *conditions_of(unit, trust, relation), *more)
     public_size = relation != "add/remove" if unit in PARTS else None
     return replace(promise, unit=unit, scope=scope, public_size=public_size)

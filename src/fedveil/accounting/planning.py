@@ -1,4 +1,4 @@
-"""Plan noise: of one noisy step, many times; and of rounds, whichever of their figures is left open."""
+"""Plans of noise: for many noisy steps, and for rounds with one of their figures left open."""
 
 import math
 from dataclasses import dataclass
@@ -19,18 +19,21 @@ _WIDEST = 1e6  # a noise multiplier that drowns everything
 
 
 def step_event(noise_multiplier: float, rate: float = 1.0) -> Event:
-    """One noisy step: a Gaussian sum over everybody, or over a Poisson sample."""
+    """Return the event of one noisy step: a Gaussian sum over everybody, or over a Poisson sample."""
     noise = Gaussian(noise_multiplier)
     return noise if rate == 1 else Poisson(rate, noise)
 
 
 @lru_cache(maxsize=256)
 def least_places(examples: int, rate: float, chance: float) -> int:
-    """The least size of a batch that a Poisson lot exceeds with at most this chance; never more than the examples."""
+    """Return the least size of a batch that a Poisson lot exceeds with at most this chance, up to all examples."""
     low, high = -1, examples
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if scipy.special.bdtrc(middle, examples, rate) <= chance else (middle, high)
+        if scipy.special.bdtrc(middle, examples, rate) <= chance:
+            high = middle
+        else:
+            low = middle
     return max(high, 1)
 
 
@@ -38,14 +41,14 @@ def least_places(examples: int, rate: float, chance: float) -> int:
 def least_noise(
     epsilon: float, delta: float, steps: int, *, rate: float = 1.0, relation: Relation = "zero-out"
 ) -> float:
-    """The least noise multiplier z = sigma / C for which all steps together stay within (epsilon, delta).
+    """Find the least noise multiplier z = sigma / C for which all steps together stay within (epsilon, delta).
 
     Parameters
     ----------
     epsilon, delta : float
-        Of the total.
+        Target of the total.
     steps : int
-        Noisy steps, each with noise of deviation z * C on a sum of contributions clipped to C.
+        Number of noisy steps, each with noise of deviation z * C on a sum of contributions clipped to C.
     rate : float
         Poisson sampling rate of each step, in (0, 1].
     relation : {"zero-out", "add/remove", "replace-one"}
@@ -54,7 +57,7 @@ def least_noise(
     Returns
     -------
     float
-        To 4 digits above the least one with sampling, to 12 without; never below it.
+        Noise multiplier, never below the least one; with sampling it agrees to 4 digits, without to 12.
 
     Raises
     ------
@@ -65,7 +68,8 @@ def least_noise(
     if epsilon <= delta:
         accepted = f"says no more than its delta of {delta:g}, and leaves nothing to learn: raise it, or lower delta"
         raise FieldError("epsilon", epsilon, accepted)
-    steps, sampled = require_count("steps", steps), step_event(1.0, rate) != Gaussian(1.0)
+    steps = require_count("steps", steps)
+    sampled = step_event(1.0, rate) != Gaussian(1.0)
     change = factor_of(relation) * math.sqrt(steps)
     most = noise_of_epsilon(epsilon, delta, change)
     if not most < _WIDEST:
@@ -75,7 +79,8 @@ def least_noise(
         return most
 
     def excess(log_noise: float) -> float:
-        return epsilon_of([(step_event(math.exp(log_noise), rate), steps)], delta, relation) - epsilon
+        event = step_event(math.exp(log_noise), rate)
+        return epsilon_of([(event, steps)], delta, relation) - epsilon
 
     if excess(math.log(most)) > 0:  # the grid of the loss distribution is too coarse for so small an epsilon
         accepted = "is below what the accountant resolves under sampling: raise it, or set the rate to 1"
@@ -91,7 +96,7 @@ def least_noise(
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A budget and the noise that goes with it.
+    """Privacy budget and the noise that meets it.
 
     Attributes
     ----------
@@ -100,7 +105,7 @@ class Plan:
     rounds, clients : int
         Rounds composed; clients of the cohort, which all take part in every round.
     relation : str
-        Which inputs are neighbours.
+        Neighbouring inputs.
     clip : float
         Clipping norm C of a client's update.
     noise_multiplier : float
@@ -135,19 +140,25 @@ class Plan:
     @property
     def signal_to_noise(self) -> float | None:
         """Length of a clipped update over the expected length of the noise; None without a dimension."""
-        signal = min(self.clip, self.update_norm or self.clip)
-        return None if self.dimension is None else signal / (self.sigma * math.sqrt(self.dimension))
+        if self.dimension is None:
+            return None
+        return self._signal / (self.sigma * math.sqrt(self.dimension))
+
+    @property
+    def _signal(self) -> float:
+        """Typical length of a clipped update."""
+        return min(self.clip, self.update_norm or self.clip)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a reader should not overlook."""
+        """Doubts about the plan, one text each."""
         doubts = delta_warning(self.delta, self.clients)
         if self.relation == "add/remove":
             doubts += ("add/remove holds only if the planned cohort stays the same, and unsampled, whoever belongs",)
         return doubts
 
     def advice(self) -> str:
-        """What to expect, and what would help."""
+        """Say whether training can work, and what would help."""
         snr = self.signal_to_noise
         if self.vacuous:
             enough = self.noise_multiplier * self.mu / mu_of_epsilon(VACUOUS, self.delta)
@@ -164,15 +175,18 @@ class Plan:
         return f"hopeless as it stands: the noise is {times}. What would work instead: {ways}"
 
     def _largest_dimension(self) -> int:
-        return int((min(self.clip, self.update_norm or self.clip) / (ENOUGH * self.sigma)) ** 2)
+        return int((self._signal / (ENOUGH * self.sigma)) ** 2)
 
     def _changes(self, snr: float) -> list[str]:
-        """Single changes, all else equal, that bring the signal-to-noise ratio up to what is enough."""
-        ways = [f"{max(self.clients + 1, math.ceil(self.clients * ENOUGH / snr)):,} clients in every round"]
-        if smaller := self._largest_dimension():
-            ways.append(_counted(smaller, "trainable parameter"))
-        if fewer := int(self.rounds * (snr / ENOUGH) ** 2):
-            ways.append(_counted(fewer, "round"))
+        """List single changes, all else equal, that raise the signal-to-noise ratio to `ENOUGH`."""
+        clients = max(self.clients + 1, math.ceil(self.clients * ENOUGH / snr))
+        ways = [f"{clients:,} clients in every round"]
+        dimension = self._largest_dimension()
+        if dimension:
+            ways.append(_counted(dimension, "trainable parameter"))
+        rounds = int(self.rounds * (snr / ENOUGH) ** 2)
+        if rounds:
+            ways.append(_counted(rounds, "round"))
         weaker = epsilon_of_mu(self.mu * ENOUGH / snr, self.delta)
         if weaker <= VACUOUS:
             ways.append(f"an epsilon of {rounded_up(weaker, 3)}")
@@ -180,11 +194,12 @@ class Plan:
 
 
 def _counted(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+    plural = "" if number == 1 else "s"
+    return f"{number:,} {thing}{plural}"
 
 
 def delta_warning(delta: float, units: int, unit: str = "client") -> tuple[str, ...]:
-    """Say so if a delta allows giving one of the protected units away whole."""
+    """Warn if a delta allows giving one of the protected units away whole."""
     if delta <= 1 / units:
         return ()
     return (f"delta {delta:g} is above 1/n: it allows giving away one of the {units} {unit}s whole",)
@@ -203,24 +218,24 @@ def plan(
     update_norm: float | None = None,
     signal_to_noise: float = ENOUGH,
 ) -> Plan:
-    """Fill in what is left open, never ending above the target epsilon.
+    """Fill in the figure that is left open, never above the target epsilon.
 
     Parameters
     ----------
     delta : float
         Failure probability of the total.
     rounds : int, optional
-        Rounds; left open, the most that epsilon and the noise multiplier allow.
+        Number of rounds; left open, the most that epsilon and the noise multiplier allow.
     clients : int, optional
-        Clients of each round's cohort (uniform weights, everybody in every round); None: the smallest cohort that
-        reaches `signal_to_noise` with `dimension` parameters.
+        Clients of each round's cohort, with uniform weights and everybody in every round. None: the smallest cohort
+        that reaches `signal_to_noise` with `dimension` parameters.
     epsilon : float, optional
-        Target for the total over all rounds; left open, what the noise multiplier costs.
+        Target of the total over all rounds; left open, the cost of the noise multiplier.
     noise_multiplier : float, optional
         z of global DP, sigma = z * C / clients; left open, the least that meets epsilon.
     clip : float, optional
-        C; left open, the typical length of an update, or 1: a larger C only adds noise, a smaller one cuts signal and
-        noise alike and adds bias.
+        C; left open, the typical length of an update, or 1. A larger C only adds noise. A smaller one cuts signal and
+        noise alike, and adds bias.
     relation : {"zero-out", "add/remove", "replace-one"}
         Neighbouring inputs.
     dimension : int, optional
@@ -228,7 +243,12 @@ def plan(
     update_norm : float, optional
         Typical length of an update before clipping, from public data or a guess.
     signal_to_noise : float
-        What a cohort that is left open has to reach.
+        Least ratio for a cohort that is left open.
+
+    Returns
+    -------
+    Plan
+        All figures.
 
     Raises
     ------
@@ -269,7 +289,7 @@ def plan(
 def _rounds_and_noise(
     rounds: int | None, epsilon: float | None, noise_multiplier: float | None, delta: float, relation: Relation
 ) -> tuple[int, float]:
-    """Rounds and noise multiplier, of which one may be open where epsilon is given."""
+    """Return rounds and noise multiplier; one of them may be open if epsilon is given."""
     if rounds is None:
         if epsilon is None or noise_multiplier is None:
             raise FieldError("rounds", None, "give the rounds, or both epsilon and noise_multiplier for the most")

@@ -1,4 +1,4 @@
-"""What an existing configuration, of whatever library, really promises."""
+"""Readings: what an existing configuration, of any library, really promises."""
 
 import math
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ AS_READ = "one {unit} moves what the noise is added to by at most the clip, and 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What an existing configuration really promises.
+    """Promise of an existing configuration, whatever it names itself.
 
     Attributes
     ----------
     sigma : float
-        Deviation of its noise.
+        Deviation of the configuration's noise.
     round, total : Guarantee
-        Of one round, and of all.
+        Guarantee of one round, and of all rounds.
     delta : float
-        Of every epsilon.
+        Delta of every epsilon.
     claimed : float, optional
-        Epsilon that the configuration names, for a round or in total as its author may have meant.
+        Epsilon that the configuration names; its author may have meant a round or the total.
     least_sigma : float, optional
-        The least deviation for which the total stays within `claimed`.
+        Least deviation for which the total stays within `claimed`.
     """
 
     sigma: float
@@ -40,7 +40,7 @@ class Reading:
     least_sigma: float | None = None
 
     def describe(self) -> tuple[str, ...]:
-        """What to know, a sentence each."""
+        """Describe the reading, one sentence at a time."""
         epsilon = self.total.epsilon(self.delta)
         sentences = [
             f"noise of deviation {self.sigma:.4g}: {self.round.describe()}",
@@ -70,27 +70,31 @@ def reading(
     trust: Trust = "local",
     relation: Relation = "zero-out",
 ) -> Reading:
-    """Read a configuration: clipping norm and noise, or the epsilon and sensitivity that its noise is computed from.
+    """Read a configuration from its clipping norm and noise, or from the epsilon and sensitivity of its noise.
 
     Parameters
     ----------
     clip : float
-        C: how far one unit can move what is released. This, and not a `sensitivity` that is set beside it, is what
-        the promise rests on.
+        C, the furthest that one unit moves the release. The promise rests on it, and not on `sensitivity`.
     rounds : int
-        Releases.
+        Number of releases.
     delta : float
-        Of every epsilon.
+        Delta of every epsilon.
     sigma : float, optional
         Deviation of the noise, in the units of `clip`.
     epsilon : float, optional
-        Without `sigma`: epsilon a round that sigma is computed from. With it: the total that is claimed.
+        With `sigma`: the total that is claimed. Without: epsilon of one round, from which sigma is computed.
     sensitivity : float, optional
-        What sigma is computed with; the clip unless the configuration sets another.
+        Sensitivity from which sigma is computed; by default the clip.
     formula : {"classic", "exact"}
         Classic: sigma = sensitivity sqrt(2 ln(1.25 / delta)) / epsilon, which proves nothing above epsilon 1.
     unit, trust, relation
-        As in `Guarantee`.
+        Fields of `Guarantee`.
+
+    Returns
+    -------
+    Reading
+        Guarantees of one round and of all rounds.
 
     Raises
     ------
@@ -107,11 +111,15 @@ def reading(
         if epsilon is None:
             raise FieldError("sigma", None, "give it, or the epsilon that it is computed from")
         moved = require_positive("sensitivity", clip if sensitivity is None else sensitivity)
-        classic = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
-        sigma = moved * (classic if formula == "classic" else least_noise(epsilon, delta, 1))
+        if formula == "classic":
+            sigma = moved * (math.sqrt(2 * math.log(1.25 / delta)) / epsilon)
+        else:
+            sigma = moved * least_noise(epsilon, delta, 1)
     sigma = require_within("sigma", "sigma", sigma)
     read = (AS_READ.format(unit=unit),)
-    least = None if epsilon is None else clip * least_noise(epsilon, delta, rounds, relation=relation)
+    least = None
+    if epsilon is not None:
+        least = clip * least_noise(epsilon, delta, rounds, relation=relation)
     return Reading(
         sigma=sigma,
         round=promise_of_mu(unit, trust, relation, "round", change / sigma, read),

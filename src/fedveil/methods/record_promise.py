@@ -17,10 +17,10 @@ from fedveil.accounting.guarantee import (
     LIVENESS,
     NO_FAILURE,
     SUM_IS_TRUSTED,
-    at_most,
-    few_colluding,
-    few_silos,
-    whole_noise,
+    collusion_condition,
+    dropout_condition,
+    silos_condition,
+    size_condition,
 )
 from fedveil.checks import (
     Clip,
@@ -202,8 +202,8 @@ class RecordPromise(Parameters):
     def conditions(self) -> tuple[str, ...]:
         """What has to hold beside the conditions of every silo."""
         if self.sum == "trusted":
-            return SUM_IS_TRUSTED, whole_noise(self.silos, self.tolerated)
-        return (KEYS_ARE_SECRET, few_colluding(self.colluding, self.least_sites)) if self.sum == "secure" else ()
+            return SUM_IS_TRUSTED, dropout_condition(self.silos, self.tolerated)
+        return (KEYS_ARE_SECRET, collusion_condition(self.colluding, self.least_sites)) if self.sum == "secure" else ()
 
     def spend(self) -> Spend:
         """What a round costs.
@@ -220,8 +220,8 @@ class RecordPromise(Parameters):
         bound: Bound = PLD(((event, self.counts),))
         if isinstance(event, Gaussian):
             bound = GDP(FACTOR[self.relation] * math.sqrt(self.counts) / self.multiplier)
-        persons = (few_silos(self.silos_per_person),) if self.unit == "person" else ()
-        sizes = (at_most(self.most, self.counted),) if self.most is not None else ()
+        persons = (silos_condition(self.silos_per_person),) if self.unit == "person" else ()
+        sizes = (size_condition(self.most, self.counted),) if self.most is not None else ()
         conditions = (*self.conditions, *persons, *sizes, LIVENESS, NO_FAILURE)
         promise = of_round(bound, self.trust, self.relation, *conditions)
         promise = replace(promise, unit=self.unit, public_size=not private_size)

@@ -14,7 +14,7 @@ from scipy.stats import norm
 from fedveil import accounting as acc
 from fedveil.accounting.composition import _renyi
 from fedveil.accounting.euclidean_laplace import delta_of_shift
-from fedveil.accounting.events import FACTOR, grouped
+from fedveil.accounting.events import FACTOR, count_events
 from fedveil.errors import FieldError
 from fedveil.gdp import epsilon_of_mu, epsilon_of_rho
 
@@ -23,7 +23,7 @@ DELTA = 1e-5
 
 def renyi_epsilon(events: list, delta: float, relation: acc.Relation = "zero-out") -> float:
     """By Renyi DP alone: looser, an independent check."""
-    counts = grouped(events)
+    counts = count_events(events)
     gaussian = {event: count for event, count in counts.items() if isinstance(event, acc.Gaussian)}
     mu = math.hypot(*(FACTOR[relation] / e.noise_multiplier * math.sqrt(c) for e, c in gaussian.items()))
     others = {event: count for event, count in counts.items() if event not in gaussian}

@@ -24,7 +24,7 @@ from fedveil.accounting import (
     total,
 )
 from fedveil.accounting.bounds import GDP, PLD
-from fedveil.accounting.guarantee import few_silos
+from fedveil.accounting.guarantee import silos_condition
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData
 from fedveil.methods import build
@@ -116,7 +116,7 @@ def test_a_part_of_a_client_pays_twice_what_a_client_pays_for_coming(relation):
     for unit in ("record", "person"):
         part = client.of_part(unit)
         assert part.mu == (1.0 if relation == "replace-one" else 2.0)
-        assert (few_silos(1) in part.conditions) == (unit == "person")
+        assert (silos_condition(1) in part.conditions) == (unit == "person")
 
 
 @pytest.mark.parametrize(("trust", "grows"), [("local", 2**0.5), ("trusted sum", 2), ("secure sum", 2), ("central", 2)])
@@ -126,7 +126,7 @@ def test_a_person_at_two_silos_pays_for_both(trust, grows):
     both = alone.of_silos(2)
     assert both.mu == pytest.approx(grows)
     assert both.silos_per_person == 2
-    assert few_silos(2) in both.conditions
+    assert silos_condition(2) in both.conditions
     assert "at 2 silos" in both.describe(DELTA)
     assert Guarantee.from_dict(both.to_dict()) == both
     assert both.of_silos(2) == both
