@@ -11,6 +11,7 @@ from fedveil.accounting.bounds import Heuristic as Heuristic
 from fedveil.accounting.bounds import MetricDP as MetricDP
 from fedveil.accounting.bounds import MetricGDP as MetricGDP
 from fedveil.accounting.composition import epsilon as epsilon
+from fedveil.accounting.draws import Draw as Draw
 from fedveil.accounting.events import Changed as Changed
 from fedveil.accounting.events import DiscreteGaussian as DiscreteGaussian
 from fedveil.accounting.events import EuclideanLaplace as EuclideanLaplace

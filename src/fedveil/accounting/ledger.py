@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from fedveil.accounting.draws import Draw
 from fedveil.accounting.guarantee import BEFORE_ORDER, BEFORE_ROUNDING, PARTS, Guarantee, unprotected
 from fedveil.errors import FieldError, LedgerError, require_a, require_choice
 from fedveil.reading import json_of
@@ -104,6 +105,9 @@ class Spend:
     leakage : float, optional
         Heuristic neighbourhood leakage n / nu of this participation (group privacy as printed), or what the reported
         index of one of k hypotheses tells at most, ln k (IFCA): no guarantee, but it is public and adds up.
+    draws : tuple of Draw
+        The noise behind a proven guarantee in the mechanism's own numbers, from which the guarantee is computed anew.
+        Without any, a reader has the guarantee's word.
 
     Examples
     --------
@@ -119,6 +123,7 @@ class Spend:
     sensitivity: float | None = None
     charge: float | None = None
     leakage: float | None = None
+    draws: tuple[Draw, ...] = ()
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Spend":
@@ -128,7 +133,13 @@ class Spend:
             if name not in values:
                 raise FieldError(f"spend.{name}", None, "it is needed, as in a ledger's line")
         guarantee = Guarantee.from_dict(values["guarantee"])
-        return cls(**{**values, "guarantee": guarantee, "scale": tuple(values["scale"])})
+        draws = tuple(Draw(**draw) for draw in values.get("draws", ()))
+        return cls(**{**values, "guarantee": guarantee, "scale": tuple(values["scale"]), "draws": draws})
+
+    def values(self) -> dict[str, Any]:
+        """All but the guarantee as plain values for JSON."""
+        own = {name: value for name, value in vars(self).items() if name not in ("guarantee", "draws")}
+        return {**own, "draws": [vars(draw) for draw in self.draws]} if self.draws else own
 
 
 @cache
@@ -384,7 +395,7 @@ class Ledger:
             "purpose": entry.key[1],
             "attempt": entry.attempt,
             "digest": entry.digest,
-            "spend": {**vars(entry.spend), "guarantee": 0},
+            "spend": {**entry.spend.values(), "guarantee": 0},
             "source": entry.source,
             "rounds": entry.rounds,
             "format": entry.format,

@@ -8,20 +8,18 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, sqrt
 from typing import Any
 
 from fedveil.accounting import Ledger
-from fedveil.accounting.bounds import GDP
-from fedveil.accounting.ledger import RUN_OF_SITES, Entry, opening_digest
+from fedveil.accounting.ledger import RUN_OF_SITES, opening_digest
 from fedveil.engines.history import totals_of
 from fedveil.engines.party import COMBINE, SERVER
 from fedveil.evidence.books import Book, plain, promise_of_sites
+from fedveil.evidence.recomputed import on_their_word, too_small
 from fedveil.evidence.summary import REPRODUCIBLE
 
 Promises = Mapping[str, Mapping[str, Any]]  # by party
 CLIENT, VALIDATION = "worst client", "validation clients"
-SLACK = 1e-6  # of a noise's scale beside its promise: lines hold decimal numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +52,8 @@ class Carried:
         The same, of clients' own data sets.
     faults : list of str
         What contradicts itself, or is missing.
+    on_their_word : int
+        Proven promises of lines without the draws that they follow from; see `fedveil.evidence.recomputed`.
     """
 
     run: str
@@ -72,6 +72,7 @@ class Carried:
     ledgers: Sequence[Mapping[str, Any]]
     sites: Sequence[Mapping[str, Any]]
     faults: Sequence[str]
+    on_their_word: int = 0
 
     @property
     def head(self) -> str:
@@ -110,6 +111,7 @@ def carried(run: str, books: Mapping[str, Book], told: Mapping[str, Any], sets: 
     promises |= promise_of_sites(trust, own, delta)
     every = [*ledgers.values(), *(book.ledger for book in own.values())]
     entries = [entry for ledger in every for entry in ledger.entries]
+    weaker = [too_small(ledger.party, ledger.entries, terms.get("terms", {})) for ledger in every]
     kinds = {entry.source for entry in entries} - {"none", ""}
     values = Carried(
         run=run,
@@ -127,7 +129,8 @@ def carried(run: str, books: Mapping[str, Book], told: Mapping[str, Any], sets: 
         promises=promises,
         ledgers=[book.values() for _, book in sorted(books.items())],
         sites=[book.values() for _, book in sorted(own.items())],
-        faults=[*_of_parties(ledgers, trust), *_of_noise(every, terms)],
+        faults=[*_of_parties(ledgers, trust), *filter(None, weaker)],
+        on_their_word=on_their_word(entries),
     )
     return Carried(**json.loads(json.dumps(vars(values))))  # as a report holds it
 
@@ -167,48 +170,3 @@ def _of_parties(ledgers: Mapping[str, Ledger], trust: str) -> Iterator[str]:
     for party in sorted((bound & ledgers.keys()) - {SERVER}):
         if ledgers[party].opening != {"of": mark}:
             yield f"the ledger of {party} begins another run"
-
-
-def _of_noise(ledgers: Sequence[Ledger], terms: Mapping[str, Any]) -> Iterator[str]:
-    """Promises that are stronger than their noise carries."""
-    whole = _whole(terms.get("terms", {}))
-    for ledger in ledgers:
-        bad = next((entry for entry in ledger.entries if _too_little(entry, whole)), None)
-        if bad is not None:
-            yield f"{ledger.party}, round {bad.key[0]}: the promise is stronger than its noise carries"
-
-
-def _whole(terms: Mapping[str, Any]) -> float:
-    """How many shares of a sum's noise are counted on: n - t, or m - c; 1 without a sum, infinite where nobody says."""
-    kinds = {"trusted": ("silos", "tolerated"), "secure": ("least_sites", "colluding")}
-    if terms.get("sum") in kinds:
-        most, lost = kinds[terms["sum"]]
-        return float(terms[most] - terms[lost])
-    return 1.0 if terms else inf
-
-
-def _too_little(entry: Entry, whole: float) -> bool:
-    """Whether a line states a smaller cost than sensitivity over the noise's scale comes to."""
-    spend, guarantee = entry.spend, entry.spend.guarantee
-    gaussian = spend.mechanism in ("gaussian", "discrete gaussian")
-    if not gaussian or not guarantee.proven or not spend.sensitivity or len(spend.scale) != 1 or spend.scale[0] <= 0:
-        return False
-    shares = whole if guarantee.trust in ("trusted sum", "secure sum") else 1.0
-    least = spend.sensitivity / (spend.scale[0] * sqrt(shares))
-    if isinstance(guarantee.bound, GDP):
-        return guarantee.bound.mu < least * (1 - SLACK)
-    quietest = min(_multipliers(guarantee.bound.values().get("events", [])), default=0.0)
-    return quietest * least > 1 + SLACK
-
-
-def _multipliers(values: object) -> Iterator[float]:
-    """Every noise multiplier among a bound's events."""
-    if isinstance(values, Mapping):
-        for name, value in values.items():
-            if name == "noise_multiplier":
-                yield float(value)
-            else:
-                yield from _multipliers(value)
-    elif isinstance(values, list | tuple):
-        for value in values:
-            yield from _multipliers(value)

@@ -20,6 +20,7 @@ from fedveil.evidence.agreement import agree, found_since, promises_differ
 from fedveil.evidence.books import Book, Books, read_books
 from fedveil.evidence.carried import carried
 from fedveil.evidence.costs import spent_of
+from fedveil.evidence.recomputed import too_small
 from fedveil.reading import json_of
 from fedveil.tables import NOTHING
 
@@ -131,6 +132,9 @@ def _run(
     if not found.bound:
         unbound = "they name no parties: one may be missing, and who the author says to trust, at which delta"
         yield Checked(f"{name}: ledgers of an earlier version", None, unbound)
+    if found.on_their_word:
+        why = "scale and sensitivity allow them; they name no draws from which they could be computed anew"
+        yield Checked(f"{name}: {found.on_their_word} lines on their word", None, why)
     both = found.promises.keys() & held["promises"].keys()
     doubts = [doubt for party in both for doubt in found_since(found.promises[party], held["promises"][party])]
     for doubt in dict.fromkeys(doubts):
@@ -145,11 +149,12 @@ def _sets(values: Mapping[str, Any], books: Books, heads: Path | None) -> Iterat
         if book is None:
             yield Checked(name, None, "its ledger is not among --ledgers", "promise")
             continue
-        same = agree(set_values(book.up_to(one["ledger"]["lines"]), values["said"]["policy"]), one)
-        yield Checked(name, same, "its ledger is another, was shortened, or gives other sums")
+        known = book.up_to(one["ledger"]["lines"])
+        same = agree(set_values(known, values["said"]["policy"]), one)
+        weak = too_small(party, known.ledger.all_entries)
+        yield Checked(name, same and not weak, weak or "its ledger is another, was shortened, or gives other sums")
         yield _head(name, book, heads)
     said = {one["ledger"]["party"] for one in values["evidence"]["sets"]}
-    said |= {site["party"] for run in values["evidence"]["runs"] for site in run["sites"]}
     for party in sorted(books.sets.keys() - said):
         yield Checked(f"data set {party}", None, "the report says nothing of it, and its ledger is given", "promise")
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Relation, Spend, compose_mu, of_round
+from fedveil.accounting import Draw, Relation, Spend, compose_mu, of_round
 from fedveil.accounting.bounds import GDP, ZCDP, Bound, Heuristic
 from fedveil.accounting.guarantee import FIXED_COHORT
 from fedveil.aggregation import Updates, WeightedMean, padded, require_rule
@@ -260,7 +260,10 @@ class CentralNoise(AroundRule, ABC):
         else:
             proven = GDP(sensitivity / sigma, None if slope is None else slope / sigma)
         guarantee = _of_round(proven, "central", self.relation, *conditions)
-        return Spend(guarantee=guarantee, mechanism=PROVEN[self.noise], scale=(sigma,), sensitivity=sensitivity)
+        curve = None if self.noise == "discrete" else slope
+        drawn = (Draw(unit="client", relation=self.relation, moved=sensitivity, noise=sigma, slope=curve),)
+        mechanism = PROVEN[self.noise]
+        return Spend(guarantee=guarantee, mechanism=mechanism, scale=(sigma,), sensitivity=sensitivity, draws=drawn)
 
     def _heuristic(self, reason: str, sigma: float) -> Spend:
         guarantee = _of_round(Heuristic(reason), "central", self.relation)
@@ -290,8 +293,10 @@ def _with_bit(spend: Spend, adaptive: QuantileClip) -> Spend:
     bit = 1 / adaptive.bit_noise
     both = compose_mu((spend.guarantee.mu, bit))
     charge = None if spend.charge is None else compose_mu((spend.charge, bit))
+    drawn = Draw(unit="client", relation=spend.guarantee.relation, moved=1.0, noise=adaptive.bit_noise)
     # a client's bit moves with its update: the curve over the update's distance says nothing of it
-    return replace(spend, guarantee=replace(spend.guarantee, bound=GDP(both)), charge=charge)
+    guarantee = replace(spend.guarantee, bound=GDP(both))
+    return replace(spend, guarantee=guarantee, charge=charge, draws=(*spend.draws, drawn))
 
 
 def _integer_mean(clipped: Tensor, bound: float, sigma: float, cohort: int, source: Source) -> Tensor:

@@ -12,12 +12,12 @@ code has a sensitivity of 2 C_l / |D_k| for |D_k| samples of a client. `sensitiv
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 
-from fedveil.accounting import Release, Spend, count_of, model_of, nothing, of_round
+from fedveil.accounting import Draw, Release, Spend, count_of, model_of, nothing, of_round
 from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.guarantee import LIVENESS
 from fedveil.aggregation import NoState, perturbation_weights
@@ -143,7 +143,10 @@ class FedRE(ClientDefaults):
             for s in slices:
                 update[s] = noised(update[s], GaussianNoise(deviation), source)
         own = state if facts.layer_scores is None else LastScores(torch.tensor(scores, dtype=torch.float64))
-        return Protected((Release("model", facts.start + update),), self._spend(deviations, rounds), own)
+        spend = self._spend(deviations, rounds)
+        if spend.guarantee.proven:
+            spend = replace(spend, draws=_draws([bounds[name] for name in groups], deviations))
+        return Protected((Release("model", facts.start + update),), spend, own)
 
     def _part(self, releases: Releases, facts: ClientFacts) -> float:
         """Return the sensitivity over the clip: 1, or 2 / |D_k|."""
@@ -212,6 +215,12 @@ class FedRE(ClientDefaults):
         bound = GDP(self._round_mu(rounds)) if formal else Heuristic(reason)
         guarantee = of_round(bound, "local", "replace-one", *[LIVENESS] * formal)
         return Spend(guarantee=guarantee, mechanism="gaussian", scale=deviations)
+
+
+def _draws(bounds: Sequence[float], deviations: Sequence[float]) -> tuple[Draw, ...]:
+    """Each layer's noise: another client's layer lies at most 2 C_l away."""
+    layers = zip(bounds, deviations, strict=True)
+    return tuple(Draw(unit="client", relation="replace-one", moved=2 * c, noise=sigma) for c, sigma in layers)
 
 
 def _require_usable(field: str, value: float, deviations: Sequence[float], dtype: torch.dtype, rises: bool) -> None:

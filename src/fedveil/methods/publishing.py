@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Relation, Release, Spend, Trust, nothing, of_round
+from fedveil.accounting import Draw, Relation, Release, Spend, Trust, nothing, of_round
 from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.events import FACTOR
 from fedveil.checks import Count, MetricRange, NumberNoise, Parameters
@@ -102,7 +102,8 @@ class Publishing(Parameters):
         conditions = ("the number of clients stays the same whoever belongs",) if relation == "add/remove" else ()
         guarantee = of_round(GDP(factor / self.noise_multiplier), "central", relation, *conditions)
         scale = tuple((sigma * ranges).tolist())
-        spend = Spend(guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=factor * moved)
+        drawn = (Draw(unit="client", relation=relation, moved=factor * moved, noise=sigma),)
+        spend = Spend(guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=factor * moved, draws=drawn)
         return _named(names, mean * ranges), spend
 
     def describe(self) -> str:
@@ -159,7 +160,8 @@ class Validation(Parameters):
             return nothing(trust)
         guarantee = of_round(GDP(1 / self.noise_multiplier), "local", "replace-one", ANSWERS)
         scale = (self.noise_multiplier * self.loss_range,)
-        return Spend(guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=self.loss_range)
+        drawn = (Draw(unit="client", relation="replace-one", moved=self.loss_range, noise=scale[0]),)
+        return Spend(guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=self.loss_range, draws=drawn)
 
     def release(self, loss: float, trust: Trust, source: Source) -> tuple[tuple[Release, ...], Spend]:
         """What one client sends, and what that costs it.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from fedveil.accounting import Relation, Spend, SpendFilter, StepFilter, Trust, least_noise, of_round, step_event
+from fedveil.accounting import Draw, Relation, Spend, SpendFilter, StepFilter, Trust, least_noise, of_round, step_event
 from fedveil.accounting.bounds import GDP, PLD, Bound
 from fedveil.accounting.events import FACTOR, Gaussian
 from fedveil.accounting.guarantee import (
@@ -227,7 +227,28 @@ class RecordPromise(Parameters):
         promise = replace(promise, unit=self.unit, public_size=not private_size)
         promise = replace(promise, silos_per_person=self.silos_per_person)
         moved = FACTOR[self.relation] * self.clip
-        return Spend(guarantee=promise, mechanism="gaussian", scale=(self.deviation,), sensitivity=moved)
+        drawn = (self._draw(),)
+        return Spend(guarantee=promise, mechanism="gaussian", scale=(self.deviation,), sensitivity=moved, draws=drawn)
+
+    def _draw(self) -> Draw:
+        """What a silo's noise is drawn onto, for the ledger."""
+        parties = {
+            "none": (1, 0),
+            "trusted": (self.silos, self.tolerated),
+            "secure": (self.least_sites, self.colluding),
+        }
+        adding, lost = parties[self.sum]
+        return Draw(
+            unit=self.unit,
+            relation=self.relation,
+            moved=FACTOR[self.relation] * self.clip * self.together,
+            noise=self.deviation,
+            steps=self.counts,
+            rate=self.rate,
+            parties=adding,
+            lost=lost,
+            silos_per_person=self.silos_per_person,
+        )
 
     def budget(self) -> StepFilter | None:
         """A filter that holds a silo to the steps planned; None without a plan."""

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedveil.accounting import Guarantee, Release, Spend, compose_mu, model_of, nothing, of_round
+from fedveil.accounting import Draw, Guarantee, Release, Spend, compose_mu, model_of, nothing, of_round
 from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.guarantee import LIVENESS
 from fedveil.aggregation import Aggregator, require_rule
@@ -170,7 +170,13 @@ class SGALDP(ClientDefaults):
         if not guarantee.proven:
             return Spend(guarantee=guarantee, mechanism="gaussian", scale=scale)
         charge = None if self.similarity == "update" else compose_mu((_mu(epsilon, self.delta), *_beside(self)))
-        return Spend(guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=2 * self.clip, charge=charge)
+        length = 2 * self.clip
+        drawn = tuple(Draw(unit="client", relation="replace-one", moved=length, noise=sigma) for sigma in scale)
+        if scale and self.similarity == "noised":
+            drawn += (Draw(unit="client", relation="replace-one", moved=1.0, noise=self.similarity_noise),)
+        return Spend(
+            guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=length, charge=charge, draws=drawn
+        )
 
 
 @lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil.engines.lifetime import read_head, read_ledger, read_policy
-from fedveil.evidence import read_books
+from fedveil.evidence import encoded, read_books
 from fedveil_lab.config import load
 from fedveil_lab.report.statement.check import check
 from fedveil_lab.runs import Summary
@@ -72,6 +72,25 @@ def test_a_report_agrees_with_its_ledgers(report, ledgers):
     checks = {one.what: one.holds for one in check(STORED / report / "report.json", [STORED / one for one in ledgers])}
     assert not [what for what, holds in checks.items() if holds is False]
     assert [what for what, holds in checks.items() if what.endswith(": promise") and holds]
+
+
+def test_lines_without_draws_are_counted_and_refuse_nothing():
+    found = check(STORED / "report" / "report.json", [STORED / "run"])
+    [verdict] = [one for one in found if "on their word" in one.what]
+    assert verdict.holds is None
+    assert not [one for one in found if one.holds is False]
+
+
+def test_a_report_that_leaves_out_a_client_s_data_set_whose_ledger_is_given_is_no_pass(stored):
+    ledgers = sorted((stored / "deployed/ledgers").glob("*.jsonl"))
+    words = [word for file in ledgers for word in ("--ledgers", file)]
+    assert call("report", stored / "deployed/run", *words, "--out", stored / "sites").exit_code == 0
+    report = stored / "sites/report.json"
+    values = json.loads(report.read_bytes())
+    left = values["evidence"]["sets"].pop()["ledger"]["party"]
+    report.write_bytes(encoded(values))
+    unseen = [one.what for one in check(report, [stored / "deployed"]) if (one.holds, one.kind) == (None, "promise")]
+    assert f"data set {left}" in unseen
 
 
 def test_all_kinds_can_be_reported_anew(stored):

@@ -1,0 +1,174 @@
+"""Each line's promise computed anew from the noise that the line says was drawn, and compared with what it states.
+
+A line states a promise, and beside it draws (`fedveil.accounting.Draw`): what one unit moves, the noise, steps, rate,
+and how many parties' noise counts. A promise below what these give is refused. Every attempt has a line of its own, and
+each is charged. Lines of earlier versions, and of methods that give no draws, state a sensitivity and a scale at most:
+their promise may not be below these two, and `on_their_word` counts them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf, isclose, sqrt
+from types import MappingProxyType
+from typing import Any
+
+from fedveil.accounting import OPEN, Entry, compose_mu
+from fedveil.accounting.bounds import GDP, PLD, ZCDP, Bound, MetricDP, MetricGDP
+from fedveil.accounting.draws import Draw
+from fedveil.accounting.events import FACTOR, Event, Gaussian, Poisson
+
+SLACK = 1e-6  # of a promise beside its noise: lines hold decimal numbers
+GAUSSIAN = ("gaussian", "discrete gaussian")
+
+
+def too_small(party: str, entries: Sequence[Entry], terms: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """Name the first promise that is smaller than its line's own noise gives; empty where there is none.
+
+    Parameters
+    ----------
+    party : str
+        Whose ledger it is.
+    entries : sequence of Entry
+        Of one run, or of all runs on a data set.
+    terms : mapping, optional
+        The method's options that the run's opening binds; none where nobody says.
+    """
+    whole = _shares(terms)
+    for entry in entries:
+        why = _fault(entry, whole)
+        if why:
+            return f"{party}, round {entry.key[0]}: {why}"
+    return ""
+
+
+def on_their_word(entries: Iterable[Entry]) -> int:
+    """How many proven promises stand in lines without draws."""
+    return sum(map(_unfounded, entries))
+
+
+def _unfounded(entry: Entry) -> bool:
+    spend = entry.spend
+    if not spend.guarantee.proven or spend.draws or spend.guarantee.by_distance:
+        return False
+    return not (entry.digest == OPEN and not spend.scale)  # nothing was drawn, and nothing left
+
+
+def _fault(entry: Entry, whole: float) -> str:
+    """Why a line's promise is refused; empty where it holds."""
+    spend = entry.spend
+    if not spend.guarantee.proven:
+        return ""
+    if spend.guarantee.by_distance:
+        return _fault_over_distance(entry)
+    if _below_scale(entry, whole):
+        return "the promise is stronger than its noise carries"
+    return _fault_of_draws(entry, whole) if spend.draws else ""
+
+
+def _fault_of_draws(entry: Entry, whole: float) -> str:
+    spend, promise = entry.spend, entry.spend.guarantee
+    labels = (promise.unit, promise.relation, promise.silos_per_person)
+    if any((draw.unit, draw.relation, draw.silos_per_person) != labels for draw in spend.draws):
+        return "its draws are of another unit, relation or number of silos than its promise"
+    summed = promise.trust in ("trusted sum", "secure sum")
+    if any(_counted(draw) < 1 or _counted(draw) > (whole if summed else 1) for draw in spend.draws):
+        return "its draws count on the noise of more parties than there are"
+    if promise.group != 1:
+        return "its promise is for a group, and its draws are for one unit"
+    bounds = [promise.bound] if spend.charge is None else [promise.bound, GDP(spend.charge)]
+    if not all(_covers(bound, spend.draws) for bound in bounds):
+        return "the promise is stronger than its draws carry"
+    return ""
+
+
+def _counted(draw: Draw) -> int:
+    """Parties whose noise is in a sum for certain."""
+    return draw.parties - draw.lost
+
+
+def _moved_by_noise(draw: Draw) -> float:
+    """Mu of one sum, for a unit that is in it."""
+    return draw.moved / (draw.noise * sqrt(_counted(draw)))
+
+
+def _covers(bound: Bound, draws: Sequence[Draw]) -> bool:
+    """Whether a bound promises no more than the draws give."""
+    mu = compose_mu(_moved_by_noise(draw) * sqrt(draw.steps) for draw in draws)
+    if isinstance(bound, GDP):
+        return bound.mu >= mu * (1 - SLACK) and _slope_covers(bound.mu_per_distance, draws)
+    if isinstance(bound, ZCDP):
+        return bound.rho >= mu**2 / 2 * (1 - 2 * SLACK)
+    return isinstance(bound, PLD) and len(draws) == 1 and _among(dict(bound.events), draws[0])
+
+
+def _among(stated: Mapping[Event, int], draw: Draw) -> bool:
+    """Whether the events behind a bound have so many steps that are no quieter, and no rarer, than a draw's."""
+    noise = FACTOR[draw.relation] / _moved_by_noise(draw) * (1 + SLACK)
+    for event, count in stated.items():
+        rate = event.rate if isinstance(event, Poisson) else 1.0
+        inner = event.event if isinstance(event, Poisson) else event
+        loud = isinstance(inner, Gaussian) and inner.noise_multiplier <= noise
+        if loud and count >= draw.steps and rate >= draw.rate * (1 - SLACK):
+            return True
+    return False
+
+
+def _slope_covers(stated: float | None, draws: Sequence[Draw]) -> bool:
+    """Whether a curve over a distance is no flatter than the draws give; without a curve nothing is promised."""
+    if stated is None:
+        return True
+    if any(draw.slope is None for draw in draws):
+        return False
+    slopes = [(draw.slope or 0.0) / draw.noise * sqrt(draw.steps) for draw in draws]
+    return stated >= compose_mu(slopes) * (1 - SLACK)
+
+
+def _fault_over_distance(entry: Entry) -> str:
+    """Why a promise over a distance is refused: its noise's scale alone gives it."""
+    spend, bound = entry.spend, entry.spend.guarantee.bound
+    if len(spend.scale) != 1 or spend.scale[0] <= 0:
+        return ""
+    [scale] = spend.scale
+    weaker = True
+    if isinstance(bound, MetricGDP) and spend.mechanism in GAUSSIAN:
+        weaker = bound.mu_per_distance >= (1 - SLACK) / scale
+    elif isinstance(bound, MetricDP):
+        events = bound.events_per_distance
+        seen = sum(event.shift * count for event, count in events)
+        weaker = bound.epsilon_per_distance >= scale * (1 - SLACK)
+        weaker = weaker and (not events or isclose(seen, bound.epsilon_per_distance, rel_tol=SLACK))
+    return "" if weaker else "the promise is stronger than its noise carries"
+
+
+def _shares(terms: Mapping[str, Any]) -> float:
+    """How many shares of a sum's noise are counted on: n - t, or m - c; 1 without a sum, infinite where nobody says."""
+    kinds = {"trusted": ("silos", "tolerated"), "secure": ("least_sites", "colluding")}
+    if terms.get("sum") in kinds:
+        most, lost = kinds[terms["sum"]]
+        return float(terms[most] - terms[lost])
+    return 1.0 if terms else inf
+
+
+def _below_scale(entry: Entry, whole: float) -> bool:
+    """Whether a line states a smaller cost than sensitivity over the noise's scale comes to."""
+    spend, guarantee = entry.spend, entry.spend.guarantee
+    if spend.mechanism not in GAUSSIAN or not spend.sensitivity or len(spend.scale) != 1 or spend.scale[0] <= 0:
+        return False
+    shares = whole if guarantee.trust in ("trusted sum", "secure sum") else 1.0
+    least = spend.sensitivity / (spend.scale[0] * sqrt(shares))
+    if isinstance(guarantee.bound, GDP):
+        return guarantee.bound.mu < least * (1 - SLACK)
+    quietest = min(_multipliers(guarantee.bound.values().get("events", [])), default=0.0)
+    return quietest * least > FACTOR[guarantee.relation] * (1 + SLACK)  # events count noise over C, moved by 2C or C
+
+
+def _multipliers(values: object) -> Iterator[float]:
+    """Every noise multiplier among a bound's events."""
+    if isinstance(values, Mapping):
+        for name, value in values.items():
+            if name == "noise_multiplier":
+                yield float(value)
+            else:
+                yield from _multipliers(value)
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _multipliers(value)
