@@ -336,7 +336,7 @@ def worst(name, n, generator):
         return found, [r[order[:-1]].contiguous().view(torch.int32) for r in rows]
 
     total, bits = world(None)
-    kept, moved = sums.way != "one by one", 0.0
+    kept, moved = sums.rule_name != "one by one", 0.0
     for changed in ("missing", "label", 0.0, 1e38, float("inf"), float("nan"), 1e-42):
         other, later = world(changed)
         kept = kept and all(torch.equal(a, b) for a, b in zip(bits, later, strict=True))
@@ -395,7 +395,7 @@ def worst_of_persons(n, each, generator, *, bias=True):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Products, "cores", watched)
         total, bits = world(None)
-        kept, moved = sums.way == "layers", 0.0
+        kept, moved = sums.rule_name == "layers", 0.0
         for changed in ("missing", "image", "label", 0.0, 1e38, float("inf"), float("nan"), 1e-42):
             other, later = world(changed)
             kept = kept and torch.equal(bits, later)
@@ -703,7 +703,7 @@ def test_what_is_set_between_two_steps_is_checked_anew():
     sums, vast = PerExample(model, Layout.from_module(model), "cross_entropy", torch.Generator()), x.clone()
     vast[3] = 3e38
     sums.clipped_sum(x, y, CLIP)
-    assert sums.way == "layers"
+    assert sums.rule_name == "layers"
     torch.autograd.set_detect_anomaly(True)
     try:
         one, other = (sums.clipped_sum(batch, y, CLIP)[0] for batch in (x, vast))
@@ -805,9 +805,9 @@ def test_a_round_that_is_asked_again_reads_what_it_read_before():
 
 def test_a_method_that_is_replaced_in_one_layer_is_code_of_somebodys_own():
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Linear(12, 3))
-    assert PerExample(model, Layout.from_module(model), "cross_entropy").way == "layers"
+    assert PerExample(model, Layout.from_module(model), "cross_entropy").rule_name == "layers"
     model[0]._conv_forward = lambda x, w, b: nn.functional.conv2d(x / x.abs().max().clamp(min=1e30), w, b)
-    assert PerExample(model, Layout.from_module(model), "cross_entropy").way != "layers"
+    assert PerExample(model, Layout.from_module(model), "cross_entropy").rule_name != "layers"
 
 
 def test_persons_places_do_not_follow_the_order_of_their_first_images(monkeypatch):

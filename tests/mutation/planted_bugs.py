@@ -1425,7 +1425,7 @@ BUGS = (
     _bug(
         "record: operators that follow values are traced",
         "_not_blind",
-        "node.op == 'call_module' or (node.op == 'call_function' and (not _blind(node, public)))",
+        "is_function and not _blind(node, public)",
         "False",
         f"{PRIVATE}::test_what_cannot_be_traced_is_trained_one_example_a_call",
         f"{WRITTEN}::test_numbers_of_rows_that_examples_say_go_one_example_a_call",
@@ -1455,14 +1455,14 @@ BUGS = (
     _bug(
         "record: a product that stands turned round in a sum is joined as it is",
         "_joined",
-        "second if turned else turn(first)",
-        "turn(first)",
+        "left.append(second)",
+        "left.append(transpose(first))",
         f"{WRITTEN}::test_sums_of_products_are_one_product",
     ),
     _bug(
         "record: what is no product is left out of a sum",
         "_joined",
-        "graph.graph.call_function(_ATEN.add.Tensor, (total, turn(node) if turned else node))",
+        "graph.call_function(_ATEN.add.Tensor, (total, added))",
         "total",
         f"{WRITTEN}::test_sums_of_products_are_one_product",
     ),
@@ -1491,7 +1491,7 @@ BUGS = (
     _bug(
         "record: one example's chance or divisor raises for the whole batch",
         "_blind",
-        "node.target is getitem or overload == 'p'",
+        "overload == 'p'",
         "True",
         "test_rounding::test_a_record_that_raises_or_is_missing_changes_nobody_elses_draws",
     ),
@@ -1540,17 +1540,18 @@ BUGS = (
     ),
     _bug(
         "person: a factor is not clipped",
-        "PerExample._part",
+        "_sum_of_spanned",
         "cores * scale[:, None, None]",
         "cores",
         f"{ROUNDING}::test_no_server_makes_a_factored_mean_longer_than_the_clip",
     ),
     _bug(
         "person: norms of factors by Gram matrices",
-        "PerExample._part",
+        "_sum_of_spanned",
         "torch.linalg.vector_norm(cores.flatten(1), dim=1)",
-        "(head._b.T.double().view(-1, each, len(head._b)).matmul(head._b.double().view(len(head._b), -1, each)"
-        ".transpose(0, 1)) * (bases.rows @ bases.rows.transpose(1, 2))).sum((1, 2)).clamp(min=0).sqrt() / each",
+        "(head._by_unit(head._grads.double(), bases.rows.shape[1]).permute(1, 2, 0)"
+        ".matmul(head._by_unit(head._grads.double(), bases.rows.shape[1]).transpose(0, 1))"
+        " * (bases.rows @ bases.rows.transpose(1, 2))).sum((1, 2)).clamp(min=0).sqrt() / bases.rows.shape[1]",
         f"{ROUNDING}::test_norms_of_gram_matrices_would_not_do",
     ),
     _bug(
@@ -1668,7 +1669,7 @@ BUGS = (
     ),
     _bug(
         "record: a gradient that is not finite is multiplied by 0",
-        "PerExample._part",
+        "_sum_of_examples",
         "gradients.drop(~finite)",
         "pass",
         f"{PRIVATE}::test_an_example_without_a_finite_gradient_counts_as_zero",

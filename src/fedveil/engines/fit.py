@@ -17,7 +17,7 @@ from fedveil.learning.inputs import Inputs
 from fedveil.learning.losses import LossFunction, base_name, evaluating, loss_of, outputs_of
 from fedveil.learning.made_up import probes
 from fedveil.learning.metrics import task_of
-from fedveil.learning.objective import how_alike, named, require_paired, void_labels
+from fedveil.learning.objective import shape_fix, named, require_paired, void_labels
 
 
 def same_examples(clients: Sequence[ClientData]) -> Iterator[str]:
@@ -127,7 +127,7 @@ def require_fit(module: nn.Module, clients: Sequence[ClientData], loss: str | Lo
             elif not y.is_floating_point() and own == (1, *wanted[1:]) != wanted:
                 fix = "; make it [N]: y.reshape(-1)" if y.dim() == 2 else "; make it [N, H, W]: y.squeeze(1)"
             elif own != wanted and (y.is_floating_point() or y[0].numel() == output[0].numel()):
-                fix = f"; make the shapes alike, {how_alike(own, wanted)}"
+                fix = f"; make the shapes alike, {shape_fix(own, wanted)}"
             accepted = f"{name} cannot compare it with the model's outputs {tuple(output.shape[1:])} ({error}){fix}"
             raise FieldError(f"clients[{i}].y", _kind(y), accepted) from error
         if not isinstance(value, Tensor) or value.dim():

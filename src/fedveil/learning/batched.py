@@ -59,74 +59,109 @@ class BatchedTrainer:
             raise NotStackable(f"the loss {local.loss!r} has no batched form")
         if local.unusual:
             raise NotStackable(f"local training with '{local.unusual}' has no batched form")
-        self.layout, self.local = layout, local
+        self.layout = layout
+        self.local = local
         self._device = device_of(device)
         self._block = None if block is None else require_count("block", block)
-        workers = require_workers("workers", workers)
         self._threads = Threads()
-        self._places = [ClientBlock(compile_stack(model, layout), local) for _ in range(workers)]
-        self._alone = partial(
-            SequentialTrainer, model, layout, local, device, shared_random=False, before_step=self._threads.stay
+        self._places: list[ClientBlock] = []
+        for _ in range(require_workers("workers", workers)):
+            self._places.append(ClientBlock(compile_stack(model, layout), local))
+        self._one_by_one = partial(
+            SequentialTrainer,
+            model,
+            layout,
+            local,
+            device,
+            shared_random=False,
+            before_step=self._threads.raise_if_stopped,
         )
 
-    def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
+    def train(
+        self,
+        starts: Tensor,
+        clients: Sequence[ClientData],
+        keys: Sequence[Key],
+    ) -> list[Trained | Exception]:
         """Train each client from its own start; see `SequentialTrainer.train`."""
         check_request(self.layout, starts, clients, keys)
-        size = self.local.batch_size
-        # the most steps first: then the clients still busy are always the first of their block
-        busy = sorted((i for i, c in enumerate(clients) if c.examples), key=lambda i: -clients[i].examples // size)
-        width, shared = self._width(clients), starts.stride(0) == 0
+        shared = starts.stride(0) == 0
         room = np.empty(starts.shape, _NUMPY[starts.dtype])  # in huge pages, which do not fault at every 4 KB
-        models, results = torch.from_numpy(room).unbind(), dict[int, Trained | Exception]()
-        blocks = [busy[i : i + width] for i in range(0, len(busy), width)]
+        models = torch.from_numpy(room).unbind()
+        results: dict[int, Trained | Exception] = {}
 
         def work(place: ClientBlock, block: list[int]) -> None:
             own = starts[: len(block)] if shared else starts[block]
-            some, named = [clients[i] for i in block], [keys[i] for i in block]
+            own_clients = [clients[i] for i in block]
+            own_keys = [keys[i] for i in block]
             try:
-                values, losses = self._train(place, own, some, named)
+                values, losses = self._train(place, own, own_clients, own_keys)
             except Exception as error:  # someone's data: alone, each client meets its own failure
                 _LOG.debug("training %d clients one by one: %r", len(block), error)
-                results.update(zip(block, self._alone().train(own, some, named), strict=True))
+                outcomes = self._one_by_one().train(own, own_clients, own_keys)
+                results.update(zip(block, outcomes, strict=True))
                 return
             for part in self.layout.blocks:
                 room[block, part.start : part.stop] = values[part.name].flatten(1).cpu().numpy()
-            pairs = zip(block, losses, strict=True)
-            results.update((i, Trained(models[i], clients[i].examples, loss)) for i, loss in pairs)
+            for i, loss in zip(block, losses, strict=True):
+                results[i] = Trained(models[i], clients[i].examples, loss)
 
-        self._threads.run(self._places, blocks, work)
-        return [results[i] if i in results else Trained(row.copy_(starts[i]), 0, 0.0) for i, row in enumerate(models)]
+        self._threads.run(self._places, self._blocks(clients), work)
+        for i, row in enumerate(models):
+            if i not in results:  # a client without examples
+                results[i] = Trained(row.copy_(starts[i]), 0, 0.0)
+        return [results[i] for i in range(len(models))]
+
+    def _blocks(self, clients: Sequence[ClientData]) -> list[list[int]]:
+        """Put the clients that have examples into blocks.
+
+        Those with the most steps come first: then the clients still busy are always the first of their block.
+        """
+        busy = [i for i, client in enumerate(clients) if client.examples]
+        busy.sort(key=lambda i: -clients[i].examples // self.local.batch_size)
+        width = self._width(clients)
+        return [busy[start : start + width] for start in range(0, len(busy), width)]
 
     def _train(
-        self, place: ClientBlock, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]
+        self,
+        place: ClientBlock,
+        starts: Tensor,
+        clients: Sequence[ClientData],
+        keys: Sequence[Key],
     ) -> tuple[Parameters, list[float]]:
-        """The trained parameters of a block of clients, by name, and their losses."""
-        local, device = self.local, self._device
-        counts = [c.examples for c in clients]
+        """Return the trained parameters of a block of clients, by name, and their losses."""
+        local = self.local
+        device = self._device
+        counts = [client.examples for client in clients]
         plan = schedule(counts, keys, local.epochs, local.batch_size, self.layout.dtype).to(device)
-        x = _joined([c.x for c in clients]).to(device)
-        y = _joined([c.y for c in clients]).to(device)
+        x = _joined([client.x for client in clients]).to(device)
+        y = _joined([client.y for client in clients]).to(device)
+        if x.is_floating_point():
+            x = x.to(starts.dtype)
+        draw_masks = dropout_masks(place.stack, keys, plan)
+
+        def before(step: int, active: int) -> None:
+            self._threads.raise_if_stopped()
+            draw_masks(step, active)
+
         with torch.no_grad():
-            masks = dropout_masks(place.stack, keys, plan)
-
-            def before(step: int, active: int) -> None:
-                self._threads.stay()
-                masks(step, active)
-
-            x = x.to(starts.dtype) if x.is_floating_point() else x
             values, losses = place.run(starts.to(device), x, y, plan, before)
         return values, losses.tolist()
 
     def _width(self, clients: Sequence[ClientData]) -> int:
-        """Clients of a block."""
+        """Return the number of clients of a block."""
         if self._block is not None:
             return self._block
         if self._device.type != "cpu":
             return len(clients)
-        copies = 1 if self.local.optimizer == "sgd" and not self.local.momentum else 4
+        has_state = self.local.optimizer != "sgd" or self.local.momentum
+        copies = 4 if has_state else 1
         each = self.layout.size * self.layout.dtype.itemsize * copies
         return max(1, CACHE // each)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    """Return tensors one after another; a single one without a copy."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(list(parts))

@@ -26,31 +26,38 @@ class Formed:
     """
 
     def __init__(self, rows: Mapping[str, Tensor]) -> None:
-        self._rows = {name: value.reshape(len(value), -1) for name, value in rows.items()}
-        self.width = max(rows.shape[1] for rows in self._rows.values())  # numbers converted to float64 at once
+        self._rows: dict[str, Tensor] = {}
+        self.width = 0  # numbers converted to float64 at once
+        for name, value in rows.items():
+            flat = value.reshape(len(value), -1)
+            self._rows[name] = flat
+            self.width = max(self.width, flat.shape[1])
 
     def squares(self) -> Tensor:
-        """Squared norms [B], in float64."""
-        return torch.stack([squared_norms(rows) for rows in self._rows.values()]).sum(0)
+        """Return squared norms [B], in float64."""
+        squares = [squared_norms(rows) for rows in self._rows.values()]
+        return torch.stack(squares).sum(0)
 
     def parts(self) -> list[Tensor]:
-        """The float32 tensors [B, ...] that they are made of."""
+        """Return the float32 tensors [B, ...] that the gradients are made of."""
         return list(self._rows.values())
 
     def drop(self, gone: Tensor) -> None:
         """Make the rows of some examples [B] 0: 0 times infinity is no 0."""
-        self._rows = {name: without(rows, gone) for name, rows in self._rows.items()}
+        for name, rows in self._rows.items():
+            self._rows[name] = without(rows, gone)
 
     def sum(self, scale: Tensor) -> Named:
-        """(name in the layout, sum over the examples of scale [B] times gradient), a block converted at a time."""
+        """Sum scale [B] times gradient over the examples, by name in the layout; a block is converted at a time."""
         return [(name, _weighted(rows, scale)) for name, rows in self._rows.items()]
 
     def means(self, weights: Tensor, each: int, rows: slice) -> Named:
-        """(name in the layout, weighted sums [U, *shape] of every `each` of these rows, with weights of them alone)."""
-        means = []
+        """Return weighted sums [U, *shape] of every `each` of these rows, by name; `weights` are of them alone."""
+        means: Named = []
         for name, every in self._rows.items():
             own = every[rows].to(torch.float64).view(-1, each, every.shape[1])
-            means.append((name, torch.bmm(weights.view(-1, 1, each), own)[:, 0]))
+            mean = torch.bmm(weights.view(-1, 1, each), own)[:, 0]
+            means.append((name, mean))
         return means
 
 
@@ -69,62 +76,87 @@ class Products:
         [B], the squared norms of the inputs, where they are known: then no input is infinite or NaN.
     """
 
-    def __init__(self, names: Mapping[str, str], inputs: Tensor, grads: Tensor, lengths: Tensor | None = None) -> None:
-        self._names, self._a, self._b, self._known = names, inputs, grads, lengths is not None
-        self.width = inputs.shape[1]
+    def __init__(
+        self,
+        names: Mapping[str, str],
+        inputs: Tensor,
+        grads: Tensor,
+        lengths: Tensor | None = None,
+    ) -> None:
+        self._names = names
+        self._inputs = inputs
+        self._grads = grads
+        self._inputs_are_finite = lengths is not None
         self._lengths = squared_norms(inputs) if lengths is None else lengths
         self._wide: Tensor | None = None  # output gradients in float64
+        self.width = inputs.shape[1]
 
     def squares(self) -> Tensor:
-        """Squared norms [B]: products of two, and infinite where one is so long that the other may have got lost."""
-        self._wide = self._b.to(torch.float64)
-        own, lengths = (self._wide * self._wide).sum(0), self._lengths
-        if self._b.dtype == torch.float64:
-            own, lengths = (square.masked_fill(square > _LONGEST, math.inf) for square in (own, lengths))
-        return own.addcmul(own, lengths) if "bias" in self._names else own.mul_(lengths)
+        """Return squared norms [B]: products of two lengths, infinite where one may have absorbed the other."""
+        self._wide = self._grads.to(torch.float64)
+        own = (self._wide * self._wide).sum(0)
+        lengths = self._lengths
+        if self._grads.dtype == torch.float64:
+            own = own.masked_fill(own > _LONGEST, math.inf)
+            lengths = lengths.masked_fill(lengths > _LONGEST, math.inf)
+        if "bias" in self._names:
+            return own.addcmul(own, lengths)
+        return own.mul_(lengths)
 
     def parts(self) -> list[Tensor]:
-        """Output gradients, and inputs unless they are the examples themselves."""
-        return [self._b.T] if self._known else [self._a, self._b.T]
+        """Return output gradients, and inputs unless they are the examples themselves."""
+        if self._inputs_are_finite:
+            return [self._grads.T]
+        return [self._inputs, self._grads.T]
 
     def drop(self, gone: Tensor) -> None:
-        """Make rows 0."""
-        if not self._known and not all_finite(self._a):
-            self._a = without(self._a, gone)
-        if not all_finite(self._b):
-            self._b, self._wide = self._b.masked_fill(gone, 0), None
+        """Make the rows of some examples [B] 0."""
+        if not self._inputs_are_finite and not all_finite(self._inputs):
+            self._inputs = without(self._inputs, gone)
+        if not all_finite(self._grads):
+            self._grads = self._grads.masked_fill(gone, 0)
+            self._wide = None
 
     def sum(self, scale: Tensor) -> Named:
-        """One product a block of rows, whose inputs are converted while they are in the cache."""
-        scaled = (self._b if self._wide is None else self._wide) * scale
+        """Sum scale [B] times gradient: one product a block of rows, converted while they are in the cache."""
+        grads = self._grads if self._wide is None else self._wide
+        scaled = grads * scale
         step = max(1, _BLOCK // self.width)
-        wide = self._a[:step].to(torch.float64, copy=True)
+        wide = self._inputs[:step].to(torch.float64, copy=True)
         weight = scaled[:, :step] @ wide
-        for i in range(step, len(self._a), step):
-            block = self._a[i : i + step]
-            weight.addmm_(scaled[:, i : i + step], wide[: len(block)].copy_(block))  # in memory that is in the cache
+        for start in range(step, len(self._inputs), step):
+            block = self._inputs[start : start + step]
+            converted = wide[: len(block)].copy_(block)  # in memory that is in the cache
+            weight.addmm_(scaled[:, start : start + step], converted)
         return self._named(weight, scaled.sum(1))
 
     def means(self, weights: Tensor, each: int, rows: slice) -> Named:
-        """One product a unit."""
-        a = self._a[rows].to(torch.float64).view(-1, each, self._a.shape[1])
-        b = (self._b[:, rows] * weights).view(len(self._b), -1, each)
-        return self._named(torch.bmm(b.transpose(0, 1), a), b.sum(2).T)
+        """Return weighted sums of every `each` of these rows: one product a unit."""
+        inputs = self._inputs[rows].to(torch.float64).view(-1, each, self.width)
+        grads = self._by_unit(self._grads[:, rows] * weights, each)
+        weight = torch.bmm(grads.transpose(0, 1), inputs)
+        return self._named(weight, grads.sum(2).T)
 
     def cores(self, weights: Tensor, rows: Tensor) -> Tensor:
-        """B' R [U, out, each] of output gradients B with weights [B] and the rows R of `Bases`: one product a unit."""
-        b = (self._b * weights).view(len(self._b), *rows.shape[:2])
-        return torch.bmm(b.transpose(0, 1), rows)
+        """Return B' R [U, out, each] of output gradients B with weights [B] and the rows R of `Bases`."""
+        grads = self._by_unit(self._grads * weights, rows.shape[1])
+        return torch.bmm(grads.transpose(0, 1), rows)
 
     def spread(self, cores: Tensor, bases: "Bases") -> Named:
-        """The sum of the mean gradients that cores stand for: one product of all units."""
+        """Sum the mean gradients that cores stand for: one product of all units."""
         columns = cores.index_select(0, bases.places).transpose(0, 1).flatten(1)
         both = columns @ bases.basis.flatten(0, 1)
         return self._named(both[:, : self.width], both[:, -1])
 
+    def _by_unit(self, grads: Tensor, each: int) -> Tensor:
+        """Return output gradients [out, B] as [out, U, each]."""
+        return grads.view(len(grads), -1, each)
+
     def _named(self, weight: Tensor, bias: Tensor) -> Named:
         named = [(self._names["weight"], weight)]
-        return [*named, (self._names["bias"], bias)] if "bias" in self._names else named
+        if "bias" in self._names:
+            named.append((self._names["bias"], bias))
+        return named
 
 
 @dataclass(frozen=True)
@@ -150,29 +182,42 @@ class Bases:
 
     @classmethod
     def of(cls, inputs: Tensor, present: Tensor, bias: bool) -> "Bases":
-        """Factors of inputs [n, each, in] that are present [n, each] and finite.
+        """Factorise inputs [n, each, in] that are present [n, each] and finite.
 
-        Each person is factorised alone, in memory of her own: kernels round by a matrix's place among others. Whose
-        basis is not orthonormal (squares of her inputs are beyond float64) counts as zero: her rows are NaN.
+        Each person is factorised alone, in memory of her own: kernels round by a matrix's place among others. A person
+        whose basis is not orthonormal (squares of her inputs are beyond float64) counts as zero: her rows are NaN.
         """
-        wide = nn.functional.pad(inputs.to(torch.float64), (0, int(bias)), value=1.0).cpu()
-        wide = wide.masked_fill(~(present & inputs.cpu().isfinite().all(2))[:, :, None], 0)
+        device = inputs.device
+        with_one = nn.functional.pad(inputs.to(torch.float64), (0, int(bias)), value=1.0).cpu()
+        here = present & inputs.cpu().isfinite().all(2)
+        wide = with_one.masked_fill(~here[:, :, None], 0)
+        places = torch.arange(len(wide), device=device)
         if not len(wide):  # a lot of nobody
             none = inputs.new_zeros(wide.shape, dtype=torch.float64)
-            return cls(none[:, :, : inputs.shape[1]], none, torch.arange(0, device=inputs.device))
-        factors = [torch.linalg.qr(own.T) for own in wide]
+            return cls(none[:, :, : inputs.shape[1]], none, places)
         one = torch.eye(inputs.shape[1], dtype=torch.float64)
-        sound = torch.tensor([bool(torch.dist(q.T @ q, one) < _SOUND) for q, _ in factors])[:, None, None]
-        rows = torch.stack([r.T for _, r in factors]).where(sound, math.nan)
-        basis = torch.stack([q.T for q, _ in factors]).where(sound, 0.0)
-        return cls(rows.to(inputs.device), basis.to(inputs.device), torch.arange(len(rows), device=inputs.device))
+        rows: list[Tensor] = []
+        basis: list[Tensor] = []
+        sound: list[bool] = []
+        for own in wide:
+            q, r = torch.linalg.qr(own.T)
+            rows.append(r.T)
+            basis.append(q.T)
+            sound.append(bool(torch.dist(q.T @ q, one) < _SOUND))
+        orthonormal = torch.tensor(sound)[:, None, None]
+        all_rows = torch.stack(rows).where(orthonormal, math.nan)
+        all_basis = torch.stack(basis).where(orthonormal, 0.0)
+        return cls(all_rows.to(device), all_basis.to(device), places)
 
     def at(self, chosen: Tensor, places: Tensor | None, count: int) -> "Bases":
-        """Those of some persons, in their order, at places among `count`; see `Units.at`."""
-        where = (torch.arange(len(chosen)) if places is None else places).to(self.places)
+        """Return those of some persons, in their order, at places among `count`; see `Units.at`."""
+        taken = torch.arange(len(chosen)) if places is None else places
+        where = taken.to(self.places)
         rows = self.rows.new_zeros(count, *self.rows.shape[1:])
         rows[where] = self.rows[chosen]
-        return Bases(rows, self.basis if len(chosen) == len(self.basis) else self.basis[chosen], where)
+        everybody = len(chosen) == len(self.basis)
+        basis = self.basis if everybody else self.basis[chosen]
+        return Bases(rows, basis, where)
 
 
 Piece = Formed | Products
@@ -190,19 +235,23 @@ class Gradients:
     """
 
     def __init__(self, pieces: Sequence[Piece], layout: Layout) -> None:
-        self._pieces, self._layout = pieces, layout
+        self._pieces = pieces
+        self._layout = layout
 
     @property
     def squares(self) -> Tensor:
         """Squared norms [B], in float64."""
-        first, *others = [piece.squares() for piece in self._pieces]
+        total, *others = [piece.squares() for piece in self._pieces]
         for other in others:
-            first = first + other
-        return first
+            total = total + other
+        return total
 
     def parts(self) -> list[Tensor]:
-        """Everything that they are made of, as tensors [B, ...]."""
-        return [part for piece in self._pieces for part in piece.parts()]
+        """Return everything that the gradients are made of, as tensors [B, ...]."""
+        parts: list[Tensor] = []
+        for piece in self._pieces:
+            parts += piece.parts()
+        return parts
 
     def drop(self, gone: Tensor) -> None:
         """Make the rows of some examples [B] 0."""
@@ -211,32 +260,39 @@ class Gradients:
 
     def sum(self, scale: Tensor) -> Tensor:
         """Sum [d] with factors [B] of float64; rows that are not finite must have been dropped."""
-        return self.flat([pair for piece in self._pieces for pair in piece.sum(scale)])
+        pairs: Named = []
+        for piece in self._pieces:
+            pairs += piece.sum(scale)
+        return self.flat(pairs)
 
     def flat(self, pairs: Named) -> Tensor:
-        """Values by name as a vector [d]."""
+        """Return values by name as a vector [d]."""
         named = dict(pairs)
         return torch.cat([named[name].reshape(-1) for name in self._layout.names])
 
     def means(self, weights: Tensor, each: int) -> Iterator[list[Tensor]]:
-        """Weighted sums of every `each` rows, formed, with weights [B]: blocks of U units, each the layout's arrays.
+        """Form weighted sums of every `each` rows with weights [B], in blocks of U units, by the layout's arrays.
 
         Yields
         ------
         list of Tensor
             [U, size] of float64 each; side by side they are vectors [U, d].
         """
-        units = max(1, _BLOCK // max(self._layout.size, each * max(piece.width for piece in self._pieces))) * each
+        widest = max(piece.width for piece in self._pieces)
+        numbers = max(self._layout.size, each * widest)  # of one unit
+        step = max(1, _BLOCK // numbers) * each
         gone = weights == 0
         if gone.any():
             self.drop(gone)
-        for start in range(0, len(weights), units):
-            rows = slice(start, start + units)
-            named = dict(pair for piece in self._pieces for pair in piece.means(weights[rows], each, rows))
+        for start in range(0, len(weights), step):
+            rows = slice(start, start + step)
+            named: dict[str, Tensor] = {}
+            for piece in self._pieces:
+                named.update(piece.means(weights[rows], each, rows))
             yield [named[name].flatten(1) for name in self._layout.names]
 
     def head(self, weights: Tensor) -> Products:
-        """The piece of a dense head, which has no other; its rows without a weight [B] are 0."""
+        """Return the piece of a dense head, which has no other; its rows without a weight [B] are 0."""
         [piece] = self._pieces
         assert isinstance(piece, Products)
         piece.drop(weights == 0)
@@ -247,24 +303,30 @@ GradientsAndLosses = tuple[Gradients, Tensor, Tensor]  # and losses [B], and whi
 
 
 def squared_norms(rows: Tensor) -> Tensor:
-    """Squared norms [B] of rows [B, ...], in float64."""
-    lengths: Tensor = torch.linalg.vector_norm(rows.reshape(len(rows), -1), dim=1, dtype=torch.float64)
+    """Return squared norms [B] of rows [B, ...], in float64."""
+    flat = rows.reshape(len(rows), -1)
+    lengths: Tensor = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
     return lengths.square_()
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether there is no infinity and no NaN (nor a sum beyond all numbers) among values; integers have none."""
-    return not values.is_floating_point() or math.isfinite(float(values.sum()))
+    """Return whether no value is infinite or NaN, and their sum is none; integers are finite."""
+    if not values.is_floating_point():
+        return True
+    return math.isfinite(float(values.sum()))
 
 
 def without(rows: Tensor, gone: Tensor) -> Tensor:
-    """Rows [B, ...] with 0 where `gone` [B] is set, whatever was there."""
-    return rows.masked_fill(gone.view(-1, *[1] * (rows.dim() - 1)), 0)
+    """Return rows [B, ...] with 0 where `gone` [B] is set, whatever was there."""
+    trailing = [1] * (rows.dim() - 1)
+    return rows.masked_fill(gone.view(-1, *trailing), 0)
 
 
 def _weighted(rows: Tensor, weights: Tensor) -> Tensor:
+    """Sum weights [B] times rows [B, d] in float64, a block of rows at a time."""
     step = max(1, _BLOCK // max(1, rows.shape[1]))
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     for start in range(0, len(rows), step):
-        total += weights[start : start + step] @ rows[start : start + step].to(torch.float64)
+        block = slice(start, start + step)
+        total += weights[block] @ rows[block].to(torch.float64)
     return total

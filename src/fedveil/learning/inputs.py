@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedveil.learning.rules import NotApart, is_known, refuse_hooks
+from fedveil.learning.rules import NotIsolated, is_known, refuse_hooks
 
 _OURS = ("fedveil", "fedveil_lab", "fedveil_studies")
 
@@ -68,7 +68,7 @@ def takes_channels_last(model: nn.Module) -> bool:
     ours = [type(m).__module__.partition(".")[0] in _OURS for m in modules]
     try:
         refuse_hooks(model)
-    except NotApart:
+    except NotIsolated:
         return False
     trained = False
     for module, own in zip(modules, ours, strict=True):

@@ -1,14 +1,34 @@
 """One product in place of a sum of products: gradients of weights that are used several times."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 _ATEN = torch.ops.aten
-_SAME = frozenset({_ATEN.view.default, _ATEN._unsafe_view.default})
+_RESHAPES = frozenset({_ATEN.view.default, _ATEN._unsafe_view.default})
+_SWAPPED_AXES = ((1, 2), (2, 1))
 
-Term = tuple[Node, bool]  # a part of a sum, and whether it stands there turned round
+
+@dataclass(frozen=True)
+class Term:
+    """A part of a sum.
+
+    Attributes
+    ----------
+    node : Node
+        Its operator.
+    transposed : bool
+        Whether the sum has it transposed.
+    """
+
+    node: Node
+    transposed: bool
+
+    def is_product(self) -> bool:
+        """Whether the part is a batched matrix product."""
+        return self.node.target is _ATEN.bmm.default
 
 
 def join_products(graph: GraphModule) -> None:
@@ -20,46 +40,76 @@ def join_products(graph: GraphModule) -> None:
     outputs = list(end.args[0])
     for i, output in enumerate(outputs):
         terms = list(_terms(output, False))
-        products = [term for term in terms if term[0].target is _ATEN.bmm.default]
-        if len(products) > 1:
-            with graph.graph.inserting_before(end):
-                outputs[i] = _joined(graph, products, [term for term in terms if term not in products])
+        products = [term for term in terms if term.is_product()]
+        if len(products) < 2:
+            continue
+        others = [term for term in terms if term not in products]
+        with graph.graph.inserting_before(end):
+            outputs[i] = _joined(graph.graph, products, others)
     end.args = (outputs,)
     graph.graph.eliminate_dead_code()
     graph.recompile()
 
 
-def _terms(node: Node, turned: bool) -> Iterator[Term]:
-    """The parts of a sum [B, m, n], down to what is no sum."""
+def _terms(node: Node, transposed: bool) -> Iterator[Term]:
+    """Yield the parts of a sum [B, m, n], down to what is no sum."""
     arguments = node.all_input_nodes
-    shapes = [tuple(one.meta["val"].shape) for one in (node, *arguments) if "val" in one.meta]
-    alike = len(shapes) == 1 + len(arguments) and all(shape == shapes[0] for shape in shapes)
-    if node.target is _ATEN.transpose.int and len(shapes[0]) == 3 and node.args[1:] in ((1, 2), (2, 1)):
-        yield from _terms(arguments[0], not turned)
-    elif node.target in _SAME and alike:
-        yield from _terms(arguments[0], turned)
-    elif node.target is _ATEN.add.Tensor and alike and len(arguments) == len(node.args) == 2 and not node.kwargs:
-        for one in arguments:
-            yield from _terms(one, turned)
+    same_shape = _has_one_shape([node, *arguments])
+    if _swaps_last_axes(node):
+        yield from _terms(arguments[0], not transposed)
+    elif node.target in _RESHAPES and same_shape:
+        yield from _terms(arguments[0], transposed)
+    elif _adds_two_tensors(node) and same_shape:
+        for argument in arguments:
+            yield from _terms(argument, transposed)
     else:
-        yield node, turned
+        yield Term(node, transposed)
 
 
-def _joined(graph: GraphModule, products: list[Term], others: list[Term]) -> Node:
-    """The product of all factors side by side, plus what is no product."""
+def _has_one_shape(nodes: Sequence[Node]) -> bool:
+    """Return whether all of these are tensors of the same shape."""
+    if any("val" not in node.meta for node in nodes):
+        return False
+    shapes = {tuple(node.meta["val"].shape) for node in nodes}
+    return len(shapes) == 1
 
-    def turn(node: Node) -> Node:
-        return graph.graph.call_function(_ATEN.transpose.int, (node, 1, 2))
 
-    left, right = [], []
-    for node, turned in products:
-        first, second = node.args[:2]
+def _swaps_last_axes(node: Node) -> bool:
+    """Return whether an operator transposes the matrices [B, m, n]."""
+    if node.target is not _ATEN.transpose.int or node.args[1:] not in _SWAPPED_AXES:
+        return False
+    return "val" in node.meta and node.meta["val"].dim() == 3
+
+
+def _adds_two_tensors(node: Node) -> bool:
+    """Return whether an operator is a plain sum of two different tensors."""
+    if node.target is not _ATEN.add.Tensor or node.kwargs:
+        return False
+    return len(node.all_input_nodes) == len(node.args) == 2
+
+
+def _joined(graph: Graph, products: list[Term], others: list[Term]) -> Node:
+    """Add the product of all factors side by side, plus what is no product, to a graph."""
+
+    def transpose(node: Node) -> Node:
+        return graph.call_function(_ATEN.transpose.int, (node, 1, 2))
+
+    left: list[Node] = []
+    right: list[Node] = []
+    for product in products:
+        first, second = product.node.args[:2]
         assert isinstance(first, Node)
         assert isinstance(second, Node)
-        left.append(second if turned else turn(first))
-        right.append(turn(first) if turned else second)
-    both = [graph.graph.call_function(_ATEN.cat.default, (parts, 1)) for parts in (left, right)]
-    total = graph.graph.call_function(_ATEN.bmm.default, (turn(both[0]), both[1]))
-    for node, turned in others:
-        total = graph.graph.call_function(_ATEN.add.Tensor, (total, turn(node) if turned else node))
+        if product.transposed:
+            left.append(second)
+            right.append(transpose(first))
+        else:
+            left.append(transpose(first))
+            right.append(second)
+    rows = graph.call_function(_ATEN.cat.default, (left, 1))
+    columns = graph.call_function(_ATEN.cat.default, (right, 1))
+    total = graph.call_function(_ATEN.bmm.default, (transpose(rows), columns))
+    for other in others:
+        added = transpose(other.node) if other.transposed else other.node
+        total = graph.call_function(_ATEN.add.Tensor, (total, added))
     return total

@@ -4,11 +4,12 @@ One forward and one backward pass to the layers' outputs give each layer's input
 and clipped sums follow without a second pass (the "book-keeping" of Bu et al. 2023, arXiv 2210.00038): a dense layer's
 gradients are never formed.
 
-Row i of every tensor belongs to example i because every module is of a type that is listed here, or its own method is
-replaced by what `fedveil.learning.recognised` reads in it, and nothing listens: a subclass, a hook or a parametrisation
-may mix rows, and a model with one goes another way.
+Row i of every tensor belongs to example i: every module is of a listed type, or its own method is replaced by what
+`fedveil.learning.recognised` reads in it. A subclass, a hook or a parametrisation may mix rows: a model with one takes
+another rule.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,39 +20,68 @@ from fedveil.layout import Layout
 from fedveil.learning.gradients import Formed, Gradients, GradientsAndLosses, Piece, Products
 from fedveil.learning.losses import losses_of, usable
 from fedveil.learning.recognised import check, recognised
-from fedveil.learning.rules import LayerRule, NotApart, is_known, refuse_hooks, rule_of
+from fedveil.learning.rules import LayerRule, NotIsolated, is_known, refuse_hooks, rule_of
 from fedveil.learning.torch_losses import Labelwise
 
 Layers = dict[nn.Module, tuple[LayerRule, dict[str, str]]]
-Seen = tuple[Tensor, Tensor, int]  # of one layer in a forward pass: inputs, outputs, and the outputs' version
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A layer's call in a forward pass: its inputs, its outputs, and how often these had been written."""
+
+    inputs: Tensor
+    outputs: Tensor
+    version: int
+
+    def is_overwritten(self) -> bool:
+        """Return whether something has written the outputs since."""
+        return self.outputs._version != self.version
 
 
 def known_layers(model: nn.Module, layout: Layout, names: dict[int, str]) -> Layers:
-    """The layers with shared parameters: each with its rule, and the layout's names (by identity) of its parameters.
+    """Find the layers with shared parameters: each with its rule, and its parameters' names in the layout.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Read only.
+    layout : Layout
+        Of the model.
+    names : dict of int to str
+        The model's names of its parameters, by identity.
 
     Raises
     ------
-    NotApart
+    NotIsolated
         If a shared parameter belongs to something else.
     """
     layers: Layers = {}
+    found: list[str] = []
     for layer in model.modules():
-        own = {k: names[id(p)] for k, p in layer.named_parameters(recurse=False) if names[id(p)] in layout.names}
-        rule, kind = rule_of(layer), type(layer).__name__
-        if own and rule is None:
-            raise NotApart(f"{kind} has no rule, or one that does not fit its options")
-        if own and len(own) != len(list(layer.parameters(recurse=False))):
-            raise NotApart(f"{kind} is trained in part")
-        if own and rule is not None:
-            layers[layer] = rule, own
-    found = [name for _, own in layers.values() for name in own.values()]
+        own: dict[str, str] = {}
+        parameters = dict(layer.named_parameters(recurse=False))
+        for key, parameter in parameters.items():
+            name = names[id(parameter)]
+            if name in layout.names:
+                own[key] = name
+        if not own:
+            continue
+        kind = type(layer).__name__
+        rule = rule_of(layer)
+        if rule is None:
+            raise NotIsolated(f"{kind} has no rule, or one that does not fit its options")
+        if len(own) != len(parameters):
+            raise NotIsolated(f"{kind} is trained in part")
+        layers[layer] = rule, own
+        found += own.values()
     if sorted(found) != sorted(layout.names):
-        raise NotApart("a parameter is in no layer that is used, or in two")
+        raise NotIsolated("a parameter is in no layer that is used, or in two")
     return layers
 
 
 class ByLayers:
-    """The way of known layers.
+    """The rule for known layers.
 
     Parameters
     ----------
@@ -64,51 +94,67 @@ class ByLayers:
 
     Raises
     ------
-    NotApart
+    NotIsolated
         If the model has a module that is not known.
     """
 
     def __init__(self, model: nn.Module, layout: Layout, loss: str | Labelwise) -> None:
-        self._model, self._layout, self._loss = model, layout, loss
         refuse_hooks(model)
-        if not all(is_known(m) for m in model.modules()):
+        self._layout = layout
+        self._loss = loss
+        self._model = model
+        if not all(is_known(module) for module in model.modules()):
             self._model = recognised(model)
-        names = {id(p): name for name, p in model.named_parameters()}
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._layers = known_layers(self._model, layout, names)
-        formed = [p.numel() for one in self._layers if type(one) is not nn.Linear for p in one.parameters()]
-        self.held = max(1, sum(formed))
+        self.numbers_an_example = max(1, self._formed_numbers())
+
+    def _formed_numbers(self) -> int:
+        """Count the numbers of one example's gradient that are formed: all but dense layers'."""
+        count = 0
+        for layer in self._layers:
+            if type(layer) is not nn.Linear:
+                count += sum(parameter.numel() for parameter in layer.parameters())
+        return count
 
     def prepare(self, x: Tensor, y: Tensor) -> None:
-        """Check with dummies, and with one alone: in a batch, another axis may be as long as the batch.
+        """Check with dummies, and with a single one: in a batch, another axis may be as long as the batch.
 
         Raises
         ------
-        NotApart
+        NotIsolated
             If a layer does not see one row an example.
         """
         with torch.no_grad():
             for rows in (x[:1], x):
                 if isinstance(self._model, fx.GraphModule):
                     check(self._model, rows)
-                self._listened(rows)
+                self._run(rows)
 
-    def __call__(self, x: Tensor, y: Tensor, here: Tensor, lengths: Tensor | None = None) -> GradientsAndLosses:
-        """Gradients, losses [B], and which examples [B] have both."""
-        seen, output = self._listened(x)
-        y, good = usable(y, output.shape, self._loss)
+    def __call__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        here: Tensor,
+        lengths: Tensor | None = None,
+    ) -> GradientsAndLosses:
+        """Return gradients, losses [B], and which examples [B] have both."""
+        calls, output = self._run(x)
+        y, usable_labels = usable(y, output.shape, self._loss)
         losses = losses_of(self._loss)(output, y).reshape(len(x), -1).mean(1)
-        grads = torch.autograd.grad(losses.sum(), [outputs for _, outputs, _ in seen])
+        grads = torch.autograd.grad(losses.sum(), [call.outputs for call in calls])
+        pieces: list[Piece] = []
         with torch.no_grad():
-            layers = zip(self._layers.items(), seen, grads, strict=True)
-            pieces = [_piece(layer, *known, inputs, b) for (layer, known), (inputs, _, _), b in layers]
-        return Gradients(pieces, self._layout), losses.detach(), here & good
+            for (layer, (rule, names)), call, grad in zip(self._layers.items(), calls, grads, strict=True):
+                pieces.append(_piece(layer, rule, names, call.inputs, grad))
+        return Gradients(pieces, self._layout), losses.detach(), here & usable_labels
 
-    def _listened(self, x: Tensor) -> tuple[list[Seen], Tensor]:
-        """What each layer sees of a batch, and the model's output."""
-        calls: dict[nn.Module, list[Seen]] = {layer: [] for layer in self._layers}
+    def _run(self, x: Tensor) -> tuple[list[_Call], Tensor]:
+        """Return what each layer sees of a batch, and the model's output."""
+        calls: dict[nn.Module, list[_Call]] = {layer: [] for layer in self._layers}
 
         def listen(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            calls[layer].append((args[0].detach(), output, output._version))
+            calls[layer].append(_Call(args[0].detach(), output, output._version))
 
         handles = [layer.register_forward_hook(listen) for layer in calls]
         try:
@@ -116,20 +162,33 @@ class ByLayers:
         finally:
             for handle in handles:
                 handle.remove()
-        for layer, seen in calls.items():
-            if len(seen) != 1 or seen[0][1]._version != seen[0][2]:
-                raise NotApart("a layer is used twice or not at all, or its output is overwritten")
-            inputs, outputs, _ = seen[0]
-            if not len(inputs) == len(outputs) == len(output) == len(x) or inputs.dim() < self._layers[layer][0].axes:
-                raise NotApart("a layer does not see one row an example")
-        return [seen[0] for seen in calls.values()], output
+        seen: list[_Call] = []
+        for layer, own in calls.items():
+            if len(own) != 1 or own[0].is_overwritten():
+                raise NotIsolated("a layer is used twice or not at all, or its output is overwritten")
+            [call] = own
+            rule, _ = self._layers[layer]
+            one_row_each = len(call.inputs) == len(call.outputs) == len(output) == len(x)
+            if not one_row_each or call.inputs.dim() < rule.axes:
+                raise NotIsolated("a layer does not see one row an example")
+            seen.append(call)
+        return seen, output
 
 
-def _piece(layer: nn.Module, rule: LayerRule, names: dict[str, str], inputs: Tensor, grads: Tensor) -> Piece:
+def _piece(
+    layer: nn.Module,
+    rule: LayerRule,
+    names: dict[str, str],
+    inputs: Tensor,
+    grads: Tensor,
+) -> Piece:
+    """Return a layer's gradients of single examples: as products, or formed by its rule."""
     if type(layer) is nn.Linear and inputs.dim() == 2:
         return Products(names, inputs, grads.T)
     formed = rule.form(layer, inputs, grads)
-    shapes = {key: (len(inputs), *layer.get_parameter(key).shape) for key in names}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for key in names:
+        shapes[key] = (len(inputs), *layer.get_parameter(key).shape)
     given = {key: tuple(rows.shape) for key, rows in formed.items()}
     if given != shapes:
         accepted = f"must return a gradient of each example by parameter, in no other shape than {shapes}"

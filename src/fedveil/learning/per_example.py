@@ -8,6 +8,7 @@ shape. What comes after, in float64, is only bounded: two sums of n clipped grad
 differ, by rounding, by less than 2 n^2 2^-53 C more than they should, and C is lowered by that.
 """
 
+from dataclasses import dataclass
 from math import ceil
 
 import torch
@@ -17,7 +18,7 @@ from fedveil.clipping import SHRINK
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.chains import ByChain
-from fedveil.learning.gradients import Bases, all_finite, squared_norms, without
+from fedveil.learning.gradients import Bases, Gradients, all_finite, squared_norms, without
 from fedveil.learning.inputs import Inputs
 from fedveil.learning.layerwise import ByLayers
 from fedveil.learning.losses import LossFunction, single
@@ -29,7 +30,7 @@ from fedveil.learning.row_isolation import (
     settings,
     without_autograd,
 )
-from fedveil.learning.rules import NotApart
+from fedveil.learning.rules import NotIsolated
 from fedveil.learning.traced import ByOperators, ByValue, OneByOne, times_slower
 from fedveil.logs import logger
 from fedveil.secure import on_grid
@@ -37,14 +38,68 @@ from fedveil.secure import on_grid
 _LOG = logger(__name__)
 _ELEMENTS = 1 << 24  # numbers of single examples' gradients that are held at once
 
-Known = tuple[Tensor | None, Bases | None]  # lengths and bases, from before
+_KINDS = {ByChain: "layers", ByLayers: "layers", ByOperators: "operators", OneByOne: "one by one"}
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What is done with the gradients of every chunk of a step.
+
+    Attributes
+    ----------
+    rule : GradientRule
+        How gradients are computed.
+    within : float
+        The length that each vector is clipped to.
+    each : int
+        Rows of one person.
+    grid : float
+        As in `PerExample.clipped_sum`.
+    """
+
+    rule: GradientRule
+    within: float
+    each: int
+    grid: float
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Rows of a chunk, and what is known of them from before.
+
+    Attributes
+    ----------
+    x, y : Tensor
+        [B, ...].
+    here : Tensor
+        [B], False where a row is a dummy.
+    lengths : Tensor, optional
+        [B], squared norms of the examples.
+    bases : Bases, optional
+        Factors of the persons' inputs.
+    """
+
+    x: Tensor
+    y: Tensor
+    here: Tensor
+    lengths: Tensor | None = None
+    bases: Bases | None = None
+
+    def chunk(self, start: int, width: int) -> "_Batch":
+        """Return so many rows in memory of their own, with dummies behind the last ones."""
+        return _Batch(
+            _padded(self.x, start, width),
+            _padded(self.y, start, width),
+            _padded(self.here, start, width),
+        )
 
 
 class PerExample:
     """Sums of clipped per-example gradients of one module.
 
-    Models of known layers alone go the fast way (`fedveil.learning.layerwise`); others as a fixed list of operators, or
-    one example a call where there is none, or where the machine's kernels do not keep the examples apart.
+    Models of known layers alone take the fast rule (`fedveil.learning.layerwise`). Others are a fixed list of
+    operators. One example a call is left where there is no such list, or where the machine's kernels do not keep the
+    examples apart.
 
     Parameters
     ----------
@@ -65,24 +120,25 @@ class PerExample:
         loss: str | LossFunction,
         generator: torch.Generator | None = None,
     ) -> None:
-        loss = single(loss)
-        self._model, self._layout, self._generator = model, layout, generator
+        of_example = single(loss)
+        self._model = model
+        self._layout = layout
+        self._generator = generator
         self._inputs = Inputs.of(model)
-        self._alone = OneByOne(model, layout, loss, generator)
-        self._others: list[GradientRule] = [ByOperators(model, layout, loss, generator)]
+        self._one_by_one = OneByOne(model, layout, of_example, generator)
+        self._others: list[GradientRule] = [ByOperators(model, layout, of_example, generator)]
         for kind in (ByLayers, ByChain):
             try:
-                self._others.append(kind(model, layout, loss))
-            except NotApart as error:
+                self._others.append(kind(model, layout, of_example))
+            except NotIsolated as error:
                 _LOG.info("%s does not take this model: %s", kind.__name__, error)
         self._rule: GradientRule = self._others.pop()
         self._checked: set[object] = set()
 
     @property
-    def way(self) -> str:
+    def rule_name(self) -> str:
         """How gradients are computed: ``"layers"``, ``"operators"``, or ``"one by one"``."""
-        names = {ByChain: "layers", ByLayers: "layers", ByOperators: "operators", OneByOne: "one by one"}
-        return names[type(self._rule)]
+        return _KINDS[type(self._rule)]
 
     @property
     def reads_examples(self) -> bool:
@@ -90,16 +146,18 @@ class PerExample:
         return reads_examples(self._rule)
 
     def takes_bases(self, units: int, each: int) -> bool:
-        """Whether `clipped_sum` takes factors of inputs: of so many persons (a public number), with few rows each."""
+        """Return whether `clipped_sum` takes factors of inputs: of so many persons (a public number) with few rows."""
         head = self._rule.head if isinstance(self._rule, ByChain) else None
         if head is None or each < 2:
             return False
         outputs, inputs = head[0].shape
-        return 2 * each <= inputs and 0 < units * each * (outputs + inputs + each) <= _ELEMENTS
+        numbers = units * each * (outputs + inputs + each)
+        return 2 * each <= inputs and 0 < numbers <= _ELEMENTS
 
     def bases(self, x: Tensor, present: Tensor) -> Bases:
-        """Factors of persons' inputs x [n * each, ...] that are present [n, each]; a dense head has a bias or none."""
-        return Bases.of(x.reshape(*present.shape, -1), present, len(self._layout.names) > 1)
+        """Factorise persons' inputs x [n * each, ...] that are present [n, each], for a dense head."""
+        has_bias = len(self._layout.names) > 1
+        return Bases.of(x.reshape(*present.shape, -1), present, has_bias)
 
     def clipped_sum(
         self,
@@ -114,7 +172,7 @@ class PerExample:
         lengths: Tensor | None = None,
         bases: Bases | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Sum of the examples' gradients, or of persons' mean gradients, each scaled down to a norm of at most `clip`.
+        """Sum the examples' gradients, or persons' mean gradients, each scaled down to a norm of at most `clip`.
 
         A person's mean is formed, in float64, and that very vector is clipped: images with long gradients that cancel
         give norms by products of norms (or Gram matrices) that are rounding alone. With `bases` its factor is clipped.
@@ -152,83 +210,77 @@ class PerExample:
         """
         here = torch.ones(len(x), dtype=torch.bool, device=x.device) if present is None else present
         formed = each > 1 or grid > 0
-        rule: GradientRule = self._alone
-        width, spanned = len(x), False
+        rule: GradientRule = self._one_by_one
+        width = len(x)
+        spanned = False
         if len(x) and not alone:
             rule, form = self._prepare(x, y, each, formed, bases is not None and not grid)
-            width, spanned = form.width, form.spanned
-        before = lengths, bases if spanned else None
+            width = form.width
+            spanned = form.spanned
         terms = len(x) if spanned else len(x) / each  # of a sum, each as long as the clip or less
-        within = lowered(clip, 0 if alone else terms)
+        step = _Step(rule, lowered(clip, 0 if alone else terms), each, grid)
+        batch = _Batch(x, y, here, lengths, bases if spanned else None)
         with without_autograd(rule):
             if width == len(x):
-                total, losses, counted = self._part(rule, x, y, here, before, within, each, grid)
+                total, losses, counted = self._part(step, batch)
             else:
-                chunks = [[_chunk(t, start, width) for t in (x, y, here)] for start in range(0, len(x), width)]
-                parts = [self._part(rule, a, b, c, (None, None), within, each, grid) for a, b, c in chunks]
-                total = torch.stack([part[0] for part in parts]).sum(0)
-                losses, counted = (torch.cat([part[i] for part in parts]) for i in (1, 2))
+                total, losses, counted = self._in_chunks(step, batch, width)
         if not counted.all():
             losses = losses[counted]
         if not len(losses) and here.any():
-            raise self._alone.failure or FieldError("y", f"from {y.min()} to {y.max()}", "must be classes of the model")
+            no_class = FieldError("y", f"from {y.min()} to {y.max()}", "must be classes of the model")
+            raise self._one_by_one.failure or no_class
         return total, losses
 
-    def _part(
+    def _in_chunks(self, step: _Step, batch: _Batch, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what `_part` does of chunks of a batch, added and joined."""
+        sums: list[Tensor] = []
+        losses: list[Tensor] = []
+        counted: list[Tensor] = []
+        for start in range(0, len(batch.x), width):
+            total, own_losses, own_counted = self._part(step, batch.chunk(start, width))
+            sums.append(total)
+            losses.append(own_losses)
+            counted.append(own_counted)
+        return torch.stack(sums).sum(0), torch.cat(losses), torch.cat(counted)
+
+    def _part(self, step: _Step, batch: _Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the clipped sum [d], losses [B], and which examples [B] have one."""
+        x, here, lengths = self._without_infinities(step, batch)
+        gradients, losses, good = step.rule(x, batch.y, here, lengths)
+        each = step.each
+        if each == 1 and not step.grid:
+            total, good = _sum_of_examples(gradients, step.within, good)
+            return total, losses, good
+        images = batch.here.view(-1, each).sum(1, keepdim=True).clamp_(min=1)
+        weights = (good.view(-1, each) / images).to(torch.float64).view(-1)
+        if batch.bases is not None:
+            return _sum_of_spanned(gradients, weights, batch.bases, step.within), losses, good
+        return _sum_of_means(gradients, weights, step), losses, good
+
+    def _without_infinities(self, step: _Step, batch: _Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return examples in their memory order, which are there, and their lengths if the rule reads them."""
+        x = self._inputs.in_memory_order(batch.x)
+        here = batch.here
+        lengths = batch.lengths
+        if lengths is None and step.rule is self._rule and self.reads_examples:
+            lengths = squared_norms(x)
+        if all_finite(x if lengths is None else lengths):
+            return x, here, lengths
+        here = here & x.isfinite().reshape(len(x), -1).all(1)
+        x = self._inputs.in_memory_order(without(x, ~here))
+        if lengths is not None:
+            lengths = lengths.where(here, 0.0)
+        return x, here, lengths
+
+    def _prepare(
         self,
-        rule: GradientRule,
         x: Tensor,
         y: Tensor,
-        here: Tensor,
-        before: Known,
-        within: float,
         each: int,
-        grid: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Clipped sum [d], losses [B], and which examples [B] have one."""
-        x = self._inputs.in_memory_order(x)
-        images: Tensor | int = 1
-        if each > 1:
-            images = here.view(-1, each).sum(1, keepdim=True).clamp_(min=1)
-        known, bases = before
-        if known is None and rule is self._rule and self.reads_examples:
-            known = squared_norms(x)
-        if not all_finite(x if known is None else known):
-            here = here & x.isfinite().reshape(len(x), -1).all(1)
-            x = self._inputs.in_memory_order(without(x, ~here))
-            known = None if known is None else known.where(here, 0.0)
-        gradients, losses, good = rule(x, y, here, known)
-        if each == 1 and not grid:
-            scale, finite = _scales(gradients.squares.sqrt_(), within)
-            if finite is not None:
-                gradients.drop(~finite)
-                good = good & finite
-            return gradients.sum(scale.where(good, 0.0)), losses, good
-        weights = (good.view(-1, each) / images).to(torch.float64).view(-1)
-        if bases is not None:
-            head = gradients.head(weights)
-            cores = head.cores(weights, bases.rows)
-            scale, finite = _scales(torch.linalg.vector_norm(cores.flatten(1), dim=1), within)
-            if finite is not None:
-                cores, scale = without(cores, ~finite), scale.where(finite, 0.0)
-            return gradients.flat(head.spread(cores * scale[:, None, None], bases)), losses, good
-        blocks = (self._clipped(means, within, grid) for means in gradients.means(weights, each))
-        total = next(blocks)
-        for more in blocks:
-            total += more
-        return total, losses, good
-
-    def _clipped(self, means: list[Tensor], within: float, grid: float) -> Tensor:
-        """The sum [d] of vectors that are formed, in parts [U, size] that lie side by side, each clipped."""
-        squares = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in means]).square_().sum(0)
-        scale, finite = _scales(squares.sqrt_(), within)
-        if finite is not None:
-            scale, means = scale.where(finite, 0.0), [without(part, ~finite) for part in means]
-        if grid:
-            return torch.cat([on_grid(part.mul_(scale[:, None]), grid).sum(0) for part in means])
-        return torch.cat([scale @ part for part in means])
-
-    def _prepare(self, x: Tensor, y: Tensor, each: int, formed: bool, spanned: bool) -> tuple[GradientRule, BatchForm]:
+        formed: bool,
+        spanned: bool,
+    ) -> tuple[GradientRule, BatchForm]:
         """Choose, by public facts alone, a rule that this machine's kernels pass the check with, and a chunk's form."""
         while True:
             form = self._form(len(x), each, formed, spanned)
@@ -241,62 +293,106 @@ class PerExample:
                 if rows_are_isolated(self._rule, self._model, self._layout, x, y, form, self._generator):
                     self._checked.add(key)
                     return self._rule, form
-                why = "the kernels of this machine do not keep the rounding of examples apart"
-            except NotApart:
+                reason = "the kernels of this machine do not keep the rounding of examples apart"
+            except NotIsolated:
                 self._rule = self._others.pop()
                 continue
             except ByValue as error:
-                why = str(error)
+                reason = str(error)
             except RuntimeError as error:
-                why = f"it raises for some values: {error}".partition("\n")[0]
-            self._go_alone(why, x, y)
+                reason = f"it raises for some values: {error}".partition("\n")[0]
+            self._go_one_by_one(reason, x, y)
 
-    def foresee(self, x: Tensor, y: Tensor) -> None:
+    def warn_if_slow(self, x: Tensor, y: Tensor) -> None:
         """Say before the first batch, on made-up examples x and y [N, ...], where a model goes one example a call.
 
         What a machine's kernels do shows later, in batches of the shape to come.
         """
         if isinstance(self._rule, ByOperators):
             try:
-                self._rule.foresee(x)
+                self._rule.trace_forward(x)
             except ByValue as error:
-                self._go_alone(str(error), x, y)
+                self._go_one_by_one(str(error), x, y)
 
-    def _go_alone(self, why: str, x: Tensor, y: Tensor) -> None:
+    def _go_one_by_one(self, reason: str, x: Tensor, y: Tensor) -> None:
         """Take one example a call from now on, and say why, and how much slower it is."""
-        self._rule = self._alone
+        self._rule = self._one_by_one
         with torch.random.fork_rng(devices=[]):
-            times = times_slower(self._model, x, y, self._alone.loss)
+            times = times_slower(self._model, x, y, self._one_by_one.loss)
         slower = "much slower" if times is None else f"about {times:.0f} times slower"
-        _LOG.warning("one example a call, %s than a batch: %s", slower, why)
+        _LOG.warning("one example a call, %s than a batch: %s", slower, reason)
 
     def _form(self, rows: int, each: int, formed: bool, spanned: bool) -> BatchForm:
-        """The form of a chunk: as many whole persons as memory holds, of so many rows each."""
+        """Return the form of a chunk: as many whole persons as memory holds, of so many rows each."""
         units = rows // each
         if spanned and self.takes_bases(units, each):
             return BatchForm(rows, each, formed, spanned=True)  # all are one chunk
-        held = each * self._rule.held + (self._layout.size if formed else 0)
-        at_once = max(1, _ELEMENTS // held)
+        numbers = each * self._rule.numbers_an_example
+        if formed:
+            numbers += self._layout.size
+        at_once = max(1, _ELEMENTS // numbers)
         chunks = ceil(units / at_once)
         return BatchForm(ceil(units / chunks) * each, each, formed, spanned=False)
 
 
 def lowered(clip: float, terms: float) -> float:
-    """The length to clip to, so that rounding a float64 sum of so many terms moves nobody by more than the clip.
+    """Return the length to clip to, so that rounding a float64 sum of so many terms moves nobody by more than the clip.
 
     From some 67 million terms on nothing is left of it: a step is noise alone.
     """
     return clip * max(0.0, 1 - max(SHRINK, 2 * terms**2 * 2.0**-53))
 
 
+def _sum_of_examples(gradients: Gradients, within: float, good: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum the clipped gradients [d] of the examples that are good [B] and have a length; return which do, too."""
+    scale, finite = _scales(gradients.squares.sqrt_(), within)
+    if finite is not None:
+        gradients.drop(~finite)
+        good = good & finite
+    return gradients.sum(scale.where(good, 0.0)), good
+
+
+def _sum_of_spanned(gradients: Gradients, weights: Tensor, bases: Bases, within: float) -> Tensor:
+    """Sum persons' mean gradients [d], whose factors are clipped."""
+    head = gradients.head(weights)
+    cores = head.cores(weights, bases.rows)
+    scale, finite = _scales(torch.linalg.vector_norm(cores.flatten(1), dim=1), within)
+    if finite is not None:
+        cores = without(cores, ~finite)
+        scale = scale.where(finite, 0.0)
+    clipped = cores * scale[:, None, None]
+    return gradients.flat(head.spread(clipped, bases))
+
+
+def _sum_of_means(gradients: Gradients, weights: Tensor, step: _Step) -> Tensor:
+    """Sum persons' mean gradients [d], formed and clipped in blocks."""
+    first, *others = (_clipped(means, step) for means in gradients.means(weights, step.each))
+    for other in others:
+        first += other
+    return first
+
+
+def _clipped(means: list[Tensor], step: _Step) -> Tensor:
+    """Sum [d] vectors that are formed, in parts [U, size] that lie side by side, each clipped."""
+    lengths = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in means])
+    scale, finite = _scales(lengths.square_().sum(0).sqrt_(), step.within)
+    if finite is not None:
+        scale = scale.where(finite, 0.0)
+        means = [without(part, ~finite) for part in means]
+    if not step.grid:
+        return torch.cat([scale @ part for part in means])
+    clipped = [part.mul_(scale[:, None]) for part in means]
+    return torch.cat([on_grid(part, step.grid).sum(0) for part in clipped])
+
+
 def _scales(lengths: Tensor, within: float) -> tuple[Tensor, Tensor | None]:
-    """Factors [B] that shrink vectors to a length of at most `within`, and which have a length, unless all have."""
+    """Return factors [B] that shrink vectors to a length of at most `within`, and which have a length, unless all."""
     scale = (within / lengths).clamp_(max=1.0)
     return scale, None if all_finite(lengths) else lengths.isfinite()
 
 
-def _chunk(rows: Tensor, start: int, width: int) -> Tensor:
-    """Rows of a chunk in memory of their own, with dummies behind the last ones."""
+def _padded(rows: Tensor, start: int, width: int) -> Tensor:
+    """Return rows of a chunk in memory of their own, with dummies behind the last ones."""
     part = rows[start : start + width]
     chunk = torch.zeros_like(rows[:width])
     chunk[: len(part)] = part

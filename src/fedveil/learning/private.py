@@ -136,7 +136,7 @@ class PrivateTrainer(SequentialTrainer):
         for probe, _ in probes(x, 1):
             try:
                 sums.clipped_sum(self._inputs(probe), labels(y, 1).to(self._device), 1.0, alone=True)
-                sums.foresee(self._inputs(probe), labels(y, 1).to(self._device))
+                sums.warn_if_slow(self._inputs(probe), labels(y, 1).to(self._device))
                 return
             except Exception as error:  # the model and its loss are the user's
                 failure = failure or error

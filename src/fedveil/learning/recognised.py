@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from fedveil.learning.rules import NotApart, is_known, refuse_hooks
+from fedveil.learning.rules import NotIsolated, is_known, refuse_hooks
 
 
 class _Tracer(fx.Tracer):
@@ -21,7 +21,7 @@ class _Tracer(fx.Tracer):
 
 
 def recognised(model: nn.Module) -> fx.GraphModule:
-    """The layers of a model and what is done between them, as a module.
+    """Return the layers of a model and what is done between them, as a module.
 
     Parameters
     ----------
@@ -30,20 +30,22 @@ def recognised(model: nn.Module) -> fx.GraphModule:
 
     Raises
     ------
-    NotApart
-        If there is anything else in it, or something listens.
+    NotIsolated
+        If there is anything else in it, or a module has hooks.
     """
     refuse_hooks(model)
     own = fresh(model)
     try:
         graph = _Tracer().trace(own)
     except Exception as error:
-        raise NotApart(f"it cannot be read: {error}") from error
+        raise NotIsolated(f"it cannot be read: {error}") from error
     for node in graph.nodes:
-        if node.op in ("call_function", "call_method") and not _apart(node):
-            raise NotApart(f"{node.target} is not known to keep examples apart")
-        if node.op == "get_attr" or (node.op == "placeholder" and node.args):
-            raise NotApart("it uses more than its layers and one batch")
+        is_operation = node.op in ("call_function", "call_method")
+        if is_operation and not _keeps_rows_apart(node):
+            raise NotIsolated(f"{node.target} is not known to keep examples apart")
+        has_default = node.op == "placeholder" and node.args
+        if node.op == "get_attr" or has_default:
+            raise NotIsolated("it uses more than its layers and one batch")
     return fx.GraphModule(own, graph)
 
 
@@ -52,49 +54,80 @@ def check(module: fx.GraphModule, x: Tensor) -> None:
 
     Raises
     ------
-    NotApart
+    NotIsolated
         Naming the operation.
     """
-    ran = fx.Interpreter(module, garbage_collect_values=False)
-    ran.run(x)
+    interpreter = fx.Interpreter(module, garbage_collect_values=False)
+    interpreter.run(x)
     for node in module.graph.nodes:
-        value = ran.env.get(node)
+        value = interpreter.env.get(node)
         if isinstance(value, Tensor) and (not value.dim() or len(value) != len(x)):
-            raise NotApart(f"{node} has no row an example")
-        parts = {ran.env[one].shape for one in node.all_input_nodes if isinstance(ran.env[one], Tensor)}
-        if node.target in _BINARY and len(parts) > 1:
-            raise NotApart(f"{node} joins different shapes")
+            raise NotIsolated(f"{node} has no row an example")
+        if node.target not in _BINARY:
+            continue
+        operands = [interpreter.env[one] for one in node.all_input_nodes]
+        shapes = {operand.shape for operand in operands if isinstance(operand, Tensor)}
+        if len(shapes) > 1:
+            raise NotIsolated(f"{node} joins different shapes")
 
 
 def fresh(model: nn.Module, *, shared: bool = True) -> nn.Module:
-    """A copy with the same generators and parameters (or copies), and nothing that a call leaves in the module."""
-    kept: list[object] = [*(model.parameters() if shared else ()), *generators_of(model)]
-    return deepcopy(model, {id(one): one for one in kept})
+    """Copy a model with the same generators and parameters (or copies), and nothing that a call leaves in it."""
+    kept: list[object] = list(generators_of(model))
+    if shared:
+        kept += model.parameters()
+    memo = {id(one): one for one in kept}
+    return deepcopy(model, memo)
 
 
 def generators_of(model: nn.Module) -> list[torch.Generator]:
-    """What the modules of a model draw from, beside the global random state."""
-    generators = [v for m in model.modules() for v in vars(m).values() if isinstance(v, torch.Generator)]
-    return list({id(g): g for g in generators}.values())
+    """Return what the modules of a model draw from, beside the global random state."""
+    generators: dict[int, torch.Generator] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, torch.Generator):
+                generators[id(value)] = value
+    return list(generators.values())
 
 
-def _apart(node: fx.Node) -> bool:
-    """Whether an operation keeps the rows of its tensors apart, given that each of its results has one an example."""
-    target, more = node.target, node.args[1:]
-    if node.kwargs.get("inplace") or any(isinstance(value, bool) for value in more):
+def _keeps_rows_apart(node: fx.Node) -> bool:
+    """Return whether an operation keeps the rows of its tensors apart, if each of its results has one an example."""
+    target = node.target
+    more = node.args[1:]
+    if node.kwargs.get("inplace"):
+        return False
+    if any(isinstance(value, bool) for value in more):
         return False
     if target in _ELEMENTWISE:
         return not any(isinstance(value, fx.Node) for value in more)
     if target is getattr:
         return more == ("shape",)
     if target is operator.getitem:
-        sizes = isinstance(node.args[0], fx.Node) and node.args[0].target in (getattr, "size")
-        return sizes or (isinstance(more[0], tuple) and more[0][0] == slice(None))
+        return _takes_a_size(node) or _takes_all_rows(more[0])
     if target in _AXES:
-        given: Any = more[0] if more else node.kwargs.get("dim", node.kwargs.get("start_dim"))
-        several = given if isinstance(given, tuple | list) else (given,)
-        return bool(several) and all(isinstance(axis, int) and axis >= 1 for axis in several)
+        return _axes_leave_rows(more[0] if more else _axis_by_name(node))
     return target in _BINARY or target in _SHAPE or target in _POOLS
+
+
+def _takes_a_size(node: fx.Node) -> bool:
+    """Return whether an index is one into the shape of a tensor."""
+    taken_from = node.args[0]
+    return isinstance(taken_from, fx.Node) and taken_from.target in (getattr, "size")
+
+
+def _takes_all_rows(index: object) -> bool:
+    """Return whether an index leaves the first axis whole."""
+    return isinstance(index, tuple) and index[0] == slice(None)
+
+
+def _axis_by_name(node: fx.Node) -> Any:
+    return node.kwargs.get("dim", node.kwargs.get("start_dim"))
+
+
+def _axes_leave_rows(given: Any) -> bool:
+    """Return whether axes are numbered, and none of them is the first."""
+    axes = given if isinstance(given, tuple | list) else (given,)
+    return bool(axes) and all(isinstance(axis, int) and axis >= 1 for axis in axes)
 
 
 _ELEMENTWISE = frozenset(

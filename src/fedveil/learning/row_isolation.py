@@ -42,7 +42,7 @@ class BatchForm:
 
 
 def reads_examples(rule: GradientRule) -> bool:
-    """Whether norms of the examples themselves, known once, spare each step work."""
+    """Return whether norms of the examples themselves, known once, spare each step work."""
     return isinstance(rule, ByChain) and rule.reads_examples
 
 
@@ -52,10 +52,16 @@ def without_autograd(rule: GradientRule) -> torch.inference_mode:
 
 
 def settings() -> tuple[object, ...]:
-    """What kernels are chosen by beside shapes, or raise by, and others' code may set between two steps."""
+    """Return what decides beside shapes which kernels run or raise; others' code may set it between two steps."""
     lowered = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-    exact = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
-    return torch.get_num_threads(), lowered, *exact, torch.is_anomaly_enabled(), torch.backends.mkldnn.enabled
+    return (
+        torch.get_num_threads(),
+        lowered,
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_anomaly_enabled(),
+        torch.backends.mkldnn.enabled,
+    )
 
 
 def rows_are_isolated(
@@ -87,7 +93,7 @@ def rows_are_isolated(
 
     Raises
     ------
-    NotApart, ByValue, RuntimeError
+    NotIsolated, ByValue, RuntimeError
         If the rule is none for this model.
     """
     generator = torch.Generator().manual_seed(0)
@@ -98,17 +104,19 @@ def rows_are_isolated(
     dummies = torch.randn(shape, generator=generator) if x.is_floating_point() else torch.zeros(shape)
     labels = torch.zeros((form.width, *y.shape[1:]), dtype=y.dtype, device=y.device)
     inputs = Inputs.of(model)
+    persons = form.width // form.each
     try:
         layout.load(model, random.to(weights))
         dummies = inputs(dummies.to(x.dtype))
         if not isinstance(rule, OneByOne):
             rule.prepare(dummies, labels)
         before = _bits_of(rule, inputs, dummies, labels, form, kept)
-        for turn, others in enumerate(_halves(form.width // form.each, dummies.device)):
+        for turn, others in enumerate(_halves(persons, dummies.device)):
             changed = inputs(_with_others(dummies, others, turn, form.each, x.dtype))
             after = _bits_of(rule, inputs, changed, labels, form, kept)
-            if any(not torch.equal(a[~others], b[~others]) for a, b in zip(before, after, strict=True)):
-                return False
+            for bits, new_bits in zip(before, after, strict=True):
+                if not torch.equal(bits[~others], new_bits[~others]):
+                    return False
         return True
     finally:
         layout.load(model, weights)
@@ -116,10 +124,13 @@ def rows_are_isolated(
 
 
 class _States:
-    """Where generators stand, to be put back there."""
+    """States of generators, to be put back."""
 
     def __init__(self, generators: Iterable[torch.Generator | None]) -> None:
-        self._states = [(one, one.get_state()) for one in generators if one is not None]
+        self._states: list[tuple[torch.Generator, Tensor]] = []
+        for generator in generators:
+            if generator is not None:
+                self._states.append((generator, generator.get_state()))
 
     def put_back(self) -> None:
         for generator, state in self._states:
@@ -127,8 +138,8 @@ class _States:
 
 
 def _random_weights(layout: Layout, generator: torch.Generator) -> Tensor:
-    """Weights [D] that keep a signal's size."""
-    scaled = []
+    """Draw weights [D] that keep a signal's size."""
+    scaled: list[Tensor] = []
     for block in layout.blocks:
         fan_in = block.size / block.shape[0] if block.shape else 1.0
         drawn = torch.randn(block.shape, generator=generator).reshape(-1)
@@ -137,27 +148,43 @@ def _random_weights(layout: Layout, generator: torch.Generator) -> Tensor:
 
 
 def _halves(units: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Which persons are changed [units]: every second one and the rest, the first half and the second."""
+    """Choose the persons that are changed [units]: every second one and the rest, the first half and the second."""
     unit = torch.arange(units, device=device)
-    return unit % 2 == 0, unit % 2 == 1, unit < units // 2, unit >= units // 2
+    is_even = unit % 2 == 0
+    is_early = unit < units // 2
+    return is_even, ~is_even, is_early, ~is_early
 
 
-def _with_others(dummies: Tensor, others: Tensor, turn: int, each: int, dtype: torch.dtype) -> Tensor:
-    """The dummies, with what a batch may hold in the rows of those persons."""
+def _with_others(
+    dummies: Tensor,
+    others: Tensor,
+    turn: int,
+    each: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return the dummies, with what a batch may hold in the rows of those persons."""
     allowed = _OTHERS if dummies.is_floating_point() else (1,)
     values = torch.tensor(allowed, dtype=dtype, device=dummies.device)
     place = torch.arange(len(dummies), device=dummies.device)
-    rows = values[(place // 2 + turn) % len(values)].view(-1, *[1] * (dummies.dim() - 1))
+    chosen = (place // 2 + turn) % len(values)
+    trailing = [1] * (dummies.dim() - 1)
+    rows = values[chosen].view(-1, *trailing)
     changed = others.repeat_interleave(each).view(rows.shape)
     return torch.where(changed, rows, dummies)
 
 
 def _bits_of(
-    rule: GradientRule, inputs: Inputs, examples: Tensor, labels: Tensor, form: BatchForm, kept: _States
+    rule: GradientRule,
+    inputs: Inputs,
+    examples: Tensor,
+    labels: Tensor,
+    form: BatchForm,
+    kept: _States,
 ) -> list[Tensor]:
-    """Bits of all that a step is made of, a row a person."""
+    """Return the bits of all that a step is made of, a row a person."""
     kept.put_back()
-    width, each = form.width, form.each
+    width = form.width
+    each = form.each
     persons = width // each
     with torch.random.fork_rng(devices=[]), without_autograd(rule):
         torch.default_generator.manual_seed(0)
@@ -169,7 +196,8 @@ def _bits_of(
     shares = torch.full((width,), 1 / each, dtype=torch.float64)
     if form.spanned:  # rows of any values do
         rows = examples.reshape(persons, each, -1)[:, :, :each].to(torch.float64)
-        parts.append(_bits(gradients.head(shares).cores(shares, rows)).flatten(1))
+        cores = gradients.head(shares).cores(shares, rows)
+        parts.append(_bits(cores).flatten(1))
     elif form.formed:
         means = [torch.cat(block, 1) for block in gradients.means(shares, each)]
         parts.append(_bits(torch.cat(means)))
@@ -177,6 +205,7 @@ def _bits_of(
 
 
 def _bits(value: Tensor) -> Tensor:
+    """Return the bits of numbers, as integers."""
     kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     copied: Tensor = value.detach().contiguous().clone()
     return copied.view(kinds[value.element_size()])

@@ -1,6 +1,6 @@
 """Gradients of single examples of one layer from its inputs and output gradients: a rule a kind of layer.
 
-`layer_rule` registers one more, after which models with such layers go the fast way (`fedveil.learning.layerwise`):
+`layer_rule` registers one more: models with such layers then take the fast rule (`fedveil.learning.layerwise`):
 
     @layer_rule(nn.Conv1d, axes=3, fits=lambda layer: layer.padding_mode == "zeros")
     def convolution(layer, inputs, grads):
@@ -22,8 +22,8 @@ from fedveil.errors import FieldError
 from fedveil.learning.streams import KeyedDropout
 
 
-class NotApart(Exception):
-    """The model is not one whose layers' gradients follow from inputs and output gradients."""
+class NotIsolated(Exception):
+    """The rows of a batch may not stay apart in a model, or its layers' gradients have no rule."""
 
 
 Form = Callable[[Any, Tensor, Tensor], dict[str, Tensor]]
@@ -51,15 +51,23 @@ class LayerRule:
 _RULES: dict[type[nn.Module], LayerRule] = {}
 
 
+def _always(layer: Any) -> bool:
+    """Take a layer with any options."""
+    return True
+
+
 def layer_rule(
-    kind: type[nn.Module], *, axes: int = 2, fits: Callable[[Any], bool] = lambda layer: True
+    kind: type[nn.Module],
+    *,
+    axes: int = 2,
+    fits: Callable[[Any], bool] = _always,
 ) -> Callable[[Form], Form]:
     """Register the rule of a kind of layer: of exactly this class, without its subclasses.
 
-    Who registers one promises that a row of the layer's output, and of what the rule returns, follows from the same
-    row of its inputs alone, that neither raises for a value (an index beyond a table), and that the layer keeps
-    nothing from one call to the next (docs/rounding.md). The start-up check of the kernels covers it as all others; a
-    rule that forms something else than the gradient trains something else, under the same promise.
+    By registering a rule you promise three things (docs/rounding.md). A row of the layer's output, and of what the rule
+    returns, follows from the same row of its inputs alone. Neither raises for a value (an index beyond a table). The
+    layer keeps nothing from one call to the next. The start-up check of the kernels covers it as all others. A rule
+    that forms something else than the gradient trains something else, under the same promise.
 
     Parameters
     ----------
@@ -84,14 +92,16 @@ def layer_rule(
 
 
 def rule_of(layer: nn.Module) -> LayerRule | None:
-    """The rule of a layer's kind, where its options are ones that the rule follows."""
+    """Return the rule of a layer's kind, where its options are ones that the rule follows."""
     rule = _RULES.get(type(layer))
-    return rule if rule is not None and rule.fits(layer) else None
+    if rule is None or not rule.fits(layer):
+        return None
+    return rule
 
 
 def is_known(layer: nn.Module) -> bool:
-    """Whether a module is exactly what torch, FedVeil or who registered a rule wrote, and keeps rows apart."""
-    if isinstance(layer, nn.Flatten | nn.Unflatten | nn.Softmax | nn.LogSoftmax):
+    """Return whether a module's rows are known to stay apart: torch, FedVeil or a registered rule says so."""
+    if isinstance(layer, _OF_AN_AXIS):
         axis = getattr(layer, "start_dim", getattr(layer, "dim", None))
         if not isinstance(axis, int) or axis < 1:
             return False
@@ -99,43 +109,62 @@ def is_known(layer: nn.Module) -> bool:
 
 
 def refuse_hooks(model: nn.Module) -> None:
-    """Refuse a model that something listens to.
+    """Refuse a model with hooks, replaced methods or parametrised weights.
 
     Raises
     ------
-    NotApart
-        If it does.
+    NotIsolated
+        If it has one.
     """
     if torch_module._has_any_global_hook() or any(_has_hooks(m) for m in model.modules()):  # type: ignore[no-untyped-call]
-        raise NotApart("a module has hooks")
+        raise NotIsolated("a module has hooks")
 
 
 def _has_hooks(layer: nn.Module) -> bool:
-    """Whether something listens to a module or its parameters, or stands in for one of its methods."""
-    if any(getattr(layer, name, None) for name in _HOOKS) or layer._compiled_call_impl is not None:
+    """Return whether a module or its parameters have hooks, or something stands in for one of its methods."""
+    if layer._compiled_call_impl is not None or _has_any(layer, _HOOKS):
         return True
-    if any(callable(getattr(type(layer), name, None)) for name in vars(layer)):
+    replaced = [name for name in vars(layer) if callable(getattr(type(layer), name, None))]
+    if replaced:
         return True
-    hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    every = list(layer.parameters(recurse=False))
-    return any(type(p) is not nn.Parameter or any(getattr(p, name, None) for name in hooks) for p in every)
+    for parameter in layer.parameters(recurse=False):
+        if type(parameter) is not nn.Parameter or _has_any(parameter, _PARAMETER_HOOKS):
+            return True
+    return False
+
+
+def _has_any(owner: object, names: Sequence[str]) -> bool:
+    return any(getattr(owner, name, None) for name in names)
 
 
 @layer_rule(nn.Linear)
 def _linear(layer: nn.Linear, a: Tensor, b: Tensor) -> dict[str, Tensor]:
-    rows, grads = a.reshape(len(a), -1, a.shape[-1]), b.reshape(len(b), -1, b.shape[-1])
+    rows = a.reshape(len(a), -1, a.shape[-1])
+    grads = b.reshape(len(b), -1, b.shape[-1])
     formed = {"weight": torch.bmm(grads.transpose(1, 2), rows)}
-    return formed if layer.bias is None else {**formed, "bias": grads.sum(1)}
+    if layer.bias is not None:
+        formed["bias"] = grads.sum(1)
+    return formed
 
 
-@layer_rule(nn.Conv2d, axes=4, fits=lambda layer: layer.padding_mode == "zeros" and not isinstance(layer.padding, str))
+def _pads_with_zeros(layer: nn.Conv2d) -> bool:
+    return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
+@layer_rule(nn.Conv2d, axes=4, fits=_pads_with_zeros)
 def _convolution(layer: nn.Conv2d, a: Tensor, b: Tensor) -> dict[str, Tensor]:
-    n, (o, *rest) = len(a), layer.weight.shape  # one convolution, to which each example is a group of its own
-    x, grads = a.reshape(1, -1, *a.shape[2:]), b.reshape(1, -1, *b.shape[2:])
+    n = len(a)
+    outputs, *rest = layer.weight.shape
+    # one convolution, to which each example is a group of its own
+    x = a.reshape(1, -1, *a.shape[2:])
+    grads = b.reshape(1, -1, *b.shape[2:])
     options: Any = (layer.stride, layer.padding, layer.dilation, n * layer.groups)
-    weight: Tensor = conv2d_weight(x, torch.Size((n * o, *rest)), grads, *options)  # type: ignore[no-untyped-call]
-    formed = {"weight": weight.view(n, o, *rest)}
-    return formed if layer.bias is None else {**formed, "bias": b.flatten(2).sum(2)}
+    shape = torch.Size((n * outputs, *rest))
+    weight: Tensor = conv2d_weight(x, shape, grads, *options)  # type: ignore[no-untyped-call]
+    formed = {"weight": weight.view(n, outputs, *rest)}
+    if layer.bias is not None:
+        formed["bias"] = b.flatten(2).sum(2)
+    return formed
 
 
 @layer_rule(nn.GroupNorm)
@@ -150,7 +179,9 @@ def _layer_norm(layer: nn.LayerNorm, a: Tensor, b: Tensor) -> dict[str, Tensor]:
     normal = F.layer_norm(a, layer.normalized_shape, None, None, layer.eps)
     shape: Sequence[int] = (len(a), -1, *layer.normalized_shape)
     formed = {"weight": (b * normal).reshape(shape).sum(1)}
-    return formed if layer.bias is None else {**formed, "bias": b.reshape(shape).sum(1)}
+    if layer.bias is not None:
+        formed["bias"] = b.reshape(shape).sum(1)
+    return formed
 
 
 # without parameters: what they give for a row follows from that row alone
@@ -161,4 +192,6 @@ _PLAIN: frozenset[type[nn.Module]] = frozenset(
     | {nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Tanhshrink}
     | {nn.AvgPool2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.ZeroPad2d}
 )
+_OF_AN_AXIS = (nn.Flatten, nn.Unflatten, nn.Softmax, nn.LogSoftmax)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")

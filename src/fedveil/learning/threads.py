@@ -13,7 +13,7 @@ J = TypeVar("J")
 
 
 class Interrupted(BaseException):
-    """Ends work that nobody waits for any longer; no error, so that nobody takes it for a client's failure."""
+    """End of work that nobody waits for any longer; no error, so that nobody takes it for a client's failure."""
 
 
 class Threads:
@@ -22,22 +22,23 @@ class Threads:
     def __init__(self) -> None:
         self._here = threading.local()
 
-    def stay(self) -> None:
-        """Go on working, unless a job raised or the caller of `run` was interrupted; to be called often.
+    def raise_if_stopped(self) -> None:
+        """End this thread's work if a job raised or the caller of `run` was interrupted; to be called often.
 
         Raises
         ------
         Interrupted
-            If so.
+            If work has to stop.
         """
         call: _Call | None = getattr(self._here, "call", None)
         if call is not None and call.stopped:
             raise Interrupted
 
     def run(self, members: Sequence[M], jobs: Sequence[J], work: Callable[[M, J], None]) -> None:
-        """Do all jobs, in order; what a job raises, or Ctrl-C in the caller, ends the others at their next `stay`.
+        """Do all jobs, in order.
 
-        No thread touches a member after this has returned or raised.
+        What a job raises, or Ctrl-C in the caller, ends the others at their next `raise_if_stopped`. No thread touches
+        a member after this has returned or raised.
 
         Parameters
         ----------
@@ -83,7 +84,9 @@ class Threads:
 
 
 class _Call:
-    """Who works for one call of `run`: an interruption may come while a thread starts, and no pool knows of it then.
+    """Threads at work for one call of `run`.
+
+    An interruption may come while a thread starts, and no pool knows of it then.
 
     Attributes
     ----------

@@ -29,11 +29,13 @@ from fedveil.learning.written_out import ByValue as ByValue
 from fedveil.learning.written_out import WrittenOut
 from fedveil.mechanisms.source import keyed_seed
 
+Shape = tuple[int, ...]
+
 _MEASURED = 32  # examples of a batch that one example a call is timed against
 
 
 class ByOperators:
-    """The way of a trace: one list of operators a shape, made on dummies.
+    """The rule for a trace: one list of operators a shape, made on dummies.
 
     Parameters
     ----------
@@ -48,11 +50,18 @@ class ByOperators:
     """
 
     def __init__(
-        self, model: nn.Module, layout: Layout, loss: str | Labelwise, generator: torch.Generator | None
+        self,
+        model: nn.Module,
+        layout: Layout,
+        loss: str | Labelwise,
+        generator: torch.Generator | None,
     ) -> None:
-        self._model, self._layout, self._loss, self._generator = model, layout, loss, generator
-        self._graphs: dict[object, tuple[GraphModule, tuple[int, ...]]] = {}
-        self.held = layout.size
+        self._model = model
+        self._layout = layout
+        self._loss = loss
+        self._generator = generator
+        self._graphs: dict[object, tuple[GraphModule, Shape]] = {}
+        self.numbers_an_example = layout.size
 
     def prepare(self, x: Tensor, y: Tensor) -> None:
         """Trace the model on dummies [B, ...].
@@ -65,31 +74,24 @@ class ByOperators:
         module = with_traced_dropout(fresh(self._model))
         running = running_layers(module)
         try:
-            with torch.no_grad():
-                outputs = tuple(outputs_of(fresh(self._model)(x[:1])).shape)[1:]
+            outputs = self._outputs_of_one(x)
             y, loss = masked(y, (len(x), *outputs), self._loss)
-
-            def alone(parameters: dict[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
-                with WrittenOut():
-                    outputs = outputs_of(torch.func.functional_call(module, parameters, (one[None],)))
-                return loss(outputs, target[None])
-
-            each = torch.func.vmap(torch.func.grad_and_value(alone), in_dims=(None, 0, 0), randomness="different")
+            step = _without_overwriting(_gradients_of_rows(module, loss), self._layout.names)
             with catch_warnings(), sdpa_kernel(SDPBackend.MATH):
                 filterwarnings("ignore", message="There is a performance drop")  # what is traced is refused below
-                step = _without_overwriting(each, self._layout.names)
                 graph = recorded(step, *self._parameters(), x, y, layers=running)
         except Exception as error:
             raise self._untraceable(error, running) from error
-        followed = _not_blind(graph)
-        if followed is not None:
-            whose = self._name_of_loss() if self._of_loss(followed, outputs, y, loss) else type(self._model).__name__
-            raise ByValue(f"{whose} uses {_named(followed)}, which may follow values")
+        found = _not_blind(graph)
+        if found is not None:
+            if self._is_of_loss(found, outputs, y, loss):
+                raise _may_follow_values(f"the loss {self._name_of_loss()}", found)
+            raise _may_follow_values(type(self._model).__name__, found)
         join_products(graph)
         self._graphs[x.shape] = graph, outputs
 
-    def foresee(self, x: Tensor) -> None:
-        """Look at the way forwards alone, which takes a fraction of the time, on dummies [B, ...].
+    def trace_forward(self, x: Tensor) -> None:
+        """Trace the forward pass alone, which takes a fraction of the time, on dummies [B, ...].
 
         Raises
         ------
@@ -99,47 +101,67 @@ class ByOperators:
         module = with_traced_dropout(fresh(self._model))
         running = running_layers(module)
 
-        def alone(one: Tensor) -> Tensor:
+        def outputs_of_row(row: Tensor) -> Tensor:
             with WrittenOut():
-                return outputs_of(module(one[None]))
+                return outputs_of(module(row[None]))
 
         try:
             with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-                each = torch.func.functionalize(torch.func.vmap(alone, randomness="different"))
-                graph = recorded(each, x, layers=running)
+                of_rows = torch.func.vmap(outputs_of_row, randomness="different")
+                graph = recorded(torch.func.functionalize(of_rows), x, layers=running)
         except Exception as error:
             raise self._untraceable(error, running) from error
-        followed = _not_blind(graph)
-        if followed is not None:
-            raise ByValue(f"{type(self._model).__name__} uses {_named(followed)}, which may follow values")
+        found = _not_blind(graph)
+        if found is not None:
+            raise _may_follow_values(type(self._model).__name__, found)
 
-    def __call__(self, x: Tensor, y: Tensor, here: Tensor, lengths: Tensor | None = None) -> GradientsAndLosses:
-        """Gradients, losses [B], and which examples [B] have both."""
+    def __call__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        here: Tensor,
+        lengths: Tensor | None = None,
+    ) -> GradientsAndLosses:
+        """Return gradients, losses [B], and which examples [B] have both."""
         graph, outputs = self._graphs[x.shape]
-        y, good = usable(y, (len(x), *outputs), self._loss)
+        shape = (len(x), *outputs)
+        y, good = usable(y, shape, self._loss)
         with seeded(self._generator), torch.no_grad():
-            *rows, losses = graph(*self._parameters(), x, masked(y, (len(x), *outputs), self._loss)[0])
-        formed = Formed(dict(zip(self._layout.names, rows, strict=True)))
-        return Gradients([formed], self._layout), losses.detach(), here & good
+            targets, _ = masked(y, shape, self._loss)
+            *rows, losses = graph(*self._parameters(), x, targets)
+        named = dict(zip(self._layout.names, rows, strict=True))
+        return Gradients([Formed(named)], self._layout), losses.detach(), here & good
+
+    def _outputs_of_one(self, x: Tensor) -> Shape:
+        """Return the shape of the outputs of one example."""
+        with torch.no_grad():
+            outputs = outputs_of(fresh(self._model)(x[:1]))
+        return tuple(outputs.shape)[1:]
 
     def _untraceable(self, error: Exception, running: Sequence[str]) -> ByValue:
-        """Why the model has no trace, and in which of the layers that were running."""
-        told = str(error).partition("\n")[0]
-        if ".item()" in told:
-            told = "it reads a number out of an example, as packed sequences do: pad to one length instead"
-        layer = f" (its layer {running[-1]})" if running and running[-1] else ""
-        return ByValue(f"{type(self._model).__name__}{layer} cannot be traced: {told}")
+        """Say why the model has no trace, and in which of the layers that were running."""
+        reason = str(error).partition("\n")[0]
+        if ".item()" in reason:
+            reason = "it reads a number out of an example, as packed sequences do: pad to one length instead"
+        layer = running[-1] if running else ""
+        place = f" (its layer {layer})" if layer else ""
+        return ByValue(f"{type(self._model).__name__}{place} cannot be traced: {reason}")
 
-    def _of_loss(self, found: Node, outputs: tuple[int, ...], y: Tensor, loss: LossFunction) -> bool:
-        """Whether an operator is one of the loss alone, on outputs of this shape."""
-        each = torch.func.vmap(torch.func.grad(lambda one, target: loss(one[None], target[None])))
+    def _is_of_loss(self, found: Node, outputs: Shape, y: Tensor, loss: LossFunction) -> bool:
+        """Return whether an operator is one of the loss by itself, on outputs of this shape."""
+
+        def of_row(output: Tensor, target: Tensor) -> Tensor:
+            return loss(output[None], target[None])
+
+        of_rows = torch.func.vmap(torch.func.grad(of_row))
         with suppress(Exception):
-            graph = recorded(torch.func.functionalize(each), torch.zeros(len(y), *outputs), y)
-            return any(node.target == found.target for node in graph.graph.nodes)
+            graph = recorded(torch.func.functionalize(of_rows), torch.zeros(len(y), *outputs), y)
+            targets = {node.target for node in graph.graph.nodes}
+            return found.target in targets
         return False
 
     def _name_of_loss(self) -> str:
-        return f"the loss {self._loss if isinstance(self._loss, str) else self._loss.name}"
+        return self._loss if isinstance(self._loss, str) else self._loss.name
 
     def _parameters(self) -> list[Tensor]:
         every = dict(self._model.named_parameters())
@@ -147,63 +169,99 @@ class ByOperators:
 
 
 class OneByOne:
-    """Every example in a call of its own, on a copy of the module of its own; parameters as for `ByOperators`."""
+    """The rule for every other model: each example in a call of its own, on a copy of the module of its own.
+
+    Parameters as for `ByOperators`.
+    """
 
     def __init__(
-        self, model: nn.Module, layout: Layout, loss: str | Labelwise, generator: torch.Generator | None
+        self,
+        model: nn.Module,
+        layout: Layout,
+        loss: str | Labelwise,
+        generator: torch.Generator | None,
     ) -> None:
-        self._model, self._layout, self._generator = model, layout, generator
+        self._model = model
+        self._layout = layout
+        self._generator = generator
         self.loss: LossFunction = LOSSES[loss] if isinstance(loss, str) else loss.of_batch
-        self.held = layout.size
+        self.numbers_an_example = layout.size
         self.failure: Exception | None = None
 
-    def __call__(self, x: Tensor, y: Tensor, here: Tensor, lengths: Tensor | None = None) -> GradientsAndLosses:
-        """Gradients, losses [B], and which examples [B] have both: one that raises has not."""
-        rows = torch.zeros((len(x), self._layout.size), dtype=self._layout.dtype, device=x.device)
-        losses, good = torch.zeros(len(x), dtype=self._layout.dtype, device=x.device), here.clone()
+    def __call__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        here: Tensor,
+        lengths: Tensor | None = None,
+    ) -> GradientsAndLosses:
+        """Return gradients, losses [B], and which examples [B] have both: one that raises has not."""
+        dtype = self._layout.dtype
+        rows = torch.zeros((len(x), self._layout.size), dtype=dtype, device=x.device)
+        losses = torch.zeros(len(x), dtype=dtype, device=x.device)
+        good = here.clone()
         with seeded(self._generator) as seed:
             for i in here.nonzero()[:, 0].tolist():
                 self._draw_from(seed, i)
                 try:
                     rows[i], losses[i] = self._one(x[i : i + 1].clone(), y[i : i + 1].clone())
                 except Exception as error:
-                    self.failure, good[i] = error, False
+                    self.failure = error
+                    good[i] = False
             self._draw_from(seed, len(x))
         formed = Formed(self._layout.views(rows))
         return Gradients([formed], self._layout), losses, good
 
     def _draw_from(self, seed: int | None, place: int) -> None:
         """Let masks follow an example's place: one stream for all would tell who came before, by 32 bits of seed."""
-        if seed is not None:
-            draw_from(keyed_seed("place", seed, place, 0))
-            for generator in (self._generator, *generators_of(self._model)):
-                if generator is not None:
-                    generator.manual_seed(keyed_seed("place", seed, place, 1))
+        if seed is None:
+            return
+        draw_from(keyed_seed("place", seed, place, 0))
+        for generator in (self._generator, *generators_of(self._model)):
+            if generator is not None:
+                generator.manual_seed(keyed_seed("place", seed, place, 1))
 
     def _one(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradient [d] and the loss of one example [1, ...]."""
         module = fresh(self._model, shared=False)  # code that sets its weights would set those of the next example
         every = dict(module.named_parameters())
-        shared = [every[name] for name in self._layout.names]
+        parameters = [every[name] for name in self._layout.names]
         loss = self.loss(outputs_of(module(x)), y)
-        gradients = torch.autograd.grad(loss, shared, allow_unused=True)
-        blocks = [torch.zeros_like(p) if g is None else g for p, g in zip(shared, gradients, strict=True)]
-        return torch.cat([g.reshape(-1).to(self._layout.dtype) for g in blocks]), loss.detach()
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        parts: list[Tensor] = []
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            found = torch.zeros_like(parameter) if gradient is None else gradient
+            parts.append(found.reshape(-1).to(self._layout.dtype))
+        return torch.cat(parts), loss.detach()
 
 
-def _without_overwriting(each: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """(*parameters, x, y) -> [*gradients, losses] of a function of parameters by name, without in-place operators."""
+def _gradients_of_rows(module: nn.Module, loss: LossFunction) -> Callable[..., Any]:
+    """Return (parameters by name, x, y) -> (gradients by name, losses) of each row by itself."""
+
+    def of_row(parameters: dict[str, Tensor], row: Tensor, target: Tensor) -> Tensor:
+        with WrittenOut():
+            outputs = outputs_of(torch.func.functional_call(module, parameters, (row[None],)))
+        return loss(outputs, target[None])
+
+    gradient: Callable[..., Any] = torch.func.grad_and_value(of_row)
+    return torch.func.vmap(gradient, in_dims=(None, 0, 0), randomness="different")
+
+
+def _without_overwriting(of_rows: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """Return (*parameters, x, y) -> [*gradients, losses] of a function of parameters by name, with nothing in place."""
 
     def flat(*given: Tensor) -> list[Tensor]:
         *parameters, x, y = given
-        named, losses = each(dict(zip(names, parameters, strict=True)), x, y)
-        return [*(named[name] for name in names), losses]
+        named, losses = of_rows(dict(zip(names, parameters, strict=True)), x, y)
+        gradients = [named[name] for name in names]
+        return [*gradients, losses]
 
     return torch.func.functionalize(flat)
 
 
 def times_slower(model: nn.Module, x: Tensor, y: Tensor, loss: LossFunction) -> float | None:
-    """How much longer examples take one by one than in one batch, measured on zeros like x and y [N, ...]; or None."""
-    shared = [p for p in model.parameters() if p.requires_grad]
+    """Measure how much longer examples take one by one than in one batch, on zeros like x and y [N, ...]; or None."""
+    shared = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def seconds(rows: int) -> float:
         began = perf_counter()
@@ -215,13 +273,21 @@ def times_slower(model: nn.Module, x: Tensor, y: Tensor, loss: LossFunction) -> 
 
     with suppress(Exception):  # code of somebody's own
         seconds(1)
-        return _MEASURED * min(seconds(1), seconds(1)) / min(seconds(_MEASURED), seconds(_MEASURED))
+        one = min(seconds(1), seconds(1))
+        batch = min(seconds(_MEASURED), seconds(_MEASURED))
+        return _MEASURED * one / batch
     return None
 
 
 @contextmanager
 def seeded(generator: torch.Generator | None) -> Iterator[int | None]:
-    """Draw what a module takes from global random states from this generator's stream; gives the seed."""
+    """Draw what a module takes from global random states from this generator's stream.
+
+    Yields
+    ------
+    int or None
+        The seed.
+    """
     if generator is None:
         yield None
         return
@@ -230,44 +296,67 @@ def seeded(generator: torch.Generator | None) -> Iterator[int | None]:
         yield seed
 
 
+def _may_follow_values(owner: str, node: Node) -> ByValue:
+    """Refuse a model or a loss for an operator, and name the layer that called it."""
+    layer = node.meta.get("layer")
+    place = f" in its layer {layer}" if layer else ""
+    return ByValue(f"{owner} uses {node.target}{place}, which may follow values")
+
+
 def _not_blind(graph: GraphModule) -> Node | None:
-    """The first operator that may follow values."""
+    """Return the first operator that may follow values."""
     public: set[Node] = set()  # what follows from constants of the model alone
     for node in graph.graph.nodes:
-        if node.op == "get_attr" or (node.op == "call_function" and public.issuperset(node.all_input_nodes)):
+        found: Node = node
+        is_function = node.op == "call_function"
+        if node.op == "get_attr" or (is_function and public.issuperset(node.all_input_nodes)):
             public.add(node)
-        if node.op == "call_module" or (node.op == "call_function" and not _blind(node, public)):
-            found: Node = node
+        if node.op == "call_module":
+            return found
+        if is_function and not _blind(node, public):
             return found
     return None
 
 
-def _named(node: Node) -> str:
-    """An operator, and the layer that called it."""
-    layer = node.meta.get("layer")
-    return f"{node.target} in its layer {layer}" if layer else str(node.target)
-
-
 def _blind(node: Node, public: set[Node]) -> bool:
-    """Whether an operator neither follows values nor raises for some; numbers of rows are constants, or clamped."""
+    """Return whether an operator neither follows values nor raises for some.
+
+    Numbers of rows have to be constants, or clamped.
+    """
     name, _, overload = str(node.target).rpartition(".")
     if name in _INDEXING:
-        given = [one for value in node.args[1:2] for one in (value if isinstance(value, list | tuple) else (value,))]
-        return all(one is None or one in public for one in given)
+        return all(index is None or index in public for index in _indices(node))
     if name in _GATHERING:
         index = node.args[2]
         return isinstance(index, Node) and (index in public or _within(index, node))
-    if node.target is getitem or name == "aten.bernoulli":
-        return node.target is getitem or overload == "p"  # others take probabilities, and raise beyond [0, 1]
+    if node.target is getitem:
+        return True
+    if name == "aten.bernoulli":
+        return overload == "p"  # others take probabilities, and raise beyond [0, 1]
+    if name in _DIVIDING and _gives_whole_numbers(node) and not overload.startswith("Scalar"):
+        return False  # by zero
+    return name in _OPERATORS
+
+
+def _indices(node: Node) -> list[Any]:
+    """Return what an operator takes rows by."""
+    indices: list[Any] = []
+    for value in node.args[1:2]:
+        if isinstance(value, list | tuple):
+            indices += value
+        else:
+            indices.append(value)
+    return indices
+
+
+def _gives_whole_numbers(node: Node) -> bool:
     value = node.meta.get("val")
-    whole = not isinstance(value, Tensor) or not value.is_floating_point()
-    by_zero = name in _DIVIDING and whole and not overload.startswith("Scalar")
-    return name in _OPERATORS and not by_zero
+    return not isinstance(value, Tensor) or not value.is_floating_point()
 
 
 def _within(index: Node, node: Node) -> bool:
-    """Whether the numbers of rows that are gathered or scattered are clamped to those that there are."""
-    table, axis = node.args[0], node.args[1]
+    """Return whether the numbers of rows that are gathered or scattered are clamped to those that there are."""
+    table, axis = node.args[:2]
     assert isinstance(table, Node)
     assert isinstance(axis, int)
     rows = table.meta["val"].shape[axis]

@@ -14,7 +14,7 @@ from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.made_up import Example
 from fedveil.learning.private import PrivateTrainer
 from fedveil.learning.recognised import recognised
-from fedveil.learning.rules import NotApart
+from fedveil.learning.rules import NotIsolated
 from fedveil.learning.stacked import NotStackable
 from fedveil.learning.streams import Key
 from fedveil.learning.threads import Threads
@@ -61,7 +61,7 @@ class WorkerTrainer:
             _LOG.info("training on one worker: %s may draw from the shared generator", unknown)
             workers = 1
         self._threads, shared = Threads(), workers == 1
-        how: dict[str, Any] = {"precision": precision, "before_step": self._threads.stay}
+        how: dict[str, Any] = {"precision": precision, "before_step": self._threads.raise_if_stopped}
         self._trainers = [
             SequentialTrainer(model, layout, local, device, shared_random=shared, **how) for _ in range(workers)
         ]
@@ -150,7 +150,7 @@ def _unknown(model: nn.Module) -> str | None:
 
     A module of yours is no such one where it can be read, and is no more than known layers.
     """
-    with suppress(NotApart):
+    with suppress(NotIsolated):
         recognised(model)
         return None
     for module in model.modules():

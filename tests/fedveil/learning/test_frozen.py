@@ -56,7 +56,7 @@ def gradients(model, x, y, clip=1e9):
     for i in range(len(x)):
         loss = nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
         alone.append(torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)]))
-    return sums.way, total, torch.stack(alone).double()
+    return sums.rule_name, total, torch.stack(alone).double()
 
 
 def test_frozen_normalisation_is_folded_and_the_function_stays():

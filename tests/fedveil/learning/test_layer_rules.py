@@ -66,12 +66,12 @@ def test_layers_with_a_rule_take_the_fast_way_and_clip_as_autograd_says(register
     layout = Layout.from_module(model)
     before = PerExample(model, layout, "cross_entropy")
     before.clipped_sum(x, y, 0.3)
-    assert before.way != "layers"
+    assert before.rule_name != "layers"
     registered(nn.Conv1d, axes=3, fits=lambda layer: layer.padding_mode == "zeros" and layer.groups == 1)(convolution)
     registered(Gate)(lambda layer, inputs, grads: {})
     sums = PerExample(model, layout, "cross_entropy")
     found, losses = sums.clipped_sum(x, y, 0.3)
-    assert sums.way == "layers"
+    assert sums.rule_name == "layers"
     assert len(losses) == 9
     torch.testing.assert_close(found, expected(model, x, y, 0.3), rtol=1e-5, atol=1e-6)
 
@@ -82,7 +82,7 @@ def test_options_that_a_rule_does_not_follow_go_another_way(registered: Callable
     model = nn.Sequential(nn.Conv1d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(40, 3))
     sums = PerExample(model, Layout.from_module(model), "cross_entropy")
     found, _ = sums.clipped_sum(x, y, 0.3)
-    assert sums.way != "layers"
+    assert sums.rule_name != "layers"
     torch.testing.assert_close(found, expected(model, x, y, 0.3), rtol=1e-5, atol=1e-6)
 
 
@@ -96,7 +96,7 @@ def test_a_rule_that_mixes_rows_is_found_at_start(registered: Callable[..., Any]
     model = network(nn.Tanh())
     sums = PerExample(model, Layout.from_module(model), "cross_entropy")
     sums.clipped_sum(x, y, 0.3)
-    assert sums.way == "one by one"
+    assert sums.rule_name == "one by one"
 
 
 def test_a_kind_has_one_rule(registered: Callable[..., Any]) -> None:

@@ -74,7 +74,7 @@ def test_gradients_are_the_adapters_own_and_clipped_over_all_that_is_trained(eac
     means = torch.stack(rows).view(-1, each, layout.size).mean(1)
     by_hand = means * (clip / means.norm(dim=1, keepdim=True)).clamp(max=1)
     torch.testing.assert_close(total, by_hand.sum(0), rtol=1e-3, atol=1e-6)
-    assert sums.way == "layers"
+    assert sums.rule_name == "layers"
 
 
 def test_targets_are_ends_of_names():

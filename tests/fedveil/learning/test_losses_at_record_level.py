@@ -147,7 +147,7 @@ def test_a_regression_with_squeezed_outputs_goes_in_batches(loss):
     model, y = Squeezed(), TARGETS[:, 0]
     sums = PerExample(model, fv.Layout.from_module(model), loss)
     total, losses = sums.clipped_sum(X, y, 3.0)
-    assert sums.way == "operators"
+    assert sums.rule_name == "operators"
     rows = []
     each_loss = nn.MSELoss() if loss == "mse" else loss
     for i in range(12):

@@ -121,7 +121,7 @@ def test_clipped_sums_are_those_of_single_examples(name, clip):
     layout, (x, y) = Layout.from_module(model), batch(shape)
     sums = PerExample(model, layout, "cross_entropy")
     found, losses = sums.clipped_sum(x, y, clip)
-    assert sums.way == ("layers" if fast else "operators")
+    assert sums.rule_name == ("layers" if fast else "operators")
     torch.testing.assert_close(found, by_hand(model, layout, x, y, clip), rtol=2e-6, atol=1e-9)
     torch.testing.assert_close(losses, nn.functional.cross_entropy(model(x), y, reduction="none").detach())
 
@@ -324,7 +324,7 @@ def test_tied_weights_are_one_vector():
     assert not offences(model)
     sums = PerExample(model, layout, "cross_entropy")
     found, _ = sums.clipped_sum(x, y, 0.3)
-    assert sums.way == "operators"
+    assert sums.rule_name == "operators"
     torch.testing.assert_close(found, by_hand(model, layout, x, y, 0.3), rtol=2e-6, atol=1e-9)
 
 
@@ -375,7 +375,7 @@ def test_an_output_overwritten_in_place_falls_back_to_vmap():
     layout, (x, y) = Layout.from_module(model), batch((6,))
     sums = PerExample(model, layout, "cross_entropy")
     found, _ = sums.clipped_sum(x, y, 0.3)
-    assert sums.way == "operators"
+    assert sums.rule_name == "operators"
     torch.testing.assert_close(found, by_hand(model, layout, x, y, 0.3), rtol=2e-6, atol=1e-9)
 
 
@@ -523,7 +523,7 @@ def test_what_cannot_be_traced_is_trained_one_example_a_call(name, caplog):
     layout, (x, y) = Layout.from_module(model), batch(shape, classes=2)
     sums = PerExample(model, layout, "cross_entropy")
     found, losses = sums.clipped_sum(x, y, 0.3)
-    assert sums.way == "one by one"
+    assert sums.rule_name == "one by one"
     assert "one example a call" in caplog.text
     assert len(losses) == len(x)
     torch.testing.assert_close(found, by_hand(model, layout, x, y, 0.3), rtol=2e-6, atol=1e-9)
@@ -569,7 +569,7 @@ class Mixing(nn.Tanh):
     ids=["forward hook", "hook on a weight", "parametrisation", "subclass", "softmax over examples", "flatten"],
 )
 def test_the_fast_way_takes_known_layers_alone(model):
-    assert PerExample(model, Layout.from_module(model), "cross_entropy").way == "operators"
+    assert PerExample(model, Layout.from_module(model), "cross_entropy").rule_name == "operators"
 
 
 def test_a_model_that_mixes_examples_only_while_it_trains_is_refused_in_either_mode():
@@ -827,7 +827,7 @@ def test_what_is_read_in_a_method_of_ones_own_keeps_examples_apart_or_is_not_run
     except Exception:
         assert name == "transposed"  # of one example it is no square
         return
-    assert (sums.way == "layers") == (name in APART)
+    assert (sums.rule_name == "layers") == (name in APART)
     torch.testing.assert_close(found, by_hand(model, layout, x, y, 0.3), rtol=2e-6, atol=1e-9)
 
 
@@ -837,7 +837,7 @@ def test_a_network_as_tutorials_write_it_goes_the_fast_way():
     layout, (x, y) = Layout.from_module(model), batch((1, 8, 8))
     sums = PerExample(model, layout, "cross_entropy")
     found, _ = sums.clipped_sum(x, y, 0.3)
-    assert sums.way == "layers"
+    assert sums.rule_name == "layers"
     torch.testing.assert_close(found, by_hand(model, layout, x, y, 0.3), rtol=2e-6, atol=1e-9)
 
 
@@ -947,7 +947,7 @@ def test_kernels_that_mix_the_rounding_of_examples_are_noticed(monkeypatch, own,
     (x, y), layout = batch((6,)), Layout.from_module(model)
     sums = PerExample(model, layout, "cross_entropy")
     sums.clipped_sum(x.float(), y, 0.3)
-    assert sums.way == ("operators" if own else "one by one")  # in a trace the batch is one example
+    assert sums.rule_name == ("operators" if own else "one by one")  # in a trace the batch is one example
     if not own:
         assert "rounding" in caplog.text
 

@@ -91,7 +91,7 @@ def test_an_interruption_ends_all_threads_within_a_step(
     kind: type[WorkerTrainer] | type[BatchedTrainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, data = dense() if kind is BatchedTrainer else network(), clients([40, 40, 40, 40])
-    layout, stay = Layout.from_module(model), Threads.stay
+    layout, stay = Layout.from_module(model), Threads.raise_if_stopped
     seen: list[int] = []
 
     def counted(threads: Threads) -> None:  # before every step
@@ -100,7 +100,7 @@ def test_an_interruption_ends_all_threads_within_a_step(
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # as Ctrl-C does
         stay(threads)
 
-    monkeypatch.setattr(Threads, "stay", counted)
+    monkeypatch.setattr(Threads, "raise_if_stopped", counted)
     before, local = threading.active_count(), LocalTraining(epochs=10, batch_size=4, lr=0.01)
     trainer = kind(model, layout, local, workers=2, **({"block": 1} if kind is BatchedTrainer else {}))
     starts, keys = layout.read(model).expand(4, -1), [(0, 1, p) for p in range(4)]
@@ -124,7 +124,7 @@ def test_no_thread_of_an_interrupted_call_works_on() -> None:
 
     def slow(member: int, job: str) -> None:
         for step in range(50):
-            threads.stay()
+            threads.raise_if_stopped()
             if job == "a" and step == 3:
                 for _ in range(2):  # the second Ctrl-C while the first one's threads are waited for
                     signal.pthread_kill(main, signal.SIGINT)
@@ -155,7 +155,7 @@ def test_a_single_client_is_trained_after_an_interruption(monkeypatch: pytest.Mo
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Threads, "stay", interrupted)
+    monkeypatch.setattr(Threads, "raise_if_stopped", interrupted)
     trainer = BatchedTrainer(model, layout, LocalTraining(lr=0.01), workers=2, block=1)
     starts, keys = layout.read(model).expand(2, -1), [(0, 1, p) for p in range(2)]
     with pytest.raises(KeyboardInterrupt):

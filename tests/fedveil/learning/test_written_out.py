@@ -218,7 +218,7 @@ def by_hand(model, x, y, clip):
 def found(model, x, y, clip=CLIP):
     sums = PerExample(model, Layout.from_module(model, buffers="keep"), "cross_entropy", torch.Generator())
     total, _ = sums.clipped_sum(x, y, clip)
-    return sums.way, total
+    return sums.rule_name, total
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -281,7 +281,7 @@ def test_numbers_of_rows_that_examples_say_go_one_example_a_call(how):
     x, y = examples(NUMBERS, 3)
     sums = PerExample(model, Layout.from_module(model), "cross_entropy", torch.Generator())
     sums.clipped_sum(x, y, CLIP)
-    assert sums.way == "one by one"
+    assert sums.rule_name == "one by one"
 
 
 class Packs(nn.Module):

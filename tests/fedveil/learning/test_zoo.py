@@ -142,7 +142,7 @@ def test_which_take_one_example_a_call_is_said(cell):
         model(x)  # a hook's weight is no leaf before
     sums = PerExample(model, fv.Layout.from_module(model), cell.loss, torch.Generator())
     sums.clipped_sum(x, cell.y, 1.0)
-    assert (sums.way == "one by one") == cell.alone
+    assert (sums.rule_name == "one by one") == cell.alone
 
 
 def test_the_page_says_what_is_expected_of_each():

@@ -39,17 +39,26 @@ class Schedule:
     active: list[int]
 
     def sizes(self) -> list[list[int]]:
-        """Examples in each client's batch, [T][n]."""
-        return (self.scale > 0).sum(2).tolist()
+        """Return the number of examples in each client's batch, [T][n]."""
+        filled = self.scale > 0
+        return filled.sum(2).tolist()
 
     def to(self, device: torch.device) -> "Schedule":
-        """The same with its tensors elsewhere."""
-        moved = (self.rows.to(device), self.scale.to(device), self.last.to(device))
-        return Schedule(*moved, self.active)
+        """Return the same with its tensors elsewhere."""
+        return Schedule(
+            self.rows.to(device),
+            self.scale.to(device),
+            self.last.to(device),
+            self.active,
+        )
 
 
 def schedule(
-    examples: Sequence[int], keys: Sequence[Key], epochs: int, batch_size: int, dtype: torch.dtype
+    examples: Sequence[int],
+    keys: Sequence[Key],
+    epochs: int,
+    batch_size: int,
+    dtype: torch.dtype,
 ) -> Schedule:
     """Draw every client's order of examples and cut it into batches.
 
@@ -65,20 +74,30 @@ def schedule(
         Of the weights.
     """
     counts = np.asarray(examples, np.int64)
-    per_epoch = -(-counts // batch_size)
-    width, steps = min(batch_size, int(counts.max())), epochs * int(per_epoch.max())
-    epoch, step = np.divmod(np.arange(steps)[:, None], per_epoch)  # [T, n], of each client's own epochs
-    remaining = np.where(epoch < epochs, counts - step * batch_size, 0)  # examples of its epoch, before the step
-    place = np.arange(width)
+    most = int(counts.max())
+    batches = -(-counts // batch_size)  # of one epoch
+    steps = epochs * int(batches.max())
+    epoch, batch = np.divmod(np.arange(steps)[:, None], batches)  # [T, n], of each client's own epochs
+    training = epoch < epochs
+    remaining = np.where(training, counts - batch * batch_size, 0)  # examples of its epoch, before the step
+    place = np.arange(min(batch_size, most))
     filled = place < remaining[:, :, None]
-    of_epoch = np.minimum(step[:, :, None] * batch_size + place, counts.max() - 1)
-    order = epoch_orders(keys, counts, epochs)
-    drawn = order[np.arange(len(counts))[:, None], np.minimum(epoch, epochs - 1)[:, :, None], of_epoch]
-    rows = np.where(filled, drawn, 0) + (np.cumsum(counts) - counts)[:, None]
-    scale = filled * (1 / np.clip(remaining, 1, batch_size))[:, :, None]
-    last = filled * ((epoch == epochs - 1) / counts)[:, :, None]
-    weights = (torch.from_numpy(scale).to(dtype), torch.from_numpy(last).to(dtype))
-    return Schedule(torch.from_numpy(rows), *weights, (epoch < epochs).sum(1).tolist())
+    at = np.minimum(batch[:, :, None] * batch_size + place, most - 1)
+    client = np.arange(len(counts))[:, None]
+    own_epoch = np.minimum(epoch, epochs - 1)[:, :, None]
+    drawn = epoch_orders(keys, counts, epochs)[client, own_epoch, at]
+    offsets = np.cumsum(counts) - counts
+    rows = np.where(filled, drawn, 0) + offsets[:, None]
+    of_batch = 1 / np.clip(remaining, 1, batch_size)
+    of_epoch = (epoch == epochs - 1) / counts
+    scale = filled * of_batch[:, :, None]
+    last = filled * of_epoch[:, :, None]
+    return Schedule(
+        torch.from_numpy(rows),
+        torch.from_numpy(scale).to(dtype),
+        torch.from_numpy(last).to(dtype),
+        training.sum(1).tolist(),
+    )
 
 
 class ClientBlock:
@@ -93,11 +112,19 @@ class ClientBlock:
     """
 
     def __init__(self, stack: Stack, local: LocalTraining) -> None:
-        self.stack, self._local = stack, local
-        self._direct = local.optimizer == "sgd" and not local.momentum
+        self.stack = stack
+        self._local = local
+        self._direct = local.optimizer == "sgd" and not local.momentum  # a backward pass is a step
         self._model = torch.empty(0, 0)
 
-    def run(self, starts: Tensor, x: Tensor, y: Tensor, plan: Schedule, before: Before) -> tuple[Parameters, Tensor]:
+    def run(
+        self,
+        starts: Tensor,
+        x: Tensor,
+        y: Tensor,
+        plan: Schedule,
+        before: Before,
+    ) -> tuple[Parameters, Tensor]:
         """Train.
 
         Parameters
@@ -118,58 +145,80 @@ class ClientBlock:
         Tensor
             [n], mean loss of the last epoch.
         """
-        n, shared = len(starts), starts.stride(0) == 0
+        shared = starts.stride(0) == 0
+        begun = self._begin(starts, shared)
+        seen = torch.zeros_like(plan.last)
+        optimiser = Optimiser(self._local)
+        loss = str(self._local.loss)
+        width = plan.rows.shape[2]
+        for step, active in enumerate(plan.active):
+            before(step, active)
+            rows = plan.rows[step, :active].reshape(-1)
+            inputs = x.index_select(0, rows).view(active, width, *x.shape[1:])
+            labels = y.index_select(0, rows).view(active, width, *y.shape[1:])
+            weights = self._weights(active, shared and step == 0)
+            seen[step, :active] = self.stack.descend(inputs, labels, plan.scale[step, :active], weights, loss)
+            if self._local.prox:
+                self._pull(active, begun)
+            if not self._direct:
+                optimiser.step(self._first(self._values, active), self._first(self._gradients, active))
+        losses = sum(seen.mul_(plan.last).sum(2), seen.new_zeros(len(starts)))
+        return {name: value[: len(starts)] for name, value in self._values.items()}, losses
+
+    def _begin(self, starts: Tensor, shared: bool) -> Parameters:
+        """Put the starts where training happens, and return them by name."""
+        n = len(starts)
         if n > len(self._model) or starts.dtype != self._model.dtype:
             self._grow(starts)
         if shared:
             self._model[0] = starts[0]
-        begun = self._begun if shared else self.stack.layout.views(starts)
+            begun = self._begun
+        else:
+            begun = self.stack.layout.views(starts)
         if not (shared and self._direct):  # else the first step writes what it makes of the one model
             for name, value in self._values.items():
                 value[:n].copy_(begun[name][:n])
-        seen, optimiser = torch.zeros_like(plan.last), Optimiser(self._local)
-        for step, active in enumerate(plan.active):
-            before(step, active)
-            rows, shape = plan.rows[step, :active].reshape(-1), (active, plan.rows.shape[2])
-            some, labels = (part.index_select(0, rows).view(*shape, *part.shape[1:]) for part in (x, y))
-            weights = self._weights(active, shared and step == 0)
-            losses = self.stack.descend(some, labels, plan.scale[step, :active], weights, str(self._local.loss))
-            seen[step, :active] = losses
-            if not self._direct or self._local.prox:
-                self._follow(active, begun, optimiser)
-        loss = sum(seen.mul_(plan.last).sum(2), seen.new_zeros(n))
-        return {name: value[:n] for name, value in self._values.items()}, loss
+        return begun
 
     def _grow(self, starts: Tensor) -> None:
         """Make room for as many clients, each parameter's in one piece: products are faster on that than on rows."""
-        n, blocks = len(starts), self.stack.layout.blocks
+        n = len(starts)
         self._model = starts.new_empty(1, starts.shape[1]).expand(n, -1)
         self._begun = self.stack.layout.views(self._model)
-        self._values = {b.name: starts.new_empty(n, *b.shape) for b in blocks}
-        self._gradients = self._values if self._direct else {k: v.clone() for k, v in self._values.items()}
-        self._cut = dict[tuple[int, bool], list[Weights]]()
+        self._values: Parameters = {}
+        for block in self.stack.layout.blocks:
+            self._values[block.name] = starts.new_empty(n, *block.shape)
+        self._gradients = self._values
+        if not self._direct:
+            self._gradients = {name: value.clone() for name, value in self._values.items()}
+        self._views = dict[tuple[int, bool], list[Weights]]()
 
     def _weights(self, n: int, fresh: bool) -> list[Weights]:
-        """The first n clients' parameters; fresh ones are those of the one model."""
-        if (n, fresh) not in self._cut:
-            # w - lr (g + prox (w - start)), the start is added afterwards
-            lr, values = self._local.rate(), self._begun if fresh else self._values
-            into = (-lr, 1 - lr * self._local.prox) if self._direct else (1.0, 0.0)
-            self._cut[n, fresh] = self.stack.weights(values, self._gradients, n, *into)
-        return self._cut[n, fresh]
+        """Return the first n clients' parameters; fresh ones are those of the one model."""
+        known = self._views.get((n, fresh))
+        if known is not None:
+            return known
+        values = self._begun if fresh else self._values
+        alpha, beta = 1.0, 0.0
+        if self._direct:  # w - lr (g + prox (w - start)); the start is added afterwards
+            alpha = -self._local.rate()
+            beta = 1 - self._local.rate() * self._local.prox
+        weights = self.stack.weights(values, self._gradients, n, alpha, beta)
+        self._views[n, fresh] = weights
+        return weights
 
-    def _follow(self, n: int, begun: Parameters, optimiser: "Optimiser") -> None:
-        """What is left of the first n clients' step: the proximal term, and the optimiser's own step."""
-        values, gradients, starts = (
-            [of[name][:n] for name in self._values] for of in (self._values, self._gradients, begun)
-        )
-        for value, gradient, start in zip(values, gradients, starts, strict=True) if self._local.prox else ():
+    def _pull(self, n: int, begun: Parameters) -> None:
+        """Add the proximal term of the first n clients' step."""
+        prox = self._local.prox
+        for name, value in self._values.items():
+            start = begun[name][:n]
             if self._direct:
-                value.add_(start, alpha=self._local.rate() * self._local.prox)
+                value[:n].add_(start, alpha=self._local.rate() * prox)
             else:
-                gradient.add_(value - start, alpha=self._local.prox)
-        if not self._direct:
-            optimiser.step(values, gradients)
+                self._gradients[name][:n].add_(value[:n] - start, alpha=prox)
+
+    def _first(self, of: Parameters, n: int) -> list[Tensor]:
+        return [of[name][:n] for name in self._values]
 
 
 def dropout_masks(stack: Stack, keys: Sequence[Key], plan: Schedule) -> Before:
@@ -184,11 +233,14 @@ def dropout_masks(stack: Stack, keys: Sequence[Key], plan: Schedule) -> Before:
     plan : Schedule
         Their steps.
     """
-    generators = [stream(key, "dropout") for key in keys if stack.dropouts]
-    sizes = plan.sizes() if stack.dropouts else []
+    if not stack.dropouts:
+        return _no_masks
+    generators = [stream(key, "dropout") for key in keys]
+    sizes = plan.sizes()
+    width = plan.rows.shape[2]
 
     def draw(step: int, active: int, shape: tuple[int, ...]) -> Tensor:
-        uniform = torch.ones(active, plan.rows.shape[2], *shape)
+        uniform = torch.ones(active, width, *shape)
         for i in range(active):
             count = sizes[step][i]
             torch.rand((count, *shape), generator=generators[i], out=uniform[i, :count])
@@ -199,6 +251,10 @@ def dropout_masks(stack: Stack, keys: Sequence[Key], plan: Schedule) -> Before:
             stage.draw = partial(draw, step, active)
 
     return masks
+
+
+def _no_masks(step: int, active: int) -> None:
+    """Draw nothing: the model has no dropout."""
 
 
 class Optimiser:
@@ -213,18 +269,28 @@ class Optimiser:
     """
 
     def __init__(self, local: LocalTraining) -> None:
-        self._local, self._moments, self._counts = local, list[list[Tensor]](), list[Tensor]()
+        self._local = local
+        self._is_sgd = local.optimizer == "sgd"
+        self._moments: list[list[Tensor]] = []
+        self._counts: list[Tensor] = []
 
     def step(self, values: list[Tensor], gradients: list[Tensor]) -> None:
         """Update the first n clients' parameters [n, *shape] in place; `gradients` may be used up."""
-        local, n, lr = self._local, len(values[0]), self._local.rate()
-        plain = local.optimizer == "sgd"
         if not self._counts:
-            self._moments = [[torch.zeros_like(value) for value in values] for _ in range(1 if plain else 2)]
-            self._counts = [torch.zeros((), device=value.device) for value in values]
+            self._begin(values)
+        n = len(values[0])
+        rate = self._local.rate()
         first, *others = [[moment[:n] for moment in moments] for moments in self._moments]
-        if not plain:
-            adam_step(local, lr, values, gradients, first, *others, self._counts)
+        if not self._is_sgd:
+            adam_step(self._local, rate, values, gradients, first, *others, self._counts)
             return
         for value, gradient, velocity in zip(values, gradients, first, strict=True):
-            value.add_(velocity.mul_(local.momentum).add_(gradient), alpha=-lr)
+            velocity.mul_(self._local.momentum).add_(gradient)
+            value.add_(velocity, alpha=-rate)
+
+    def _begin(self, values: list[Tensor]) -> None:
+        """Start each client's state at zero: one moment for SGD, two for Adam."""
+        moments = 1 if self._is_sgd else 2
+        for _ in range(moments):
+            self._moments.append([torch.zeros_like(value) for value in values])
+        self._counts = [torch.zeros((), device=value.device) for value in values]
