@@ -17,7 +17,7 @@ from fedveil.learning.inputs import Inputs
 from fedveil.learning.losses import LossFunction, base_name, evaluating, loss_of, outputs_of
 from fedveil.learning.made_up import probes
 from fedveil.learning.metrics import task_of
-from fedveil.learning.objective import shape_fix, named, require_paired, void_labels
+from fedveil.learning.objective import named, require_paired, shape_fix, void_labels
 
 
 def same_examples(clients: Sequence[ClientData]) -> Iterator[str]:

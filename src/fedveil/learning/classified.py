@@ -1,4 +1,4 @@
-"""How a classifier did on people it was not trained on, with intervals: what a physician asks for.
+"""Figures of a classifier on people it was not trained on, with intervals: what a physician asks for.
 
 Sensitivity and specificity of the named class, areas, balanced accuracy, the table of confusions, calibration. The unit
 of replication is a person: where one has several rows, they are one observation (a cluster), and intervals are wider.
@@ -47,7 +47,7 @@ class ClassFigure:
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values for JSON."""
         return {"value": self.value, "low": self.low, "high": self.high}
 
 
@@ -68,6 +68,10 @@ class Bin:
     said: float
     found: ClassFigure
     rows: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {"said": self.said, "found": self.found.to_dict(), "rows": self.rows}
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,8 @@ class Classified:
     calibration: tuple[Bin, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
+        by_class = {name: _plain(own) for name, own in self.by_class.items()}
         return {
             "classes": list(self.classes),
             "positive": self.positive,
@@ -110,10 +115,14 @@ class Classified:
             "persons": self.persons,
             "level": LEVEL,
             "confusion": self.confusion,
-            "figures": {name: one.to_dict() for name, one in self.figures.items()},
-            "by_class": {c: {name: one.to_dict() for name, one in own.items()} for c, own in self.by_class.items()},
-            "calibration": [{"said": b.said, "found": b.found.to_dict(), "rows": b.rows} for b in self.calibration],
+            "figures": _plain(self.figures),
+            "by_class": by_class,
+            "calibration": [one.to_dict() for one in self.calibration],
         }
+
+
+def _plain(figures: Mapping[str, ClassFigure]) -> dict[str, Any]:
+    return {name: figure.to_dict() for name, figure in figures.items()}
 
 
 def classified(
@@ -146,38 +155,47 @@ def classified(
     FieldError
         For shapes that do not fit, or no row.
     """
-    p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
+    p = np.asarray(probabilities, dtype=np.float64)
+    y = np.asarray(labels)
     _require_answers(p, y, classes)
     owner = _owners(persons, len(y))
     two = len(classes) == 2
-    sign = classes.index(require_choice("positive", positive, classes)) if two and positive else 1
     if threshold is not None and not two:
         raise FieldError("threshold", threshold, "is for two classes")
-    named = p.argmax(1) if threshold is None else np.where(p[:, sign] >= threshold, sign, 1 - sign)
-    there = [c for c in range(len(classes)) if (y == c).any()]
-    found = {c: _share(named[y == c] == c, owner[y == c]) for c in there}
-    areas = {c: _area(p[:, c], y == c) for c in there if not (y == c).all()}
-    by_class = {classes[c]: _of_class(c, y, named, owner, found, areas) for c in ((sign,) if two else there)}
-    figures = {"accuracy": _share(named == y, owner), "balanced_accuracy": _mean_of(list(found.values()))}
-    if two:
-        figures |= by_class.pop(classes[sign])
-        loss = (p[:, sign] - (y == sign)) ** 2
-        shown, true = p[:, sign], y == sign
+    sign = 1
+    if two and positive:
+        sign = classes.index(require_choice("positive", positive, classes))
+    if threshold is None:
+        named = p.argmax(1)
     else:
+        named = np.where(p[:, sign] >= threshold, sign, 1 - sign)
+    outcome = _Outcome(p, y, named, owner)
+    found = outcome.shares_found()
+    areas = outcome.areas()
+    figures = {"accuracy": _share(named == y, owner), "balanced_accuracy": _mean_of(list(found.values()))}
+    by_class: dict[str, dict[str, ClassFigure]] = {}
+    if two:
+        figures |= outcome.of_class(sign, found, areas)
+        said = p[:, sign]
+        true = y == sign
+        loss = (said - true) ** 2
+    else:
+        by_class = {classes[c]: outcome.of_class(c, found, areas) for c in found}
         if areas:
             figures["auc"] = _of_areas(list(areas.values()), y, owner)
+        said = p.max(1)
+        true = p.argmax(1) == y
         loss = ((p - np.eye(len(classes))[y]) ** 2).sum(1)
-        shown, true = p.max(1), p.argmax(1) == y
     figures["brier"] = _average(loss, owner)
     return Classified(
-        tuple(classes),
-        classes[sign] if two else "",
-        len(y),
-        0 if persons is None else int(owner.max()) + 1,
-        _confusion(y, named, len(classes)),
-        figures,
-        by_class,
-        _bins(shown, true, owner),
+        classes=tuple(classes),
+        positive=classes[sign] if two else "",
+        rows=len(y),
+        persons=0 if persons is None else int(owner.max()) + 1,
+        confusion=_confusion(y, named, len(classes)),
+        figures=figures,
+        by_class=by_class,
+        calibration=_bins(said, true, owner),
     )
 
 
@@ -192,129 +210,204 @@ def _require_answers(p: Floats, y: NDArray[Any], classes: Sequence[str]) -> None
 
 
 def _owners(persons: Any, rows: int) -> NDArray[Any]:
-    """The number of each row's person; without persons each row is one."""
-    owner = np.arange(rows) if persons is None else np.unique(np.asarray(persons), return_inverse=True)[1]
+    """Return the number of each row's person; without persons each row is one."""
+    if persons is None:
+        return np.arange(rows)
+    owner = _numbered(np.asarray(persons))
     if len(owner) != rows:
         raise FieldError("persons", len(owner), f"must be one for each of the {rows} rows")
     return owner
 
 
+def _numbered(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the number, from 0, of each value among the different ones."""
+    _, numbers = np.unique(values, return_inverse=True)
+    return numbers
+
+
 def _confusion(y: NDArray[Any], named: NDArray[Any], classes: int) -> list[list[int]]:
-    """Rows by class, and by the class that was named."""
+    """Count rows by class, and by the class that was named."""
     counts = np.zeros((classes, classes), dtype=np.int64)
     np.add.at(counts, (y, named), 1)
     rows: list[list[int]] = counts.tolist()
     return rows
 
 
-def _of_class(
-    c: int,
-    y: NDArray[Any],
-    named: NDArray[Any],
-    owner: NDArray[Any],
-    found: Mapping[int, ClassFigure],
-    areas: Mapping[int, tuple[float, Floats]],
-) -> dict[str, ClassFigure]:
-    """Figures of one class against the rest, as far as there are rows of both."""
-    own: dict[str, ClassFigure] = {}
-    truth = y == c
-    if c in found:
-        own["sensitivity"] = found[c]
-    if not truth.all():
-        own["specificity"] = _share(named[~truth] != c, owner[~truth])
-    if c in areas:
-        own["auc"] = _of_area(*areas[c], truth, owner)
-    return own
+@dataclass(frozen=True, eq=False)
+class _Outcome:
+    """Rows with what is true of them, and what was named."""
+
+    p: Floats
+    y: NDArray[Any]
+    named: NDArray[Any]
+    owner: NDArray[Any]
+
+    def shares_found(self) -> dict[int, ClassFigure]:
+        """Return the share of each class's rows that was named so, by classes that there are."""
+        found: dict[int, ClassFigure] = {}
+        for c in range(self.p.shape[1]):
+            own = self.y == c
+            if own.any():
+                found[c] = _share(self.named[own] == c, self.owner[own])
+        return found
+
+    def areas(self) -> "dict[int, _Area]":
+        """Return each class's area under the ROC curve against the rest, where there are both."""
+        areas: dict[int, _Area] = {}
+        for c in range(self.p.shape[1]):
+            own = self.y == c
+            if own.any() and not own.all():
+                areas[c] = _area(self.p[:, c], own)
+        return areas
+
+    def of_class(
+        self,
+        c: int,
+        found: Mapping[int, ClassFigure],
+        areas: "Mapping[int, _Area]",
+    ) -> dict[str, ClassFigure]:
+        """Return figures of one class against the rest, as far as there are rows of both."""
+        figures: dict[str, ClassFigure] = {}
+        truth = self.y == c
+        if c in found:
+            figures["sensitivity"] = found[c]
+        if not truth.all():
+            figures["specificity"] = _share(self.named[~truth] != c, self.owner[~truth])
+        if c in areas:
+            figures["auc"] = _of_area(areas[c], truth, self.owner)
+        return figures
 
 
 def wilson(share: float, rows: float) -> tuple[float, float]:
-    """Ends of the 95% interval of a share of (perhaps a broken number of) independent rows."""
+    """Return the ends of the 95% interval of a share of independent rows, whose number may be broken."""
     centre = share + _Z**2 / (2 * rows)
     half = _Z * math.sqrt(share * (1 - share) / rows + _Z**2 / (4 * rows**2))
     whole = 1 + _Z**2 / rows
-    return min(share, max(0.0, (centre - half) / whole)), max(share, min(1.0, (centre + half) / whole))
+    low = max(0.0, (centre - half) / whole)
+    high = min(1.0, (centre + half) / whole)
+    return min(share, low), max(share, high)
+
+
+def _people(owner: NDArray[Any]) -> int:
+    return len(np.unique(owner))
 
 
 def _variance(influence: Floats, owner: NDArray[Any]) -> float:
-    """Variance of a figure from each row's influence on it: rows of one person move together."""
-    sums = np.bincount(np.unique(owner, return_inverse=True)[1], influence)
-    return float((sums**2).sum() * len(sums) / (len(sums) - 1)) if len(sums) > 1 else math.nan
+    """Return the variance of a figure from each row's influence on it: rows of one person move together."""
+    sums = np.bincount(_numbered(owner), influence)
+    people = len(sums)
+    if people < 2:
+        return math.nan
+    return float((sums**2).sum() * people / (people - 1))
 
 
 def _share(true: NDArray[np.bool_], owner: NDArray[Any]) -> ClassFigure:
-    """A share, with Wilson's interval over as many rows as the persons' rows are worth."""
-    share, people = float(true.mean()), len(np.unique(owner))
-    return ClassFigure(share, *wilson(share, _worth(share, (true - share) / len(true), owner, len(true), people)))
+    """Return a share, with Wilson's interval over as many rows as the persons' rows are worth."""
+    share = float(true.mean())
+    influence = (true - share) / len(true)
+    low, high = wilson(share, _worth(share, influence, owner))
+    return ClassFigure(share, low, high)
 
 
-def _worth(share: float, influence: Floats, owner: NDArray[Any], rows: int, people: int) -> float:
-    """How many independent rows are as good: at most the rows, at least one."""
-    variance = _variance(influence, owner)
+def _worth(share: float, influence: Floats, owner: NDArray[Any]) -> float:
+    """Return how many independent rows are as good: at most the rows, at least one."""
+    rows = len(influence)
+    people = _people(owner)
     if people == rows:
         return rows
-    if not variance > 0:  # all alike, or one person
+    variance = _variance(influence, owner)
+    if not variance > 0:  # all rows agree, or there is one person
         return people
     return float(np.clip(share * (1 - share) / variance, 1, rows))
 
 
 def _mean_of(shares: Sequence[ClassFigure]) -> ClassFigure:
-    """The mean of shares of different rows: distances to their ends are added as squares (Newcombe)."""
+    """Return the mean of shares of different rows: distances to their ends are added as squares (Newcombe)."""
     value = float(np.mean([one.value for one in shares]))
-    down = math.sqrt(sum((one.value - (one.low or 0.0)) ** 2 for one in shares)) / len(shares)
-    up = math.sqrt(sum(((1.0 if one.high is None else one.high) - one.value) ** 2 for one in shares)) / len(shares)
+    below = above = 0.0
+    for one in shares:
+        low = one.low or 0.0
+        high = 1.0 if one.high is None else one.high
+        below += (one.value - low) ** 2
+        above += (high - one.value) ** 2
+    down = math.sqrt(below) / len(shares)
+    up = math.sqrt(above) / len(shares)
     return ClassFigure(value, max(0.0, value - down), min(1.0, value + up))
 
 
-def _area(scores: Floats, truth: NDArray[np.bool_]) -> tuple[float, Floats]:
-    """The area under the ROC curve, and each row's influence on it (DeLong's components)."""
+@dataclass(frozen=True, eq=False)
+class _Area:
+    """The area under a ROC curve, and each row's influence on it (DeLong's components)."""
+
+    value: float
+    influence: Floats
+
+
+def _area(scores: Floats, truth: NDArray[np.bool_]) -> _Area:
+    """Return the area of scores of a class, of which `truth` says the rows."""
     ranks = _ranks(scores)
-    yes, no = int(truth.sum()), int((~truth).sum())
+    yes = int(truth.sum())
+    no = int((~truth).sum())
     placed = np.empty(len(scores))
     placed[truth] = (ranks[truth] - _ranks(scores[truth])) / no
     placed[~truth] = 1 - (ranks[~truth] - _ranks(scores[~truth])) / yes
     area = float(placed[truth].mean())
-    return area, np.where(truth, (placed - area) / yes, (placed - area) / no)
+    influence = np.where(truth, (placed - area) / yes, (placed - area) / no)
+    return _Area(area, influence)
 
 
 def _ranks(values: Floats) -> Floats:
-    """Ranks from 1; those that tie share their mean."""
+    """Return ranks from 1; those that tie share their mean."""
     _, place, ties = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(ties) - (ties - 1) / 2)[place])
+    ranks = np.cumsum(ties) - (ties - 1) / 2
+    return np.asarray(ranks[place])
 
 
-def _of_area(area: float, influence: Floats, truth: NDArray[np.bool_], owner: NDArray[Any]) -> ClassFigure:
-    fewest = min(len(np.unique(owner[truth])), len(np.unique(owner[~truth])))
-    return _on_logits(area, _variance(influence, owner), fewest)
+def _of_area(area: _Area, truth: NDArray[np.bool_], owner: NDArray[Any]) -> ClassFigure:
+    fewest = min(_people(owner[truth]), _people(owner[~truth]))
+    return _on_logits(area.value, _variance(area.influence, owner), fewest)
 
 
-def _of_areas(areas: Sequence[tuple[float, Floats]], y: NDArray[Any], owner: NDArray[Any]) -> ClassFigure:
-    """The mean of each class against the rest."""
-    value = float(np.mean([area for area, _ in areas]))
-    influence = np.mean([own for _, own in areas], axis=0)
-    fewest = min(len(np.unique(owner[y == c])) for c in np.unique(y))
+def _of_areas(areas: Sequence[_Area], y: NDArray[Any], owner: NDArray[Any]) -> ClassFigure:
+    """Return the mean of each class against the rest."""
+    value = float(np.mean([area.value for area in areas]))
+    influence = np.mean([area.influence for area in areas], axis=0)
+    fewest = min(_people(owner[y == c]) for c in np.unique(y))
     return _on_logits(value, _variance(influence, owner), fewest)
 
 
 def _on_logits(area: float, variance: float, fewest: int) -> ClassFigure:
-    """An area's interval on the scale of logits, which stays within 0 and 1; at its ends as a share of the fewest."""
+    """Return an area with an interval on the scale of logits, which stays within 0 and 1.
+
+    An area of 0 or 1 is treated as a share of the fewest persons.
+    """
     if not variance > 0 or not 0 < area < 1:
         return ClassFigure(area, *wilson(area, fewest))
     half = _Z * math.sqrt(variance) / (area * (1 - area))
-    return ClassFigure(area, float(expit(logit(area) - half)), float(expit(logit(area) + half)))
+    low = float(expit(logit(area) - half))
+    high = float(expit(logit(area) + half))
+    return ClassFigure(area, low, high)
 
 
 def _average(values: Floats, owner: NDArray[Any]) -> ClassFigure:
-    value, people = float(values.mean()), len(np.unique(owner))
+    """Return a mean with Student's interval over persons."""
+    value = float(values.mean())
+    people = _people(owner)
     if people < 2:
         return ClassFigure(value)
-    half = float(stdtrit(people - 1, 0.5 + LEVEL / 2)) * math.sqrt(_variance((values - value) / len(values), owner))
+    quantile = float(stdtrit(people - 1, 0.5 + LEVEL / 2))
+    influence = (values - value) / len(values)
+    half = quantile * math.sqrt(_variance(influence, owner))
     return ClassFigure(value, max(0.0, value - half), value + half)
 
 
 def _bins(said: Floats, true: NDArray[np.bool_], owner: NDArray[Any]) -> tuple[Bin, ...]:
-    """Ten equally wide bins, those that hold something."""
+    """Return those of ten equally wide bins that hold something."""
     place = np.minimum((said * BINS).astype(np.int64), BINS - 1)
-    filled = (place == b for b in range(BINS))
-    return tuple(
-        Bin(float(said[own].mean()), _share(true[own], owner[own]), int(own.sum())) for own in filled if own.any()
-    )
+    bins: list[Bin] = []
+    for number in range(BINS):
+        own = place == number
+        if own.any():
+            found = _share(true[own], owner[own])
+            bins.append(Bin(float(said[own].mean()), found, int(own.sum())))
+    return tuple(bins)

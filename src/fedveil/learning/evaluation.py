@@ -1,5 +1,6 @@
-"""Which hypothesis fits each of thousands of clients best, and how good models are on what they hold out."""
+"""Choice of the hypothesis that fits each of thousands of clients best, and figures on what clients hold out."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -17,8 +18,14 @@ ROOM = 1 << 24  # numbers of joined examples held at once
 NEAR = 1e-5  # losses this near in relation are compared again, client by client
 
 
-def choose(model: nn.Module, layout: Layout, models: Tensor, data: ClientData, loss: str | LossFunction) -> int:
-    """The hypothesis with the least loss on a client's own training data.
+def choose(
+    model: nn.Module,
+    layout: Layout,
+    models: Tensor,
+    data: ClientData,
+    loss: str | LossFunction,
+) -> int:
+    """Choose the hypothesis with the least loss on a client's own training data.
 
     Parameters
     ----------
@@ -48,22 +55,27 @@ def choose(model: nn.Module, layout: Layout, models: Tensor, data: ClientData, l
         raise FieldError("models", tuple(models.shape), f"must be [k, {layout.size}]")
     if len(models) == 1 or not data.examples:
         return 0
-    function, losses = loss_of(loss), []
+    function = loss_of(loss)
+    losses: list[float] = []
     for vector in models:
         outputs = predict(model, layout, vector, data.x, batch=1024, buffers=data.buffers)
         losses.append(float(function(outputs.to(torch.float64), data.y)))
-    kept = [j for j, value in enumerate(losses) if value == value]
-    if not kept and void_labels(loss, data.y, outputs.shape).all():
+    known = [value for value in losses if not math.isnan(value)]
+    if known:
+        return losses.index(min(known))
+    if void_labels(loss, data.y, outputs.shape).all():
         return 0
-    if not kept:
-        raise FieldError("models", losses, "have no loss on this client's data: all are NaN")
-    return min(kept, key=lambda j: losses[j])
+    raise FieldError("models", losses, "have no loss on this client's data: all are NaN")
 
 
 def choose_each(
-    model: nn.Module, layout: Layout, models: Tensor, clients: Sequence[ClientData], loss: str | LossFunction
+    model: nn.Module,
+    layout: Layout,
+    models: Tensor,
+    clients: Sequence[ClientData],
+    loss: str | LossFunction,
 ) -> list[int | Exception]:
-    """What `choose` answers for each of many clients, in a few batched computations.
+    """Return what `choose` answers for each of many clients, in a few batched computations.
 
     Batches of another size round otherwise, so where two hypotheses are nearly as good the client is asked alone: the
     answers depend on nobody else.
@@ -75,8 +87,15 @@ def choose_each(
     """
     if len(models) == 1:
         return [0] * len(clients)
+
+    def choose_alone(client: ClientData) -> int | Exception:
+        try:
+            return choose(model, layout, models, client, loss)
+        except Exception as error:  # a client's failure is that client's alone
+            return error
+
     if any(client.buffers or _has_void(client) for client in clients):  # a model, or void labels, of its own
-        return [_alone(model, layout, models, client, loss) for client in clients]
+        return [choose_alone(client) for client in clients]
     answers: list[int | Exception] = []
     for block in _blocks(clients):
         try:
@@ -84,65 +103,84 @@ def choose_each(
         except Exception:  # someone's data: alone, each client meets its own failure
             losses = torch.full((len(block), len(models)), torch.nan)
         least, best = losses.topk(2, dim=1, largest=False)
-        clear = losses.isfinite().all(1) & (least[:, 1] - least[:, 0] > NEAR * least[:, 1].abs())
+        margin = least[:, 1] - least[:, 0]
+        clear = losses.isfinite().all(1) & (margin > NEAR * least[:, 1].abs())
         for client, sure, index in zip(block, clear.tolist(), best[:, 0].tolist(), strict=True):
-            known = index if sure else None if client.examples else 0
-            answers.append(_alone(model, layout, models, client, loss) if known is None else known)
+            if sure:
+                answers.append(index)
+            elif not client.examples:
+                answers.append(0)
+            else:
+                answers.append(choose_alone(client))
     return answers
 
 
 def _has_void(client: ClientData) -> bool:
-    """Whether a client may have labels of no class, over which means are its own."""
+    """Return whether a client may have labels of no class, over which means are its own."""
     return not client.y.is_floating_point() and bool((client.y < 0).any())
 
 
 def client_losses(
-    model: nn.Module, layout: Layout, models: Tensor, clients: Sequence[ClientData], loss: str | LossFunction
+    model: nn.Module,
+    layout: Layout,
+    models: Tensor,
+    clients: Sequence[ClientData],
+    loss: str | LossFunction,
 ) -> Tensor:
-    """Loss of each model [k, d] on each client's training data, [n, k] in float64; NaN for one without examples."""
-    filled = [c for c in clients if c.examples]
+    """Return the loss of each model [k, d] on each client's training data.
+
+    Returns
+    -------
+    Tensor
+        [n, k] in float64; NaN for a client without examples.
+    """
+    filled = [client for client in clients if client.examples]
     result = torch.full((len(clients), len(models)), torch.nan, dtype=torch.float64)
     if not filled:
         return result
-    sizes = torch.tensor([c.examples for c in filled])
-    owner = torch.repeat_interleave(sizes)
-    x, y = torch.cat([c.x for c in filled]), torch.cat([c.y for c in filled])
-    columns = []
+    sizes = [client.examples for client in filled]
+    x = torch.cat([client.x for client in filled])
+    y = torch.cat([client.y for client in filled])
+    columns: list[Tensor] = []
     for vector in models:
         outputs = predict(model, layout, vector, x, batch=1024).to(torch.float64)
-        if isinstance(loss, str) and (loss in LABELWISE or loss == "rmse"):
-            each = losses_of("mse" if loss == "rmse" else loss)(outputs, y).reshape(len(y), -1).mean(1)
-            columns.append(torch.zeros(len(filled), dtype=torch.float64).index_add_(0, owner, each) / sizes)
-        else:
-            parts = zip(torch.split(outputs, sizes.tolist()), torch.split(y, sizes.tolist()), strict=True)
-            columns.append(torch.stack([loss_of(loss)(*part) for part in parts]))
+        columns.append(_means_by_client(outputs, y, sizes, loss))
     losses = torch.stack(columns, 1)
-    where = torch.tensor([bool(c.examples) for c in clients])
-    result[where] = (losses + RMSE_FLOOR).sqrt() if loss == "rmse" else losses
+    if loss == "rmse":
+        losses = (losses + RMSE_FLOOR).sqrt()
+    has_examples = torch.tensor([client.examples > 0 for client in clients])
+    result[has_examples] = losses
     return result
 
 
+def _means_by_client(outputs: Tensor, y: Tensor, sizes: list[int], loss: str | LossFunction) -> Tensor:
+    """Return the loss of each client [n], whose outputs and labels lie one after another; of "rmse" its square."""
+    if isinstance(loss, str) and (loss in LABELWISE or loss == "rmse"):
+        of_labels = losses_of("mse" if loss == "rmse" else loss)
+        each = of_labels(outputs, y).reshape(len(y), -1).mean(1)
+        counts = torch.tensor(sizes)
+        owner = torch.repeat_interleave(counts)
+        sums = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, owner, each)
+        return sums / counts
+    function = loss_of(loss)
+    parts = zip(torch.split(outputs, sizes), torch.split(y, sizes), strict=True)
+    return torch.stack([function(own, labels) for own, labels in parts])
+
+
 def _blocks(clients: Sequence[ClientData]) -> Iterator[list[ClientData]]:
-    """Consecutive clients that fit into `ROOM` together, at least one."""
+    """Yield consecutive clients that fit into `ROOM` together, at least one."""
     block: list[ClientData] = []
     held = 0
     for client in clients:
-        held += client.x.numel()
-        if block and held > ROOM:
+        numbers = client.x.numel()
+        if block and held + numbers > ROOM:
             yield block
-            block, held = [], client.x.numel()
+            block = []
+            held = 0
         block.append(client)
+        held += numbers
     if block:
         yield block
-
-
-def _alone(
-    model: nn.Module, layout: Layout, models: Tensor, client: ClientData, loss: str | LossFunction
-) -> int | Exception:
-    try:
-        return choose(model, layout, models, client, loss)
-    except Exception as error:  # a client's failure is that client's alone
-        return error
 
 
 def evaluate(
@@ -181,7 +219,9 @@ def evaluate(
     """
     if len(x) != len(y):
         raise FieldError("y", len(y), f"must be as long as x, which has {len(x)} rows")
-    return metrics(predict(model, layout, vector, x, buffers=buffers), y, names, loss) if len(x) else {"examples": 0}
+    if not len(x):
+        return {"examples": 0}
+    return metrics(predict(model, layout, vector, x, buffers=buffers), y, names, loss)
 
 
 def evaluate_clients(
@@ -224,38 +264,49 @@ def evaluate_clients(
     held = answers_of_clients(model, layout, models, clients, chosen)
     if not held:
         return [{"examples": 0} for _ in clients], {"examples": 0}
-    every = torch.cat([outputs for outputs, _ in held.values()])
+    outputs = torch.cat([own for own, _ in held.values()])
     y = torch.cat([truth for _, truth in held.values()])
-    return metrics_of_groups(every, y, [c.held_out for c in clients], names, loss)
+    sizes = [client.held_out for client in clients]
+    return metrics_of_groups(outputs, y, sizes, names, loss)
 
 
 def answers_of_clients(
-    model: nn.Module, layout: Layout, models: Tensor, clients: Sequence[ClientData], chosen: Sequence[int]
+    model: nn.Module,
+    layout: Layout,
+    models: Tensor,
+    clients: Sequence[ClientData],
+    chosen: Sequence[int],
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    """Outputs of each client's hypothesis on what the client held out, and the truth; by client that holds any.
+    """Return outputs of each client's hypothesis on what the client held out, and the truth.
 
     Parameters
     ----------
     model, layout, models, clients, chosen
         See `evaluate_clients`.
+
+    Returns
+    -------
+    dict of int to tuple of Tensor
+        By number of the clients that hold something out, in their order.
     """
     layout.check(models, "models")
     if models.dim() != 2 or len(clients) != len(chosen):
         given = (tuple(models.shape), len(clients), len(chosen))
         raise FieldError("models, clients, chosen", given, "must be [k, d], n clients and n indices")
-    held = {
-        i: (c.test_x, c.test_y)
-        for i, c in enumerate(clients)
-        if c.test_x is not None and c.test_y is not None and len(c.test_x)
-    }
+    held: dict[int, tuple[Tensor, Tensor]] = {}
+    same_model: dict[tuple[int, int | None], list[int]] = {}  # a client with its own buffers is by itself
+    for i, (client, j) in enumerate(zip(clients, chosen, strict=True)):
+        if client.test_x is None or client.test_y is None or not len(client.test_x):
+            continue
+        if not 0 <= j < len(models):
+            raise FieldError("chosen", j, f"must be the index of one of {len(models)} hypotheses")
+        held[i] = client.test_x, client.test_y
+        owner = i if client.buffers else None
+        same_model.setdefault((j, owner), []).append(i)
     outputs: dict[int, Tensor] = {}
-    alike: dict[tuple[int, int | None], list[int]] = {}  # by hypothesis, and apart where a client has its own buffers
-    for i in held:
-        if not 0 <= chosen[i] < len(models):
-            raise FieldError("chosen", chosen[i], f"must be the index of one of {len(models)} hypotheses")
-        alike.setdefault((chosen[i], i if clients[i].buffers else None), []).append(i)
-    for (j, _), members in alike.items():
-        x = torch.cat([held[i][0] for i in members])
-        together = predict(model, layout, models[j], x, buffers=clients[members[0]].buffers)
-        outputs |= zip(members, torch.split(together, [len(held[i][0]) for i in members]), strict=True)
+    for (j, _), members in same_model.items():
+        inputs = [held[i][0] for i in members]
+        together = predict(model, layout, models[j], torch.cat(inputs), buffers=clients[members[0]].buffers)
+        parts = torch.split(together, [len(own) for own in inputs])
+        outputs.update(zip(members, parts, strict=True))
     return {i: (outputs[i], y) for i, (_, y) in held.items()}

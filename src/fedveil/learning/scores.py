@@ -6,7 +6,7 @@ averaged over the region's pixels and then over the images. A layer is a module:
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -110,8 +110,10 @@ def score_models(
     if models.dim() != 2:
         raise FieldError("models", tuple(models.shape), f"must be [n, {layout.size}]")
     answers = _Answers(module, layout, loss, method, probes, seed)
-    rows = [answers.score(layout.unflatten(v), x, y, region) for v in models]
-    return torch.stack(rows) if rows else torch.zeros(0, len(layout.groups("module")), dtype=torch.float64)
+    scores = torch.zeros(len(models), len(layout.groups("module")), dtype=torch.float64)
+    for i, vector in enumerate(models):
+        scores[i] = answers.score(layout.unflatten(vector), x, y, region)
+    return scores
 
 
 def score_maps(
@@ -126,7 +128,7 @@ def score_maps(
     probes: int = 32,
     seed: int = 0,
 ) -> Tensor:
-    """How strongly each layer's gradient answers to each pixel: the FedRE paper's figures 2 and 4.
+    """Measure how strongly each layer's gradient answers to each pixel: the FedRE paper's figures 2 and 4.
 
     Parameters
     ----------
@@ -139,11 +141,12 @@ def score_maps(
         [L, H, W], float64, mean over the images. The score of a region is the mean of its pixels.
     """
     everything = torch.ones(len(x), *x.shape[2:], dtype=torch.bool)
-    return _Answers(module, layout, loss, method, probes, seed).maps(layout.unflatten(vector), x, y, everything).mean(0)
+    answers = _Answers(module, layout, loss, method, probes, seed)
+    return answers.maps(layout.unflatten(vector), x, y, everything).mean(0)
 
 
 def region_mask(region: Region, height: int, width: int) -> Tensor:
-    """The region as a bool mask [H, W].
+    """Return the region as a bool mask [H, W].
 
     Raises
     ------
@@ -159,10 +162,12 @@ def region_mask(region: Region, height: int, width: int) -> Tensor:
         return region.cpu()
     several = [one for one in region if not isinstance(one, int)]
     if several:
-        return torch.stack([region_mask(one, height, width) for one in several]).any(0)
+        masks = [region_mask(one, height, width) for one in several]
+        return torch.stack(masks).any(0)
     if len(region) != 4:
         raise FieldError("region", region, "must be a bool mask, or (top, left, bottom, right) in pixels")
-    top, left, bottom, right = (require_count("region", side, least=0) for side in region)
+    sides = [require_count("region", side, least=0) for side in region]
+    top, left, bottom, right = sides
     if not (top < bottom <= height and left < right <= width):
         raise FieldError("region", region, f"must hold at least one pixel and lie within {height} x {width}")
     mask = torch.zeros(height, width, dtype=torch.bool)
@@ -171,7 +176,7 @@ def region_mask(region: Region, height: int, width: int) -> Tensor:
 
 
 def region_masks(region: Region, count: int, height: int, width: int) -> Tensor:
-    """The region of each of `count` images as bool masks [count, H, W]; see `region_mask`."""
+    """Return the region of each of `count` images as bool masks [count, H, W]; see `region_mask`."""
     if isinstance(region, Tensor) and region.dim() == 3:
         if len(region) != count:
             raise FieldError("region", tuple(region.shape), f"must hold one mask for each of {count} images")
@@ -197,30 +202,41 @@ class _Answers:
         if x.dim() != 4 or not len(x) or len(x) != len(y):
             raise FieldError("x", (tuple(x.shape), len(y)), "must be [B, C, H, W] with B at least 1, and y as long")
         masks = region_masks(region, len(x), x.shape[2], x.shape[3])
-        maps = self.maps(parameters, x, y, masks)
-        return torch.stack([image[:, mask].mean(1) for image, mask in zip(maps, masks, strict=True)]).mean(0)
+        scores: list[Tensor] = []
+        for image, mask in zip(self.maps(parameters, x, y, masks), masks, strict=True):
+            scores.append(image[:, mask].mean(1))
+        return torch.stack(scores).mean(0)
 
     @property
     def layers(self) -> list[list[str]]:
         """Names of each layer's arrays."""
-        return [[b.name for b in self.layout.blocks if b.module == name] for name in self.layout.groups("module")]
+        layers: dict[str, list[str]] = {name: [] for name in self.layout.groups("module")}
+        for block in self.layout.blocks:
+            layers[block.module].append(block.name)
+        return list(layers.values())
 
     def _weakness(self, parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
-        """The inverse length of each layer's mean gradient, [L]."""
-        some = next(iter(parameters.values()))
-        x, y = x.to(some.device, some.dtype), y.to(some.device)
+        """Return the inverse length of each layer's mean gradient, [L]."""
+        x, y = _beside(parameters, x, y)
+
+        def loss(weights: Parameters) -> Tensor:
+            return loss_of(self.loss)(self._outputs(weights, x), y)
+
         with evaluating(self.module):
-            gradients = self._gradients(parameters, lambda weights: loss_of(self.loss)(self._outputs(weights, x), y))
-        lengths = {name: float(gradient.detach().norm()) for name, gradient in gradients.items()}
-        layers = torch.tensor([math.hypot(*(lengths[n] for n in names)) for names in self.layers], dtype=torch.float64)
-        return 1 / layers.clamp_min(1e-12 * float(layers.max()) or 1.0)
+            gradients = self._gradients(parameters, loss)
+        lengths: list[float] = []
+        for names in self.layers:
+            own = [float(gradients[name].detach().norm()) for name in names]
+            lengths.append(math.hypot(*own))
+        layers = torch.tensor(lengths, dtype=torch.float64)
+        least = 1e-12 * max(lengths) or 1.0
+        return 1 / layers.clamp_min(least)
 
     def maps(self, parameters: Parameters, x: Tensor, y: Tensor, masks: Tensor) -> Tensor:
-        """[B, L, H, W], the norm of each layer's J at each pixel of the masks; elsewhere it may be 0."""
+        """Return [B, L, H, W], the norm of each layer's J at each pixel of the masks; elsewhere it may be 0."""
         require_choice("method", self.method, ("exact", "estimate"))
         require_count("probes", self.probes)
-        some = next(iter(parameters.values()))
-        x, y = x.detach().to(some.device, some.dtype), y.to(some.device)
+        x, y = _beside(parameters, x.detach(), y)
         with evaluating(self.module):
             if self.method == "estimate":
                 return self._estimate(parameters, x, y)
@@ -231,22 +247,32 @@ class _Answers:
         return outputs_of(torch.func.functional_call(self.module, dict(weights), (x,)))
 
     def _total(self, weights: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """The sum of the losses of single images."""
-        images = zip(torch.split(self._outputs(weights, x), 1), torch.split(y, 1), strict=True)
-        return torch.stack([loss_of(self.loss)(*image) for image in images]).sum()
+        """Sum the losses of single images."""
+        function = loss_of(self.loss)
+        outputs = self._outputs(weights, x)
+        images = zip(torch.split(outputs, 1), torch.split(y, 1), strict=True)
+        losses = [function(output, label) for output, label in images]
+        return torch.stack(losses).sum()
 
     def _gradients(self, parameters: Parameters, loss: Callable[[Parameters], Tensor]) -> Parameters:
-        """Those of a loss of the weights; they can be differentiated once more."""
+        """Return the gradients of a loss of the weights; they can be differentiated once more."""
         weights = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         with torch.enable_grad():
             gradients = torch.autograd.grad(
-                loss(weights), list(weights.values()), create_graph=True, materialize_grads=True
+                loss(weights),
+                list(weights.values()),
+                create_graph=True,
+                materialize_grads=True,
             )
         return dict(zip(weights, gradients, strict=True))
 
     def _exact(self, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        channels, plane, pixels = x.shape[1], mask.numel(), mask.reshape(-1).nonzero().reshape(-1)
-        coordinates = (torch.arange(channels)[None, :] * plane + pixels[:, None]).reshape(-1)  # pixel by pixel
+        """Return the map [L, H, W] of one image, a column of J for each coordinate of the mask's pixels."""
+        channels = x.shape[1]
+        plane = mask.numel()
+        pixels = mask.reshape(-1).nonzero().reshape(-1)
+        by_pixel = torch.arange(channels)[None, :] * plane + pixels[:, None]
+        coordinates = by_pixel.reshape(-1)
 
         def gradient(image: Tensor) -> Parameters:
             result: Parameters = torch.func.grad(self._total)(parameters, image, y)
@@ -254,38 +280,81 @@ class _Answers:
 
         def squares(direction: Tensor) -> Tensor:
             columns: Parameters = torch.func.jvp(gradient, (x,), (direction,))[1]
-            sums = {name: column.to(torch.float64).square().sum() for name, column in columns.items()}
-            return torch.stack([torch.stack([sums[name] for name in names]).sum() for names in self.layers])
+            return self._sums_of_squares(columns)
 
         chunk = max(1, min(64, _ELEMENTS // self.layout.size))
-        parts = []
+        parts: list[Tensor] = []
         for some in torch.split(coordinates, chunk):
             directions = torch.zeros(len(some), x.numel(), dtype=x.dtype, device=x.device)
             directions[torch.arange(len(some)), some] = 1
             parts.append(torch.func.vmap(squares)(directions.view(len(some), *x.shape)))
+        lengths = torch.cat(parts).view(len(pixels), channels, -1).sum(1).sqrt()
         maps = torch.zeros(len(self.layers), plane, dtype=torch.float64)
-        maps[:, pixels] = torch.cat(parts).view(len(pixels), channels, -1).sum(1).sqrt().cpu().T
+        maps[:, pixels] = lengths.cpu().T
         return maps.view(-1, *mask.shape)
 
-    def _estimate(self, parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
-        # v . J = d/dx of (v . dl/dw): one graph of the gradient serves all layers and directions
-        generator = torch.Generator().manual_seed(keyed_seed("layer scores", self.seed))
-        images, maps = x.clone().requires_grad_(), []
-        gradients = self._gradients(parameters, lambda weights: self._total(weights, images, y))
+    def _sums_of_squares(self, columns: Parameters) -> Tensor:
+        """Return the squared length of a column of J in each layer, [L]."""
+        sums = {name: column.to(torch.float64).square().sum() for name, column in columns.items()}
+        layers: list[Tensor] = []
         for names in self.layers:
-            size = sum(parameters[name].numel() for name in names)
-            chunk = max(1, min(self.probes, _ELEMENTS // max(size, 32 * x.numel())))
+            own = torch.stack([sums[name] for name in names])
+            layers.append(own.sum())
+        return torch.stack(layers)
+
+    def _estimate(self, parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
+        """Return the maps [B, L, H, W], from random directions.
+
+        v . J = d/dx of (v . dl/dw): one graph of the gradient serves all layers and directions.
+        """
+        generator = torch.Generator().manual_seed(keyed_seed("layer scores", self.seed))
+        images = x.clone().requires_grad_()
+        gradients = self._gradients(parameters, lambda weights: self._total(weights, images, y))
+        maps: list[Tensor] = []
+        for names in self.layers:
+            own = [gradients[name] for name in names]
             squares = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
-            for probes in torch.split(torch.arange(self.probes), chunk):
-                directions = [
-                    torch.randn((len(probes), *parameters[name].shape), generator=generator, dtype=x.dtype).to(x.device)
-                    for name in names
-                ]
-                for vs in zip(*directions, strict=True):
-                    with torch.enable_grad():
-                        along = torch.stack([(gradients[n] * v).sum() for n, v in zip(names, vs, strict=True)]).sum()
-                    if along.requires_grad:
-                        column = torch.autograd.grad(along, images, retain_graph=True, materialize_grads=True)[0]
+            for directions in self._directions(own, x, generator):
+                for direction in directions:
+                    column = _derivative_along(own, direction, images)
+                    if column is not None:
                         squares += column.to(torch.float64).square()
             maps.append((squares / self.probes).sum(1).sqrt())
         return torch.stack(maps, 1).cpu()
+
+    def _directions(
+        self,
+        gradients: Sequence[Tensor],
+        x: Tensor,
+        generator: torch.Generator,
+    ) -> Iterator[Iterator[tuple[Tensor, ...]]]:
+        """Yield chunks of random directions in a layer's parameters."""
+        size = sum(gradient.numel() for gradient in gradients)
+        chunk = max(1, min(self.probes, _ELEMENTS // max(size, 32 * x.numel())))
+        for probes in torch.split(torch.arange(self.probes), chunk):
+            drawn: list[Tensor] = []
+            for gradient in gradients:
+                shape = (len(probes), *gradient.shape)
+                drawn.append(torch.randn(shape, generator=generator, dtype=x.dtype).to(x.device))
+            yield zip(*drawn, strict=True)
+
+
+def _beside(parameters: Parameters, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return images and labels where the parameters are, images in their type."""
+    some = next(iter(parameters.values()))
+    return x.to(some.device, some.dtype), y.to(some.device)
+
+
+def _derivative_along(
+    gradients: Sequence[Tensor],
+    direction: Sequence[Tensor],
+    images: Tensor,
+) -> Tensor | None:
+    """Return d/dx of (v . dl/dw), like the images; None where it follows no pixel."""
+    with torch.enable_grad():
+        products = [(gradient * v).sum() for gradient, v in zip(gradients, direction, strict=True)]
+        along = torch.stack(products).sum()
+    if not along.requires_grad:
+        return None
+    column, *_ = torch.autograd.grad(along, images, retain_graph=True, materialize_grads=True)
+    return column

@@ -1,5 +1,6 @@
 """A straight chain of common layers: recognised in a module, and run with many clients' parameters in one pass."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,9 +10,9 @@ from torch.nn import functional as F
 
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning.losses import IGNORED, RMSE_FLOOR, of_classes
 from fedveil.learning.recognised import fresh
 from fedveil.learning.stacked import stages as make
+from fedveil.learning.stacked.batched_losses import BATCHED
 from fedveil.learning.stacked.stages import Dense, Dropout, Embedding, Flatten, Norm, Stage, Weights
 
 Parameters = dict[str, Tensor]
@@ -29,26 +30,48 @@ class Stack:
     """
 
     def __init__(self, stages: Sequence[Stage], layout: Layout) -> None:
-        self.stages, self.layout = list(stages), layout
-        self.dropouts = [s for s in self.stages if isinstance(s, Dropout) and s.p > 0]
-        self._first = next((i for i, s in enumerate(self.stages) if s.names), len(self.stages))
+        self.stages = list(stages)
+        self.layout = layout
+        self.dropouts: list[Dropout] = []
+        trained: list[int] = []
+        for i, stage in enumerate(self.stages):
+            if isinstance(stage, Dropout) and stage.p > 0:
+                self.dropouts.append(stage)
+            if stage.names:
+                trained.append(i)
+        self._first = trained[0] if trained else len(self.stages)
 
-    def weights(self, values: Parameters, targets: Parameters, n: int, alpha: float, beta: float) -> list[Weights]:
-        """The parameters of the first n clients, stage by stage.
+    def weights(
+        self,
+        values: Parameters,
+        targets: Parameters,
+        n: int,
+        alpha: float,
+        beta: float,
+    ) -> list[Weights]:
+        """Return the parameters of the first n clients, stage by stage.
 
         Parameters
         ----------
         values, targets : dict of str to Tensor
             The parameters, and where gradients go: ``beta * value + alpha * gradient``.
         """
-        result = []
+        result: list[Weights] = []
         for i, stage in enumerate(self.stages):
-            own, into = ([given[name][:n] for name in stage.names] for given in (values, targets))
+            own = [values[name][:n] for name in stage.names]
+            into = [targets[name][:n] for name in stage.names]
             result.append(Weights(own, into, alpha, beta, first=i <= self._first))
         return result
 
-    def descend(self, x: Tensor, y: Tensor, scale: Tensor, weights: Sequence[Weights], loss: str) -> Tensor:
-        """One pass forwards and one backwards.
+    def descend(
+        self,
+        x: Tensor,
+        y: Tensor,
+        scale: Tensor,
+        weights: Sequence[Weights],
+        loss: str,
+    ) -> Tensor:
+        """Run one pass forwards and one backwards.
 
         Parameters
         ----------
@@ -71,64 +94,13 @@ class Stack:
             x, saved = stage.forward(x, own)
             kept.append(saved)
         losses, grad = BATCHED[loss](x, y, scale)
-        for stage, saved, own in zip(reversed(self.stages), reversed(kept), reversed(weights), strict=True):
+        steps = zip(self.stages, kept, weights, strict=True)
+        for stage, saved, own in reversed(list(steps)):
             back = stage.backward(grad, saved, own)
             if back is None:
                 break
             grad = back
         return losses
-
-
-def _cross_entropy(logits: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    logs = torch.log_softmax(logits, 2)
-    if y.numel() and int(y.min()) < 0:
-        return _of_some(logs, y, scale)
-    index = y.unsqueeze(2)
-    losses = logs.gather(2, index).squeeze(2).neg_()
-    grad = logs.exp_().scatter_add_(2, index, torch.full_like(index, -1, dtype=logs.dtype))
-    if losses.dim() > 2:  # one label a pixel
-        scale = scale / losses[0, 0].numel()
-        losses = losses.flatten(2).mean(2)
-    return losses, _scaled(grad, scale)
-
-
-def _of_some(logs: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy where labels are void (-100): of each client's batch the mean over its others, as torch has it."""
-    if bool(((y < 0) & (y != IGNORED)).any()):
-        raise FieldError("y", int(y.min()), f"classes are numbered from 0 on; a void label is {IGNORED}")
-    here = (y != IGNORED).to(logs.dtype)
-    weight = scale.view(*scale.shape, *(1,) * (y.dim() - 2)).expand_as(here)
-    every, others = (part.flatten(1).sum(1) for part in (weight, weight * here))
-    more = torch.where(others > 0, every / others.clamp_min(torch.finfo(logs.dtype).tiny), 0.0)
-    counted = here * more.view(-1, *(1,) * (y.dim() - 1))
-    index = y.clamp_min(0).unsqueeze(2)
-    losses = logs.gather(2, index).squeeze(2).neg_().mul_(counted)
-    grad = logs.exp().scatter_add_(2, index, torch.full_like(index, -1, dtype=logs.dtype))
-    if losses.dim() > 2:  # one label a pixel
-        scale = scale / losses[0, 0].numel()
-        losses = losses.flatten(2).mean(2)
-    return losses, _scaled(grad.mul_(counted.unsqueeze(2)), scale)
-
-
-def _mse(output: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    if of_classes(output.shape, y, 2):
-        y = F.one_hot(y, output.shape[2])
-    rest = output.reshape(y.shape) - y.to(output.dtype)
-    losses = rest.square().reshape(*scale.shape, -1).mean(2)
-    return losses, _scaled((2 / max(rest[0, 0].numel(), 1)) * rest, scale).reshape(output.shape)
-
-
-def _rmse(output: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    losses, grad = _mse(output, y, scale)
-    root = ((losses * scale).sum(1, keepdim=True) + RMSE_FLOOR).sqrt()
-    return root.expand_as(losses), _scaled(grad, (0.5 / root).expand_as(scale))
-
-
-BATCHED = {"cross_entropy": _cross_entropy, "mse": _mse, "rmse": _rmse}
-
-
-def _scaled(grad: Tensor, scale: Tensor) -> Tensor:
-    return grad.mul_(scale.view(*scale.shape, *(1,) * (grad.dim() - 2)))
 
 
 class NotStackable(FieldError):
@@ -162,91 +134,130 @@ def compile_stack(module: nn.Module, layout: Layout) -> Stack:
         several types of parameters.
     """
     modules = dict(module.named_modules(remove_duplicate=False))
-    hooked = [name or type(m).__name__ for name, m in modules.items() if m._forward_hooks or m._forward_pre_hooks]
-    if hooked:
-        raise NotStackable(f"{hooked[0]} has a forward hook")
+    for name, layer in modules.items():
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            raise NotStackable(f"{name or type(layer).__name__} has a forward hook")
     if len({block.dtype for block in layout.blocks}) > 1:
         raise NotStackable("the parameters are of several types")
     stages: list[Stage] = []
+    used: Counter[str] = Counter()
     for node in _chain(module):
         stage = _stage(node, modules, layout)
         if stage is not None:
             stages.append(stage)
-    used = [name for s in stages for name in s.names]
-    if sorted(used) != sorted(layout.names):
-        odd = sorted(set(layout.names) ^ set(used)) or sorted(n for n in used if used.count(n) > 1)
-        raise NotStackable(f"{odd[0]} is not used exactly once")
+            used.update(stage.names)
+    for name in sorted({*layout.names, *used}):
+        if used[name] != 1 or name not in layout.names:
+            raise NotStackable(f"{name} is not used exactly once")
     return Stack(stages, layout)
 
 
 def _chain(module: nn.Module) -> list[fx.Node]:
+    """Return the steps of a module that is a straight chain, in order."""
+    kind = type(module).__name__
     try:
         graph = fx.Tracer().trace(fresh(module).train())
     except Exception as error:  # whatever a model's own forward raises under tracing
-        raise NotStackable(f"{type(module).__name__} cannot be traced: {error}") from error
-    nodes = list(graph.nodes)
-    before, chain = nodes[0], nodes[1:-1]
-    if sum(n.op == "placeholder" for n in nodes) != 1:
-        raise NotStackable(f"{type(module).__name__} takes several inputs")
-    for node in [*chain, nodes[-1]]:
+        raise NotStackable(f"{kind} cannot be traced: {error}") from error
+    before, *steps = graph.nodes
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    if len(inputs) != 1:
+        raise NotStackable(f"{kind} takes several inputs")
+    for node in steps:
         if list(node.all_input_nodes) != [before]:
             raise NotStackable(f"{node.name} is no step of a straight chain")
         before = node
-    return chain
+    return steps[:-1]
 
 
 def _stage(node: fx.Node, modules: dict[str, nn.Module], layout: Layout) -> Stage | None:
-    """The stage of a node, or None for one that does nothing."""
+    """Return the stage of a node, or None for one that does nothing."""
     if node.op == "call_module":
-        name = str(node.target)
-        kind = type(modules[name])
-        if kind is nn.Identity:
-            return None
-        if kind not in _LAYERS:
-            raise NotStackable(f"{name}: {kind.__name__} is not known")
-        return _LAYERS[kind](name, modules[name], layout)
+        return _stage_of_layer(str(node.target), modules, layout)
     if not node.args or not isinstance(node.args[0], fx.Node):
         raise NotStackable(f"{node.name} does not take its input first")
-    function = _METHODS.get(str(node.target)) if node.op == "call_method" else _FUNCTIONS.get(node.target)
-    if function is None:
+    if node.op == "call_method":
+        make_stage = _METHODS.get(str(node.target))
+    else:
+        make_stage = _FUNCTIONS.get(node.target)
+    if make_stage is None:
         raise NotStackable(f"{node.name} is not known")
     try:
-        return function(*node.args[1:], **node.kwargs)
+        return make_stage(*node.args[1:], **node.kwargs)
     except TypeError as error:
         raise NotStackable(f"{node.name}: {error}") from error
 
 
+def _stage_of_layer(name: str, modules: dict[str, nn.Module], layout: Layout) -> Stage | None:
+    kind = type(modules[name])
+    if kind is nn.Identity:
+        return None
+    if kind not in _LAYERS:
+        raise NotStackable(f"{name}: {kind.__name__} is not known")
+    return _LAYERS[kind](name, modules[name], layout)
+
+
 def _parameters(name: str, module: nn.Module, layout: Layout) -> tuple[str, ...]:
-    """The names of its weight and bias, as far as it has them."""
-    own = {part: f"{name}.{part}" for part, _ in module.named_parameters()}
-    for full in own.values():
-        if full not in layout.shapes:
-            raise NotStackable(f"{full} is frozen or tied")
+    """Return the names of its weight and bias, as far as it has them."""
+    own: dict[str, str] = {}
+    for part, _ in module.named_parameters():
+        own[part] = f"{name}.{part}"
+        if own[part] not in layout.shapes:
+            raise NotStackable(f"{own[part]} is frozen or tied")
     return tuple(own[part] for part in ("weight", "bias") if part in own)
 
 
-def _linear(name: str, m: Any, layout: Layout) -> Stage:
-    return Dense(_parameters(name, m, layout))
+def _linear(name: str, layer: Any, layout: Layout) -> Stage:
+    return Dense(_parameters(name, layer, layout))
 
 
-def _layer_norm(name: str, m: Any, layout: Layout) -> Stage:
-    return Norm(_parameters(name, m, layout), m.eps, tuple(m.normalized_shape))
+def _layer_norm(name: str, layer: Any, layout: Layout) -> Stage:
+    return Norm(_parameters(name, layer, layout), layer.eps, tuple(layer.normalized_shape))
 
 
-def _embedding(name: str, m: Any, layout: Layout) -> Stage:
-    if m.max_norm is not None or m.scale_grad_by_freq or m.sparse:
+def _embedding(name: str, layer: Any, layout: Layout) -> Stage:
+    if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
         raise NotStackable(f"{name} renormalises, rescales or is sparse")
-    return Embedding(_parameters(name, m, layout)[0], m.padding_idx)
+    [weight, *_] = _parameters(name, layer, layout)
+    return Embedding(weight, layer.padding_idx)
+
+
+def _relu_layer(name: str, layer: Any, layout: Layout) -> Stage:
+    return make.relu()
+
+
+def _tanh_layer(name: str, layer: Any, layout: Layout) -> Stage:
+    return make.tanh()
+
+
+def _sigmoid_layer(name: str, layer: Any, layout: Layout) -> Stage:
+    return make.sigmoid()
+
+
+def _gelu_layer(name: str, layer: Any, layout: Layout) -> Stage:
+    return make.gelu(layer.approximate)
+
+
+def _softplus_layer(name: str, layer: Any, layout: Layout) -> Stage:
+    return make.softplus(layer.beta, layer.threshold)
+
+
+def _flatten_layer(name: str, layer: Any, layout: Layout) -> Stage:
+    return _flatten(layer.start_dim, layer.end_dim)
+
+
+def _dropout_layer(name: str, layer: Any, layout: Layout) -> Stage:
+    return Dropout(layer.p)
+
+
+def _channel_dropout_layer(name: str, layer: Any, layout: Layout) -> Stage:
+    return Dropout(layer.p, 1)
 
 
 def _flatten(start_dim: int = 0, end_dim: int = -1) -> Stage:
     if start_dim < 1:
         raise NotStackable("flatten joins the batch axis with others")
     return Flatten(start_dim, end_dim)
-
-
-def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> Stage | None:
-    return Dropout(p) if training else None
 
 
 def _relu(inplace: bool = False) -> Stage:
@@ -257,14 +268,14 @@ _LAYERS: dict[type[nn.Module], Callable[[str, Any, Layout], Stage]] = {
     nn.Linear: _linear,
     nn.LayerNorm: _layer_norm,
     nn.Embedding: _embedding,
-    nn.ReLU: lambda *_: make.relu(),
-    nn.Tanh: lambda *_: make.tanh(),
-    nn.Sigmoid: lambda *_: make.sigmoid(),
-    nn.GELU: lambda _, m, __: make.gelu(m.approximate),
-    nn.Softplus: lambda _, m, __: make.softplus(m.beta, m.threshold),
-    nn.Flatten: lambda _, m, __: _flatten(m.start_dim, m.end_dim),
-    nn.Dropout: lambda _, m, __: Dropout(m.p),
-    nn.Dropout1d: lambda _, m, __: Dropout(m.p, 1),
+    nn.ReLU: _relu_layer,
+    nn.Tanh: _tanh_layer,
+    nn.Sigmoid: _sigmoid_layer,
+    nn.GELU: _gelu_layer,
+    nn.Softplus: _softplus_layer,
+    nn.Flatten: _flatten_layer,
+    nn.Dropout: _dropout_layer,
+    nn.Dropout1d: _channel_dropout_layer,
 }
 _FUNCTIONS: dict[Any, Callable[..., Stage | None]] = {
     F.relu: _relu,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -40,15 +40,19 @@ class Weights:
     @cached_property
     def shared(self) -> list[Tensor] | None:
         """The values themselves where all clients have the same: those of one model, expanded."""
-        return [value[0] for value in self.values] if self.values[0].stride(0) == 0 else None
+        if self.values[0].stride(0) != 0:
+            return None
+        return [value[0] for value in self.values]
 
     def put(self, index: int, gradient: Tensor) -> None:
         """Write one gradient of the target's shape."""
-        value, target = self.values[index], self.targets[index]
+        value = self.values[index]
+        target = self.targets[index]
         if self.beta == 0:
             torch.mul(gradient, self.alpha, out=target)
             return
-        torch.add(value if self.beta == 1 else value * self.beta, gradient, alpha=self.alpha, out=target)
+        kept = value if self.beta == 1 else value * self.beta
+        torch.add(kept, gradient, alpha=self.alpha, out=target)
 
 
 class Stage:
@@ -90,10 +94,12 @@ class Pointwise(Stage):
         derivative: Callable[[Tensor, Tensor], Tensor],
         keeps: str = "output",
     ) -> None:
-        self.function, self.derivative, self.keeps = function, derivative, keeps
+        self.function = function
+        self.derivative = derivative
+        self.keeps = keeps
 
     def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
-        """Apply it."""
+        """Apply the function."""
         y = self.function(x)
         return y, y if self.keeps == "output" else x
 
@@ -103,43 +109,40 @@ class Pointwise(Stage):
 
 
 def relu() -> Pointwise:
-    """max(x, 0)."""
-    return Pointwise(torch.relu, lambda g, y: aten.threshold_backward(g, y, 0))
+    """Return the stage of max(x, 0)."""
+    return Pointwise(torch.relu, partial(aten.threshold_backward, threshold=0))
 
 
 def tanh() -> Pointwise:
-    """Hyperbolic tangent."""
+    """Return the stage of the hyperbolic tangent."""
     return Pointwise(torch.tanh, aten.tanh_backward)
 
 
 def sigmoid() -> Pointwise:
-    """1 / (1 + exp(-x))."""
+    """Return the stage of 1 / (1 + exp(-x))."""
     return Pointwise(torch.sigmoid, aten.sigmoid_backward)
 
 
 def gelu(approximate: str = "none") -> Pointwise:
-    """X Phi(x), or its approximation by tanh."""
-    return Pointwise(
-        lambda x: F.gelu(x, approximate=approximate),
-        lambda g, x: aten.gelu_backward(g, x, approximate=approximate),
-        keeps="input",
-    )
+    """Return the stage of x Phi(x), or of its approximation by tanh."""
+    function = partial(F.gelu, approximate=approximate)
+    derivative = partial(aten.gelu_backward, approximate=approximate)
+    return Pointwise(function, derivative, keeps="input")
 
 
 def softplus(beta: float = 1.0, threshold: float = 20.0) -> Pointwise:
-    """log(1 + exp(beta x)) / beta."""
-    return Pointwise(
-        lambda x: F.softplus(x, beta, threshold),
-        lambda g, x: aten.softplus_backward(g, x, beta, threshold),
-        keeps="input",
-    )
+    """Return the stage of log(1 + exp(beta x)) / beta."""
+    function = partial(F.softplus, beta=beta, threshold=threshold)
+    derivative = partial(aten.softplus_backward, beta=beta, threshold=threshold)
+    return Pointwise(function, derivative, keeps="input")
 
 
 class Flatten(Stage):
     """Join the axes of an example from `start` to `end`, both counted with the batch axis as 0."""
 
     def __init__(self, start: int = 1, end: int = -1) -> None:
-        self.start, self.end = start, end
+        self.start = start
+        self.end = end
 
     def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
         """Reshape."""
@@ -168,21 +171,29 @@ class Dropout(Stage):
     """
 
     def __init__(self, p: float, axes: int = 0) -> None:
-        self.p, self.axes = p, axes
+        self.p = p
+        self.axes = axes
         self.draw: Callable[[tuple[int, ...]], Tensor] | None = None
 
     def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
         """Drop and rescale."""
         if self.p == 0 or self.draw is None:
             return x, None
-        shape = tuple(x.shape[2 : max(x.dim() - self.axes, 2)]) + (1,) * min(self.axes, x.dim() - 2)
-        keep = (self.draw(shape) >= self.p).to(x.device, x.dtype)
+        keep = (self.draw(self._decisions(x)) >= self.p).to(x.device, x.dtype)
         mask = keep / (1 - self.p) if self.p < 1 else torch.zeros_like(keep)
         return x * mask, mask
 
+    def _decisions(self, x: Tensor) -> tuple[int, ...]:
+        """Return the shape of one example's decisions."""
+        own = x.dim() - 2
+        shared = min(self.axes, own)
+        return (*x.shape[2 : 2 + own - shared], *[1] * shared)
+
     def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
         """Drop the same."""
-        return None if weights.first else (grad if saved is None else grad * saved)
+        if weights.first:
+            return None
+        return grad if saved is None else grad * saved
 
 
 class Dense(Stage):
@@ -193,9 +204,10 @@ class Dense(Stage):
 
     def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
         """One batched matrix product; where all clients have the same weight, one product."""
-        rows = x.reshape(len(x), -1, x.shape[-1]) if x.dim() != 3 else x
+        rows = x if x.dim() == 3 else x.reshape(len(x), -1, x.shape[-1])
         weight, *bias = weights.values
-        if shared := self._shared(rows, weights):
+        shared = self._shared(rows, weights)
+        if shared:
             y = F.linear(rows.flatten(0, 1), *shared)
         elif bias:
             y = torch.baddbmm(bias[0].unsqueeze(1), rows, weight.transpose(1, 2))
@@ -205,22 +217,35 @@ class Dense(Stage):
 
     def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
         """Two batched matrix products; the weight is read before it may be overwritten."""
-        (rows, shape), back, weight = saved, None, weights.values[0]
+        rows, shape = saved
+        weight = weights.values[0]
         grad = grad.reshape(len(grad), -1, grad.shape[-1])
-        if not weights.first:
-            shared = self._shared(rows, weights)
-            back = (grad.flatten(0, 1) @ shared[0] if shared else torch.bmm(grad, weight)).view(shape)
+        back = None if weights.first else self._input_gradient(grad, rows, weights).view(shape)
         torch.baddbmm(
-            weight, grad.transpose(1, 2), rows, beta=weights.beta, alpha=weights.alpha, out=weights.targets[0]
+            weight,
+            grad.transpose(1, 2),
+            rows,
+            beta=weights.beta,
+            alpha=weights.alpha,
+            out=weights.targets[0],
         )
         if len(weights.targets) > 1:
             weights.put(1, grad.sum(1))
         return back
 
+    def _input_gradient(self, grad: Tensor, rows: Tensor, weights: Weights) -> Tensor:
+        shared = self._shared(rows, weights)
+        if shared:
+            return grad.flatten(0, 1) @ shared[0]
+        return torch.bmm(grad, weights.values[0])
+
     def _shared(self, rows: Tensor, weights: Weights) -> list[Tensor] | None:
-        """The one model's parameters, if a single product takes its sums in the order of the batched one."""
-        places, (_, outputs, inputs) = rows.shape[1], weights.values[0].shape
-        return weights.shared if places > 1 and places * outputs * inputs >= _SMALL else None
+        """Return the one model's parameters, if a single product takes its sums in the order of the batched one."""
+        places = rows.shape[1]
+        _, outputs, inputs = weights.values[0].shape
+        if places == 1 or places * outputs * inputs < _SMALL:
+            return None
+        return weights.shared
 
 
 class Norm(Stage):
@@ -237,7 +262,9 @@ class Norm(Stage):
     """
 
     def __init__(self, names: tuple[str, ...], eps: float, shape: tuple[int, ...]) -> None:
-        self.names, self.eps, self.shape = names, eps, shape
+        self.names = names
+        self.eps = eps
+        self.shape = shape
 
     def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
         """Normalise, scale, shift."""
@@ -255,24 +282,28 @@ class Norm(Stage):
         rows, normal, mean, rstd = saved
         back = None
         if not weights.first:
-            inner = (grad * self._wide(weights.values[0], grad) if weights.values else grad).contiguous()
-            back = aten.native_layer_norm_backward(
-                inner, rows, self.shape, mean, rstd, None, None, [True, False, False]
-            )[0]
+            inner = grad * self._wide(weights.values[0], grad) if weights.values else grad
+            wanted = [True, False, False]  # the input's gradient alone
+            back, *_ = aten.native_layer_norm_backward(
+                inner.contiguous(), rows, self.shape, mean, rstd, None, None, wanted
+            )
         for i in range(len(weights.targets)):
             value = grad if i else grad * normal
             weights.put(i, value.reshape(len(value), -1, *self.shape).sum(1))
         return back
 
     def _wide(self, value: Tensor, like: Tensor) -> Tensor:
-        return value.view(len(value), *(1,) * (like.dim() - 1 - len(self.shape)), *self.shape)
+        """Return a client's parameter with the axes of `like`."""
+        between = [1] * (like.dim() - 1 - len(self.shape))
+        return value.view(len(value), *between, *self.shape)
 
 
 class Embedding(Stage):
     """Rows of a table by integer inputs."""
 
     def __init__(self, weight: str, padding: int | None) -> None:
-        self.names, self.padding = (weight,), padding
+        self.names = (weight,)
+        self.padding = padding
 
     def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
         """Look up."""
@@ -292,4 +323,6 @@ class Embedding(Stage):
 
 
 def _clients(index: Tensor) -> Tensor:
-    return torch.arange(len(index), device=index.device).view(-1, *(1,) * (index.dim() - 1))
+    """Return the number of each row's client, with the axes of `index`."""
+    trailing = [1] * (index.dim() - 1)
+    return torch.arange(len(index), device=index.device).view(-1, *trailing)
