@@ -39,6 +39,7 @@ _OFFERED = {  # by module; a whole module stands under its package
     "fedveil_lab": "attacks config games grid runs",
     "fedveil_lab.config": "Config",
     "fedveil_lab.own": "Compared OwnAudit audit compare",
+    "fedveil_lab.verify": "verify_scores",
 }
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ if TYPE_CHECKING:
     from fedveil_lab.own import OwnAudit as OwnAudit
     from fedveil_lab.own import audit as audit
     from fedveil_lab.own import compare as compare
+    from fedveil_lab.verify import verify_scores as verify_scores
 else:
     __getattr__, __dir__, __all__ = lazy(__name__, _OFFERED)
     find_moved()

@@ -61,7 +61,10 @@ def epsilon_bound(
     n, m = np.size(inside), np.size(outside)
     best_true, best_false = rate(n, n, confidence).low, rate(0, m, confidence).high
     return EpsilonBound(
-        _epsilon(true.low, false.high, delta), _epsilon(best_true, best_false, delta), delta, confidence
+        epsilon_of_rates(true.low, false.high, delta),
+        epsilon_of_rates(best_true, best_false, delta),
+        delta,
+        confidence,
     )
 
 
@@ -84,15 +87,21 @@ def joint_bound(judged: Sequence[tuple[ArrayLike, ArrayLike, float]], *, delta: 
 
 def epsilon_ceiling(runs: int, delta: float = 0.0) -> float:
     """The largest epsilon that so many runs in each world can prove, at 95%."""
-    return _epsilon(rate(runs, runs).low, rate(0, runs).high, delta)
+    return epsilon_of_rates(rate(runs, runs).low, rate(0, runs).high, delta)
 
 
-def _epsilon(true: float, false: float, delta: float) -> float:
+def epsilon_of_rates(true: float, false: float, delta: float = 0.0) -> float:
+    """The least epsilon that allows a true positive rate of at least `true` and a false one of at most `false`."""
     bounds = [0.0]
     for above, below in ((true, false), (1 - false, 1 - true)):
         if above > delta and below > 0:
             bounds.append(math.log((above - delta) / below))
     return max(bounds)
+
+
+def mu_of_rates(true: float, false: float) -> float:
+    """The least mu of Gaussian DP that allows such rates; below 0 where they are no better than a guess."""
+    return float(scipy.special.ndtri(true) - scipy.special.ndtri(false))  # -inf where nothing is sure
 
 
 @dataclass(frozen=True)
@@ -162,7 +171,7 @@ def bound(inside: ArrayLike, outside: ArrayLike, confidence: float = 0.999) -> G
     # the best separation that is not an accident of one or two runs at the edge
     smoothed = scipy.special.ndtri(true * 0.98 + 0.01) - scipy.special.ndtri(false * 0.98 + 0.01)
     hit, alarm = rates(first[half:runs], second[half:runs], candidates[int(np.argmax(smoothed))], confidence)
-    gap = float(scipy.special.ndtri(hit.low) - scipy.special.ndtri(alarm.high))  # -inf where nothing is sure
+    gap = mu_of_rates(hit.low, alarm.high)
     pure = math.log(hit.low / alarm.high) if hit.low > alarm.high > 0 else 0.0
     best = rate(runs - half, runs - half, confidence).low
     ceiling = max(0.0, float(2 * scipy.special.ndtri(best)))

@@ -1,19 +1,16 @@
-"""Attacks: `fedveil audit` on a federation, `fedveil verify` on what every method guarantees."""
+"""Attacks on a federation: `fedveil audit`."""
 
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedveil_lab.cli import shared
-from fedveil_lab.cli.shared import console_for, fail, refusals, say, show
+from fedveil_lab.cli.shared import console_for, refusals, say, show
+from fedveil_lab.cli.verify import verify as verify  # entry points of checkouts that were installed earlier
 
 if TYPE_CHECKING:
-    from fedveil.tables import Table
-    from fedveil_lab.attacks.verdict import Verdict
     from fedveil_lab.games import Game, Judgement
-    from fedveil_lab.games.guarantees.game import PartyGame
 
 REPLICATES = """Runs with the target, and as many without (default: 30; from 6 on they can prove anything). \
 Membership: runs of each setting (3). Inversion: clients that are attacked (30)."""
@@ -109,151 +106,3 @@ def _folder(where: str, game: "Game[Judgement]") -> Path:
         return path
     usual = path / "audit" if (path / CONFIG).is_file() else Path("runs") / f"{game.config.name}-audit"
     return next(one for one in shared.numbered(usual) if not differing(one, spec_of(game), game.config))
-
-
-PARTS = ("game", "noise", "canaries")
-
-
-def verify(
-    runs: Annotated[int, typer.Option("--runs", metavar="N", help="Runs of each world; 2,000 prove mu 4.9.")] = 2000,
-    canaries: Annotated[
-        int, typer.Option("--canaries", metavar="M", help="Audit with M canaries in one run instead; 1,000 are usual.")
-    ] = 0,
-    out: shared.Out = None,
-) -> None:
-    """Play the distinguishing game on every method's path, and test its noise over ten rounds.
-
-    Exit code 1 if a claim is beaten, or noise is not what the ledger declares.
-
-    With --canaries: crafted clients and records, in or out by a coin, in one run of each method, and again with
-    planted bugs, which the audit has to find.
-    """
-    from fedveil.tables import Table
-    from fedveil_lab.games import guarantees
-
-    folder = out or shared.fresh(Path("runs/guarantees"))
-    if canaries:
-        crafted = guarantees.canary_game(canaries)
-        _refuse_another(folder, {"canaries": crafted})
-        _canaries(crafted, folder)
-        return
-    game, noise = guarantees.guarantees_game(runs), guarantees.noise_game()
-    _refuse_another(folder, {"game": game, "noise": noise})
-    played = _played(game, _claim)
-    head = ("method", "d", "claim", "mu, lower bound", "claim held")
-    _keep(folder, "game", game, played, Table(head, list(map(_claim, played))), "none: worst-case vectors")
-    if not any(verdict.point > 0 for verdict in played):
-        few = f"{runs} runs show nothing: no lower bound is above 0, so no claim was tested; raise --runs"
-        say(few)
-    drawn = _played(noise, _noise)
-    head = ("method", "d", "noise as declared", "p", "fits least")
-    _keep(folder, "noise", noise, drawn, Table(head, list(map(_noise, drawn))), "none: known vectors")
-    if beaten := _broken(played):
-        fail(f"{len(beaten)} of {len(played)} claims are beaten, first that of {beaten[0].setting}", 1)
-    if faults := _broken(drawn):
-        first = f"{faults[0].setting}: {faults[0].notes[0]}"
-        fail(f"the noise of {len(faults)} methods is not what their ledgers declare; first {first}", 1)
-
-
-def _refuse_another(folder: Path, games: "Mapping[str, PartyGame]") -> None:
-    """Refuse a folder that holds anything else, or what `verify` found when it was asked for something else."""
-    from fedveil.errors import FieldError, damaged
-    from fedveil.files import refuse_strangers
-    from fedveil.reading import json_of
-
-    refuse_strangers(folder, [f"{name}{kind}" for name in PARTS for kind in (".json", ".md")])
-    for name, game in games.items():
-        file = folder / f"{name}.json"
-        if not file.is_file():
-            continue
-        try:
-            stored = dict(json_of(file.read_bytes()))
-        except (ValueError, TypeError) as error:
-            raise damaged("--out", file, error, "give another --out") from error
-        different = [key for key, value in game.question().items() if stored.get(key) != value]
-        if different:
-            accepted = f"holds {file.name} with another {', '.join(different)}; give another --out"
-            raise FieldError("--out", str(folder), accepted)
-
-
-def _played(game: "PartyGame", line: Callable[..., list[str]]) -> "Sequence[Verdict]":
-    """Play a game, and show a line a cell as it ends."""
-    from fedveil_lab.games import play
-    from fedveil_lab.runs.runner import Silent
-
-    class Shown(Silent):
-        def advance(self, row: dict[str, Any]) -> None:
-            say("  ".join(line(*row["verdicts"])))
-
-    return play(game, progress=Shown()).verdicts
-
-
-def _broken(verdicts: "Sequence[Verdict]") -> "list[Verdict]":
-    return [verdict for verdict in verdicts if verdict.details.get("broken")]
-
-
-def _keep(folder: Path, name: str, game: "PartyGame", verdicts: "Sequence[Verdict]", table: "Table", data: str) -> None:
-    """Write a part's table and verdicts, and show the table."""
-    import json
-
-    from fedveil_lab.runs.provenance import provenance
-
-    folder.mkdir(parents=True, exist_ok=True)
-    seeds = {int(v.details["dimension"]) for v in verdicts if "dimension" in v.details}
-    record = {"provenance": provenance(data, sorted(seeds)), **game.question()}
-    record["verdicts"] = [verdict.to_dict() for verdict in verdicts]
-    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
-    (folder / f"{name}.md").write_text("\n".join(table.markdown()).strip() + "\n")
-    show([table], [f"written to {folder}: {name}.json, {name}.md"], whole=True)
-
-
-def _claim(verdict: "Verdict") -> list[str]:
-    from fedveil.gdp import rounded_down
-
-    claim, bound = verdict.notes[0], rounded_down(verdict.point)
-    if claim.startswith("epsilon"):
-        bound += f" (epsilon {rounded_down(verdict.details['epsilon at delta 0'])})"
-    mark = {0.0: "yes", 1.0: "**NO**", None: "no claim to hold"}[verdict.details.get("broken")]
-    return [verdict.setting, f"{verdict.details['dimension']:.0f}", claim, bound, mark]
-
-
-def _noise(verdict: "Verdict") -> list[str]:
-    mark = {0.0: "yes", 1.0: "**NO**"}[verdict.details["broken"]]
-    dimension = f"{verdict.details['dimension']:.0f}"
-    return [verdict.setting, dimension, mark, f"{verdict.point:.2g}", verdict.notes[0]]
-
-
-NOTE = """measured: lower bound at 95% from one run, whatever the mechanism does to the canaries together; at most: \
-the bound if every guess were right; independent: a bound on mu that loses less, where scores are \
-independent given the coins; bugs: the larger bound, and whether what is declared is exceeded (an epsilon at any delta \
-of its curve, by the independent rates)"""
-
-
-def _canaries(game: "PartyGame", folder: Path) -> None:
-    """One table: declared, measured, and measured with planted bugs."""
-    from fedveil.tables import NOTHING, Table
-    from fedveil_lab.games.guarantees.canaries import EVERY
-
-    def line(measured: "Verdict", *bugs: "Verdict") -> list[str]:
-        figures = [measured.details.get("declared"), measured.point, measured.details["ceiling"]]
-        figures.append(measured.details["independent mu"] if measured.figure.startswith("mu") else None)
-        shown = [
-            measured.setting,
-            measured.figure.split(",")[0],
-            *(NOTHING if v is None else f"{v:.2f}" for v in figures),
-        ]
-        by_bug = {bug.setting.removeprefix(f"{measured.setting}: "): _largest_measured(bug) for bug in bugs}
-        return [*shown, *(by_bug.get(bug, NOTHING) for bug in EVERY)]
-
-    verdicts = _played(game, line)
-    methods = [one for one in verdicts if not one.setting.endswith(EVERY)]
-    rows = [line(*(one for one in verdicts if one.setting.split(": ")[0] == m.setting)) for m in methods]
-    head = ("method", "figure", "declared", "measured", "at most", "independent", *EVERY)
-    _keep(folder, "canaries", game, verdicts, Table(head, rows, notes=[NOTE]), "none: crafted")
-    if beaten := _broken(methods):
-        fail(f"{len(beaten)} of {len(rows)} promises are broken, first that of {beaten[0].setting}", 1)
-
-
-def _largest_measured(verdict: "Verdict") -> str:
-    largest = max(verdict.point, verdict.details["independent mu"] if verdict.figure.startswith("mu") else 0.0)
-    return f"{largest:.2f}, {'found' if verdict.details.get('broken') else 'not found'}"

@@ -1,0 +1,153 @@
+"""Claims as people write them: ``"eps=1 delta=1e-5 zero-out client total central"``."""
+
+import math
+from dataclasses import dataclass
+from typing import get_args
+
+from fedveil.accounting import Relation, Trust, epsilon_of_mu, mu_of_epsilon
+from fedveil.errors import FieldError, require_choice, require_non_negative
+from fedveil.gdp import rounded_up
+
+FIELD = "--claim"
+EXAMPLE = "eps=1 delta=1e-5 zero-out client total central"
+RELATIONS: tuple[str, ...] = get_args(Relation)
+TRUSTS: tuple[str, ...] = get_args(Trust)
+UNITS = ("client", "record")
+SCOPES = ("total", "round")
+KINDS = ("gaussian",)
+EPSILONS = ("eps", "epsilon", "ε")
+DELTAS = ("delta", "δ")
+MUS = ("mu", "μ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyClaim:
+    """A promise that somebody makes for a mechanism.
+
+    Attributes
+    ----------
+    epsilon, delta : float or None
+        (epsilon, delta)-DP; None for a claim of mu.
+    mu : float or None
+        Gaussian DP.
+    relation : str
+        zero-out, add/remove or replace-one.
+    unit : str
+        client or record.
+    scope : str
+        total (of everything that the mechanism returns) or round (of each of its rounds alone).
+    trust : str
+        central: the adversary sees what is published. local: the adversary is the server.
+    gaussian : bool
+        Whether the mechanism is described as Gaussian noise without sampling, so that its epsilon stands for a mu.
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+    mu: float | None = None
+    relation: str
+    unit: str
+    scope: str
+    trust: str
+    gaussian: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> "PrivacyClaim":
+        """Read a claim; its words may stand in any order.
+
+        Raises
+        ------
+        FieldError
+            For a word that is unknown, stands twice, or is missing.
+        """
+        numbers: dict[str, float] = {}
+        words: dict[str, str] = {}
+        for word in text.replace(",", " ").split():
+            if "=" in word:
+                name, value = _number(text, word)
+                _once(text, numbers, name)
+                numbers[name] = value
+            else:
+                name = _kind(text, word.lower())
+                _once(text, words, name)
+                words[name] = word.lower()
+        for name, choices in (("relation", RELATIONS), ("unit", UNITS), ("scope", SCOPES), ("trust", TRUSTS)):
+            if name not in words:
+                raise FieldError(FIELD, text, f"says no {name}: add one of {', '.join(choices)}, as in {EXAMPLE!r}")
+        if ("epsilon" in numbers) == ("mu" in numbers):
+            raise FieldError(FIELD, text, f"must say either eps= or mu=, as in {EXAMPLE!r}")
+        if "epsilon" in numbers and "delta" not in numbers:
+            raise FieldError(FIELD, text, "says no delta: add delta=1e-5, say, or delta=0")
+        if "mu" in numbers and "delta" in numbers:
+            raise FieldError(FIELD, text, "a mu holds at every delta: leave delta= away")
+        gaussian = words.pop("kind", "") == "gaussian"
+        return cls(**numbers, **words, gaussian=gaussian)  # type: ignore[arg-type]
+
+    @property
+    def judged_by_mu(self) -> bool:
+        """Whether a lower bound of mu judges it; else only epsilon at its delta does."""
+        return self.mu is not None or (self.gaussian and bool(self.delta))
+
+    @property
+    def most(self) -> float:
+        """The largest figure that it allows: a mu where mu judges it, else an epsilon."""
+        if self.mu is not None:
+            return self.mu
+        assert self.epsilon is not None
+        if self.judged_by_mu:
+            assert self.delta is not None
+            return mu_of_epsilon(self.epsilon, self.delta)
+        return self.epsilon
+
+    @property
+    def figure(self) -> str:
+        """The figure that judges it: mu or epsilon."""
+        return "mu" if self.judged_by_mu else "epsilon"
+
+    def epsilon_at(self, delta: float) -> float:
+        """The epsilon that it allows at a delta; its own delta is taken where it has one."""
+        if self.mu is not None:
+            return epsilon_of_mu(self.mu, delta)
+        assert self.epsilon is not None
+        return self.epsilon
+
+    def describe(self) -> str:
+        """Its figures and words in one line."""
+        kind = " gaussian" if self.gaussian else ""
+        words = f"{self.relation} {self.unit} {self.scope} {self.trust}{kind}"
+        if self.mu is not None:
+            return f"mu={rounded_up(self.mu)} {words}"
+        return f"eps={self.epsilon:g} delta={self.delta:g} {words}"
+
+
+def _number(text: str, word: str) -> tuple[str, float]:
+    """Name and value of ``eps=1``."""
+    name, _, written = word.partition("=")
+    names = {**dict.fromkeys(EPSILONS, "epsilon"), **dict.fromkeys(DELTAS, "delta"), **dict.fromkeys(MUS, "mu")}
+    known = names[require_choice(FIELD, name.lower(), names)]
+    try:
+        value = float(written)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise FieldError(FIELD, text, f"{word!r} holds no number, as in {EXAMPLE!r}")
+    require_non_negative(f"{FIELD}: {name}", value)
+    if known == "delta" and value >= 1:
+        raise FieldError(f"{FIELD}: delta", value, "must be below 1")
+    return known, value
+
+
+def _kind(text: str, word: str) -> str:
+    """What a word of a claim is about."""
+    kinds = {"relation": RELATIONS, "unit": UNITS, "scope": SCOPES, "trust": TRUSTS, "kind": KINDS}
+    for kind, words in kinds.items():
+        if word in words:
+            return kind
+    known = [one for words in kinds.values() for one in words]
+    require_choice(FIELD, word, known)
+    raise FieldError(FIELD, text, "cannot be read")
+
+
+def _once(text: str, seen: dict[str, float] | dict[str, str], name: str) -> None:
+    if name in seen:
+        raise FieldError(FIELD, text, f"says its {name} twice")

@@ -1,0 +1,85 @@
+"""Tables of scores as other tools write them: a score and a word for its world, or one column a world."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedveil.errors import FieldError, cleaned
+from fedveil_lab.verify.measuring import Floats
+
+FIELD = "--scores"
+SCORES = ("score", "scores", "statistic", "value", "loss", "logit", "confidence")
+WORLDS = ("world", "in", "member", "is_member", "ismember", "membership", "label", "included", "canary", "target")
+INSIDE = ("in", "1", "1.0", "true", "yes", "member", "inside", "included", "d", "present")
+OUTSIDE = ("out", "0", "0.0", "false", "no", "non-member", "nonmember", "outside", "excluded", "d'", "absent")
+LARGEST = 64_000_000  # bytes of a table
+ACCEPTED = "needs the columns score,world (world: in or out, 1 or 0), or one column of scores each, named in and out"
+
+
+def read_scores(path: Path) -> tuple[Floats, Floats]:
+    """Scores in and out of a CSV table.
+
+    Raises
+    ------
+    FieldError
+        For what is no such table, with the line that cannot be read.
+    """
+    if not path.is_file():
+        raise FieldError(FIELD, str(path), "is no file")
+    if path.stat().st_size > LARGEST:
+        raise FieldError(FIELD, str(path), f"is larger than {LARGEST // 1_000_000} MB: take fewer scores")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FieldError(FIELD, str(path), f"is no text in UTF-8 ({error.reason})") from error
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise FieldError(FIELD, str(path), f"is empty; {ACCEPTED}")
+    separator = max(",;\t", key=lines[0].count)
+    rows = list(csv.reader(lines, delimiter=separator))
+    header = [name.strip().lower() for name in rows[0]]
+    if {"in", "out"} <= {*header}:
+        return _beside(path, rows[1:], header.index("in")), _beside(path, rows[1:], header.index("out"))
+    return _below(path, rows[1:], header)
+
+
+def _below(path: Path, rows: Sequence[Sequence[str]], header: Sequence[str]) -> tuple[Floats, Floats]:
+    """One score a line, and a word for its world."""
+    score, world = _column(path, header, SCORES), _column(path, header, WORLDS)
+    found: tuple[list[float], list[float]] = ([], [])
+    for number, row in enumerate(rows, 2):
+        if len(row) <= max(score, world):
+            raise FieldError(FIELD, str(path), f"line {number} has {len(row)} columns, and its header {len(header)}")
+        word = row[world].strip().lower()
+        if word not in INSIDE and word not in OUTSIDE:
+            raise FieldError(FIELD, str(path), f"line {number} says {cleaned(word)!r} for its world, not in or out")
+        found[word in OUTSIDE].append(_number(path, number, row[score]))
+    return np.array(found[0]), np.array(found[1])
+
+
+def _beside(path: Path, rows: Sequence[Sequence[str]], column: int) -> Floats:
+    """One column of scores, which may end before the other."""
+    found = []
+    for number, row in enumerate(rows, 2):
+        if column < len(row) and row[column].strip():
+            found.append(_number(path, number, row[column]))
+    return np.array(found)
+
+
+def _column(path: Path, header: Sequence[str], names: Sequence[str]) -> int:
+    """The one column with one of these names."""
+    own = [i for i, name in enumerate(header) if name in names]
+    if len(own) != 1:
+        shown = ", ".join(cleaned(name) for name in header)
+        raise FieldError(FIELD, str(path), f"has the columns {shown}; {ACCEPTED}")
+    return own[0]
+
+
+def _number(path: Path, line: int, word: str) -> float:
+    """A score; `float` reads nan and inf, too."""
+    try:
+        return float(word)
+    except ValueError as error:
+        raise FieldError(FIELD, str(path), f"line {line} holds {cleaned(word)!r}, which is no number") from error

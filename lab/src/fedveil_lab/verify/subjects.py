@@ -1,0 +1,85 @@
+"""The doors as functions: scores of any tool."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedveil.errors import FieldError
+from fedveil_lab.verify.claim import PrivacyClaim
+from fedveil_lab.verify.judged import SCORES, Judged, judge_bounds
+from fedveil_lab.verify.measuring import ALPHA, ROWS, Floats, measure, scores_of
+
+
+def verify_scores(
+    inside: ArrayLike,
+    outside: ArrayLike,
+    *,
+    rows: str,
+    claim: str | PrivacyClaim | None = None,
+    delta: float | None = None,
+    alpha: float = ALPHA,
+    lower_is_in: bool = False,
+    subject: str = "scores",
+) -> Judged:
+    """Bound epsilon and mu by scores of any tool, and judge a claim by them.
+
+    Parameters
+    ----------
+    inside, outside : array
+        [n] and [m] scores with the target and without; higher means in.
+    rows : {"runs", "canaries", "records"}
+        What a score is of: a run of its own; a canary of one run, put in or left out by a fair coin; or a record of
+        one run that no coin drew, which bounds nothing.
+    claim : str, optional
+        ``"eps=1 delta=1e-5 zero-out client total central"``.
+    delta : float, optional
+        At which epsilon is bounded: the claim's, or 1e-5.
+    alpha : float
+        The chance that any bound is too large, over all methods together.
+    lower_is_in : bool
+        Whether lower scores mean in, as a loss does.
+    subject : str
+        For the page.
+
+    Returns
+    -------
+    Judged
+        With a `table`, bounds by method, and whether the claim is refuted. Not refuted does not mean true.
+
+    Raises
+    ------
+    FieldError
+        For too few scores, unknown `rows`, or a claim that cannot be read.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> scores = rng.normal(2.0, 1.0, 4000), rng.normal(0.0, 1.0, 4000)
+    >>> claim = "eps=1 delta=1e-5 zero-out client total central"
+    >>> fv.verify_scores(*scores, rows="runs", claim=claim).refuted
+    True
+    """
+    own = PrivacyClaim.parse(claim) if isinstance(claim, str) else claim
+    at = _delta(own, delta)
+    first, second = _signed("inside", inside, lower_is_in), _signed("outside", outside, lower_is_in)
+    measured = measure(first, second, rows=rows, delta=at, alpha=alpha)
+    notes = [ROWS[rows]]
+    if measured.area.point < 0.5:
+        notes.append("scores without the target are the higher ones: was the other direction meant (lower_is_in)?")
+    caught = judge_bounds(own, measured, SCORES)
+    return Judged(subject=subject, claim=own, measured=measured, caught=caught, notes=tuple(notes))
+
+
+def _delta(claim: PrivacyClaim | None, delta: float | None) -> float:
+    """The delta at which epsilon is bounded."""
+    claimed = None if claim is None else claim.delta
+    if delta is None:
+        return 1e-5 if claimed is None else claimed
+    if claimed is not None and claimed != delta:
+        raise FieldError("delta", delta, f"the claim says {claimed:g}: leave one of them away")
+    return delta
+
+
+def _signed(name: str, scores: ArrayLike, lower_is_in: bool) -> Floats:
+    """Scores of which higher ones mean in."""
+    found = scores_of(name, scores)
+    return np.where(np.isneginf(found), found, -found) if lower_is_in else found
