@@ -122,7 +122,8 @@ def test_what_stands_in_a_public_signature_can_be_reached_and_means_one_thing():
     twice = {name: known[name] for name in needed if len(known[name]) > 1}
     assert not twice
     offers = {*fv.__all__} | {name for room in rooms().values() for name in dir(room)}
-    assert not needed - offers
+    missing = needed - offers
+    assert not missing
 
 
 def test_what_a_user_has_to_make_stands_at_the_front():

@@ -36,7 +36,7 @@ _OFFERED = {  # by module; a whole module stands under its package
         "SGALDP ClientSide FedRE GlobalDP GroupPrivacy Method MetricPrivacy Publishing RecordDP ServerSide Validation"
     ),
     "fedveil.secure": "SiteKey",
-    "fedveil_lab": "attacks config games grid runs",
+    "fedveil_lab": "attacks config games grid runs verify",
     "fedveil_lab.config": "Config",
     "fedveil_lab.own": "Compared OwnAudit audit compare",
     "fedveil_lab.verify": "verify_scores",
@@ -130,6 +130,7 @@ if TYPE_CHECKING:
     from fedveil_lab import games as games
     from fedveil_lab import grid as grid
     from fedveil_lab import runs as runs
+    from fedveil_lab import verify as verify
     from fedveil_lab.config import Config as Config
     from fedveil_lab.own import Compared as Compared
     from fedveil_lab.own import OwnAudit as OwnAudit

@@ -6,7 +6,7 @@ import pytest
 
 from fedveil.accounting import Gaussian, Poisson, epsilon, epsilon_of_mu, mu_of_epsilon
 from fedveil.errors import FieldError
-from fedveil_lab.verify import PrivacyClaim, MechanismSteps, prove
+from fedveil_lab.verify import MechanismSteps, PrivacyClaim, prove
 from fedveil_lab.verify.judged import COMPOSITION, INSPECTION, described_alone
 
 WORDS = "zero-out client total central"

@@ -70,7 +70,7 @@ def _judged(
 ) -> "Judged":
     """Go through the door that the options name."""
     from fedveil.errors import FieldError
-    from fedveil_lab.verify import PrivacyClaim, MechanismSteps, read_scores, verify_scores
+    from fedveil_lab.verify import MechanismSteps, PrivacyClaim, read_scores, verify_scores
     from fedveil_lab.verify.judged import described_alone
 
     own = None if claim is None else PrivacyClaim.parse(claim)
@@ -80,7 +80,7 @@ def _judged(
         if rows is None:
             raise FieldError("--rows", rows, "say runs, canaries or records: what a score is of decides what it proves")
         first, second = read_scores(scores)
-        options = {"rows": rows, "claim": own, "delta": delta, "alpha": alpha, "lower_is_in": lower_is_in}
+        options = {"rows": rows, "claim": claim, "delta": delta, "alpha": alpha, "lower_is_in": lower_is_in}
         return verify_scores(first, second, **options, subject=scores.name)  # type: ignore[arg-type]
     if subject is None and steps is not None:
         if own is None:

@@ -1,8 +1,8 @@
 """Is anybody's epsilon true: scores, mechanisms and apps of others, measured beside what they claim."""
 
 from fedveil_lab.verify.claim import PrivacyClaim as PrivacyClaim
-from fedveil_lab.verify.described import Proven as Proven
 from fedveil_lab.verify.described import MechanismSteps as MechanismSteps
+from fedveil_lab.verify.described import Proven as Proven
 from fedveil_lab.verify.described import prove as prove
 from fedveil_lab.verify.judged import Caught as Caught
 from fedveil_lab.verify.judged import Judged as Judged

@@ -8,7 +8,7 @@ from fedveil.files import make_folder, write_atomic
 from fedveil.gdp import rounded_down
 from fedveil.tables import NOTHING, Table
 from fedveil_lab.verify.claim import PrivacyClaim
-from fedveil_lab.verify.described import Proven, MechanismSteps
+from fedveil_lab.verify.described import MechanismSteps, Proven
 from fedveil_lab.verify.measuring import ROWS, LowerBound, Measurement, refuted_by
 
 COMPOSITION, INSPECTION, WORLD, SCORES = "composition", "inspection", "worst-case world", "scores"

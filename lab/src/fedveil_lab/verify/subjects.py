@@ -14,7 +14,7 @@ def verify_scores(
     outside: ArrayLike,
     *,
     rows: str,
-    claim: str | PrivacyClaim | None = None,
+    claim: str | None = None,
     delta: float | None = None,
     alpha: float = ALPHA,
     lower_is_in: bool = False,
@@ -52,13 +52,14 @@ def verify_scores(
 
     Examples
     --------
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> scores = rng.normal(2.0, 1.0, 4000), rng.normal(0.0, 1.0, 4000)
     >>> claim = "eps=1 delta=1e-5 zero-out client total central"
     >>> fv.verify_scores(*scores, rows="runs", claim=claim).refuted
     True
     """
-    own = PrivacyClaim.parse(claim) if isinstance(claim, str) else claim
+    own = None if claim is None else PrivacyClaim.parse(claim)
     at = _delta(own, delta)
     first, second = _signed("inside", inside, lower_is_in), _signed("outside", outside, lower_is_in)
     measured = measure(first, second, rows=rows, delta=at, alpha=alpha)
