@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from fedveil.accounting import Relation, Trust, epsilon_of_mu, mu_of_epsilon
-from fedveil.errors import FieldError, require_choice, require_non_negative
+from fedveil.errors import FieldError, require_a, require_choice, require_non_negative
 from fedveil.gdp import rounded_up
 
 FIELD = "--claim"
@@ -60,6 +60,7 @@ class PrivacyClaim:
         FieldError
             For a word that is unknown, stands twice, or is missing.
         """
+        require_a(FIELD, text, str, f"must be text, as in {EXAMPLE!r}")
         numbers: dict[str, float] = {}
         words: dict[str, str] = {}
         for word in text.replace(",", " ").split():

@@ -168,7 +168,7 @@ def scores_of(name: str, values: ArrayLike) -> Floats:
     """
     try:
         scores = np.asarray(values, dtype=np.float64).reshape(-1)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # of torch: a tensor that asks for gradients
         raise FieldError(name, type(values).__name__, f"must be scores ({error})") from error
     if len(scores) < 10:
         raise FieldError(name, len(scores), "must be at least 10 scores: fewer prove nothing")
