@@ -1,4 +1,4 @@
-"""How good a model is, in figures by name; each is computed for many groups of examples (clients) at once.
+"""Figures of a model by name; each is computed for many groups of examples (clients) at once.
 
 A metric is a function of `Answers` under a name; registering another one is a decorator::
 
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedveil.errors import FieldError, nearest
-from fedveil.learning.answers import METRICS, Answers, Figures, Floats, TaskKind, _over, metric
+from fedveil.learning.answers import METRICS, Answers, Figures, Floats, TaskKind, metric, quotients
 from fedveil.learning.losses import LABELWISE, loss_of, losses_of
-from fedveil.learning.objective import Loss, output_meaning, void_labels
+from fedveil.learning.objective import Loss, OutputMeaning, output_meaning, void_labels
 
 DEFAULT: dict[TaskKind, tuple[str, ...]] = {
     "classes": ("loss", "accuracy", "f1", "precision", "auc", "micro_auc"),
@@ -39,21 +39,28 @@ DISCRETE: tuple[TaskKind, ...] = ("classes", "labels")
 def loss(answers: Answers) -> Floats:
     """The loss that was asked for; without one cross-entropy (nats), or squared error. Infinite if it is no number."""
     asked = answers.mean(answers.losses) if answers.asked is None else answers.asked
-    return np.where(answers.counts > 0, np.nan_to_num(asked, nan=np.inf, posinf=np.inf), np.nan)
+    return np.where(answers.counts > 0, _infinite_for_nan(asked), np.nan)
+
+
+def _infinite_for_nan(values: Floats) -> Floats:
+    """Replace NaN by infinity: a model that diverged is as bad as can be."""
+    return np.nan_to_num(values, nan=np.inf, posinf=np.inf)
 
 
 @metric(task="values")
 def rmse(answers: Answers) -> Floats:
     """Root mean squared error, in units of the target."""
     squares = answers.mean((answers.outputs - answers.labels) ** 2)
-    return np.where(answers.counts > 0, np.sqrt(np.nan_to_num(squares, nan=np.inf, posinf=np.inf)), np.nan)
+    return np.where(answers.counts > 0, np.sqrt(_infinite_for_nan(squares)), np.nan)
 
 
 @metric(task=DISCRETE)
 def accuracy(answers: Answers) -> Floats:
     """Fraction of right classes; where several may hold, of right answers to whether one does."""
     right = answers.predicted == answers.labels
-    return answers.mean(right.mean(1) if answers.task == "labels" else right)
+    if answers.task == "labels":
+        right = right.mean(1)
+    return answers.mean(right)
 
 
 @metric(task="labels")
@@ -72,7 +79,7 @@ def hamming(answers: Answers) -> Floats:
 def balanced_accuracy(answers: Answers) -> Floats:
     """Mean over the classes among the labels of the fraction that is found."""
     right, wanted, _ = answers.table
-    return answers.macro(_over(right, wanted), wanted > 0)
+    return answers.macro(quotients(right, wanted), wanted > 0)
 
 
 @metric(task=DISCRETE)
@@ -107,8 +114,10 @@ def iou(answers: Answers) -> Floats:
 def sensitivity(answers: Answers) -> Floats:
     """Fraction of positives that are found: of class 1 of two; of several, the mean of each against the rest."""
     right, wanted, _ = answers.table
-    rates = _over(right, wanted)
-    return answers.positive(rates) if rates.shape[1] == 2 else answers.macro(rates, wanted > 0)
+    rates = quotients(right, wanted)
+    if rates.shape[1] == 2:
+        return answers.positive(rates)
+    return answers.macro(rates, wanted > 0)
 
 
 @metric()
@@ -116,29 +125,33 @@ def specificity(answers: Answers) -> Floats:
     """Fraction of negatives that are named so: of class 1 of two; of several, the mean of each against the rest."""
     right, wanted, given = answers.table
     negatives = answers.counts[:, None] - wanted
-    rates = _over(negatives - (given - right), negatives)
-    return answers.positive(rates) if rates.shape[1] == 2 else answers.macro(rates, negatives > 0)
+    false_positives = given - right
+    rates = quotients(negatives - false_positives, negatives)
+    if rates.shape[1] == 2:
+        return answers.positive(rates)
+    return answers.macro(rates, negatives > 0)
 
 
 @metric()
 def positive_precision(answers: Answers) -> Floats:
     """Precision of class 1 of two; 0 if it occurs and is never predicted."""
     right, wanted, given = answers.table
-    return answers.positive(_over(right, np.where(wanted > 0, np.maximum(given, 1), given)))
+    named = np.where(wanted > 0, np.maximum(given, 1), given)
+    return answers.positive(quotients(right, named))
 
 
 @metric()
 def positive_f1(answers: Answers) -> Floats:
     """F1 of class 1 of two."""
     right, wanted, given = answers.table
-    return answers.positive(_over(2 * right, wanted + given))
+    return answers.positive(quotients(2 * right, wanted + given))
 
 
 @metric()
 def positive_iou(answers: Answers) -> Floats:
     """Intersection over union of class 1 of two."""
     right, wanted, given = answers.table
-    return answers.positive(_over(right, wanted + given - right))
+    return answers.positive(quotients(right, wanted + given - right))
 
 
 @metric()
@@ -156,7 +169,12 @@ def image_precision(answers: Answers) -> Floats:
 @metric()
 def image_sensitivity(answers: Answers) -> Floats:
     """Mean over images of the share of class 1 of two that is found, where it is true."""
-    return answers.of_images(lambda image: image.positive(_over(*image.table[:2])))
+    return answers.of_images(_positive_recall)
+
+
+def _positive_recall(answers: Answers) -> Floats:
+    right, wanted, _ = answers.table
+    return answers.positive(quotients(right, wanted))
 
 
 @metric()
@@ -168,31 +186,36 @@ def image_f1(answers: Answers) -> Floats:
 @metric(task=DISCRETE)
 def micro_auc(answers: Answers) -> Floats:
     """Area under the ROC curve of all pairs of an example and a class, pooled; high where one class is rare."""
-    scores, classes = answers.probabilities, answers.outputs.shape[1]
+    scores = answers.probabilities
+    classes = answers.outputs.shape[1]
     truth = answers.labels
     if answers.task == "classes":
         truth = np.zeros(scores.shape, dtype=bool)
         truth[np.arange(len(truth)), answers.labels] = True
-    areas = answers.ranked(scores.ravel(), truth.ravel(), np.repeat(answers.group, classes))
+    group = np.repeat(answers.group, classes)
+    areas = answers.ranked(scores.ravel(), truth.ravel(), group)
     return np.where(_finite(answers), areas, np.nan)
 
 
 @metric(task=DISCRETE)
 def auc(answers: Answers) -> Floats:
     """Area under the ROC curve of class 1 of two; of several, the mean of each against the rest that is there."""
-    classes, alone = answers.outputs.shape[1], answers.task == "labels"
-    by_class = [
-        answers.ranked(
-            answers.probabilities[:, c], answers.labels[:, c] if alone else answers.labels == c, answers.group
-        )
-        for c in (range(classes) if classes > 2 or alone else range(1, classes))
-    ]
-    areas = np.stack(by_class, 1) if by_class else np.full((len(answers.counts), 1), np.nan)
+    classes = answers.outputs.shape[1]
+    several_hold = answers.task == "labels"
+    first = 0 if classes > 2 or several_hold else 1  # of two classes, one area says all
+    by_class: list[Floats] = []
+    for c in range(first, classes):
+        truth = answers.labels[:, c] if several_hold else answers.labels == c
+        by_class.append(answers.ranked(answers.probabilities[:, c], truth, answers.group))
+    if by_class:
+        areas = np.stack(by_class, 1)
+    else:
+        areas = np.full((len(answers.counts), 1), np.nan)
     return np.where(_finite(answers), answers.macro(areas, ~np.isnan(areas)), np.nan)
 
 
 def task_of(y: Tensor, loss: Loss | None = None, outputs: Sequence[int] | None = None) -> TaskKind:
-    """What labels are to a loss; "other" where outputs and labels have not the shapes to be compared one by one.
+    """Say what labels are to a loss; "other" where outputs and labels have not the shapes to be compared one by one.
 
     Parameters
     ----------
@@ -208,15 +231,16 @@ def task_of(y: Tensor, loss: Loss | None = None, outputs: Sequence[int] | None =
     meaning = output_meaning(loss, outputs, y)
     if meaning in ("classes", "soft classes"):
         return "classes"
-    if torch.Size(outputs[1:]).numel() != torch.Size(y.shape[1:]).numel():
+    if math.prod(outputs[1:]) != math.prod(y.shape[1:]):
         return "other"  # a mean and a spread for each target, quantiles, several tasks
     if meaning == "values":
         return "values"
-    return "labels" if len(outputs) in (2, 4, 5) and outputs[1] > 1 else "classes"
+    has_channels = len(outputs) in (2, 4, 5)
+    return "labels" if has_channels and outputs[1] > 1 else "classes"
 
 
 def metric_names(names: Sequence[str] | None, task: TaskKind) -> tuple[str, ...]:
-    """Metrics to compute: the given ones, or the task's usual ones.
+    """Return the metrics to compute: the given ones, or the task's usual ones.
 
     Where several labels may hold, ``auc[2]`` is that of label 2 alone, and ``auc[each]`` that of every one.
 
@@ -230,44 +254,63 @@ def metric_names(names: Sequence[str] | None, task: TaskKind) -> tuple[str, ...]
         if name == "macro_auc":
             raise FieldError("metrics", name, "is called 'auc'; what was called so is 'micro_auc'")
         base, label = _of_label(name)
-        if label and task == "labels" and base in METRICS and base != "loss" and "classes" in METRICS[base].tasks:
-            continue
         if label and base in METRICS:
-            accepted = f"is the figure of one label, where several may hold; labels are {task}: write {base!r}"
-            raise FieldError("metrics", name, accepted)
+            _require_of_label(name, base, task)
+            continue
         if name not in METRICS:
             raise FieldError("metrics", name, nearest(name, METRICS))
         if task not in METRICS[name].tasks:
-            known = ", ".join(other for other, m in METRICS.items() if task in m.tasks)
-            raise FieldError("metrics", name, f"does not exist where labels are {task}; there are: {known}")
+            known = [other for other, found in METRICS.items() if task in found.tasks]
+            accepted = f"does not exist where labels are {task}; there are: {', '.join(known)}"
+            raise FieldError("metrics", name, accepted)
     return chosen
 
 
+def _require_of_label(name: str, base: str, task: TaskKind) -> None:
+    """Refuse the figure of one label where not several may hold, or where it is none of a classification."""
+    of_classification = base != "loss" and "classes" in METRICS[base].tasks
+    if task != "labels" or not of_classification:
+        accepted = f"is the figure of one label, where several may hold; labels are {task}: write {base!r}"
+        raise FieldError("metrics", name, accepted)
+
+
 def _of_label(name: str) -> tuple[str, str]:
-    """A figure's name and the label it is of: ``auc[2]`` as "auc", "2"; with an empty label where it is of all."""
+    """Split a figure's name from its label: ``auc[2]`` is "auc", "2"; the label is empty where it is of all."""
     found = re.fullmatch(r"(\w+)\[(\d+|each)\]", name)
-    return (found[1], found[2]) if found else (name, "")
+    if found is None:
+        return name, ""
+    return found[1], found[2]
 
 
 def _each_label(names: Sequence[str], labels: int) -> tuple[str, ...]:
-    """The names with ``[each]`` written out for so many labels."""
+    """Return the names with ``[each]`` written out for so many labels."""
     every: list[str] = []
     for name in names:
         base, label = _of_label(name)
-        every += [f"{base}[{k}]" for k in range(labels)] if label == "each" else [name]
-        if label.isdecimal() and int(label) >= labels:
+        if label == "each":
+            every += [f"{base}[{number}]" for number in range(labels)]
+            continue
+        if label and int(label) >= labels:
             raise FieldError("metrics", name, f"there are {labels} labels: 0 to {labels - 1}, or [each]")
+        every.append(name)
     return tuple(dict.fromkeys(every))
 
 
 def _column(name: str, answers: Answers) -> Floats:
-    """A figure of each group."""
+    """Return a figure of each group."""
     base, label = _of_label(name)
-    return METRICS[base].function(answers.of_label(int(label)) if label else answers)
+    if label:
+        answers = answers.of_label(int(label))
+    return METRICS[base].function(answers)
 
 
-def metrics(outputs: Tensor, y: Tensor, names: Sequence[str] | None = None, loss: Loss | None = None) -> Figures:
-    """Figures of a model's outputs.
+def metrics(
+    outputs: Tensor,
+    y: Tensor,
+    names: Sequence[str] | None = None,
+    loss: Loss | None = None,
+) -> Figures:
+    """Measure a model's outputs.
 
     Parameters
     ----------
@@ -290,7 +333,7 @@ def metrics_of_groups(
     names: Sequence[str] | None = None,
     loss: Loss | None = None,
 ) -> tuple[list[Figures], Figures]:
-    """Figures of consecutive groups of examples, such as clients, and of all examples together.
+    """Measure consecutive groups of examples, such as clients, and all examples together.
 
     Parameters
     ----------
@@ -308,98 +351,163 @@ def metrics_of_groups(
     """
     if not len(y):
         return [{"examples": 0} for _ in sizes], {"examples": 0}
+    outputs = outputs.detach()
     task = task_of(y, loss, outputs.shape)
-    chosen = _each_label(metric_names(names, task), outputs.shape[1] if task == "labels" else 1)
+    labels = outputs.shape[1] if task == "labels" else 1
+    chosen = _each_label(metric_names(names, task), labels)
     held = [size for size in sizes if size]
-    answers, void = _answers(task, outputs.detach(), y, held, loss)
-    opaque = loss is not None and "loss" in chosen and not (isinstance(loss, str) and loss in LABELWISE)
-    if opaque:
-        answers = replace(answers, asked=_asked(loss, outputs.detach(), y, void, held))
-    if task == "classes" and len(answers.labels) and answers.labels.max() >= answers.outputs.shape[1]:
-        chosen = tuple(
-            name for name in chosen if name == "loss"
-        )  # numbers that are no classes, such as of a triplet loss
+    answers, void = _answers(task, outputs, y, held, loss)
+    by_function = "loss" in chosen and _is_function(loss)
+    if by_function:
+        answers = replace(answers, asked=_asked(loss, outputs, y, void, held))
+    if _has_numbers_of_no_class(answers):
+        chosen = tuple(name for name in chosen if name == "loss")
     figures = _figures(answers, sizes, chosen)
     if len(sizes) == 1:
         return figures, figures[0]
-    together = answers.joined(_asked(loss, outputs.detach(), y, void, [len(y)]) if opaque else None)
-    return figures, _figures(together, [len(y)], chosen)[0]
+    asked = _asked(loss, outputs, y, void, [len(y)]) if by_function else None
+    [together] = _figures(answers.joined(asked), [len(y)], chosen)
+    return figures, together
+
+
+def _is_function(loss: Loss | None) -> bool:
+    """Return whether a loss says its mean alone, and not what each label adds."""
+    if loss is None:
+        return False
+    return not (isinstance(loss, str) and loss in LABELWISE)
+
+
+def _has_numbers_of_no_class(answers: Answers) -> bool:
+    """Return whether labels are numbers beyond the classes, such as those of a triplet loss."""
+    if answers.task != "classes" or not len(answers.labels):
+        return False
+    return bool(answers.labels.max() >= answers.outputs.shape[1])
 
 
 def answers_to(outputs: Tensor, y: Tensor, loss: Loss | None = None) -> Answers | None:
-    """Answers of one group beside the truth, without void labels; None where outputs and labels cannot be compared."""
+    """Return answers of one group beside the truth, without void labels.
+
+    Returns
+    -------
+    Answers, optional
+        None where there is no label, or outputs and labels cannot be compared.
+    """
     task = task_of(y, loss, outputs.shape)
-    return None if task == "other" or not len(y) else _answers(task, outputs.detach(), y, [len(y)], loss)[0]
+    if task == "other" or not len(y):
+        return None
+    answers, _ = _answers(task, outputs.detach(), y, [len(y)], loss)
+    return answers
 
 
 def _figures(answers: Answers, sizes: Sequence[int], chosen: Sequence[str]) -> list[Figures]:
-    columns = [np.asarray(_column(name, answers), np.float64).tolist() for name in chosen]
-    rows = zip(*columns, strict=True) if chosen else iter([()] * len(sizes))
+    """Return the figures of each group; those of a group without examples are left out of `answers`."""
+    columns = [np.asarray(_column(name, answers), np.float64) for name in chosen]
     figures: list[Figures] = []
+    row = 0
     for size in sizes:
-        named = zip(chosen, next(rows), strict=True) if size else ()
-        figures.append({"examples": size, **{name: value for name, value in named if value == value}})
+        own: Figures = {"examples": size}
+        if size:
+            for name, column in zip(chosen, columns, strict=True):
+                value = float(column[row])
+                if not math.isnan(value):
+                    own[name] = value
+            row += 1
+        figures.append(own)
     return figures
 
 
 def _asked(loss: Any, outputs: Tensor, y: Tensor, void: Tensor, sizes: Sequence[int]) -> Floats:
-    """The loss of each group, as its function says; NaN where all labels are void, or it cannot be had."""
+    """Return the loss of each group, as its function says; NaN where all labels are void, or it cannot be had."""
+    lengths = list(sizes)
+    parts = zip(
+        torch.split(outputs, lengths),
+        torch.split(y, lengths),
+        torch.split(void, lengths),
+        strict=True,
+    )
     values: list[float] = []
-    parts = zip(*(torch.split(whole, list(sizes)) for whole in (outputs, y, void)), strict=True)
-    for own, labels, nothing in parts:
+    for own, labels, own_void in parts:
         value = math.nan
         with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):  # the loss is the user's
-            if not nothing.all():
+            if not own_void.all():
                 value = float(loss_of(loss)(own, labels))
         values.append(value)
     return np.asarray(values, np.float64)
 
 
 def _answers(
-    task: TaskKind, outputs: Tensor, y: Tensor, sizes: Sequence[int], loss: Loss | None
+    task: TaskKind,
+    outputs: Tensor,
+    y: Tensor,
+    sizes: Sequence[int],
+    loss: Loss | None,
 ) -> tuple[Answers, Tensor]:
-    """Answers beside the truth, a row a label, without void ones; and which labels are void."""
-    meaning, void = output_meaning(loss, outputs.shape, y), void_labels(loss, y, outputs.shape)
-    owner = torch.repeat_interleave(torch.tensor(list(sizes)))
+    """Return answers beside the truth, a row a label, without void ones; and which labels are void."""
+    meaning = output_meaning(loss, outputs.shape, y)
+    void = void_labels(loss, y, outputs.shape)
+    if task == "other":
+        void = torch.zeros(len(y), dtype=torch.bool)
     outputs = outputs.to(torch.float64)
     losses = torch.zeros(0)
-    if loss is None or (isinstance(loss, str) and loss in LABELWISE):
-        known = loss or ("mse" if task == "values" else "cross_entropy")
-        losses = losses_of(known)(outputs, y)
-    if meaning == "chances":
-        outputs = outputs.logit(1e-12)
-    if meaning == "soft classes":
-        y = y.argmax(1)
-    if task == "other":
-        flat, labels = torch.zeros(len(y), 1), torch.zeros(len(y), dtype=torch.int64)
-        void = torch.zeros(len(y), dtype=torch.bool)
-    elif task == "labels":
-        flat, labels = _by_label(outputs), _by_label(y) >= 0.5
-    elif task == "values":
-        flat, labels = outputs.reshape(-1), y.reshape(-1).to(torch.float64)
-    elif meaning in ("logits", "chances"):
-        yes = outputs.reshape(-1)
-        flat, labels = torch.stack([torch.zeros_like(yes), yes], 1), (y.reshape(-1) >= 0.5).to(torch.int64)
-    else:
-        flat, labels = _by_label(outputs), y.reshape(-1)
-    each = len(labels) // len(y)
+    if not _is_function(loss):
+        usual = "mse" if task == "values" else "cross_entropy"
+        losses = losses_of(loss or usual)(outputs, y)
+    flat, labels = _rows_of_labels(task, meaning, outputs, y)
+    count = len(labels)
+    each = count // len(y)
+    owner = torch.repeat_interleave(torch.tensor(list(sizes)))
     example = torch.arange(len(y)).repeat_interleave(each)
     group = owner.repeat_interleave(each)
-    losses = losses.reshape(len(labels), -1).mean(1) if losses.numel() else torch.zeros(len(labels))
+    of_labels = losses.reshape(count, -1).mean(1) if losses.numel() else torch.zeros(count)
     if void.any():
         kept = ~void.reshape(-1)
-        flat, labels, losses, example, group = (part[kept] for part in (flat, labels, losses, example, group))
-    counts = torch.bincount(group, minlength=len(sizes)).numpy()
-    columns = flat.numpy(), labels.numpy(), losses.to(torch.float64).numpy(), group.numpy()
-    return Answers(task, *columns, counts, example.numpy()), void
+        flat = flat[kept]
+        labels = labels[kept]
+        of_labels = of_labels[kept]
+        example = example[kept]
+        group = group[kept]
+    answers = Answers(
+        task,
+        flat.numpy(),
+        labels.numpy(),
+        of_labels.to(torch.float64).numpy(),
+        group.numpy(),
+        torch.bincount(group, minlength=len(sizes)).numpy(),
+        example.numpy(),
+    )
+    return answers, void
+
+
+def _rows_of_labels(
+    task: TaskKind,
+    meaning: OutputMeaning,
+    outputs: Tensor,
+    y: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return outputs and labels, a row a label, as `Answers` has them."""
+    if task == "other":
+        return torch.zeros(len(y), 1), torch.zeros(len(y), dtype=torch.int64)
+    if task == "values":
+        return outputs.reshape(-1), y.reshape(-1).to(torch.float64)
+    if meaning == "chances":
+        outputs = outputs.logit(1e-12)
+    if task == "labels":
+        return _by_label(outputs), _by_label(y) >= 0.5
+    if meaning in ("logits", "chances"):
+        yes = outputs.reshape(-1)
+        two_scores = torch.stack([torch.zeros_like(yes), yes], 1)
+        return two_scores, (y.reshape(-1) >= 0.5).to(torch.int64)
+    if meaning == "soft classes":
+        y = y.argmax(1)
+    return _by_label(outputs), y.reshape(-1)
 
 
 def _by_label(values: Tensor) -> Tensor:
-    """[N, C, ...] as [M, C], a row a label."""
+    """Return [N, C, ...] as [M, C], a row a label."""
     return values.movedim(1, -1).reshape(-1, values.shape[1])
 
 
 def _finite(answers: Answers) -> NDArray[np.bool_]:
-    """Groups all of whose logits are finite."""
+    """Return which groups have finite logits alone."""
     odd = np.asarray(~np.isfinite(answers.outputs).all(axis=1))
     return np.equal(answers.mean(odd), 0.0)
