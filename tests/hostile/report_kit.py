@@ -86,6 +86,7 @@ RUNS = {
     },
     "validation in the clear": {"privacy": CENTRAL, "data": SIX, "stopping": {**STOPPING, "losses": "public"}},
     "a trusted sum": {"privacy": {**RECORD, "sum": "trusted"}},
+    "a secure sum": {"privacy": {**RECORD, "sum": "secure"}},
     "hypotheses": {"privacy": {"method": "group", "hypotheses": 2, "noise_multiplier": 1.0}},
 }
 

@@ -15,7 +15,7 @@ from fedveil.accounting.ledger import RUN_OF_SITES, opening_digest
 from fedveil.engines.history import totals_of
 from fedveil.engines.party import COMBINE, SERVER
 from fedveil.evidence.books import Book, plain, promise_of_sites
-from fedveil.evidence.recomputed import on_their_word, too_small
+from fedveil.evidence.recomputed import too_small
 from fedveil.evidence.summary import REPRODUCIBLE
 
 Promises = Mapping[str, Mapping[str, Any]]  # by party
@@ -52,8 +52,6 @@ class Carried:
         The same, of clients' own data sets.
     faults : list of str
         What contradicts itself, or is missing.
-    on_their_word : int
-        Proven promises of lines without the draws that they follow from; see `fedveil.evidence.recomputed`.
     """
 
     run: str
@@ -72,7 +70,6 @@ class Carried:
     ledgers: Sequence[Mapping[str, Any]]
     sites: Sequence[Mapping[str, Any]]
     faults: Sequence[str]
-    on_their_word: int = 0
 
     @property
     def head(self) -> str:
@@ -106,8 +103,7 @@ def carried(run: str, books: Mapping[str, Book], told: Mapping[str, Any], sets: 
         promises[SERVER if trust == "central" else CLIENT] = plain(totals.worst, delta)
         if totals.validation is not None:
             promises[VALIDATION] = plain(totals.validation, delta)
-    of_sites = _runs_of_sites(ledgers, told)
-    own = {name: book for name, whole in sets.items() if of_sites and (book := whole.of(*of_sites)).ledger.entries}
+    own = books_of_sites(books, told, sets)
     promises |= promise_of_sites(trust, own, delta)
     every = [*ledgers.values(), *(book.ledger for book in own.values())]
     entries = [entry for ledger in every for entry in ledger.entries]
@@ -130,9 +126,15 @@ def carried(run: str, books: Mapping[str, Book], told: Mapping[str, Any], sets: 
         ledgers=[book.values() for _, book in sorted(books.items())],
         sites=[book.values() for _, book in sorted(own.items())],
         faults=[*_of_parties(ledgers, trust), *filter(None, weaker)],
-        on_their_word=on_their_word(entries),
     )
     return Carried(**json.loads(json.dumps(vars(values))))  # as a report holds it
+
+
+def books_of_sites(books: Mapping[str, Book], told: Mapping[str, Any], sets: Mapping[str, Book]) -> dict[str, Book]:
+    """Ledgers of clients' own data sets, as far as they are of one deployed run; see `carried` for the arguments."""
+    runs = _runs_of_sites({party: book.ledger for party, book in books.items()}, told)
+    seen = {name: whole.of(*runs) for name, whole in sets.items()} if runs else {}
+    return {name: book for name, book in seen.items() if book.ledger.entries}
 
 
 def _runs_of_sites(ledgers: Mapping[str, Ledger], told: Mapping[str, Any]) -> list[str]:

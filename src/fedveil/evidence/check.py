@@ -18,9 +18,9 @@ from fedveil.errors import FieldError, LedgerError, damaged
 from fedveil.evidence import earlier
 from fedveil.evidence.agreement import agree, found_since, promises_differ
 from fedveil.evidence.books import Book, Books, read_books
-from fedveil.evidence.carried import carried
+from fedveil.evidence.carried import books_of_sites, carried
 from fedveil.evidence.costs import spent_of
-from fedveil.evidence.recomputed import too_small
+from fedveil.evidence.recomputed import on_their_word, too_small
 from fedveil.reading import json_of
 from fedveil.tables import NOTHING
 
@@ -132,9 +132,11 @@ def _run(
     if not found.bound:
         unbound = "they name no parties: one may be missing, and who the author says to trust, at which delta"
         yield Checked(f"{name}: ledgers of an earlier version", None, unbound)
-    if found.on_their_word:
+    every = [*own.values(), *books_of_sites(own, said, sets).values()]
+    count = on_their_word(entry for book in every for entry in book.ledger.entries)
+    if count:
         why = "scale and sensitivity allow them; they name no draws from which they could be computed anew"
-        yield Checked(f"{name}: {found.on_their_word} lines on their word", None, why)
+        yield Checked(f"{name}: {count} lines on their word", None, why)
     both = found.promises.keys() & held["promises"].keys()
     doubts = [doubt for party in both for doubt in found_since(found.promises[party], held["promises"][party])]
     for doubt in dict.fromkeys(doubts):
