@@ -41,6 +41,7 @@ EXECUTORS = {
 PARTS = {
     "fedveil.engines.nvflare.filters.PrivacyFilter",
     "fedveil.engines.nvflare.filters.ReleaseFilter",
+    "fedveil.engines.nvflare.gaussian.GaussianFilter",
     "fedveil.engines.nvflare.quiet.JobGuard",
     "nvflare.app_common.filters.convert_weights.ConvertWeights",
     "nvflare.app_common.filters.dxo_blocker.DXOBlocker",

@@ -1,0 +1,178 @@
+"""Static local DP as one FLARE filter: clip a difference, add Gaussian noise, keep the composed total in a ledger."""
+
+from typing import Any
+
+import torch
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+from nvflare.apis.filter import Filter
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+
+from fedveil.accounting import Guarantee, Ledger, Release, model_of
+from fedveil.engines.history import total_of
+from fedveil.engines.lifetime import read_policy
+from fedveil.engines.node import Settings, answer, opened, settle
+from fedveil.engines.nvflare.pending import RunMemory, marker_of
+from fedveil.errors import FedVeilError, FieldError, require_rounds
+from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
+from fedveil.layout import Layout
+from fedveil.logs import escaping
+from fedveil.mechanisms import source_of
+from fedveil.methods import SGALDP, Broadcast, ClientFacts, Method, PublicFacts, Refusal, Releases, paired
+from fedveil.ranges import require_within
+
+ROUNDED = 1 - 1e-9  # of mu a release: what is composed stays within the total
+CODES = frozenset(vars(ReturnCode).values())
+
+
+class GaussianFilter(Filter):  # type: ignore[misc]
+    """Release a site's difference with Gaussian noise. The last of the task result filters, of any workflow.
+
+    All rounds together are (epsilon, delta)-DP for everything of the site, against the server and whoever sees what it
+    receives. A clipped difference moves by at most 2C, whatever the site's data are. The noise is the same in each
+    round. Its ledger holds the composed total: static local DP, `fedveil.SGALDP` with both ends of its budget equal.
+
+    What it lets out is the noised difference alone. Integer arrays leave as zeros, so that counters stay as they were.
+    Metrics, counts and headers are left out. What else runs in the job is the business of `JobGuard`.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        Of all rounds together.
+    rounds : int
+        Releases of the ledger; a further one is refused.
+    clip : float
+        C, of the difference of all arrays together.
+    ledger, head, dataset, policy : str, optional
+        As for `PrivacyFilter`. Without a seed a ledger and its head are needed.
+    seed : int, optional
+        Reproducible noise, for experiments.
+    """
+
+    def __init__(
+        self,
+        epsilon: float,
+        rounds: int,
+        delta: float = 1e-5,
+        clip: float = 1.0,
+        ledger: str | None = None,
+        head: str | None = None,
+        dataset: str | None = None,
+        policy: str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.epsilon = require_within("epsilon", "epsilon", epsilon)
+        self.delta = require_within("delta", "delta", delta)
+        self.rounds, self.clip = require_rounds("rounds", rounds), clip
+        self.ledger, self.head, self.dataset, self.policy, self.seed = ledger, head, dataset, policy, seed
+        each = mu_of_epsilon(self.epsilon, self.delta) / self.rounds**0.5
+        release = epsilon_of_mu(each * ROUNDED, self.delta)
+        side = SGALDP(epsilon_min=release, epsilon_max=release, delta=self.delta, clip=clip, similarity="released")
+        self._method: Method = paired(side)
+        self._memories: dict[tuple[str, str], RunMemory] = {}
+        self._layout: Layout | None = None
+        self._settings("site")  # what cannot work is refused when the job is deployed
+
+    @property
+    def sigma(self) -> float:
+        """Deviation of the noise on each coordinate."""
+        side = self._method.client
+        assert isinstance(side, SGALDP)
+        return 2 * side.clip / mu_of_epsilon(side.epsilon_min, side.delta)
+
+    def guarantee(self, ledger: Ledger) -> Guarantee:
+        """What the releases of a ledger promise together."""
+        return total_of(ledger)
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Protect, commit, hand over; a result that is no difference is refused, and nothing leaves."""
+        code = shareable.get_return_code()
+        if code != ReturnCode.OK:
+            return make_reply(code if code in CODES else ReturnCode.EXECUTION_EXCEPTION)
+        arrays = _difference(shareable)
+        shared = {name: value for name, value in arrays.items() if value.is_floating_point()}
+        layout = self._known(shared)
+        site, run = str(fl_ctx.get_identity_name()), str(fl_ctx.get_job_id())
+        if (run, site) not in self._memories:
+            self._memories[run, site] = RunMemory(marker_of(fl_ctx, site))
+        memory = self._memories[run, site]
+        with opened(memory, self._settings(site), layout, run) as party:
+            made = [entry.key[0] for entry in party.ledger.entries]
+            broadcast = self._broadcast(max(made, default=0) + 1, layout)
+            verdict = party.admit(broadcast)
+            if isinstance(verdict, Refusal):
+                raise FedVeilError(verdict.reason)
+
+            def trained() -> tuple[Releases, ClientFacts]:
+                model = (Release("model", layout.flatten(shared)),)
+                return model, ClientFacts(broadcast=broadcast, layout=layout)
+
+            released = model_of(answer(party, memory, broadcast, verdict, trained))
+            total = self.guarantee(party.ledger).describe(self.delta)
+        escaping(self.logger).info("FedVeil: release %d of %d; %s", broadcast.public.round, self.rounds, total)
+        assert released is not None
+        return _reply(layout, released, arrays)
+
+    def _known(self, shared: dict[str, torch.Tensor]) -> Layout:
+        """The layout of the first difference, which all others must have."""
+        if not shared:
+            raise FieldError("difference", 0, "holds no array of floating point")
+        shapes = {name: tuple(shared[name].shape) for name in sorted(shared)}
+        if self._layout is None:
+            self._layout = Layout.from_shapes(shapes)
+        if self._layout.shapes != shapes:
+            raise FieldError("difference", sorted(shapes), "must hold the arrays of the first one, in the same shapes")
+        return self._layout
+
+    def _broadcast(self, number: int, layout: Layout) -> Broadcast:
+        facts = PublicFacts(round=number, rounds=max(number, self.rounds), cohort=1, dimension=layout.size)
+        return Broadcast(models=torch.zeros(1, layout.size, dtype=layout.dtype), public=facts)
+
+    def _settings(self, site: str) -> Settings:
+        given = Settings(
+            partition=0,
+            method=self._method,
+            source=source_of(self.seed).child(site),  # with one seed, each site has noise of its own
+            policy=read_policy(self.policy),
+            ledger=self.ledger,
+            head=self.head,
+            dataset=self.dataset or site,
+            rounds=None,
+        )
+        return settle(given, {"participations": self.rounds}, "GaussianFilter(ledger=FOLDER, head=ANOTHER)")
+
+
+def _difference(shareable: Shareable) -> dict[str, torch.Tensor]:
+    """The arrays of a result that holds a difference.
+
+    Raises
+    ------
+    FieldError
+        For anything else, or an array that cannot be noised.
+    """
+    dxo = from_shareable(shareable)
+    if dxo.data_kind != DataKind.WEIGHT_DIFF or not isinstance(dxo.data, dict):
+        accepted = "must be a difference: params_type=ParamsType.DIFF, or params_transfer_type=TransferType.DIFF"
+        raise FieldError("data_kind", dxo.data_kind, accepted)
+    arrays = {}
+    for name, value in dxo.data.items():
+        tensor = torch.as_tensor(value)
+        if tensor.is_complex():
+            raise FieldError(str(name), str(tensor.dtype), "cannot be noised")
+        arrays[str(name)] = tensor
+    return arrays
+
+
+def _reply(layout: Layout, released: torch.Tensor, arrays: dict[str, torch.Tensor]) -> Shareable:
+    """A result that holds the noised difference and nothing else."""
+    data, views = {}, layout.views(released)
+    for name, value in arrays.items():
+        if name in views:
+            data[name] = views[name].to(value.dtype).contiguous().clone().numpy()
+        else:
+            data[name] = torch.zeros_like(value).numpy()
+    # everybody weighs the same: the number of steps follows the size of a data set
+    reply: Shareable = DXO(DataKind.WEIGHT_DIFF, data, {MetaKey.NUM_STEPS_CURRENT_ROUND: 1}).to_shareable()
+    return reply
