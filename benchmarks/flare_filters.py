@@ -11,6 +11,7 @@ to 2C apart. FLARE's sparse vector states its own total. A filter without noise 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import tempfile
 from collections.abc import Callable
@@ -123,7 +124,7 @@ def context(folder: Path, site: int) -> Any:
     )
 
 
-def filters(size: int) -> dict[str, tuple[Callable[[int, Path], Send], float]]:
+def filters(size: int) -> dict[str, tuple[Callable[[int, Path], Send], float | None]]:
     """By name: what makes the filter, and its total epsilon over all rounds."""
 
     def svt_epsilon(one: SVTPrivacy) -> float:
@@ -134,9 +135,9 @@ def filters(size: int) -> dict[str, tuple[Callable[[int, Path], Send], float]]:
         return lambda seed, folder: through(kind(), lambda site: FLContext())
 
     mu = 2 * FLIP["clip"] / flip_sigma() * math.sqrt(ROUNDS)
-    made: dict[str, tuple[Callable[[int, Path], Send], float]] = {
-        "nothing": (lambda seed, folder: lambda arrays, site: arrays, math.inf),
-        "PercentilePrivacy, FLARE's defaults": (plain(PercentilePrivacy), math.inf),
+    made: dict[str, tuple[Callable[[int, Path], Send], float | None]] = {
+        "nothing": (lambda seed, folder: lambda arrays, site: arrays, None),
+        "PercentilePrivacy, FLARE's defaults": (plain(PercentilePrivacy), None),
         "SVTPrivacy, FLARE's defaults": (plain(SVTPrivacy), svt_epsilon(SVTPrivacy())),
         "FLIP's defaults": (lambda seed, folder: flip(seed), epsilon_of_mu(mu, DELTA)),
     }
@@ -193,17 +194,23 @@ def averaged(runs: list[dict[str, float]]) -> dict[str, float]:
     return {**means, "accuracy sd": float(np.std([one["accuracy"] for one in runs], ddof=1))}
 
 
-def table(rows: dict[str, dict[str, float]]) -> str:
+def table(rows: dict[str, dict[str, Any]]) -> str:
     """The page's table."""
     columns = ["epsilon", "cosine", "cosine of the mean", "not zero", "accuracy"]
     lines = [f"| filter | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for name, figures in rows.items():
-        total = figures["epsilon"]
-        shown = ["none" if math.isinf(total) else f"{total:,.0f}" if total < 1e6 else f"{total:.3g}"]
+        shown = [said(figures["epsilon"])]
         for column in columns[1:]:
             shown.append(f"{figures[column]:.3f}" if column in figures else "-")
         lines.append(f"| {name} | {' | '.join(shown)} |")
     return "\n".join(lines)
+
+
+def said(total: float | None) -> str:
+    """A total epsilon for the table."""
+    if total is None:
+        return "none"
+    return f"{total:,.0f}" if total < 1e6 else f"{total:.3g}"
 
 
 def main() -> None:
@@ -213,7 +220,7 @@ def main() -> None:
     parser.add_argument("--into", type=Path, default=Path("results/flare-filters"))
     given = parser.parse_args()
     size = sum(p.numel() for p in network(0).parameters())
-    rows: dict[str, dict[str, float]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name, (make, epsilon) in filters(size).items():
         runs = [played(name, make, seed) for seed in range(given.seeds)]
         rows[name] = {**averaged(runs), "epsilon": epsilon}
@@ -226,7 +233,11 @@ def main() -> None:
         rounds[f"FLIP's defaults over 3 rounds, {said}"] = epsilon_of_mu(mu, FLIP["delta"])
     body = {"filters": rows, "flip": {**FLIP, "sigma": flip_sigma(), **rounds}}
     body |= {"sites": SITES, "rounds": ROUNDS, "parameters": size, "seeds": given.seeds}
-    write("filters", body, data="digits of scikit-learn", folder=given.into)
+    path = write("filters", body, data="digits of scikit-learn", folder=given.into)
+    named = json.loads(path.read_text())
+    named["provenance"]["command"] = f"python -m benchmarks.flare_filters --seeds {given.seeds}"
+    named["provenance"]["seeds"] = list(range(given.seeds))
+    path.write_text(json.dumps(named, indent=1) + "\n")
     print(rounds)
     print(table(rows))
 

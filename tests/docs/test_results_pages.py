@@ -106,6 +106,7 @@ ELSEWHERE = {
     "alzheimer-quick": {".920", ".0409", ".905", ".881", ".885"},  # the configuration's multiplier; the paper's figures
     "distances": {"2.4", "3.6"},  # how many times as long
     "fedre": {".557", ".575"},  # of tiles; the paper's DocTamper column
+    "flare-filters": {"1.25"},  # of the textbook's formula
     "group-privacy": {"-.079", "-.075"},  # differences of single runs
     "guarantees": {"99.9"},  # percent, of the intervals
     "person-level": {

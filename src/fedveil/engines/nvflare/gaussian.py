@@ -1,7 +1,5 @@
 """Static local DP as one FLARE filter: clip a difference, add Gaussian noise, keep the composed total in a ledger."""
 
-from typing import Any
-
 import torch
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.filter import Filter

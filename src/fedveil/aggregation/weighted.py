@@ -1,0 +1,208 @@
+"""Robust rules with declared weights: of whom one update counts more, by how much, and what that costs.
+
+A weight is declared and public: a hospital's size as it is agreed on, and no count of its data. None is above a public
+cap, so that no site decides alone. Proofs, coordinate by coordinate, for an update that moves by v:
+
+- The weighted median is monotone, and moves by a where all values move by a. So it moves by at most |v|.
+- The split trimmed mean is the mean of the weighted quantile function between b and 1 - b. Moving one update of weight
+  w changes that function by w |v| in all, so the mean by at most w |v| / (1 - 2b).
+- The weighted geometric median is a weighted mean of the updates, before and after. So it moves by at most 2C.
+
+The first two hold for each coordinate, hence for the length of what moves: C zero-out, 2C for any two updates.
+Counting weights in whole parts of 2^-40 leaves no tie to rounding.
+"""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedveil.accounting import Relation
+from fedveil.accounting.events import FACTOR
+from fedveil.aggregation.base import Aggregator, WeightedMean, even, rounding, weighted_sum
+from fedveil.aggregation.centres import GeometricMedian, NormBounding
+from fedveil.aggregation.robust import FedMedian, TrimmedMean
+from fedveil.calibration.distance import squared_distances
+from fedveil.clipping import blocks_of
+from fedveil.errors import FieldError, require_positive
+
+PARTS = 1 << 40  # of all weights together
+ALMOST = 1e-9
+
+
+def capped_weights(declared: Sequence[float], cap: float) -> Tensor:
+    """Weights [n] (float64, summing to 1) in proportion to declared sizes, none above a cap.
+
+    What is cut off a large site is spread over the others in their proportion.
+
+    Parameters
+    ----------
+    declared : sequence of float
+        Public sizes, above 0.
+    cap : float
+        The largest weight, at most 1; at least 1 / n.
+
+    Raises
+    ------
+    FieldError
+        For a size that is not positive, or a cap that n sites cannot keep.
+
+    Examples
+    --------
+    >>> fv.aggregation.capped_weights([700, 100, 100, 100], cap=0.4)
+    tensor([0.4000, 0.2000, 0.2000, 0.2000], dtype=torch.float64)
+    """
+    sizes = torch.tensor([require_positive("weights", size) for size in declared], dtype=torch.float64)
+    n = len(sizes)
+    if not n:
+        raise FieldError("weights", 0, "name no site")
+    if not 1 / n <= require_positive("cap", cap) <= 1:
+        raise FieldError("cap", cap, f"must be at least 1 / {n} = {1 / n:.3g} of {n} sites, and at most 1")
+    weights, held = sizes / sizes.sum(), torch.zeros(n, dtype=torch.bool)
+    while bool((weights > cap + ALMOST).any()):
+        held |= weights > cap
+        free = 1 - cap * int(held.sum())
+        weights = torch.where(held, torch.tensor(cap, dtype=torch.float64), weights)
+        rest = weights[~held].sum()
+        if not float(rest):
+            return even(n)  # all are at the cap, which is then 1 / n
+        weights[~held] *= free / rest
+    return weights
+
+
+def bears_weight(weights: Tensor) -> int:
+    """The most malicious sites, whoever they are, that together weigh less than half."""
+    heaviest = torch.round(weights * PARTS).to(torch.int64).sort(descending=True).values
+    together = 2 * heaviest.cumsum(0)
+    return int((together < int(heaviest.sum())).sum())
+
+
+@dataclass(frozen=True)
+class WeightedMedian(Aggregator):
+    """Weighted median of each coordinate; where half of the weight lies on either side, the middle of the two values.
+
+    Examples
+    --------
+    >>> rule = fv.aggregation.WeightedMedian()
+    >>> rule.reduce(updates[:3], fv.aggregation.capped_weights([6, 3, 3], cap=0.5)).shape
+    torch.Size([2])
+    """
+
+    columnwise: ClassVar[bool] = True
+
+    def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
+        """Weighted median of each coordinate."""
+        result = torch.empty(updates.shape[1], dtype=torch.float64)
+        for columns in blocks_of(*updates.shape):
+            values, below = _ordered(updates[:, columns], weights)
+            twice, whole = 2 * below, below[-1:]
+            lower = (twice < whole).sum(0, keepdim=True)
+            upper = (twice <= whole).sum(0, keepdim=True)
+            result[columns] = (values.gather(0, lower)[0] + values.gather(0, upper)[0]) / 2
+        return result
+
+    def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
+        """C zero-out, 2C for any two updates, whatever the weights; none for add/remove."""
+        return None if relation == "add/remove" else clip * FACTOR[relation]
+
+    def lipschitz(self, weights: Tensor) -> float:
+        """1."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class SplitTrimmedMean(TrimmedMean):
+    """Weighted mean of each coordinate between two quantiles; a value across one of them counts in part.
+
+    Of weights that are cut off update by update nothing would hold: one more or less moves all the others.
+
+    Examples
+    --------
+    >>> rule = fv.aggregation.SplitTrimmedMean(fraction=0.25)
+    >>> rule.sensitivity(1.0, fv.aggregation.capped_weights([2, 1, 1], cap=0.5), "zero-out")
+    1.0
+    """
+
+    def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
+        """Mean of the weighted quantile function between b and 1 - b."""
+        result = torch.empty(updates.shape[1], dtype=torch.float64)
+        for columns in blocks_of(*updates.shape):
+            values, below = _ordered(updates[:, columns], weights)
+            whole = below[-1:].to(torch.float64)
+            ends = below.to(torch.float64) / whole
+            starts = torch.cat([torch.zeros_like(ends[:1]), ends[:-1]])
+            kept = ends.clamp(max=1 - self.fraction) - starts.clamp(min=self.fraction)
+            result[columns] = (kept.clamp_(min=0.0) * values).sum(0) / (1 - 2 * self.fraction)
+        return result
+
+    def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
+        """C w_max / (1 - 2b), twice that for any two updates, and rounding; none for add/remove."""
+        if relation == "add/remove":
+            return None
+        largest = float(weights.max()) / (1 - 2 * self.fraction)
+        return largest * clip * FACTOR[relation] * (1 + rounding(len(weights)))
+
+
+@dataclass(frozen=True)
+class WeightedGeometricMedian(GeometricMedian):
+    """The point with the least weighted sum of distances to the updates.
+
+    Examples
+    --------
+    >>> rule = fv.aggregation.WeightedGeometricMedian()
+    >>> rule.sensitivity(1.0, fv.aggregation.capped_weights([2, 1, 1], cap=0.5), "zero-out")
+    2.0
+    """
+
+    def shares(self, updates: Tensor, weights: Tensor) -> Tensor:
+        """The final weights: in proportion to a site's weight over its distance from the median."""
+        squared, shares = squared_distances(updates), weights / weights.sum()
+        for _ in range(self.iterations):
+            mixed = squared @ shares
+            distances = (mixed - shares @ mixed / 2).clamp_(min=0.0).sqrt()
+            near = weights / distances.clamp_(min=self.smoothing)
+            before, shares = shares, near / near.sum()
+            if float((shares - before).abs().max()) < ALMOST:
+                break
+        return shares
+
+    def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
+        """The weighted geometric median."""
+        return weighted_sum(updates, self.shares(updates, weights))
+
+
+WEIGHTED: dict[type[Aggregator], type[Aggregator]] = {
+    FedMedian: WeightedMedian,
+    TrimmedMean: SplitTrimmedMean,
+    GeometricMedian: WeightedGeometricMedian,
+}
+
+
+def by_weight(rule: Aggregator) -> Aggregator:
+    """A rule that takes declared weights, or the form of it that does.
+
+    Raises
+    ------
+    FieldError
+        For a rule whose argument counts updates, whoever sent them.
+    """
+    if isinstance(rule, WeightedMean | NormBounding) or type(rule) in WEIGHTED.values():
+        return rule
+    kind = WEIGHTED.get(type(rule))
+    if kind is None:
+        accepted = "counts updates and not weights: use fedmedian, trimmed-mean, geometric-median, norm-bounding or a "
+        raise FieldError("weights", type(rule).__name__, accepted + "mean, or leave the weights out")
+    values = {}
+    for name in inspect.signature(kind).parameters:
+        values[name] = getattr(rule, name)
+    return kind(**values)
+
+
+def _ordered(block: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Values [n, w] of each coordinate in order (float64), and the parts of weight up to and with each one (int64)."""
+    values, places = block.to(torch.float64).sort(dim=0, stable=True)
+    parts = torch.round(weights / weights.sum() * PARTS).to(torch.int64)
+    return values, parts[places].cumsum(0)
