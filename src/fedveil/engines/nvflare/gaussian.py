@@ -10,7 +10,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from fedveil.accounting import Guarantee, Ledger, Release, model_of
 from fedveil.engines.history import total_of
 from fedveil.engines.lifetime import read_policy
-from fedveil.engines.node import Settings, answer, opened, settle
+from fedveil.engines.deployed import Settings, answer, opened, with_budget
 from fedveil.engines.nvflare.pending import RunMemory, marker_of
 from fedveil.errors import FedVeilError, FieldError, require_rounds
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
@@ -139,7 +139,7 @@ class GaussianFilter(Filter):  # type: ignore[misc]
             dataset=self.dataset or site,
             rounds=None,
         )
-        return settle(given, {"participations": self.rounds}, "GaussianFilter(ledger=FOLDER, head=ANOTHER)")
+        return with_budget(given, {"participations": self.rounds}, "GaussianFilter(ledger=FOLDER, head=ANOTHER)")
 
 
 def _difference(shareable: Shareable) -> dict[str, torch.Tensor]:
