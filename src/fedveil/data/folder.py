@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedveil.data.arrays import images
 from fedveil.data.labels import data_set
@@ -86,7 +88,7 @@ def load_folder(
     like = (first.shown if person else str(first.file.relative_to(root)), first.file)
     decoded = [stack(((item.shown, item.file) for item in half), len(half), like, each, **how) for half in halves]
     labels = [torch.tensor([names.index(item.label) for item in half], dtype=torch.int64) for half in halves]
-    note, clients = f"From the folder {root.name}.", [item.client for item in halves[0]]
+    note, clients = f"From the folder {root.name}.{_dark(decoded)}", [item.client for item in halves[0]]
     if layout == "clients":
         without = [folder.name for folder in _folders(_halves(root)[0]) if folder.name not in clients]
         note += f" Clients without an image, left out: {', '.join(without)}." if without else ""
@@ -102,6 +104,15 @@ def load_folder(
         note=note,
         licence="that of the folder",
     )
+
+
+def _dark(decoded: Sequence[NDArray[Any]]) -> str:
+    """What is said of 16-bit pictures of which none uses the four highest bits, as scanners of 12 bits write them."""
+    highest = max(float(pixels.max()) for pixels in decoded)
+    if decoded[0].dtype != np.float32 or highest >= 2**12 / 65535:
+        return ""
+    said = f"16-bit pixels reach {highest * 65535:.0f} of 65535 at most: if they hold 12 bits or fewer"
+    return f" {said}, they are read as dark pictures; rewrite them over the whole range."
 
 
 def _halves(root: Path) -> list[Path]:

@@ -16,6 +16,8 @@ from fedveil.errors import FieldError, require_count
 
 Array = NDArray[Any]
 Ids = Sequence[Any] | Array
+_ROUNDED = re.compile(r"\d([.,]\d+)?[eE]\+\d+")  # as spreadsheets write whole numbers of many digits
+_MERGED = "is a rounded number, as spreadsheets write long ones: several may have become one. Export it as text"
 
 
 def count_classes(labels: Mapping[str, Array], declared: int = 0, absent: Sequence[int] = ()) -> int:
@@ -160,6 +162,8 @@ def natural_clients(
         if is_gap(text, vague=True):
             row = int(np.flatnonzero(given == text)[0])
             raise FieldError(at(row), text or None, "must name a client: fill it in, or remove the example")
+        if _ROUNDED.fullmatch(text.strip()):
+            raise FieldError(at(int(np.flatnonzero(given == text)[0])), text, _MERGED)
     if pair := spelt_twice(texts, _site_form):
         first, second = sorted(pair, key=lambda text: int(np.flatnonzero(given == text)[0]))
         row, like = (int(np.flatnonzero(given == text)[0]) for text in (second, first))
@@ -213,6 +217,8 @@ def people_of(name: str, values: Ids, examples: int, place: Callable[[int], str]
         if gap or isinstance(value, list):
             accepted = "must not be empty: whose example it is decides what protects it. Fill it in or remove the row"
             raise FieldError(at(row), None, accepted)
+        if isinstance(value, str) and _ROUNDED.fullmatch(value.strip()):
+            raise FieldError(at(row), "an id", _MERGED)
     kinds = {type(value).__name__ for value in given}
     if kinds - {"int", "str"} or len(kinds) > 1:
         accepted = "must be whole numbers alone or texts alone; numbers with a point come of rows without an id"

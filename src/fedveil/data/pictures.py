@@ -22,6 +22,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".dcm")
 MODES = ("auto", "grey", "rgb")
 MAX_PIXELS = 1 << 24  # 4096 x 4096
 
+_PLAIN_MODES = {"1": "L", "L": "L", "LA": "L", "RGB": "RGB", "RGBA": "RGB"}  # with what they are as grey or colours
 _FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "GIF")  # only these decoders are let near a file
 
 
@@ -43,7 +44,8 @@ def decode(
         The file, or its content.
     mode : {"auto", "grey", "rgb"}
         What to convert to; "auto" takes 8-bit and 16-bit grey and RGB as they are, a palette as the greys or
-        colours it stands for, and refuses anything else (transparency, CMYK, floating point).
+        colours it stands for, and refuses anything else (CMYK, floating point). An opaque alpha channel is dropped.
+        What is transparent in places, and colours of 16 bits, are refused in each mode.
     size : tuple of int, optional
         (height, width) to resize to: by the mean of the pixels when it shrinks (box filter), bilinear when it grows.
     max_pixels : int
@@ -75,7 +77,7 @@ def decode(
                     raise FieldError(name, f"{width} x {height}", accepted)
                 if getattr(image, "n_frames", 1) != 1:
                     raise FieldError(name, f"{image.n_frames} frames", "must hold a single one: split it")
-                _refuse_unread(name, image, mode)
+                _refuse_unread(name, image)
                 return _pixels(name, _upright(image), mode, size)
     except FieldError:
         raise
@@ -162,11 +164,21 @@ def _upright(image: "Image") -> "Image":
     return turned
 
 
-def _refuse_unread(name: str, image: "Image", mode: str) -> None:
-    """Refuse what Pillow passes over in silence: transparent colours, and grey of fewer bits or from white to black."""
-    if mode == "auto" and image.has_transparency_data and image.mode in ("1", "L", "P", "RGB"):
-        accepted = "must be grey or RGB; data.mode = 'grey' or 'rgb' converts it and drops what does not fit"
-        raise FieldError(name, f"{image.mode} with a transparent colour", accepted)
+def _refuse_unread(name: str, image: "Image") -> None:
+    """Refuse what Pillow passes over in silence.
+
+    These are colours that are transparent, colours of which it reads half of the bits, and grey of fewer bits or from
+    white to black.
+    """
+    stored = str(getattr(image, "tile", ()))  # how the file's pixels are packed, as "RGB;16B"
+    if not image.mode.startswith("I;16") and ";16" in stored:
+        accepted = "colours of 16 bits would lose 8 of them: store them as 8 bits, or as arrays in an npz file"
+        raise FieldError(name, f"{image.mode}, 16 bits", accepted)
+    if image.has_transparency_data:
+        opacity = np.asarray(image.convert("RGBA").getchannel("A"))
+        if opacity.min() < 255:
+            accepted = "hides pixels, and shows another picture on each background: put it on one (flatten it)"
+            raise FieldError(name, f"{image.mode}, transparent in places", accepted)
     tags = getattr(image, "tag_v2", {})
     if image.mode.startswith("I;16") and (tags.get(258, (16,)) != (16,) or tags.get(262, 1) != 1):
         shown = f"BitsPerSample {tags.get(258)}, PhotometricInterpretation {tags.get(262)}"
@@ -186,10 +198,10 @@ def _pixels(name: str, image: "Image", mode: str, size: tuple[int, int] | None) 
     elif image.mode == "P":
         colours = np.asarray(image.convert("RGB"))
         converted = image.convert("L" if (colours == colours[..., :1]).all() else "RGB")
-    elif image.mode in ("1", "L", "RGB"):
-        converted = image.convert("L") if image.mode == "1" else image
+    elif image.mode in _PLAIN_MODES:
+        converted = image.convert(_PLAIN_MODES[image.mode])
     else:
-        accepted = "must be grey or RGB; data.mode = 'grey' or 'rgb' converts it and drops what does not fit"
+        accepted = "must be grey or RGB; data.mode = 'grey' or 'rgb' converts it"
         raise FieldError(name, f"{image.mode} ({len(image.getbands())} channels)", accepted)
     values = np.asarray(converted).astype(np.float32) / np.float32(65535) if deep else np.asarray(converted)
     if size is None or values.shape[:2] == size:

@@ -102,7 +102,14 @@ def write_atomic(path: Path, content: bytes, writer: str = "", mode: int = 0o600
         Tells apart processes that may write the same file at the same time; without locks, the last one stands.
     mode : int
         Who may use it: without one its owner alone, because what a run leaves is not all noised.
+
+    Raises
+    ------
+    FieldError
+        If the path is a device, a pipe or a folder: a file in its place would end what others use it for.
     """
+    if path.exists() and not path.is_file():
+        raise FieldError("file", str(path), "is no regular file, and would be replaced by one: give another path")
 
     def new_file(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_EXCL, mode)

@@ -112,7 +112,7 @@ def truncated(path):
         ("9.gif", frames, r"dog/9\.gif = '2 frames': must hold a single one"),
         ("9.png", lambda p: save(p, shape=(6, 9)), r"dog/9\.png = '6 x 9 grey'.*data\.size"),
         ("9.png", lambda p: save(p, mode="RGB"), r"dog/9\.png = '6 x 8 RGB'.*data\.mode"),
-        ("9.png", lambda p: save(p, mode="RGBA"), r"dog/9\.png = 'RGBA \(4 channels\)'"),
+        ("9.png", lambda p: save(p, mode="RGBA"), r"dog/9\.png = 'RGBA, transparent in places'"),
         ("9.txt", lambda p: p.write_text("a note"), r"dog/9\.txt = '\.txt': is no image"),
         ("deep", lambda p: p.mkdir(), r"dog/deep'?: is a folder.*layout = \"clients\""),
         ("../loose.png", save, r"pets'?: holds loose\.png.*<class>/<image>"),

@@ -133,6 +133,8 @@ def test_writers_are_people():
         ["Zo\u00eb", "bob", "Zoe\u0308"],
         ["a", " ", "b"],
         ["a", "NaN", "b"],
+        ["1,23457E+11", "b", "c"],
+        ["1.2e+15", "3", "4"],
         [True, False, True],
         [[1], [2], [3]],
         np.array([1.0, math.nan, 2.0]),
@@ -153,8 +155,8 @@ def test_an_id_that_may_be_another_one_is_named_as_the_rows_of_a_table_are(tmp_p
 
 
 def test_long_numbers_and_texts_that_differ_are_different_people():
-    ids = [f"{10**30 + i}" for i in range(2)] + ["1e5x", "a b", "ab", "-1", "1"]
-    assert people_of("id", ids, 7).tolist() == list(range(7))
+    ids = [f"{10**30 + i}" for i in range(2)] + ["1e5x", "12e5", "a b", "ab", "-1", "1"]
+    assert people_of("id", ids, 8).tolist() == list(range(8))
 
 
 def test_numbers_of_people_tell_nothing_but_who_is_the_same():

@@ -1,5 +1,7 @@
 """Pictures are what a viewer shows, or are refused by their file's name."""
 
+import struct
+import zlib
 from io import BytesIO
 
 import numpy as np
@@ -71,7 +73,7 @@ ALPHA = np.dstack([COLOURS, np.full((3, 4), 100, np.uint8)])
         (stored(image.fromarray(np.ascontiguousarray(ALPHA[..., 2:]), "LA")), "png"),
         (stored(image.fromarray(RAMP).convert("P"), transparency=0), "png"),
         (stored(image.fromarray(RAMP), transparency=0), "png"),
-        (stored(image.fromarray(COLOURS), transparency=(0, 0, 0)), "png"),
+        (stored(image.fromarray(COLOURS), transparency=(0, 160, 255)), "png"),
         (stored(image.fromarray(COLOURS).convert("CMYK"), "jpg"), "jpg"),
         (stored(image.fromarray(DEEP), "tif", tiffinfo={262: 0}), "tif"),
         (stored(image.fromarray(RAMP.astype(np.int32)), "tif"), "tif"),
@@ -106,3 +108,63 @@ def test_a_folder_of_different_pictures_is_refused_by_the_first_that_differs(tmp
         (tmp_path / label / "1.png").write_bytes(stored(image.fromarray(np.ascontiguousarray(picture))))
     with pytest.raises(FieldError, match=r"1\.png"):
         load("folder", path=str(tmp_path))
+
+
+OPAQUE = np.dstack([COLOURS, np.full((3, 4), 255, np.uint8)])
+
+
+@pytest.mark.parametrize("mode", ["auto", "rgb"])
+def test_an_opaque_alpha_channel_is_dropped(mode):
+    np.testing.assert_array_equal(shown(stored(image.fromarray(OPAQUE)), mode=mode), COLOURS)
+    grey = image.fromarray(np.ascontiguousarray(np.dstack([RAMP, OPAQUE[..., 3]])), "LA")
+    found = shown(stored(grey), mode=mode)
+    np.testing.assert_array_equal(found if mode == "auto" else found[..., 0], RAMP)
+
+
+@pytest.mark.parametrize("mode", ["auto", "grey", "rgb"])
+@pytest.mark.parametrize("kind", ["alpha", "grey and alpha", "palette", "colour"])
+def test_what_is_transparent_in_places_is_refused_in_each_mode(kind, mode):
+    hidden = OPAQUE.copy()
+    hidden[0, 0, 3] = 254
+    content = {
+        "alpha": stored(image.fromarray(hidden)),
+        "grey and alpha": stored(image.fromarray(np.ascontiguousarray(hidden[..., 2:]), "LA")),
+        "palette": stored(image.fromarray(RAMP).convert("P"), transparency=0),
+        "colour": stored(image.fromarray(COLOURS), transparency=tuple(map(int, COLOURS[0, 0]))),
+    }[kind]
+    with pytest.raises(FieldError) as refused:
+        shown(content, mode=mode)
+    assert refused.value.field == "a.png"
+
+
+def png(width, depth, colour, rows):
+    """A PNG file written by hand: Pillow writes no colours of 16 bits."""
+    parts = [(b"IHDR", struct.pack(">IIBBBBB", width, len(rows), depth, colour, 0, 0, 0))]
+    parts += [(b"IDAT", zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in rows))), (b"IEND", b"")]
+    chunks = [
+        struct.pack(">I", len(part)) + kind + part + struct.pack(">I", zlib.crc32(kind + part)) for kind, part in parts
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+@pytest.mark.parametrize("mode", ["auto", "grey", "rgb"])
+@pytest.mark.parametrize(("colour", "channels"), [(2, 3), (6, 4), (4, 2)], ids=["RGB", "RGBA", "grey and alpha"])
+def test_colours_of_sixteen_bits_are_refused(colour, channels, mode):
+    rows = np.full((3, 4, channels), 65535, np.uint16)
+    rows[..., 0] = DEEP
+    with pytest.raises(FieldError) as refused:
+        shown(png(4, 16, colour, rows), mode=mode)
+    assert refused.value.field == "a.png"
+
+
+DIM = (np.arange(12, dtype=np.uint16) * 100).reshape(3, 4)
+
+
+def test_sixteen_bits_of_grey_are_read_and_twelve_of_them_are_said(tmp_path):
+    np.testing.assert_allclose(shown(png(4, 16, 0, DEEP)), DEEP / 65535, rtol=1e-6)
+    for label, scale in (("a", 1), ("b", 2)):
+        (tmp_path / label).mkdir()
+        (tmp_path / label / "1.png").write_bytes(png(4, 16, 0, DIM * np.uint16(scale)))
+    assert "2200 of 65535" in load("folder", path=str(tmp_path)).note
+    (tmp_path / "b" / "1.png").write_bytes(png(4, 16, 0, DEEP))
+    assert "65535" not in load("folder", path=str(tmp_path)).note

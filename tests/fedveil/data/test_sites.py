@@ -38,6 +38,11 @@ def test_sites_that_may_be_one_or_two_are_refused_by_their_row(tmp_path, one, ot
         from_torch(pairs, clients=[one, "west", other])
 
 
+def test_sites_that_a_spreadsheet_rounded_are_refused_by_their_row(tmp_path):
+    with pytest.raises(FieldError, match=r"row 2 \(line 3\), column site"):
+        read(tmp_path, ["north", "1.23E+15", "west"])
+
+
 @pytest.mark.parametrize("gap", ["", " ", "NA", "?", "-", "unknown", "Unknown", "UNBEKANNT", "None", "nan"])
 def test_a_site_that_is_missing_is_refused_by_its_row(tmp_path, gap):
     with pytest.raises(FieldError, match=r"row 2 \(line 3\), column site"):

@@ -15,7 +15,7 @@ from fedveil.data.several import are_lists, labels_in
 from fedveil.data.values import LOOSE, VAGUE, is_time, missing_of, nearly_number, spelt_twice
 from fedveil.errors import FieldError, require_choice
 from fedveil.units import WORDS
-from fedveil_lab.config.oddities import FEW, are_days, in_any_case, odd, words_of
+from fedveil_lab.config.oddities import FEW, are_days, in_any_case, leak, odd, words_of
 from fedveil_lab.config.written import MOST_ARE, Column, read_written
 
 MANY = 10  # rows in which a value may be expected to come twice
@@ -103,7 +103,7 @@ def read_off(
     rows, style = read_written(path, decimal, thousands, encoding)
     names = list(map(str, rows.frame.columns))
     offered = [name for name in names if name not in (*rows.index, person, site)] or names
-    target = require_choice("target", target or offered[-1], offered)
+    chosen, target = bool(target), require_choice("target", target or offered[-1], offered)
     for option, name in (("person", person), ("site", site)):
         if name:
             require_choice(option, name, names)
@@ -129,9 +129,10 @@ def read_off(
         raise FieldError("data", str(path), accepted)
     found.about |= {"missing": gaps} if gaps else {}
     predicted = Column(rows, target)
-    found.about |= _classes_of(predicted)
+    found.about |= _classes_of(predicted, chosen)
     if not are_lists(predicted.values):
         found.said += odd(predicted, "take these rows out") + _rare(predicted, found.about)
+        found.said += [told for name in inputs if (told := leak(Column(rows, name), predicted))]
     if site:
         found.about |= {"client_column": site}
     return found
@@ -145,12 +146,9 @@ def _kind(column: Column) -> str:
     FieldError
         By its row, for a value that looks like a number and is not written as one.
     """
-    words = [re.sub(r"(?<=.)(id|nr|nummer|name)$", "", word) for word in words_of(column.name)]
     fractions = column.numeric and bool((column.present_numbers != np.floor(column.present_numbers)).any())
-    for kind, known in (("site", SITES), ("person", PEOPLE), ("id", {*IDS.split()})):
-        named = set(words) & known and set(words) <= known | set(IDS.split())
-        if named and not fractions:  # years of practice are no name
-            return kind
+    if not fractions and (kind := _named(column)):  # years of practice are no name
+        return kind
     if column.sort in ("times", "other", "empty"):
         return {"times": "date", "other": "objects", "empty": "empty"}[column.sort]
     if column.missing.all():
@@ -166,6 +164,18 @@ def _kind(column: Column) -> str:
             column.refuse(odd_ones[:1], "is no number, as all others are: a second header, or units? Take the row out")
         return "codes"
     return "texts" if column.present_texts.nunique() > FEW else ""
+
+
+def _named(column: Column) -> str:
+    """Which of "site", "person" and "id" a column is by its name; "" of another one."""
+    known = SITES | PEOPLE | {*IDS.split()}
+    words = {
+        word if word in known else re.sub(r"(?<=.)(id|nr|nummer|name)$", "", word) for word in words_of(column.name)
+    }
+    for kind, names in (("site", SITES), ("person", PEOPLE), ("id", {*IDS.split()})):
+        if words & names and words <= names | set(IDS.split()):
+            return kind
+    return ""
 
 
 def _counter_or_date(column: Column) -> str:
@@ -190,6 +200,8 @@ def _counter_or_date(column: Column) -> str:
 
 def _refuse_nearly(column: Column) -> None:
     """Refuse a column in which numbers are written as no reader reads them, by the first such row."""
+    if column.declared_texts:
+        return
     kinds, style = column.kinds, column.rows.style
     few = len(kinds) <= FEW
     some = [text for text in kinds[:200] if style.reads(text) or nearly_number(text, style)]
@@ -207,8 +219,8 @@ def _refuse_nearly(column: Column) -> None:
     column.refuse_text(text, why)
 
 
-def _classes_of(column: Column) -> dict[str, Any]:
-    """Classes of the target, or the range of a number.
+def _classes_of(column: Column, chosen: bool) -> dict[str, Any]:
+    """Classes of the target, or the range of a number; `chosen`: by somebody, and not for its place in the table.
 
     Raises
     ------
@@ -220,7 +232,7 @@ def _classes_of(column: Column) -> dict[str, Any]:
     if column.sort in ("times", "other"):
         raise FieldError("target", column.name, f"holds {column.sort}: a number or few texts can be predicted")
     column.refuse(_missing_target(column), "is missing: fill it in, or remove the row")
-    _refuse_ids(column)
+    _refuse_ids(column, chosen)
     if len(column.texts) > 1 and column.texts.nunique() == 1:
         raise FieldError("target", column.name, "is the same in each row: there is nothing to predict")
     if not column.numeric:
@@ -242,27 +254,47 @@ def _classes_of(column: Column) -> dict[str, Any]:
 
 
 def _rare(column: Column, about: dict[str, Any]) -> list[str]:
-    """What is said of classes of a single row."""
-    if "classes" not in about or len(column.texts) < MANY:
-        return []
+    """What is said of classes of a single row, of classes that are numbers, and of numbers that are no classes."""
+    said: list[str] = []
+    if len(column.texts) < MANY:
+        return said
+    whole = column.numeric and bool((column.numbers == np.floor(column.numbers)).all())
     counts = column.texts.value_counts()
+    if "classes" not in about:
+        if whole and len(counts) == len(column.texts):
+            question = "holds another whole number in each row, and is read as an amount: is it one?"
+            said.append(f"target {column.name!r} {question}")
+        return said
     once = ", ".join(map(repr, sorted(counts.index[counts == 1])[:3]))
-    return [f"target {column.name!r}: a single row is of class {once}: is it one?"] if once else []
+    if once:
+        said.append(f"target {column.name!r}: a single row is of class {once}: is it one?")
+    if whole and len(counts) > 2:
+        limits = _limits_of(column)
+        said.append(f"target {column.name!r}: its numbers are classes; to predict an amount, target_range = {limits}")
+    return said
 
 
-def _refuse_ids(column: Column) -> None:
-    """Refuse a target that names rows or persons: no value comes twice, and they are no numbers with a point."""
+def _refuse_ids(column: Column, chosen: bool) -> None:
+    """Refuse a target that names rows or persons.
+
+    Such a target is called like an id, or has another text or whole number in each row. Numbers that somebody chose are
+    amounts unless they count the rows, or rise from each to the next.
+    """
+    whole = column.numeric and bool((column.numbers == np.floor(column.numbers)).all())
+    if column.texts.nunique() > FEW and (whole or not column.numeric) and (kind := _named(column)):
+        raise FieldError("target", column.name, f"is called like a {kind}'s number or name: name the column to predict")
     if len(column.texts) < MANY or column.texts.nunique() < len(column.texts):
         return
     if not column.numeric:
         raise FieldError("target", column.name, "holds another text in each row: it names rows, and is no class")
-    whole = bool((column.numbers == np.floor(column.numbers)).all())
     pointed = column.rows.style.decimal
     floats = column.sort == "numbers" and column.values.dtype.kind == "f"
-    if whole and not floats and not any(pointed in text for text in column.texts):
+    steps = np.diff(column.numbers)
+    counts = bool((steps > 0).all()) or column.numbers.max() - column.numbers.min() + 1 == len(column.numbers)
+    if whole and not floats and not any(pointed in text for text in column.texts) and (counts or not chosen):
+        fix = f"write its numbers with a point (5{pointed}0)" if chosen else f"give --target {column.name}"
         accepted = "holds another whole number in each row, as ids and counters do: name the column to predict. "
-        accepted += f"If it is an amount, write its numbers with a point (5{pointed}0)"
-        raise FieldError("target", column.name, accepted)
+        raise FieldError("target", column.name, f"{accepted}If it is an amount, {fix}")
 
 
 def _missing_target(column: Column) -> NDArray[np.bool_]:
@@ -293,18 +325,21 @@ def around(numbers: NDArray[np.float64]) -> list[float]:
 
 
 def _texts_once(column: Column) -> list[str]:
-    """The texts of a column; refused by its row is one that is spelt in two ways."""
+    """The texts of a column, those of numbers by size; refused by its row is one that is spelt in two ways."""
     texts = column.present_texts.unique()
     if pair := spelt_twice(texts):
         fix = "one category, or two? Write each in one way, or list both in [data]"
         column.refuse_text(pair[1], f"is like {pair[0]!r} of another row: {fix}")
     if len(texts) > 2 and {text.casefold() for text in texts} <= YES_OR_NO:
         column.refuse_text(texts[-1], f"is yes or no, which is written in several ways: {', '.join(sorted(texts))}")
-    return sorted(map(str, texts))
+    style = column.rows.style
+    return sorted(map(str, texts), key=style.number if all(map(style.reads, texts)) else None)
 
 
 def _mostly_numbers(column: Column) -> bool:
     """Whether nearly all values of a column of texts are numbers."""
+    if column.declared_texts:
+        return False
     present = ~column.missing
     return bool(present.sum() >= 10) and bool((~np.isnan(column.numbers[present])).mean() >= MOST_ARE)
 

@@ -12,6 +12,9 @@ from fedveil.data.values import VAGUE
 from fedveil_lab.config.written import Column
 
 FEW = 20  # texts, or whole numbers, that are classes or categories; more are values or ids
+LEAST_ROWS = 40  # in fewer a column may part two classes by chance
+TELLS = 0.99  # of the rows are told by a column that leaks
+MOST_OF_ONE = 0.9  # of the rows are of one class; beyond, a column that says nothing tells nearly as many
 _EPOCH = (6e8, 2.2e9)  # seconds since 1970: 1989 to 2039
 _UNITS = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
 _SERIAL = (14_000, 75_000)  # days since 1900, as spreadsheets count them: 1938 to 2105
@@ -55,6 +58,70 @@ def odd(column: Column, fix: str = "") -> list[str]:
     if whole and len(numbers) > FEW and bool((np.diff(numbers) > 0).all()):
         said_of.append(f"column {column.name!r} rises from row to row: if it counts rows or visits, take it out")
     return [line for line in said_of if line]
+
+
+def leak(column: Column, target: Column) -> str:
+    """What is said of an input that alone tells the target in nearly every row; "" of others.
+
+    Texts tell it if each text stands beside one value of the target, numbers if limits between them part its values. A
+    target of numbers is told by a column that is the same but for scale and offset.
+    """
+    rows = ~column.missing & ~target.missing
+    if rows.sum() < LEAST_ROWS:
+        return ""
+    if target.numeric and target.texts.nunique() > FEW:
+        same = column.numeric and _proportional(column.numbers[rows], target.numbers[rows])
+        return _leaks(column, "is the target but for scale and offset") if same else ""
+    classes = np.unique(target.texts[rows].to_numpy(dtype=str), return_inverse=True)[1]
+    told, most = _told(column, rows, classes), int(np.bincount(classes).max())
+    if told < TELLS * len(classes) or most > MOST_OF_ONE * len(classes):
+        return ""
+    return _leaks(column, f"alone tells the target in {told} of {len(classes)} rows")
+
+
+def _leaks(column: Column, what: str) -> str:
+    return f"column {column.name!r} {what}: if it is not known before what is predicted, take it out"
+
+
+def _proportional(values: NDArray[np.float64], target: NDArray[np.float64]) -> bool:
+    if np.ptp(values) == 0 or np.ptp(target) == 0:
+        return False
+    return bool(abs(np.corrcoef(values, target)[0, 1]) > 1 - 1e-6)
+
+
+def _told(column: Column, rows: NDArray[np.bool_], classes: NDArray[np.int64]) -> int:
+    """In how many rows the best rule by a column alone is right; 0 where its texts are too many to say."""
+    if column.numeric and len(np.unique(column.numbers[rows])) > FEW:
+        return _parted(column.numbers[rows], classes)
+    kinds = np.unique(column.texts[rows].to_numpy(dtype=str), return_inverse=True)[1]
+    if int(kinds.max()) + 1 > len(kinds) / 4:
+        return 0
+    counts = np.zeros((int(kinds.max()) + 1, int(classes.max()) + 1), dtype=np.int64)
+    np.add.at(counts, (kinds, classes), 1)
+    return int(counts.max(1).sum())
+
+
+def _parted(values: NDArray[np.float64], classes: NDArray[np.int64]) -> int:
+    """The rows rightly named by limits between the classes' medians, a class a piece."""
+    medians = np.array([np.median(values[classes == kind]) for kind in range(int(classes.max()) + 1)])
+    order = np.argsort(medians)
+    right = np.zeros(len(values), dtype=bool)
+    low = -np.inf
+    for here, after in zip(order, [*order[1:], None], strict=True):
+        high = np.inf if after is None else _limit(values, classes, int(here), int(after))
+        right |= (classes == here) & (values > low) & (values <= high)
+        low = high
+    return int(right.sum())
+
+
+def _limit(values: NDArray[np.float64], classes: NDArray[np.int64], here: int, after: int) -> float:
+    """The limit that parts two classes best."""
+    both = (classes == here) | (classes == after)
+    by_size = np.argsort(values[both], kind="stable")
+    ordered, lower = values[both][by_size], (classes[both] == here)[by_size]
+    rightly = np.cumsum(lower) + (~lower).sum() - np.cumsum(~lower)
+    ends = np.append(np.diff(ordered) > 0, True)  # no limit lies between two equal numbers
+    return float(ordered[np.flatnonzero(ends)[np.argmax(rightly[ends])]])
 
 
 def _sentinel(column: str, value: float, count: int, kinds: NDArray[np.float64], fix: str) -> str:

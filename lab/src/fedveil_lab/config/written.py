@@ -70,9 +70,16 @@ class Column:
         present = self.texts[self.values.notna()]
         return [text for text in pandas_module().unique(present) if not is_gap(text, vague=True)]
 
+    @property
+    def declared_texts(self) -> bool:
+        """Whether the file's own type says that its texts are categories, also where they look like numbers."""
+        return isinstance(self.values.dtype, pandas_module().CategoricalDtype) and self.sort == "texts"
+
     @cached_property
     def numeric(self) -> bool:
         """Whether it holds numbers, with gaps or without."""
+        if self.declared_texts:
+            return False
         if self.sort in ("numbers", "times", "other", "empty"):
             return self.sort == "numbers"
         return bool(self.kinds) and all(map(self.rows.style.reads, self.kinds))
