@@ -8,9 +8,9 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 
 from fedveil.accounting import Guarantee, Ledger, Release, model_of
+from fedveil.engines.deployed import Settings, answer, opened, with_budget
 from fedveil.engines.history import total_of
 from fedveil.engines.lifetime import read_policy
-from fedveil.engines.deployed import Settings, answer, opened, with_budget
 from fedveil.engines.nvflare.pending import RunMemory, marker_of
 from fedveil.errors import FedVeilError, FieldError, require_rounds
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
