@@ -1,4 +1,4 @@
-"""Buffers of a model: constants, which stay as they are, and statistics, which training writes."""
+"""Buffers of a model: constants stay as they are, statistics are written by training."""
 
 import dis
 import inspect
@@ -12,46 +12,49 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 _BEGINNING = ("__init__", "__setstate__", "reset_parameters", "reset_running_stats", "_load_from_state_dict")
 _IN_PLACE = re.compile(r"[a-z0-9]_$")  # mul_, copy_
-_WRITING = {"batch_norm", "instance_norm", "register_buffer", "__setattr__"}  # of whose arguments some are written
+_WRITING = {"batch_norm", "instance_norm", "register_buffer", "__setattr__"}  # functions that write an argument
 
 
 def persistent(module: nn.Module) -> list[str]:
-    """Names of what is in the state of a module and is no parameter."""
+    """List the names in the state of a module that are no parameters."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     return [name for name in module.state_dict() if name not in parameters]
 
 
 def statistics(module: nn.Module) -> list[str]:
-    """Persistent buffers that training may write: all that are not seen to be constants.
+    """List the persistent buffers that training may write: all that are not found to be constants.
 
-    A table of positions, a causal mask and a frozen scale are constants: no method of the model's own classes stores
-    under their names, changes them in place, or hands them to what does; and no hook listens. What training writes all
-    the same, the trainer refuses.
+    Constants are tables of positions, causal masks and frozen scales, for example. No method of the model's own classes
+    writes them, and no hook listens. If training writes one all the same, the trainer refuses it.
 
     Parameters
     ----------
     module : torch.nn.Module
-        Is left as it is.
+        Model; it is not changed.
     """
     names = persistent(module)
     if not names:
         return []
-    written = {name for kind in {type(m) for m in module.modules()} for name in _written(kind)}
+    written = {"_extra_state"}
+    for kind in set(map(type, module.modules())):
+        written.update(_written(kind))
     found = []
     for name in names:
         path, _, leaf = name.rpartition(".")
         owner = _owner(module, path)
-        foreign = owner is not None and not type(owner).__module__.startswith("torch.")  # torch's own hold statistics
-        if owner is None or not foreign or leaf in ("_extra_state", *written) or _listened(owner):
+        of_torch = owner is not None and type(owner).__module__.startswith("torch.")  # these hold statistics
+        if owner is None or of_torch or leaf in written or _listened(owner):
             found.append(name)
     return found
 
 
 def buffers_refused(module: nn.Module, names: list[str]) -> str:
-    """Why a model with such buffers is refused, and what to do about each kind."""
+    """Say why a model with such buffers is refused, and what to do about each kind."""
     said = f"has buffers that are neither shared nor noised: {', '.join(names)}. "
-    owners = {_owner(module, name.rpartition(".")[0]) for name in names}
-    normal = [isinstance(owner, _BatchNorm | _InstanceNorm) for owner in owners]
+    normal = []
+    for name in names:
+        owner = _owner(module, name.rpartition(".")[0])
+        normal.append(isinstance(owner, _BatchNorm | _InstanceNorm))
     if any(normal):
         said += (
             "fedveil.learning.mend(model) puts GroupNorm in the place of BatchNorm (for a configuration, where your "
@@ -63,7 +66,7 @@ def buffers_refused(module: nn.Module, names: list[str]) -> str:
 
 
 def _owner(module: nn.Module, path: str) -> nn.Module | None:
-    """The submodule, or None for extra state under a name that is no module's."""
+    """Return the submodule; None for extra state under a name that is no module's."""
     try:
         return module.get_submodule(path)
     except AttributeError:
@@ -71,12 +74,12 @@ def _owner(module: nn.Module, path: str) -> nn.Module | None:
 
 
 def _listened(module: nn.Module) -> bool:
-    """Whether a hook (as of ``nn.utils.spectral_norm``) may write what the module holds."""
+    """Whether a hook, such as that of ``nn.utils.spectral_norm``, may write the module's state."""
     return bool(module._forward_pre_hooks or module._forward_hooks or module._backward_hooks)
 
 
 def _written(kind: type[nn.Module]) -> Iterator[str]:
-    """Names of attributes that methods of a class may write after it was built."""
+    """Yield the names of attributes that methods of a class may write after it was built."""
     for base in kind.__mro__:
         if base in (nn.Module, object):
             continue
@@ -87,9 +90,9 @@ def _written(kind: type[nn.Module]) -> Iterator[str]:
 
 
 def _stored(code: CodeType) -> Iterator[str]:
-    """Names under which code stores, or whose values it changes in place."""
+    """Yield the names of attributes that code stores, or changes in place."""
     loaded: set[str] = set()
-    line: list[str] = []  # attributes that its line has loaded
+    line: list[str] = []  # attributes that this line of code has loaded
     before = ""
     for step in dis.get_instructions(code):
         line = [] if step.starts_line else line

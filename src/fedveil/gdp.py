@@ -1,12 +1,12 @@
-"""Exact conversions of privacy parameters: Gaussian DP, its composition, concentrated DP, and what they mean.
+"""Exact conversions of privacy parameters: Gaussian DP, its composition, concentrated DP, and bounds on attackers.
 
 A Gaussian release with sensitivity s and deviation sigma is exactly mu-GDP with mu = s / sigma (Dong, Roth and Su 2022,
-arXiv 1905.02383); unsubsampled Gaussian releases compose exactly, mu^2 adding up, and
+arXiv 1905.02383). Unsubsampled Gaussian releases compose exactly: mu^2 adds up. Moreover
 delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) (Balle and Wang 2018, arXiv 1805.06530).
 
-An attacker guesses which of two neighbouring inputs was used. Its true positive rate at a false positive rate is
-bounded by the promise's own trade-off curve (Dong, Roth and Su; Kulynych et al. 2024, arXiv 2407.02191): exactly under
-Gaussian DP; from delta(epsilon) of the composed loss distribution otherwise. No Gaussian is fitted to an epsilon.
+An attacker guesses which of two neighbouring inputs was used. The promise's own trade-off curve bounds its true
+positive rate at a false positive rate (Dong, Roth and Su; Kulynych et al. 2024, arXiv 2407.02191). The bound is exact
+under Gaussian DP, and follows from delta(epsilon) otherwise. No Gaussian is fitted to an epsilon.
 """
 
 import math
@@ -29,7 +29,7 @@ Curve = NDArray[np.float64]
 
 
 def log_delta(epsilon: float, mu: float) -> float:
-    """Natural logarithm of delta(epsilon) for mu-GDP; computed in logs so that mu = 1000 works.
+    """Compute the natural logarithm of delta(epsilon) for mu-GDP; in logs, so that mu = 1000 works.
 
     Parameters
     ----------
@@ -47,15 +47,17 @@ def log_delta(epsilon: float, mu: float) -> float:
 
 
 def _log_delta(a: float, b: float) -> float:
-    """The same from a = mu/2 - epsilon/mu and b = mu/2 + epsilon/mu, so that e^epsilon = e^((b^2 - a^2) / 2)."""
+    """Compute `log_delta` from a = mu/2 - epsilon/mu and b = mu/2 + epsilon/mu: epsilon = (b^2 - a^2) / 2."""
     high = float(scipy.special.log_ndtr(a))
     scaled = float(scipy.special.erfcx(b / math.sqrt(2))) / 2  # Phi(-b) e^(b^2/2): large mu subtracts nothing large
-    gap = math.log(scaled) - a * a / 2 - high if scaled > 0 else -math.inf
+    if scaled <= 0:
+        return high
+    gap = math.log(scaled) - a * a / 2 - high
     return high + math.log(-math.expm1(gap)) if gap < 0 else -math.inf
 
 
 def _root(target: float, b_of: Callable[[float], float], top: float) -> float:
-    """The a at which the logarithm of delta meets a target; delta rises with a, and Phi(a) alone bounds it."""
+    """Find the a at which the logarithm of delta meets a target; delta rises with a, and Phi(a) alone bounds it."""
 
     def excess(a: float) -> float:
         return max(_log_delta(a, b_of(a)), -1e300) - target
@@ -65,13 +67,13 @@ def _root(target: float, b_of: Callable[[float], float], top: float) -> float:
 
 
 def delta_of_mu(mu: float, epsilon: float) -> float:
-    """The least delta for which mu-GDP gives (epsilon, delta)-DP."""
+    """Compute the least delta for which mu-GDP gives (epsilon, delta)-DP."""
     mu, epsilon = require_within("mu", "mu", mu), require_non_negative("epsilon", epsilon)
     return math.exp(log_delta(epsilon, mu)) if mu > 0 else 0.0
 
 
 def epsilon_of_mu(mu: float, delta: float) -> float:
-    """The least epsilon for which mu-GDP gives (epsilon, delta)-DP.
+    """Compute the least epsilon for which mu-GDP gives (epsilon, delta)-DP.
 
     Parameters
     ----------
@@ -88,19 +90,23 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     Raises
     ------
     FieldError
-        If a parameter is beyond its ends in `fedveil.ranges`.
+        If a parameter is beyond its limits in `fedveil.ranges`.
     """
     mu, delta = require_within("mu", "mu", mu), require_within("delta", "delta", delta)
     target = math.log(delta)
     if mu == 0 or log_delta(0.0, mu) <= target:
         return 0.0
+
+    def b_of(a: float) -> float:
+        return mu - a
+
     # solved for a, which stays moderate: a root in epsilon itself would lose its digits from mu = 1e8 on
-    a = _root(target, lambda a: mu - a, min(mu / 2, _CERTAIN))
+    a = _root(target, b_of, min(mu / 2, _CERTAIN))
     return mu * (mu / 2 - a)
 
 
 def mu_of_epsilon(epsilon: float, delta: float) -> float:
-    """The largest mu for which mu-GDP still gives (epsilon, delta)-DP: the inverse of `epsilon_of_mu`."""
+    """Compute the largest mu for which mu-GDP still gives (epsilon, delta)-DP: the inverse of `epsilon_of_mu`."""
     epsilon, delta = require_positive("epsilon", epsilon), require_within("delta", "delta", delta)
 
     def b_of(a: float) -> float:
@@ -111,21 +117,25 @@ def mu_of_epsilon(epsilon: float, delta: float) -> float:
 
 
 def noise_of_epsilon(epsilon: float, delta: float, change: float = 1.0) -> float:
-    """The least deviation of Gaussian noise for a sensitivity that stays within (epsilon, delta), rounding included."""
-    sigma, step = change / mu_of_epsilon(epsilon, delta), 1e-12
+    """Compute the least deviation of Gaussian noise that keeps a sensitivity `change` within (epsilon, delta).
+
+    Rounding is included: the deviation is never too small.
+    """
+    sigma = change / mu_of_epsilon(epsilon, delta)
+    step = 1e-12
     while epsilon_of_mu(change / sigma, delta) > epsilon:
         sigma *= 1 + step
-        step *= 2  # for an epsilon of 1e-12 rounding is no small part of it
+        step *= 2  # rounding is a large part of an epsilon of 1e-12
     return sigma
 
 
 def compose_mu(mus: Iterable[float]) -> float:
-    """Mu of the joint release of independent Gaussian releases: the root of the sum of squares."""
+    """Compose independent Gaussian releases: mu is the root of the sum of squares."""
     return math.hypot(*(require_non_negative("mu", m) for m in mus))  # squares of small ones would underflow
 
 
 def epsilon_of_rho(rho: float, delta: float) -> float:
-    """An epsilon for which rho-zCDP gives (epsilon, delta)-DP (Canonne, Kamath and Steinke 2020, Corollary 13)."""
+    """Bound epsilon for which rho-zCDP gives (epsilon, delta)-DP (Canonne, Kamath and Steinke 2020, Corollary 13)."""
     rho, delta = require_non_negative("rho", rho), require_within("delta", "delta", delta)
     if rho == 0:
         return 0.0
@@ -140,12 +150,12 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
 
 
 def rounded_up(value: float, digits: int = 4) -> str:
-    """A privacy parameter as it is printed: never below what it is.
+    """Print a privacy parameter, never below its value.
 
     Parameters
     ----------
     value : float
-        An epsilon, mu, rho or leakage, or a scale of noise that has to suffice.
+        Epsilon, mu, rho or leakage, or a scale of noise that has to suffice.
     digits : int
         Significant digits.
 
@@ -154,16 +164,17 @@ def rounded_up(value: float, digits: int = 4) -> str:
     >>> rounded_up(4.377178), rounded_up(2.0), rounded_up(99_999.5)
     ('4.378', '2', '1e+05')
     """
-    return f"{float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(value)):.{digits}g}"
+    raised = Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(value)
+    return f"{float(raised):.{digits}g}"
 
 
 def rounded_down(value: float, decimals: int = 2) -> str:
-    """What an attack has proven, as it is printed: never above what it is.
+    """Print what an attack has proven, never above its value.
 
     Parameters
     ----------
     value : float
-        A lower bound of an epsilon or mu.
+        Lower bound of an epsilon or mu.
     decimals : int
         Digits after the point.
 
@@ -172,17 +183,18 @@ def rounded_down(value: float, decimals: int = 2) -> str:
     >>> rounded_down(1.239), rounded_down(2.0)
     ('1.23', '2.00')
     """
-    return f"{Decimal(value).quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_FLOOR)}"
+    last_digit = Decimal(1).scaleb(-decimals)
+    return str(Decimal(value).quantize(last_digit, rounding=ROUND_FLOOR))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """Bounds on every attacker that knows all but which of two neighbouring inputs was used.
+    """Bounds on every attacker that has to guess which of two known neighbouring inputs was used.
 
     Attributes
     ----------
     accuracy : float
-        Best accuracy where both inputs are equally likely; .5 is guessing.
+        Best accuracy if both inputs are equally likely; .5 is guessing.
     power : tuple of float
         Best true positive rates at the false positive rates of `RATES`.
     """
@@ -191,28 +203,30 @@ class Meaning:
     power: tuple[float, ...]
 
     def describe(self) -> str:
-        """One line."""
-        found = [
-            f"{rounded_up(100 * most, 3)}% at {100 * rate:g}% false alarms"
-            for most, rate in zip(self.power, RATES, strict=True)
-        ]
+        """Describe the bounds in one line."""
+        found = []
+        for most, rate in zip(self.power, RATES, strict=True):
+            found.append(f"{rounded_up(100 * most, 3)}% at {100 * rate:g}% false alarms")
         right = f"the best attacker is right in at most {rounded_up(100 * self.accuracy, 3)}% of cases (50% is a coin)"
         return f"{right}, and finds at most {', '.join(found)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {"accuracy": self.accuracy, **{f"tpr_at_{r:g}": v for r, v in zip(RATES, self.power, strict=True)}}
+        """Return plain values for JSON."""
+        values = {"accuracy": self.accuracy}
+        for rate, most in zip(RATES, self.power, strict=True):
+            values[f"tpr_at_{rate:g}"] = most
+        return values
 
 
 def meaning_of_mu(mu: float) -> Meaning:
-    """What mu-GDP means: at a false positive rate a, the best attacker's true positive rate is Phi(mu + Phi^-1(a))."""
+    """Bound attackers under mu-GDP: at a false positive rate a, the best true positive rate is Phi(mu + Phi^-1(a))."""
     accuracy = float(scipy.special.ndtr(require_within("mu", "mu", mu) / 2))
     power = tuple(float(scipy.special.ndtr(mu + scipy.special.ndtri(rate))) for rate in RATES)
     return Meaning(accuracy=accuracy, power=power)
 
 
 def _power(epsilons: Curve, deltas: Curve, rate: float) -> float:
-    """True positive rate of the best attacker at a false positive rate, from points of delta(epsilon)."""
+    """Bound the true positive rate at a false positive rate, from points of delta(epsilon)."""
     with np.errstate(over="ignore"):
         direct = np.exp(epsilons) * rate + deltas
     indirect = 1 - np.exp(-epsilons) * (1 - deltas - rate)
@@ -220,7 +234,7 @@ def _power(epsilons: Curve, deltas: Curve, rate: float) -> float:
 
 
 def meaning_of_curve(epsilons: Curve, deltas: Curve) -> Meaning:
-    """What points of delta(epsilon) mean together.
+    """Bound attackers by points of delta(epsilon).
 
     Parameters
     ----------
@@ -230,4 +244,5 @@ def meaning_of_curve(epsilons: Curve, deltas: Curve) -> Meaning:
     pure = np.tanh(epsilons / 2)
     advantage = float(np.min(pure + deltas * (1 - pure)))  # (e^epsilon - 1 + 2 delta) / (e^epsilon + 1)
     accuracy = (1 + min(1.0, advantage)) / 2
-    return Meaning(accuracy=accuracy, power=tuple(_power(epsilons, deltas, rate) for rate in RATES))
+    power = tuple(_power(epsilons, deltas, rate) for rate in RATES)
+    return Meaning(accuracy=accuracy, power=power)

@@ -1,4 +1,4 @@
-"""Logs: words of another party get there escaped, in one line and cut, whoever hands them over."""
+"""Logs: another party's words are escaped, cut, and kept on one line, whoever logs them."""
 
 import logging
 import traceback
@@ -9,12 +9,12 @@ from typing import Any
 from fedveil.errors import cleaned
 
 LONGEST = 1000  # characters of one value, or of one line of a traceback
-MOST_LINES = 80  # of a traceback, at its end
+MOST_LINES = 80  # last lines of a traceback that are kept
 CONTINUED = "\n    | "
 
 
 def logger(name: str) -> Logger:
-    """The logger of that name; each of FedVeil's log calls goes through this function.
+    """Return the logger of a name; each of FedVeil's log calls goes through this function.
 
     Examples
     --------
@@ -27,34 +27,37 @@ def logger(name: str) -> Logger:
 
 
 def escaping(log: Any) -> Any:
-    """A logger that another framework made, as `logger` makes them."""
-    inner = getattr(log, "logger", log)  # of an adapter
+    """Make the logger of another framework escape its words, too, and return it."""
+    inner = getattr(log, "logger", log)  # log may be an adapter
     if not any(isinstance(one, _Escaping) for one in inner.filters):
         inner.addFilter(_Escaping())
     return log
 
 
 class _Escaping(logging.Filter):
-    """Escapes what a record was given, and its traceback; each further line of a text is marked as one."""
+    """Filter that escapes a record's words and traceback, and marks each further line of a text."""
 
     def filter(self, record: LogRecord) -> bool:
         if isinstance(record.args, tuple):
             record.args = tuple(_shown(value) for value in record.args)
         elif isinstance(record.args, Mapping):
             record.args = {name: _shown(value) for name, value in record.args.items()}
-        lines = str(record.msg).split("\n")
-        record.msg = CONTINUED.join(cleaned(line, len(line), keep="\t") for line in lines)
+        lines = [cleaned(line, len(line), keep="\t") for line in str(record.msg).split("\n")]
+        record.msg = CONTINUED.join(lines)
         if record.exc_info and record.exc_info[1] is not None:
             record.exc_text = traced(record.exc_info[1])
         return True
 
 
 def _shown(value: object) -> object:
-    """A number, for its format; everything else as an escaped text."""
-    return value if isinstance(value, int | float) else cleaned(value, LONGEST)
+    """Return a number as it is, for its format; anything else as an escaped text."""
+    if isinstance(value, int | float):
+        return value
+    return cleaned(value, LONGEST)
 
 
 def traced(error: BaseException) -> str:
-    """The traceback of an exception, each line marked and escaped: its text can be another party's."""
-    lines = [line for line in "".join(traceback.format_exception(error)).split("\n") if line]
-    return CONTINUED.join(["", *(cleaned(line, LONGEST) for line in lines[-MOST_LINES:])]).removeprefix("\n")
+    """Return the traceback of an exception with each line marked and escaped: its text can be another party's."""
+    text = "".join(traceback.format_exception(error))
+    lines = [cleaned(line, LONGEST) for line in text.split("\n") if line]
+    return CONTINUED.join(["", *lines[-MOST_LINES:]]).removeprefix("\n")

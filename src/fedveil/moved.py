@@ -1,6 +1,6 @@
 """Modules that have moved: their old names still lead to them in this version, with a warning.
 
-What experiments is a package of its own, `fedveil_lab`; files, tables and ledgers on disk have rooms of their own.
+Experiments are a package of their own, `fedveil_lab`; files, tables and ledgers on disk have rooms of their own.
 """
 
 import sys
@@ -16,7 +16,7 @@ from warnings import warn
 LAB = "fedveil_lab"
 _OF_IMPORTS = ("importlib", "_frozen_importlib")
 ROOMS = ("attacks", "config", "games", "grid", "own", "report", "runs")
-# old name -> new name, of what did not move as a whole room
+# old name -> new name of modules that did not move with their whole room
 MODULES = {
     "fedveil.config.folders": "fedveil.files",
     "fedveil.engines.admission": "fedveil.engines.client_checks",
@@ -33,20 +33,22 @@ MODULES = {
     "fedveil.runs.world": f"{LAB}.games.world",
     **{f"fedveil.cli.{name}": f"{LAB}.cli.{name}" for name in ("audit", "data", "home", "report", "running")},
 }
-# rooms of the laboratory of which some modules went to the library: without the laboratory these are found, too
+# rooms of the laboratory with modules that went to the library: these are found without the laboratory, too
 PARTED = ("fedveil.config", "fedveil.report", "fedveil.report.statement", "fedveil.runs")
 
 
 def present_name(old: str) -> str | None:
-    """Where a module lies now, or None if its name is no old one."""
+    """Return the present name of a module; None if it has not moved."""
     if old in MODULES:
         return MODULES[old]
     top, _, rest = old.partition(".")
-    return f"{LAB}.{rest}" if top == "fedveil" and rest.split(".")[0] in ROOMS else None
+    if top == "fedveil" and rest.split(".")[0] in ROOMS:
+        return f"{LAB}.{rest}"
+    return None
 
 
 class _Alias(Loader):
-    """Puts a module under its old name, too."""
+    """Loader that puts a module under its old name, too."""
 
     def __init__(self, present: str) -> None:
         self._present = present
@@ -61,7 +63,7 @@ class _Alias(Loader):
 
 
 class _Room(Loader):
-    """Stands for a room of the laboratory where that is not installed: some of its modules are the library's now."""
+    """Loader of a stand-in for a room of the laboratory, if that is not installed; it has the library's modules."""
 
     def __init__(self, present: str) -> None:
         self._present = present
@@ -80,27 +82,31 @@ class _Room(Loader):
 
 
 def _put_moved(room: str, module: ModuleType) -> None:
-    """Let ``from room import name`` find what moved out of that room alone."""
+    """Let ``from room import name`` find the modules that moved out of that room alone."""
+    if room not in PARTED:
+        return
     for old, new in MODULES.items():
-        if room in PARTED and old.rpartition(".")[0] == room:
-            setattr(module, old.rpartition(".")[2], import_module(new))
+        its_room, _, name = old.rpartition(".")
+        absent = new.startswith(f"{LAB}.") and not find_spec(LAB)
+        if its_room == room and not absent:
+            setattr(module, name, import_module(new))
 
 
 class Moved(MetaPathFinder):
-    """Finds modules by their old names."""
+    """Finder of modules by their old names."""
 
     def __init__(self) -> None:
-        self._told = (("", 0), "")  # where the last warning was given, and of which name
+        self._told = (("", 0), "")  # place and name of the last warning
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A spec for an old name.
+        """Return a spec for an old name; None for other names.
 
         Raises
         ------
         ModuleNotFoundError
-            If it lies in a package that is not installed.
+            If the module lies in a package that is not installed.
         """
         present = present_name(fullname) if fullname.startswith("fedveil.") else None
         if present is None:
@@ -112,7 +118,7 @@ class Moved(MetaPathFinder):
         return ModuleSpec(fullname, _Alias(present), is_package=hasattr(import_module(present), "__path__"))
 
     def _tell(self, fullname: str, present: str) -> None:
-        """Warn, once for each import: the rooms that a module lies in are found in the same one, before it."""
+        """Warn once for each import, which also looks for the rooms above a module."""
         place = _importing()
         told, self._told = self._told, (place, fullname)
         if told[0] == place and fullname.startswith(f"{told[1]}."):
@@ -120,12 +126,12 @@ class Moved(MetaPathFinder):
         text = f"{fullname} is {present} now"
         elsewhere = [f"{old} is {new}" for old, new in MODULES.items() if old.startswith(f"{fullname}.")]
         text = "; ".join([text, *elsewhere, "the old names go with the next version"])
-        # of the frames above, `warn` passes over those of the import system
+        # `warn` does not count the frames of the import system
         warn(text, DeprecationWarning, stacklevel=3)
 
 
 def _importing() -> tuple[str, int]:
-    """File and line of the import that is going on."""
+    """Return file and line of the import that is going on."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith((__name__, *_OF_IMPORTS)):
         frame = frame.f_back
@@ -133,12 +139,12 @@ def _importing() -> tuple[str, int]:
 
 
 def require_lab(name: str, present: str) -> None:
-    """Refuse a name of the laboratory where that is not installed.
+    """Refuse a name of the laboratory if that is not installed.
 
     Raises
     ------
     ModuleNotFoundError
-        Saying what to install.
+        With the command that installs it.
     """
     if not present.startswith(f"{LAB}."):
         return
@@ -150,6 +156,6 @@ def require_lab(name: str, present: str) -> None:
 
 
 def find_moved() -> None:
-    """Have old names found, before a search of the moved rooms' folders finds their files a second time."""
+    """Install the finder of old names, before other finders could import the same files a second time."""
     if not any(isinstance(one, Moved) for one in sys.meta_path):
         sys.meta_path.insert(0, Moved())

@@ -1,7 +1,7 @@
-"""The least and the largest value of every kind of number that a promise rests on, one row a kind, with the reason.
+"""Least and largest value of every kind of number that a promise rests on, with the reason.
 
-Between its ends a number keeps its promise in the arithmetic of what runs, with room to spare; beyond them it is
-refused, wherever it comes from: a file, Python, a policy, a ledger, a message. What is merely absurd passes.
+Between these limits the arithmetic keeps the promise, with room to spare. Beyond them a number is refused, wherever it
+comes from: a file, Python, a policy, a ledger or a message. A number that is merely absurd passes.
 """
 
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from fedveil.errors import require_count, require_number
 
 @dataclass(frozen=True)
 class Range:
-    """The ends of one kind of number.
+    """Limits of one kind of number.
 
     Attributes
     ----------
     least, most : float
-        Both are accepted.
+        Limits; both are accepted.
     why : str
-        What fails beyond them.
+        Reason for the limits, as refusals give it.
     whole : bool
-        Whether only whole numbers are meant.
+        Whether only whole numbers are accepted.
     open : bool
         Whether `most` itself is refused.
     zero : bool
@@ -36,12 +36,12 @@ class Range:
     zero: bool = False
 
     def holds(self, value: float) -> bool:
-        """Whether a number lies between the ends."""
+        """Whether a number lies within the limits."""
         below = value < self.most if self.open else value <= self.most
         return (self.least <= value and below) or (self.zero and value == 0)
 
     def require(self, field: str, value: Any) -> float:
-        """Return `value` as a float (a whole number as an int), refusing what lies beyond the ends."""
+        """Return `value` as a float (a whole number as an int), refusing values beyond the limits."""
         if self.whole:
             return require_count(field, value, least=int(self.least), most=int(self.most))
         either = "must be 0, or" if self.zero else "must be"
@@ -91,5 +91,5 @@ RANGES = {
 
 
 def require_within(kind: str, field: str, value: Any) -> float:
-    """Return a value of a kind of `RANGES`, refusing what lies beyond its ends."""
+    """Return a value of a kind of `RANGES`, refusing values beyond its limits."""
     return RANGES[kind].require(field, value)

@@ -1,4 +1,4 @@
-"""TOML and JSON from outside, as plain values: no deeper than a person writes, so that no parser runs out of stack."""
+"""TOML and JSON from outside: a limit of depth keeps parsers from running out of stack."""
 
 import json
 import re
@@ -9,12 +9,12 @@ T = TypeVar("T")
 
 DEEPEST = 64  # tables and lists within each other
 
-# a dotted key, which TOML's parser follows in time and memory quadratic in its length
+# dotted keys: TOML's parser takes time and memory quadratic in their length
 _DOTTED = re.compile(rf"""(?<![\w"'-])(?:[\w"'-]+[ \t]*\.[ \t]*){{{DEEPEST}}}""")
 
 
 def toml_of(text: str) -> dict[str, Any]:
-    """The values of a TOML text.
+    """Read the values of a TOML text.
 
     Raises
     ------
@@ -37,7 +37,7 @@ def toml_of(text: str) -> dict[str, Any]:
 
 
 def json_of(text: str | bytes) -> Any:
-    """The value of a JSON text.
+    """Read the value of a JSON text.
 
     Raises
     ------
@@ -51,11 +51,16 @@ def json_of(text: str | bytes) -> Any:
 
 
 def _shallow(value: T) -> T:
-    """The value itself, unless it is too deep for what will be done with it."""
+    """Return the value, unless it is nested deeper than `DEEPEST` levels."""
     level: list[Any] = [value]
     for _ in range(DEEPEST + 1):
-        level = [one for one in level if isinstance(one, dict | list)]
-        if not level:
+        below: list[Any] = []
+        deeper = False
+        for one in level:
+            if isinstance(one, dict | list):
+                deeper = True
+                below += one.values() if isinstance(one, dict) else one
+        if not deeper:
             return value
-        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+        level = below
     raise RecursionError

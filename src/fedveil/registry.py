@@ -1,4 +1,4 @@
-"""Registries: what a configuration or a command line may name; and what is imported when it is first used."""
+"""Registries of the things that a configuration or a command line may name, and imports on first use."""
 
 import sys
 from collections import UserDict
@@ -17,28 +17,30 @@ T = TypeVar("T")
 
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
-    """What installed packages bring under a group."""
+    """Return the entry points of installed packages under a group."""
     return tuple(_installed(tuple(sys.path)).select(group=group))
 
 
 @cache
 def _installed(path: tuple[str, ...]) -> Any:
-    return metadata.entry_points()  # looks through all packages there
+    return metadata.entry_points()  # slow: it looks through all packages on the path
 
 
 def placed(name: str) -> tuple[str, str, str]:
-    """Folder, module and attribute of ``"folder/package.module:name"``; the last is empty in a name of a registry."""
+    """Split ``"folder/package.module:name"`` into folder, module and attribute; a registry's name has no attribute."""
     place, colon, attribute = name.rpartition(":")
     if not colon:
         return "", name, ""
     folder, _, module = place.replace("\\", "/").rpartition("/")
-    return folder.removesuffix("/.") if folder != "." else "", module.removesuffix(".py"), attribute
+    folder = "" if folder == "." else folder.removesuffix("/.")
+    return folder, module.removesuffix(".py"), attribute
 
 
 def _require_from(field: str, name: str, module: ModuleType, folder: Path) -> None:
-    """Refuse another module that bears the name and was there first."""
+    """Refuse a module of the same name that was loaded before from another place."""
     files = [module.__file__] if module.__file__ else list(module.__path__)
-    if not any(Path(file).resolve().is_relative_to(folder.resolve()) for file in files):
+    wanted = folder.resolve()
+    if not any(Path(file).resolve().is_relative_to(wanted) for file in files):
         other = f"another module of that name is loaded, {files[0]}: rename the one in {folder}"
         raise FieldError(field, name, other)
 
@@ -46,7 +48,7 @@ def _require_from(field: str, name: str, module: ModuleType, folder: Path) -> No
 class Registry(UserDict[str, T]):
     """Named things of one kind.
 
-    A class or function of yours joins by its decorator, before the configuration that names it is read::
+    Register your own class or function with its decorator, before the configuration that names it is read::
 
         @fv.aggregation.AGGREGATORS.register("mine")
         @dataclass(frozen=True)
@@ -55,19 +57,19 @@ class Registry(UserDict[str, T]):
     Parameters
     ----------
     field : str
-        The key or option that names one, for refusals.
+        Key or option that names one, for refusals.
     known : mapping of str
-        Those that FedVeil brings.
+        Things that FedVeil brings.
     group : str
-        Of entry points. Every one of an installed package joins under its own name, and is imported when it is used;
-        one that bears a name of FedVeil's is left out.
+        Group of entry points. Those of installed packages join under their own names, and are imported on first use.
+        An entry point with a name of FedVeil's is left out.
     """
 
     def __init__(self, field: str, known: Mapping[str, T], group: str = "") -> None:
         self.field, self._group, self._own = field, group, known
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator that adds what it is put on.
+        """Return a decorator that adds a class or function under a name.
 
         Raises
         ------
@@ -84,19 +86,20 @@ class Registry(UserDict[str, T]):
         return add
 
     def choose(self, name: str) -> T:
-        """What has this name.
+        """Return the thing with this name.
 
         Raises
         ------
         FieldError
-            With the nearest known names, if nothing has.
+            With the nearest known names, if there is none.
         """
         return self[require_choice(self.field, name, self)]
 
     def find(self, name: str) -> Any:
-        """What has this name, or what ``"package.module:name"`` names, from the Python path or the working directory.
+        """Return the thing with this name, or import ``"package.module:name"``.
 
-        ``"folder/package.module:name"`` names a module of that folder.
+        Modules are looked for on the Python path and in the working directory; ``"folder/package.module:name"`` names a
+        module of that folder.
 
         Raises
         ------
@@ -109,40 +112,44 @@ class Registry(UserDict[str, T]):
         before = list(sys.path)
         sys.path.insert(0, folder)
         try:
-            found = import_module(module)
-            if folder:
-                _require_from(self.field, name, found, Path(folder))
-            if not hasattr(found, attribute):
-                there = [one for one, value in vars(found).items() if callable(value) and not one.startswith("_")]
-                raise FieldError(self.field, name, f"names nothing in {module}; {nearest(attribute, there)}")
-            thing = getattr(found, attribute)
+            thing = self._imported(name, folder, module, attribute)
         except FieldError:
             raise
         except Exception as error:  # the module is the user's
-            plain = f"{module}:{attribute}"
-            known = "" if folder else f'; write "{"package.module:name" if plain == name else plain}"'
-            raise FieldError(self.field, name, f"cannot be imported ({error}){known}") from error
+            raise FieldError(self.field, name, _not_imported(name, folder, module, attribute, error)) from error
         finally:
             sys.path[:] = before
-        if folder and folder not in sys.path:  # for what it imports later
+        if folder and folder not in sys.path:  # for later imports of the module
             sys.path.append(folder)
         if not callable(thing):
             raise FieldError(self.field, name, "must be a class or a function")
         return thing
 
+    def _imported(self, name: str, folder: str, module: str, attribute: str) -> Any:
+        """Import an attribute of a module; a module from another folder is refused."""
+        found = import_module(module)
+        if folder:
+            _require_from(self.field, name, found, Path(folder))
+        if not hasattr(found, attribute):
+            there = [one for one, value in vars(found).items() if callable(value) and not one.startswith("_")]
+            raise FieldError(self.field, name, f"names nothing in {module}; {nearest(attribute, there)}")
+        return getattr(found, attribute)
+
     def package(self, name: str) -> str:
-        """The installed package whose entry point has this name; empty for one of FedVeil or of this process."""
+        """Return the installed package with the entry point of this name; empty for others."""
         entry = self._entries.get(name)
         return entry.dist.name if entry is not None and entry.dist is not None else ""
 
     @cached_property
     def _entries(self) -> dict[str, EntryPoint]:
-        entries = entry_points(group=self._group) if self._group else ()
-        return {one.name: one for one in sorted(entries) if one.name not in self._own}
+        if not self._group:
+            return {}
+        entries = sorted(entry_points(group=self._group))
+        return {entry.name: entry for entry in entries if entry.name not in self._own}
 
     @cached_property
     def data(self) -> dict[str, Any]:  # type: ignore[override]
-        """What is known, entry points as they are until they are used."""
+        """All things by name; entry points are imported on first use."""
         return {**self._own, **self._entries}
 
     def __getitem__(self, name: str) -> T:
@@ -157,17 +164,27 @@ class Registry(UserDict[str, T]):
         return loaded
 
 
+def _not_imported(name: str, folder: str, module: str, attribute: str, error: Exception) -> str:
+    """Say why a module was not imported, and how to write its name."""
+    said = f"cannot be imported ({error})"
+    if folder:
+        return said
+    plain = f"{module}:{attribute}"
+    written = "package.module:name" if plain == name else plain
+    return f'{said}; write "{written}"'
+
+
 def optional(module: str, need: str, install: str) -> Any:
-    """A module, or an error that says how to get it.
+    """Import an optional module; the error says how to get it.
 
     Parameters
     ----------
     module : str
-        Its full name.
+        Full name of the module.
     need : str
-        What needs it, for the error: ``"decoding images needs Pillow"``.
+        Purpose of the module, for the error: ``"decoding images needs Pillow"``.
     install : str
-        What pip is to install.
+        Argument for ``pip install``.
 
     Raises
     ------
@@ -181,37 +198,49 @@ def optional(module: str, need: str, install: str) -> Any:
 
 
 def lazy(package: str, offered: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """``__getattr__, __dir__, __all__`` of a package whose names wait for PyTorch, pydantic and pandas until used.
+    """Make ``__getattr__, __dir__, __all__`` of a package; each name is written once and imported on first use.
 
-    Type checkers read the same names as imports of its ``if TYPE_CHECKING`` block; a test compares the two. A name of
-    another package that is not installed says what to install, and is not listed.
+    Type checkers read the same names as imports of the package's ``if TYPE_CHECKING`` block; a test compares the two.
+    If a name belongs to a package that is not installed, it is not listed, and its use says what to install.
 
     Parameters
     ----------
     package : str
-        Its ``__name__``, while it is being imported.
+        The package's ``__name__``, while it is being imported.
     offered : mapping of str to str
-        Names by the module that has them, with spaces between; a whole module stands under its package.
+        Names by the module that has them, with spaces between. A whole module stands under its package.
     """
     module = sys.modules[package]
-    owners = {name: owner for owner, names in offered.items() for name in names.split()}
-    top = package.partition(".")[0]
-    others = {owner.partition(".")[0] for owner in offered} - {top}
-    absent = {other for other in others if not find_spec(other)}
+    owners: dict[str, str] = {}
+    absent: set[str] = set()
+    for owner, of_owner in offered.items():
+        owners |= dict.fromkeys(of_owner.split(), owner)
+        other = _top(owner)
+        if other != _top(package) and not find_spec(other):
+            absent.add(other)
 
     def load(name: str) -> Any:
         if name not in owners:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=module)
         owner = owners[name]
-        other = owner.partition(".")[0]
+        other = _top(owner)
         if other in absent:
             distribution = other.replace("_", "-")
             folder = distribution.removeprefix("fedveil-")
             needed = f"pip install {distribution} (in a checkout: pip install ./{folder})"
             raise ImportError(f"{package}.{name} is of the package {distribution}: {needed}", name=other)
-        value = import_module(f"{owner}.{name}") if owner in (package, other) else getattr(import_module(owner), name)
+        is_module = owner in (package, other)
+        value = import_module(f"{owner}.{name}") if is_module else getattr(import_module(owner), name)
         setattr(module, name, value)
         return value
 
-    present = sorted(name for name, owner in owners.items() if owner.partition(".")[0] not in absent)
-    return load, lambda: sorted({*vars(module), *present}), present
+    present = sorted(name for name, owner in owners.items() if _top(owner) not in absent)
+
+    def names() -> list[str]:
+        return sorted({*vars(module), *present})
+
+    return load, names, present
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]

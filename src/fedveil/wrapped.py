@@ -1,4 +1,4 @@
-"""Modules that stand for another one, and parameters that are no plain tensors: refused with the way out."""
+"""Refusals of modules that wrap another one, and of parameters that are no plain tensors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,14 +22,14 @@ _WAYS_OUT = {
 
 
 def uncompiled(model: Any, tell: Callable[[], None]) -> Any:
-    """The module that ``torch.compile`` took, or a function of such modules; anything else as it is.
+    """Undo ``torch.compile``: return the module that it took, or a function that builds such modules.
 
     Parameters
     ----------
     model : torch.nn.Module or callable
-        What a federation is given. A part of it that is compiled by itself is left, and refused elsewhere.
+        Model of a federation; anything else is returned as it is. A compiled part of a model is refused elsewhere.
     tell : callable
-        Called where one was compiled: it is trained as plain PyTorch, to the numbers of the module itself.
+        Called if the model was compiled. It is trained as plain PyTorch, to the numbers of the module itself.
     """
     if isinstance(model, nn.Module):
         if not _is_compiled(model):
@@ -47,17 +47,21 @@ def uncompiled(model: Any, tell: Callable[[], None]) -> Any:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    kinds = {kind.__name__: kind.__module__ for kind in type(module).__mro__}
-    return kinds.get("OptimizedModule", "").startswith("torch.")
+    return _modules_of_classes(module).get("OptimizedModule", "").startswith("torch.")
+
+
+def _modules_of_classes(module: nn.Module) -> dict[str, str]:
+    """Return the names of a module's classes, each with the Python module that defines it."""
+    return {kind.__name__: kind.__module__ for kind in type(module).__mro__}
 
 
 def require_unwrapped(module: nn.Module) -> None:
-    """Refuse what cannot be copied, written and called under other parameters as a plain module can.
+    """Refuse a module that cannot be copied, written and called under other parameters.
 
     Parameters
     ----------
     module : torch.nn.Module
-        Is left as it is.
+        Module; it is not changed.
 
     Raises
     ------
@@ -65,7 +69,7 @@ def require_unwrapped(module: nn.Module) -> None:
         Naming the part and what to give instead.
     """
     for name, part in module.named_modules():
-        kinds = {kind.__name__: kind.__module__ for kind in type(part).__mro__}
+        kinds = _modules_of_classes(part)
         where = f"module {name}" if name else "module"
         for kind, accepted in _WAYS_OUT.items():
             if kinds.get(kind, "").startswith("torch."):
