@@ -20,6 +20,7 @@ ROOMS = ("attacks", "config", "games", "grid", "own", "report", "runs")
 MODULES = {
     "fedveil.config.folders": "fedveil.files",
     "fedveil.engines.admission": "fedveil.engines.client_checks",
+    "fedveil.engines.cohort": "fedveil.engines.embedded",
     "fedveil.engines.files": "fedveil.files.locked",
     "fedveil.engines.heads": "fedveil.engines.ledger_head",
     "fedveil.engines.members": "fedveil.engines.parties",

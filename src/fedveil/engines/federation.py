@@ -14,27 +14,28 @@ from fedveil.data.overview import oddities
 from fedveil.engines import assembly
 from fedveil.engines.assembly import AnyMethod
 from fedveil.engines.client import ClientParty
-from fedveil.engines.cohort import Cohort
+from fedveil.engines.embedded import Cohort, ObservedServer
 from fedveil.engines.fit import read_clients, same_examples, task_for
 from fedveil.engines.history import Best, History, RoundRecord, publishable, totals_of
 from fedveil.engines.malicious import Behaviour, MaliciousCohort
 from fedveil.engines.options import Budgets, Evaluation, Execution, PerClient, Shared
 from fedveil.engines.parties import Parties
-from fedveil.engines.party import SERVER, VALIDATE
-from fedveil.engines.rounds import Collected, Courier, RoundLoop
+from fedveil.engines.party import SERVER
+from fedveil.engines.resuming import asked_until, require_books, require_lines, require_validated
+from fedveil.engines.rounds import Courier, RoundLoop
 from fedveil.engines.seams import Seen, probed
-from fedveil.engines.server import Round, ServerParty
+from fedveil.engines.server import ServerParty
 from fedveil.engines.stopping import EarlyStopping
 from fedveil.engines.validators import Validators
 from fedveil.engines.warning import RunWarning, Warnings
-from fedveil.errors import BudgetError, FieldError, NoReplyError, require_a, require_rounds
+from fedveil.errors import BudgetError, FieldError, require_a, require_rounds
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, Figures, LocalTraining
+from fedveil.learning.answers import TaskKind
 from fedveil.learning.clients import as_client
+from fedveil.learning.learner import Learner
 from fedveil.learning.metrics import metric_names
 from fedveil.mechanisms import ReproducibleSource, Source
-from fedveil.methods import Broadcast
-from fedveil.secure import PublicKey
 from fedveil.wrapped import COMPILED, uncompiled
 
 
@@ -107,39 +108,54 @@ class Federation:
         each = method if isinstance(method, PerClient) else PerClient(method)
         self.method = assembly.resolve_method(each.method)
         self.client_sides = assembly.client_sides_of(self.method, each.sides, len(self.clients))
-        self._begin_training(model, local, shared)
+        compiled: list[str] = []
+        module = self._build_model(model, shared, compiled)
+        self._make_learner(module, local, shared)
+        if self.execution.learner is None:
+            for line in (*compiled, *oddities(self.clients), *same_examples(self.clients)):
+                self.warnings.say(line, line)
+        self.method = assembly.with_local_rate(self.method, self.learner.local)
         self.metrics = metric_names(evaluation.metrics, self.task)
         self.cohort_size = assembly.cohort_size(clients_per_round, len(self.clients), self.method)
-        self.method = assembly.with_local_rate(self.method, self.learner.local)
-        self._begin_parties(budgets, evaluation, shared.public_data)
+        self._make_parties(budgets)
+        self._make_server(budgets, evaluation, shared.public_data)
         self.validators: Validators | None = None
         if evaluation.stopping is not None:
             self.validators = self._validating(evaluation.stopping)
         self._connect()
 
-    def _begin_training(
-        self, model: nn.Module | Callable[[], nn.Module], local: LocalTraining | None, shared: Shared
-    ) -> None:
-        """Build the model and what trains it, and warn of what is odd about the clients' data."""
-        execution, compiled = self.execution, list[str]()
-        plain = uncompiled(model, lambda: compiled.append(COMPILED))
+    def _build_model(
+        self, model: nn.Module | Callable[[], nn.Module], shared: Shared, compiled: list[str]
+    ) -> nn.Module:
+        """Build the model and the first hypotheses [k, d]; `compiled` gets a line if the model was compiled."""
+        plain = uncompiled(model, partial(compiled.append, COMPILED))
         hypotheses = self.method.server.hypotheses
         module, starts = assembly.initial_broadcast(plain, hypotheses, self.seed, shared.buffers, shared.initial)
         self.models, self.round = starts, 0
         self.layout = Layout.from_module(module, buffers=shared.buffers)
-        how = (self.method, self.clients, shared.region, execution.trainer, execution.workers)
-        self.learner = execution.learner or assembly.learner_of(module, self.layout, local, *how)
-        self.task = task_for(module, self.clients, self.learner.local.loss)
+        return module
+
+    def _make_learner(self, module: nn.Module, local: LocalTraining | None, shared: Shared) -> None:
+        """Make what trains the clients, and what warns of its oddities."""
+        execution = self.execution
+        self.learner: Learner = execution.learner or assembly.learner_of(
+            module,
+            self.layout,
+            local,
+            self.method,
+            self.clients,
+            shared.region,
+            execution.trainer,
+            execution.workers,
+        )
+        self.task: TaskKind = task_for(module, self.clients, self.learner.local.loss)
         if self.learner.private_trainer is not None:
             self.learner.private_trainer.check_sizes(self.clients, least=1 if execution.single_examples else 2)
         tell = execution.tell or partial(warn, category=RunWarning, stacklevel=5)
-        self.warnings = Warnings(self.method, self.layout, tell)
-        odd = (*compiled, *oddities(self.clients), *same_examples(self.clients))
-        for line in odd if execution.learner is None else ():
-            self.warnings.say(line, line)
+        self.warnings: Warnings = Warnings(self.method, self.layout, tell)
 
-    def _begin_parties(self, budgets: Budgets, evaluation: Evaluation, public_data: Any) -> None:
-        """Make the clients' parties and the server, with their ledgers."""
+    def _make_parties(self, budgets: Budgets) -> None:
+        """Make the clients' parties, with their ledgers."""
         self.parties = Parties(
             self.clients,
             self.method,
@@ -151,7 +167,14 @@ class Federation:
             budgets,
             self.execution,
         )
-        public = None if public_data is None else as_client(public_data, "public_data")
+
+    def _make_server(self, budgets: Budgets, evaluation: Evaluation, public_data: Any) -> None:
+        """Make the server, with its ledger and what it does with public data."""
+        scorer = tutor = None
+        if public_data is not None:
+            public = as_client(public_data, "public_data")
+            scorer = partial(self.learner.public_scores, public=public)
+            tutor = partial(self._trained_on, public)
         ledger, store = self.parties.ledger(SERVER)
         self.server = ServerParty(
             self.method,
@@ -160,13 +183,13 @@ class Federation:
             self.source,
             budget=budgets.server,
             store=store,
-            scorer=None if public is None else lambda models: self.learner.public_scores(models, public),
-            tutor=None if public is None else lambda model, round_: self._trained_on(public, model, round_),
+            scorer=scorer,
+            tutor=tutor,
             publishing=evaluation.publishing,
         )
 
     def _validating(self, rule: EarlyStopping) -> Validators:
-        """The clients that never train."""
+        """Make the clients that never train."""
         if self.own_buffers:
             accepted = "validation clients never train, and so have no statistics: use fedveil.learning.mend(model)"
             raise FieldError("buffers", "keep", accepted)
@@ -174,7 +197,6 @@ class Federation:
 
     def _connect(self) -> None:
         """Hand the loop its courier: this process's clients, unless the execution brings another."""
-        execution = self.execution
         make: Callable[..., Cohort] = Cohort
         if self.behaviours:
             make = partial(MaliciousCohort, behaviours=self.behaviours)
@@ -183,15 +205,18 @@ class Federation:
             server=self.server,
             warnings=self.warnings,
             lookers=self.probes,
-            workers=execution.workers,
+            workers=self.execution.workers,
         )
-        self.courier: Courier = self.embedded if execution.courier is None else execution.courier(self)
+        self.courier: Courier = self.embedded
+        if self.execution.courier is not None:
+            self.courier = self.execution.courier(self)
         self._loop = RoundLoop(ObservedServer(self.server, self.parties, self.warnings), self.courier)
 
     @property
     def own_buffers(self) -> frozenset[str]:
         """Names of the statistics and counters that each client keeps."""
-        return frozenset(dict(self.learner.model.named_buffers())) & set(self.layout.kept)
+        names = {name for name, _ in self.learner.model.named_buffers()}
+        return frozenset(names & set(self.layout.kept))
 
     @property
     def stopped(self) -> str:
@@ -264,33 +289,45 @@ class Federation:
         answers, self.models, log = self._loop.end()
         self.round = log.number
         single, pooled = self.evaluate()
-        shown = () if self.server.publishing.metrics == "off" else self.server.publish(self.round, *publishable(single))
         record = RoundRecord(
             log,
             pooled,
             single,
             answers.scales,
-            validation=None if self.validators is None else self.validators.validate(self.models, self.round),
+            published=self._publish(single),
+            validation=self._validate(),
             seconds=perf_counter() - self._began,
-            published={release.name: float(release.value) for release in shown},
             zeroed=answers.zeroed,
         )
         assert self._loop.broadcast is not None  # the round was begun
         return probed(self.probes, Seen(self, self._loop.broadcast, answers.replies, self.models, record))
 
+    def _publish(self, single: Sequence[Figures]) -> dict[str, float]:
+        """Hand the clients' metrics over to the clients, where that is on."""
+        if self.server.publishing.metrics == "off":
+            return {}
+        shown = self.server.publish(self.round, *publishable(single))
+        return {release.name: float(release.value) for release in shown}
+
+    def _validate(self) -> float | None:
+        """Return the validation clients' loss, where one is due."""
+        if self.validators is None:
+            return None
+        return self.validators.validate(self.models, self.round)
+
     def _trained_on(self, public: ClientData, model: Tensor, round_: int) -> Tensor:
-        """The model [d] after training on public data as a client trains, under the key of no client."""
+        """Train a model [d] on public data as a client trains, under the key of no client."""
         (learned,) = self.learner.learn(model[None], [public], [(self.seed, round_, -1)])
         if isinstance(learned, Exception):
             raise learned
         return learned.trained.model
 
     def cohort(self, round_: int) -> list[int]:
-        """Partitions of a round's cohort, ascending; keyed by seed and round."""
+        """Draw a round's cohort, ascending; keyed by seed and round."""
         return assembly.draw_cohort(self.seed, round_, range(len(self.clients)), self.cohort_size)
 
     def party(self, partition: int) -> ClientParty:
-        """The party of one client; made when it is first needed."""
+        """Return the party of one client."""
         return self.parties.party(partition)
 
     def evaluate(self) -> tuple[list[Figures], Figures | None]:
@@ -298,23 +335,32 @@ class Federation:
         return self.parties.evaluate(self.models, self.metrics)
 
     def books(self) -> dict[str, Ledger]:
-        """The ledger of the server and of every client, by name."""
-        return self.parties.books([SERVER])
+        """Return the ledgers of the server and of every client, by name."""
+        return self.parties.books()
 
     def history(self, records: Sequence[RoundRecord], stopped: str = "") -> History:
-        """What the run has left so far."""
-        best, books = None, self.books()
-        if self.validators is not None:
-            best, books = self.validators.best, books | self.validators.books()
-        totals = totals_of(self.method.client.trust, books)
-        guarantees = {SERVER: totals.worst} if self.method.client.trust == "central" else totals.clients
-        dicts = [self.layout.state_dict(self.learner.model, m) for m in self.models]
-        stamp = self.source.kind if self.source.deployable else f"{self.source.kind}, not for deployment"
-        promised = {**guarantees, **totals.validators}
-        return History(records, self.models, dicts, totals.worst, promised, stopped, stamp, best, totals.validation)
+        """Sum up what the run has left so far."""
+        totals = totals_of(self.method.client.trust, self._all_books())
+        guarantees = totals.clients
+        if self.method.client.trust == "central":
+            guarantees = {SERVER: totals.worst}
+        source = self.source.kind
+        if not self.source.deployable:
+            source = f"{source}, not for deployment"
+        return History(
+            records,
+            self.models,
+            [self.layout.state_dict(self.learner.model, model) for model in self.models],
+            totals.worst,
+            {**guarantees, **totals.validators},
+            stopped,
+            source,
+            None if self.validators is None else self.validators.best,
+            totals.validation,
+        )
 
     def client_states(self) -> dict[int, Any]:
-        """State of every client that has one, by partition."""
+        """Return the state of every client that has one, by partition."""
         return self.parties.states()
 
     def restore(
@@ -347,84 +393,26 @@ class Federation:
         if self.validators is not None and best is not None:
             self.validators.best = best
         self.server.resume(models, round_, server_state)
-        books = self.books() | ({} if self.validators is None else self.validators.books())
-        for party, count in (lines or {}).items():
-            if party not in books or books[party].lines < count:
-                accepted = (
-                    f"{party!r} has fewer lines than the {count} of the checkpoint: give the ledger that has them"
-                )
-                raise FieldError("ledgers", party, accepted)
         if lines is None:
             self._require_books(round_)
+        else:
+            require_lines(self._all_books(), lines)
         self.models, self.round = models, round_
         self.parties.resume(client_states)
         self._connect()
 
+    def _all_books(self) -> dict[str, Ledger]:
+        """Return the ledgers of validation clients, too."""
+        if self.validators is None:
+            return self.books()
+        return {**self.books(), **self.validators.books()}
+
     def _require_books(self, round_: int) -> None:
         """Refuse ledgers that lack what rounds before must have left in them."""
-        if self.validators is not None and (last := self.validators.best.round):
+        if self.validators is not None and self.validators.best.round:
             books = [self.server.ledger, *self.validators.books().values()]
-            if not any(book.find((last, VALIDATE)) for book in books):
-                raise FieldError("ledgers", last, "no ledger has the validation loss of this round: give the run's own")
-        asked: dict[int, list[int]] = {}
-        for number in range(1, round_ + 1):
-            for partition in self.cohort(number):
-                if self.embedded.records(partition):
-                    asked.setdefault(partition, []).append(number)
-        self.parties.require_books(asked)
-
-
-class ObservedServer:
-    """The server of a run in one process, which tells the experimenter what is odd.
-
-    Parameters
-    ----------
-    server : ServerParty
-        Opens and combines the rounds.
-    parties : Parties
-        All clients, whose ledgers say why nobody is left.
-    warnings : Warnings
-        Told what is odd.
-    """
-
-    def __init__(self, server: ServerParty, parties: Parties, warnings: Warnings) -> None:
-        self._server, self._parties, self._warnings = server, parties, warnings
-
-    def require_unsummed(self, round_: int) -> None:
-        """See `ServerParty.require_unsummed`."""
-        self._server.require_unsummed(round_)
-
-    def open(
-        self,
-        models: Tensor,
-        round_: int,
-        rounds: int,
-        cohort: int,
-        roster: Sequence[PublicKey] = (),
-        attempt: int = 0,
-    ) -> Broadcast:
-        """Open a round."""
-        self._warnings.planned(rounds, cohort)
-        return self._server.open(models, round_, rounds, cohort, roster, attempt)
-
-    def asked(self, answers: Collected) -> None:
-        """Nothing: the clients' ledgers are at hand."""
-
-    def close(self, broadcast: Broadcast, answers: Collected) -> tuple[Tensor, Round]:
-        """Combine a round, and look at what arrived."""
-        assembly.require_success(broadcast.public.round, answers.trained, answers.zeroed)
-        report = dict[str, float]()
-        arrived = list(answers.replies.values())  # what `combine` holds is gone where it fails
-        try:
-            parts = (answers.replies, answers.failed, answers.refused, 1, answers.added)
-            opened, log = self._server.combine(broadcast, *parts)
-            report = dict(log.report)
-        except NoReplyError as error:
-            raise self._parties.used_up(answers.refused, error) from error
-        finally:
-            kind = "" if answers.loss is None else str(self._parties.learner.local.loss)
-            self._warnings.combined(broadcast.models[0], arrived, report, answers.loss or 0.0, kind)
-        return opened.models, log
+            require_validated(books, self.validators.best.round)
+        require_books(self.parties, asked_until(round_, self.cohort, self.embedded.records))
 
 
 def _require_arguments(seed: object, source: object, behaviours: object) -> None:

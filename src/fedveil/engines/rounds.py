@@ -1,7 +1,7 @@
 """The loop of a round, the same under every engine: who moves the messages is handed in.
 
 A round is opened by the server, carried to a cohort by a `Courier`, and combined by the server from what comes back.
-The embedded engine's courier is `fedveil.engines.cohort.Cohort`, Flower's `fedveil.engines.flower.roster.Nodes`,
+The embedded engine's courier is `fedveil.engines.embedded.Cohort`, Flower's `fedveil.engines.flower.roster.Nodes`,
 NVIDIA FLARE's `fedveil.engines.nvflare.controller.FlareSites`.
 """
 

@@ -11,7 +11,7 @@ from torch import nn
 from core_kit import Deployed, assert_deviation
 from fedveil.accounting import Gaussian, Ledger, ParticipationFilter, Poisson, Release, StepFilter, epsilon
 from fedveil.aggregation import FedAvg, FedAvgM, FedMedian, Krum
-from fedveil.engines import Execution, Federation, ServerParty, Shared
+from fedveil.engines import Budgets, Execution, Federation, ServerParty, Shared
 from fedveil.engines.client import ClientParty
 from fedveil.errors import BudgetError, FieldError, NoReplyError
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
@@ -42,7 +42,7 @@ def silos(n=4, examples=6, d=8):
     return made
 
 
-def federation(sum_, clients=None, *, rule=None, rounds=3, **values):
+def federation(sum_, clients=None, *, rule=None, rounds=3, budgets=None, **values):
     base = {"examples": 6, "rounds": rounds, "clip": 0.5}
     if "noise_multiplier" not in values:
         base["epsilon"] = 4.0
@@ -51,7 +51,12 @@ def federation(sum_, clients=None, *, rule=None, rounds=3, **values):
     built = build("record", rule or FedAvgM(), sum=sum_, **{**base, **values})
     torch.manual_seed(0)
     return Federation(
-        model=nn.Linear(8, 2), clients=clients or silos(), method=built, local=LocalTraining(lr=0.5), seed=1
+        model=nn.Linear(8, 2),
+        clients=clients or silos(),
+        method=built,
+        local=LocalTraining(lr=0.5),
+        seed=1,
+        budgets=budgets,
     )
 
 
@@ -154,16 +159,8 @@ def test_noise_on_a_sum_is_what_the_shares_promise():
 
 def test_a_dropped_silo_releases_nothing_unless_it_was_planned_for():
     def half(tolerated):
-        fed = federation("trusted", tolerated=tolerated)
-        fed.parties._parties[3] = ClientParty(
-            fed.method,
-            fed.layout,
-            Ledger("run", "3"),
-            fed.source,
-            budget=_Never(),
-            trainer=fed.learner.private_trainer,
-        )
-        return fed
+        budgets = Budgets(clients=lambda partition: _Never() if partition == 3 else None)
+        return federation("trusted", tolerated=tolerated, budgets=budgets)
 
     fed = half(1)
     before = fed.models.clone()
@@ -396,7 +393,7 @@ def test_a_deployed_sum_that_a_crash_took_ends_the_run_before_anybody_pays_for_a
 def test_weights_that_would_round_a_share_away_are_refused_before_data_in_every_round():
     fed = federation("trusted")
     fed.run(1)
-    party, asked = fed.parties._parties[0], opened(2)
+    party, asked = fed.party(0), opened(2)
     lines = len(party.ledger.entries)
     with pytest.raises(FieldError, match="rounding"):
         party.admit(replace(asked, models=torch.full((1, 18), 1e30)))
@@ -514,7 +511,7 @@ def test_a_resumed_silo_draws_the_same_bits_or_pays_again(method):
     assert torch.equal(whole.models, again.models)
     fed = federation(method)
     fed.source = fed.parties.source = SecureSource()
-    fed.parties._parties.clear()
+    fed.parties.resume({})
     first = fed.party(0).training_source(1)
     assert not torch.equal(first.normal(4), fed.party(0).training_source(1).normal(4))
 
