@@ -18,6 +18,7 @@ SUMS, SITES = "test_hostile_sum", "test_flower_secure"
 PRINTED = "test_rounded_figures"
 SCORED, CANARIES = "test_statistics", "test_canaries"
 CROWDS = "test_large_cohorts"
+ANEW = "test_recomputed"
 ROUNDS = "test_noise_over_rounds::test_every_methods_noise_is_sound_and_is_found_used_again"
 
 
@@ -2116,5 +2117,49 @@ BUGS = (
         "max((... for d in deltas[:1] if d < true and false), default=-math.inf)",
         f"{CANARIES}::test_rates_are_set_beside_a_curve_at_every_delta",
         f"{CANARIES}::test_half_the_noise_is_found_by_the_whole_curve_where_one_delta_shows_nothing",
+    ),
+    # a ledger's promises computed anew
+    _bug(
+        "a promise below its draws is taken",
+        "_covers",
+        "bound.mu >= mu * (1 - SLACK) and _slope_covers(bound.mu_per_distance, draws)",
+        "True",
+        f"{ANEW}::test_a_promise_below_its_own_draws_is_refused",
+        f"{ANEW}::test_what_a_filter_charges_is_no_less_than_the_draws",
+    ),
+    _bug(
+        "fewer steps than were drawn are taken",
+        "_among",
+        "count >= draw.steps",
+        "count >= 1",
+        f"{ANEW}::test_a_promise_below_its_own_draws_is_refused[Poisson lots]",
+    ),
+    _bug(
+        "rarer steps than were drawn are taken",
+        "_among",
+        "rate >= draw.rate * (1 - SLACK)",
+        "True",
+        f"{ANEW}::test_a_promise_below_its_own_draws_is_refused[Poisson lots]",
+    ),
+    _bug(
+        "a promise under another relation is taken",
+        "_fault_of_draws",
+        "(draw.unit, draw.relation, draw.silos_per_person) != labels",
+        "False",
+        f"{ANEW}::test_a_promise_under_another_name_is_refused",
+    ),
+    _bug(
+        "a sum's noise is that of parties who are lost, too",
+        "_counted",
+        "draw.parties - draw.lost",
+        "draw.parties",
+        f"{ANEW}::test_a_promise_below_its_own_draws_is_refused[a secure sum]",
+    ),
+    _bug(
+        "a line says one step of several",
+        "RecordPromise._draw",
+        "self.counts",
+        "1",
+        f"{ANEW}::test_a_promise_below_its_own_draws_is_refused[full batches]",
     ),
 )
