@@ -1406,7 +1406,7 @@ BUGS = (
         "record: a data-dependent normaliser",
         "PrivateTrainer._noisy",
         "noisy.denominator",
-        "max(len(rows), 1)",
+        "max(len(chosen), 1)",
         f"{PRIVATE}::test_the_denominator_does_not_follow_the_sample",
     ),
     _bug(
@@ -1606,8 +1606,8 @@ BUGS = (
     ),
     _bug(
         "person: places in the order of first images",
-        "Lots.clipped_sum",
-        "source.uniform(len(chosen)).argsort() if noisy.images else None",
+        "Lots._full_batch",
+        "source.uniform(len(chosen)).argsort() if self._noisy.images else None",
         "None",
         "test_rounding::test_persons_places_do_not_follow_the_order_of_their_first_images",
     ),
@@ -1642,7 +1642,7 @@ BUGS = (
     ),
     _bug(
         "record: only the first example's row is compared with itself among others",
-        "_require_apart_in",
+        "_require_separable_in",
         "changed[place] = probe[place]",
         "if place:\n    break\nchanged[place] = probe[place]",
         "test_made_up",
@@ -1691,8 +1691,8 @@ BUGS = (
     ),
     _bug(
         "record: a share of a sum may take Adam's step",
-        "PrivateTrainer.__init__",
-        "noisy.summed and local.optimizer != 'sgd'",
+        "_require_linear",
+        "local.optimizer != 'sgd'",
         "False",
         f"{PRIVATE}::test_a_share_of_a_sum_takes_no_step_that_is_not_linear",
     ),
@@ -1729,8 +1729,8 @@ BUGS = (
     _bug(
         "record: one stream for lots and noise",
         "PrivateTrainer._noisy",
-        "(source.child('lots'), source.child('places'), source.child('noise'))",
-        "(source.child('noise'),) * 3",
+        "lots = source.child('lots'); places = source.child('places'); noise = source.child('noise')",
+        "lots = places = noise = source.child('noise')",
         f"{PRIVATE}::test_sampling_and_noise_come_from_streams_of_their_own",
     ),
     _bug(

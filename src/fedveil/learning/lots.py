@@ -39,7 +39,7 @@ class Units:
     present: Tensor
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of units."""
         return len(self.rows)
 
     @property
@@ -49,7 +49,7 @@ class Units:
 
     @classmethod
     def of(cls, client: ClientData, images: int) -> "Units":
-        """Single examples where `images` is 0; else persons, with the first so many images of each.
+        """Return single examples where `images` is 0; else persons, with the first so many images of each.
 
         What is left out of a person follows her own images alone.
 
@@ -64,7 +64,9 @@ class Units:
         if client.person is None:
             how = "data.person = 'patient' in TOML, or ClientData(x, y, person=numbers)"
             raise FieldError("person", None, f"it is needed to protect persons: say whose each example is, by {how}")
-        owner = torch.unique(client.person, return_inverse=True)[1] if client.examples else client.person
+        owner = client.person
+        if client.examples:
+            _, owner = torch.unique(client.person, return_inverse=True)
         order = owner.argsort(stable=True)
         count = torch.bincount(owner)
         first = count.cumsum(0) - count
@@ -73,11 +75,12 @@ class Units:
         rows = torch.zeros(len(count), images, dtype=torch.int64)
         present = torch.zeros(len(count), images, dtype=torch.bool)
         where = owner[order][kept], place[kept]
-        rows[where], present[where] = order[kept], True
+        rows[where] = order[kept]
+        present[where] = True
         return cls(rows, present)
 
     def at(self, chosen: Tensor, places: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
-        """Rows and presence, [count * each], of chosen units at their places; dummies elsewhere.
+        """Return rows and presence, [count * each], of chosen units at their places; dummies elsewhere.
 
         Parameters
         ----------
@@ -91,7 +94,8 @@ class Units:
         where = torch.arange(len(chosen)) if places is None else places
         rows = torch.zeros(count, self.each, dtype=torch.int64)
         present = torch.zeros(count, self.each, dtype=torch.bool)
-        rows[where], present[where] = self.rows[chosen], self.present[chosen]
+        rows[where] = self.rows[chosen]
+        present[where] = self.present[chosen]
         return rows.view(-1), present.view(-1)
 
 
@@ -115,8 +119,17 @@ class Lots:
         A client's full batch, as it was put together; of one client at a time.
     """
 
-    def __init__(self, noisy: NoisySteps, sums: PerExample, inputs: Inputs, generator: torch.Generator) -> None:
-        self._noisy, self._sums, self._inputs, self._generator = noisy, sums, inputs, generator
+    def __init__(
+        self,
+        noisy: NoisySteps,
+        sums: PerExample,
+        inputs: Inputs,
+        generator: torch.Generator,
+    ) -> None:
+        self._noisy = noisy
+        self._sums = sums
+        self._inputs = inputs
+        self._generator = generator
         self.whole: WeakKeyDictionary[ClientData, dict[str, Any]] = WeakKeyDictionary()
         self._units: WeakKeyDictionary[ClientData, Units] = WeakKeyDictionary()
         self._lengths: WeakKeyDictionary[ClientData, Tensor] = WeakKeyDictionary()
@@ -124,61 +137,89 @@ class Lots:
         self._threads = torch.get_num_threads()  # under which bases were worked out
 
     def units_of(self, client: ClientData) -> Units:
-        """The units of a client."""
+        """Return the units of a client."""
         if client not in self._units:
             self._units[client] = Units.of(client, self._noisy.images)
         return self._units[client]
 
     def clipped_sum(self, client: ClientData, chosen: Tensor, source: Source) -> tuple[Tensor, Tensor]:
-        """The clipped sum of a lot of units and its losses: nobody's place in the batch follows who else is in it.
+        """Return the clipped sum of a lot of units and its losses: no place in the batch follows who else is in it.
 
         A full batch of a public number of examples has them in their order; one of persons in an order drawn when it is
         put together, since theirs is that of their first images. Otherwise they are spread over a public number of
         places at random, with dummies between them; a lot that is too large counts as zero.
         """
-        noisy, units = self._noisy, self.units_of(client)
+        noisy = self._noisy
+        units = self.units_of(client)
         count = noisy.places(len(units))
-        if noisy.rate == 1 and (noisy.public_size or not count):
-            if client not in self.whole:
-                self.whole.clear()
-                order = source.uniform(len(chosen)).argsort() if noisy.images else None
-                self.whole[client] = self._placed(client, chosen, order, len(chosen))
-            batch = self.whole[client]
+        is_full = noisy.rate == 1 and (noisy.public_size or not count)
+        if is_full:
+            batch = self._full_batch(client, chosen, source)
         elif not count:
             batch = self._placed(client, chosen, None, len(chosen))
         elif len(chosen) > count:
             raise FieldError("rate", noisy.rate, f"drew a lot of more than {count} {noisy.unit}")
         else:
-            batch = self._placed(client, chosen, source.uniform(count).argsort()[: len(chosen)], count)
-        return self._sums.clipped_sum(**batch, clip=noisy.clip, each=units.each, alone=not count, grid=noisy.grid)
+            places = source.uniform(count).argsort()[: len(chosen)]
+            batch = self._placed(client, chosen, places, count)
+        return self._sums.clipped_sum(
+            **batch,
+            clip=noisy.clip,
+            each=units.each,
+            alone=not count,
+            grid=noisy.grid,
+        )
 
-    def _placed(self, client: ClientData, chosen: Tensor, places: Tensor | None, count: int) -> dict[str, Any]:
-        """Examples and labels [count * each, ...] with 0 where there is none, where there is one, and known norms."""
+    def _full_batch(self, client: ClientData, chosen: Tensor, source: Source) -> dict[str, Any]:
+        """Return a client's full batch, put together once."""
+        if client not in self.whole:
+            self.whole.clear()
+            order = source.uniform(len(chosen)).argsort() if self._noisy.images else None
+            self.whole[client] = self._placed(client, chosen, order, len(chosen))
+        return self.whole[client]
+
+    def _placed(
+        self,
+        client: ClientData,
+        chosen: Tensor,
+        places: Tensor | None,
+        count: int,
+    ) -> dict[str, Any]:
+        """Return what `PerExample.clipped_sum` takes of a lot.
+
+        Examples and labels are [count * each, ...] with 0 where there is none; norms and factors are what is known.
+        """
         units = self.units_of(client)
         rows, present = units.at(chosen, places, count)
-        anew = isinstance(client.x, OnDemand)
-        x, y = self._read_anew(client, rows, present) if anew else batch_of(client, rows, self._inputs)
-        here = present.to(self._inputs.like.device)
+        device = self._inputs.like.device
+        is_read_anew = isinstance(client.x, OnDemand)
+        if is_read_anew:
+            x, y = self._read_anew(client, rows, present)
+        else:
+            x, y = batch_of(client, rows, self._inputs)
+        here = present.to(device)
         batch: dict[str, Any] = {"x": x, "y": y}
-        if self._sums.reads_examples and not anew:  # another reading may have another length
-            batch["lengths"] = self._lengths_of(client).index_select(0, rows).to(self._inputs.like.device)
+        if self._sums.reads_examples and not is_read_anew:  # another reading may have another length
+            batch["lengths"] = self._lengths_of(client).index_select(0, rows).to(device)
         gone = (~here).nonzero()[:, 0]
-        for values in batch.values() if len(gone) else ():
-            values.index_fill_(0, gone, 0)
+        if len(gone):
+            for values in batch.values():
+                values.index_fill_(0, gone, 0)
         batch["present"] = here
         most = len(units) if self._noisy.public_size else self._noisy.most  # one person more must change nobody's path
-        if self._sums.reads_examples and not self._noisy.grid and self._sums.takes_bases(most, units.each):
-            if anew:  # whether examples fit into memory is private: bases all the same, worked out each time
-                where = torch.arange(len(chosen)) if places is None else places
-                own, there = (v.reshape(count, units.each, *v.shape[1:])[where.to(v.device)] for v in (x, here))
-                bases, chosen = self._sums.bases(own.flatten(0, 1), there), torch.arange(len(chosen))
-            else:
-                bases = self._bases_of(client, most)
-            batch["bases"] = bases.at(chosen, places, count)
+        takes_bases = self._sums.reads_examples and not self._noisy.grid
+        if not takes_bases or not self._sums.takes_bases(most, units.each):
+            return batch
+        if is_read_anew:  # whether examples fit into memory is private: bases all the same, worked out each time
+            bases = self._bases_anew(x, here, places, len(chosen), units.each)
+            chosen = torch.arange(len(chosen))
+        else:
+            bases = self._bases_of(client, most)
+        batch["bases"] = bases.at(chosen, places, count)
         return batch
 
     def _read_anew(self, client: ClientData, rows: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-        """A batch of examples that are read each time, one by one: transforms raise, and draw.
+        """Read a batch of examples one by one: transforms raise, and draw.
 
         What raises is taken out of `present`. Draws follow an example's place, whoever else is read.
         """
@@ -194,15 +235,32 @@ class Lots:
         return self._inputs(x), client.y[rows].to(self._inputs.like.device)
 
     def _lengths_of(self, client: ClientData) -> Tensor:
-        """The squared norms [N] of a client's examples, from one look at them."""
+        """Return the squared norms [N] of a client's examples, from one look at them."""
         if client not in self._lengths:
-            parts = torch.split(torch.arange(client.examples), 1 << 12)
-            lengths = [squared_norms(batch_of(client, rows, self._inputs)[0]).cpu() for rows in parts]
+            lengths: list[Tensor] = []
+            for rows in torch.split(torch.arange(client.examples), 1 << 12):
+                x, _ = batch_of(client, rows, self._inputs)
+                lengths.append(squared_norms(x).cpu())
             self._lengths[client] = torch.cat(lengths)
         return self._lengths[client]
 
+    def _bases_anew(
+        self,
+        x: Tensor,
+        here: Tensor,
+        places: Tensor | None,
+        units: int,
+        each: int,
+    ) -> Bases:
+        """Return the factors of the inputs of so many persons that were read at their places."""
+        where = torch.arange(units) if places is None else places
+        where = where.to(x.device)
+        inputs = x.reshape(-1, each, *x.shape[1:])[where]
+        present = here.reshape(-1, each)[where]
+        return self._sums.bases(inputs.flatten(0, 1), present)
+
     def _bases_of(self, client: ClientData, most: int) -> Bases:
-        """The factors of its persons' inputs, kept until the number of threads changes, which rounds them.
+        """Return the factors of its persons' inputs, kept until the number of threads changes, which rounds them.
 
         Which are kept then decides about time alone: a silo without persons has none, and that is private.
         """
@@ -211,10 +269,10 @@ class Lots:
             self._bases.clear()
             self._threads = torch.get_num_threads()
         if client not in self._bases:
-            if len(self._bases) * most * units.each * client.x.shape[1:].numel() > KEPT:
+            numbers = most * units.each * client.x.shape[1:].numel()  # of one client
+            if len(self._bases) * numbers > KEPT:
                 self._bases.clear()
             rows, present = units.at(torch.arange(len(units)), None, len(units))
-            self._bases[client] = self._sums.bases(
-                batch_of(client, rows, self._inputs)[0], present.view(-1, units.each)
-            )
+            x, _ = batch_of(client, rows, self._inputs)
+            self._bases[client] = self._sums.bases(x, present.view(-1, units.each))
         return self._bases[client]

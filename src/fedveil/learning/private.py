@@ -18,7 +18,7 @@ from fedveil.learning.made_up import Example, labels, not_trainable, probes
 from fedveil.learning.per_example import PerExample
 from fedveil.learning.streams import Key, stream
 from fedveil.learning.training import SequentialTrainer, Stepper, check_request
-from fedveil.learning.validation import require_apart, require_unmixed
+from fedveil.learning.validation import require_separable, require_unmixed
 from fedveil.learning.witness import note_failure
 from fedveil.logs import logger
 from fedveil.mechanisms import GaussianNoise, SecureSource, Source, noised
@@ -66,7 +66,7 @@ class PrivateTrainer(SequentialTrainer):
         *,
         example: Example | None = None,
     ) -> None:
-        require_apart(model)
+        require_separable(model)
         if local.epochs != 1:
             accepted = "must be 1: the method's steps and rate say how a silo trains in a round"
             raise FieldError("epochs", local.epochs, accepted)
@@ -74,16 +74,7 @@ class PrivateTrainer(SequentialTrainer):
         if not noisy.grid:
             require_within("sigma", "deviation", noisy.deviation)
         if noisy.summed:
-            require_within("learning rate of a sum", "lr", local.rate())
-            for part in (noisy.clip, noisy.deviation):
-                require_within("sigma", "lr * clip / examples", local.rate() * part / noisy.denominator)
-        if noisy.summed and local.optimizer != "sgd":
-            accepted = 'must be "sgd": a trusted sum promises nothing about the sum of steps that are not linear'
-            raise FieldError("optimizer", local.optimizer, accepted)
-        for block in layout.blocks if noisy.summed else ():
-            if block.dtype not in (torch.float32, torch.float64):
-                accepted = "rounds a share's noise away, and no record's step: train a sum in float32, model.float()"
-                raise FieldError(block.name, block.dtype, accepted)
+            _require_linear(layout, local, noisy)
         losses_of(local.loss)
         if local.unusual:
             accepted = "has no form with noise inside training: leave it out, and lr a number"
@@ -92,7 +83,8 @@ class PrivateTrainer(SequentialTrainer):
         self.noisy = replace(noisy, lr=local.rate()) if noisy.summed else noisy
         sums = PerExample(self._model, layout, local.loss, self._generator)
         self._lots = Lots(self.noisy, sums, self._inputs, self._generator)
-        self._unchecked, self._alone = True, Lock()
+        self._unchecked = True
+        self._busy = Lock()
         self._spare = deepcopy(model)  # for `idle`: training that took too long may still be busy with the other
         if example is not None:
             require_unmixed(self._model, example[0], layout)
@@ -100,7 +92,11 @@ class PrivateTrainer(SequentialTrainer):
             self._rehearse(sums, *example)
 
     def train_noisily(
-        self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key], sources: Sequence[Source]
+        self,
+        starts: Tensor,
+        clients: Sequence[ClientData],
+        keys: Sequence[Key],
+        sources: Sequence[Source],
     ) -> list[Trained | Exception]:
         """Train each client from its own start, each with a source of its own; see `SequentialTrainer.train`.
 
@@ -112,14 +108,12 @@ class PrivateTrainer(SequentialTrainer):
         check_request(self.layout, starts, clients, keys)
         self.check_sizes(clients, least=1)
         self.require_fine(starts)
-        if not self._alone.acquire(blocking=False):
+        if not self._busy.acquire(blocking=False):
             accepted = "is still training another round: give a longer deadline, or each thread a trainer of its own"
             raise FieldError("trainer", "busy", accepted)
         try:
-            some = next((c for c in clients if c.examples), None)
-            if some is not None and self._unchecked:
-                require_unmixed(self._model, some.x, self.layout)
-                self._unchecked = False
+            if self._unchecked:
+                self._look_at(clients)
             results: list[Trained | Exception] = []
             for start, client, key, source in zip(starts, clients, keys, sources, strict=True):
                 try:
@@ -128,106 +122,164 @@ class PrivateTrainer(SequentialTrainer):
                     results.append(error)
             return results
         finally:
-            self._alone.release()
+            self._busy.release()
+
+    def _look_at(self, clients: Sequence[ClientData]) -> None:
+        """Refuse a model that mixes examples like those of the first client that has any."""
+        for client in clients:
+            if client.examples:
+                require_unmixed(self._model, client.x, self.layout)
+                self._unchecked = False
+                return
 
     def _rehearse(self, sums: PerExample, x: Tensor, y: Tensor) -> None:
         """Refuse a model and a loss that have no gradient of a made-up example."""
         failure: Exception | None = None
         for probe, _ in probes(x, 1):
             try:
-                sums.clipped_sum(self._inputs(probe), labels(y, 1).to(self._device), 1.0, alone=True)
-                sums.warn_if_slow(self._inputs(probe), labels(y, 1).to(self._device))
+                inputs = self._inputs(probe)
+                targets = labels(y, 1).to(self._device)
+                sums.clipped_sum(inputs, targets, 1.0, alone=True)
+                sums.warn_if_slow(inputs, targets)
                 return
             except Exception as error:  # the model and its loss are the user's
                 failure = failure or error
         raise not_trainable(self._model, x, y, failure) from failure
 
     def idle(self, start: Tensor, source: Source) -> Trained:
-        """What a silo without examples would answer to a start [d]: the noise of all steps, and nothing else."""
+        """Answer to a start [d] as a silo without examples would: the noise of all steps, and nothing else."""
         none = torch.zeros(0, dtype=torch.int64)
         nobody = ClientData(torch.zeros(0, 1), none, person=none)
         own = PrivateTrainer(self._spare, self.layout, self.local, self.noisy, str(self._device))
         return own._noisy(start, nobody, (), source)
 
-    def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
+    def train(
+        self,
+        starts: Tensor,
+        clients: Sequence[ClientData],
+        keys: Sequence[Key],
+    ) -> list[Trained | Exception]:
         """Refuse: noise needs sources."""
         raise FieldError("sources", None, "a private trainer draws noise: call train_noisily with one source a client")
 
     def check_sizes(self, clients: Sequence[ClientData], least: int = 2) -> None:
         """Refuse silos of more units than are promised; of fewer than a lot, or a few, where their number is public."""
-        noisy, lot = self.noisy, self.noisy.denominator
-        for i, n in enumerate(len(self._lots.units_of(c)) for c in clients):
-            field = f"{noisy.unit} of silo {i}"
-            if noisy.most and n > noisy.most:
-                accepted = f"must be at most the {noisy.most} that are promised: raise most, or leave some out"
-                raise FieldError(field, n, accepted)
-            if noisy.public_size and 0 < noisy.units < n:
-                accepted = f"must be at most units = {noisy.units}, beyond which sums overflow: raise it"
-                raise FieldError(field, n, accepted)
-            held, fine = noisy.most or n, noisy.deviation / (2 * self._coarsest * noisy.clip)
-            if noisy.summed and held > fine:  # their gradients may all be alike, and then their sum rounds as n C does
-                accepted = f"must be at most {fine:.0f} in a sum: beyond them rounding undoes its share of the noise; "
-                raise FieldError(field, held, f"{accepted}train in float64, or use the method 'record' without a sum")
-            if noisy.public_size and n < least:
-                raise FieldError(field, n, f"must be at least {least}: join the silo with another, or run without it")
-            if noisy.public_size and noisy.rate < 1 and n < lot * (1 - 1e-9):
-                accepted = f"must be at least the lot of {lot:g} that a step expects: lower rate or the number planned"
-                raise FieldError(field, n, accepted)
+        for i, client in enumerate(clients):
+            count = len(self._lots.units_of(client))
+            self._check_size(f"{self.noisy.unit} of silo {i}", count, least)
+
+    def _check_size(self, field: str, n: int, least: int) -> None:
+        noisy = self.noisy
+        if noisy.most and n > noisy.most:
+            accepted = f"must be at most the {noisy.most} that are promised: raise most, or leave some out"
+            raise FieldError(field, n, accepted)
+        if noisy.public_size and 0 < noisy.units < n:
+            accepted = f"must be at most units = {noisy.units}, beyond which sums overflow: raise it"
+            raise FieldError(field, n, accepted)
+        held = noisy.most or n
+        fine = noisy.deviation / (2 * self._coarsest * noisy.clip)
+        if noisy.summed and held > fine:  # their gradients may all be equal, and then their sum rounds as n C does
+            accepted = f"must be at most {fine:.0f} in a sum: beyond them rounding undoes its share of the noise; "
+            raise FieldError(field, held, f"{accepted}train in float64, or use the method 'record' without a sum")
+        if not noisy.public_size:
+            return
+        if n < least:
+            raise FieldError(field, n, f"must be at least {least}: join the silo with another, or run without it")
+        lot = noisy.denominator
+        if noisy.rate < 1 and n < lot * (1 - 1e-9):
+            accepted = f"must be at least the lot of {lot:g} that a step expects: lower rate or the number planned"
+            raise FieldError(field, n, accepted)
 
     def require_fine(self, starts: Tensor) -> None:
         """Refuse weights so coarse that a share's noise is rounded away in each silo, and one record's step is not."""
         if not self.noisy.summed:
             return
-        moved = self.noisy.lr * self.noisy.deviation / self.noisy.denominator
-        grid = self._coarsest * (float(starts.abs().max()) + self.noisy.lr * self.noisy.clip)
+        rate = self.noisy.lr
+        moved = rate * self.noisy.deviation / self.noisy.denominator
+        largest = float(starts.abs().max()) + rate * self.noisy.clip
+        grid = self._coarsest * largest
         if moved < 2 * grid:
             accepted = f"moves weights by noise of {moved:.2g}, which rounding to {grid:.2g} would undo: raise it, or "
-            raise FieldError("lr", self.noisy.lr, f"{accepted}train in float64, or use the method 'record'")
+            raise FieldError("lr", rate, f"{accepted}train in float64, or use the method 'record'")
 
     @property
     def _coarsest(self) -> float:
-        """Of the parameters' types, the share by which the coarsest rounds."""
+        """The largest relative rounding among the parameters' types."""
         return max(torch.finfo(block.dtype).eps for block in self.layout.blocks)
 
     def _noisy(self, start: Tensor, client: ClientData, key: Key, source: Source) -> Trained:
-        noisy, n = self.noisy, len(self._lots.units_of(client))
+        """Train one client by all its steps."""
+        noisy = self.noisy
+        n = len(self._lots.units_of(client))
         self._reset(start)
         # a mask follows its example's place in the batch, which under add/remove tells who else is there
-        stream((*key, int(source.child("dropout").bits(1))), "dropout", self._generator)
+        secret_key = (*key, int(source.child("dropout").bits(1)))
+        stream(secret_key, "dropout", self._generator)
         optimizer = Stepper(self._parameters, self.local)
         anchors = [p.detach().clone() for p in self._parameters] if self.local.prox else []
-        lots, places, noise = source.child("lots"), source.child("places"), source.child("noise")
-        drawn = noisy.images or isinstance(client.x, OnDemand)  # the batch, of this round's source
-        if drawn and type(source) is not SecureSource:  # others answer a question again to the same bits
+        lots = source.child("lots")
+        places = source.child("places")
+        noise = source.child("noise")
+        batch_is_drawn = noisy.images or isinstance(client.x, OnDemand)  # of this round's source
+        if batch_is_drawn and type(source) is not SecureSource:  # others answer a question again to the same bits
             self._lots.whole.clear()
-        seen, examples = 0.0, 0
+        seen = 0.0
+        examples = 0
         failure: Exception | None = None
         for _ in range(noisy.steps):
-            chosen = torch.arange(n) if noisy.rate == 1 else (lots.uniform(n) < noisy.rate).nonzero()[:, 0]
+            if noisy.rate == 1:
+                chosen = torch.arange(n)
+            else:
+                chosen = (lots.uniform(n) < noisy.rate).nonzero()[:, 0]
             total = torch.zeros(self.layout.size, dtype=torch.int64 if noisy.grid else torch.float64)
             try:
                 if n:
                     clipped, losses = self._lots.clipped_sum(client, chosen, places)
                     total += clipped.cpu()
-                    seen, examples = seen + float(losses.sum()), examples + len(losses)
+                    seen += float(losses.sum())
+                    examples += len(losses)
             except Exception as error:  # of all its examples: each counts as zero, and other steps stay as they are
                 failure = error
             if noisy.grid:  # one step, whose noise is the method's to add: on the grid, as a share
                 break
             total = noised(total, GaussianNoise(noisy.deviation), noise, self.layout.dtype)
-            self._write((total / noisy.denominator).to(self.layout.dtype))  # rounded with its noise
-            for p, anchor in zip(self._parameters, anchors, strict=False):
-                assert p.grad is not None
-                p.grad.add_(p.detach() - anchor, alpha=self.local.prox)
-            optimizer.step(self.local.rate())
+            step = (total / noisy.denominator).to(self.layout.dtype)  # rounded with its noise
+            self._step(optimizer, step, anchors)
         if failure is not None:
             _LOG.error("the examples of a step failed, and count as zero", exc_info=failure)
-        model, failed = self._read(), None if examples else failure
+        failed = None if examples else failure
         if failed is not None:
             note_failure(failed)
-        summed = total if noisy.grid else None
-        return Trained(model, client.examples, seen / max(examples, 1), noisy, failed, total=summed)
+        return Trained(
+            self._read(),
+            client.examples,
+            seen / max(examples, 1),
+            noisy,
+            failed,
+            total=total if noisy.grid else None,
+        )
 
-    def _write(self, flat: Tensor) -> None:
-        for p, block in zip(self._parameters, self.layout.blocks, strict=True):
-            p.grad = flat[block.start : block.stop].view(block.shape).to(p.device, p.dtype, copy=True)
+    def _step(self, optimizer: Stepper, gradient: Tensor, anchors: Sequence[Tensor]) -> None:
+        """Take one step of the optimiser along a noised gradient [d], with FedProx's term if there are anchors."""
+        for parameter, block in zip(self._parameters, self.layout.blocks, strict=True):
+            own = gradient[block.start : block.stop].view(block.shape)
+            parameter.grad = own.to(parameter.device, parameter.dtype, copy=True)
+        for parameter, anchor in zip(self._parameters, anchors, strict=False):
+            assert parameter.grad is not None
+            parameter.grad.add_(parameter.detach() - anchor, alpha=self.local.prox)
+        optimizer.step(self.local.rate())
+
+
+def _require_linear(layout: Layout, local: LocalTraining, noisy: NoisySteps) -> None:
+    """Refuse a share of a sum whose steps are not linear, or lie beyond what is computed exactly enough."""
+    rate = local.rate()
+    require_within("learning rate of a sum", "lr", rate)
+    for part in (noisy.clip, noisy.deviation):
+        require_within("sigma", "lr * clip / examples", rate * part / noisy.denominator)
+    if local.optimizer != "sgd":
+        accepted = 'must be "sgd": a trusted sum promises nothing about the sum of steps that are not linear'
+        raise FieldError("optimizer", local.optimizer, accepted)
+    for block in layout.blocks:
+        if block.dtype not in (torch.float32, torch.float64):
+            accepted = "rounds a share's noise away, and no record's step: train a sum in float32, model.float()"
+            raise FieldError(block.name, block.dtype, accepted)

@@ -79,11 +79,11 @@ def mend(model: nn.Module) -> nn.Module:
             module.inplace = False
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             module.sparse, module.scale_grad_by_freq, module.max_norm = False, False, None
-    require_apart(mended)
+    require_separable(mended)
     return mended
 
 
-def require_apart(model: nn.Module) -> None:
+def require_separable(model: nn.Module) -> None:
     """Refuse a model that cannot give the gradients of single examples.
 
     Raises
@@ -133,7 +133,7 @@ def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
             failure: Exception | None = None
             for probe, other in probes(x, _ROWS):
                 try:
-                    _require_apart_in(copy, inputs(probe), inputs(other))
+                    _require_separable_in(copy, inputs(probe), inputs(other))
                     break
                 except FieldError:
                     raise
@@ -145,7 +145,7 @@ def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
                     raise FieldError("model", type(model).__name__, accepted) from failure
 
 
-def _require_apart_in(model: nn.Module, probe: Tensor, other: Tensor) -> None:
+def _require_separable_in(model: nn.Module, probe: Tensor, other: Tensor) -> None:
     """Compare each row of the output, in a batch, with the same row among others, and alone."""
 
     def answer(batch: Tensor, seed: int = 0) -> Tensor:
