@@ -73,7 +73,7 @@ class TableFile(TableSpec):
         train = read_table("data.path", self.path, *how)
         test = read_table("data.test_path", self.test_path, *how) if self.test_path else None
         made = from_rows("table", train, test, self, f"From the file {train.file}.")
-        written = {"separator": self.separator, "decimal": self.decimal, "thousands": self.thousands}
+        written = {name: getattr(self, name) for name in ("separator", "decimal", "thousands", "encoding")}
         return replace(made, inputs={**made.inputs, **written})
 
 

@@ -130,7 +130,8 @@ def _spec(inputs: Mapping[str, Any], columns: Mapping[str, list[Any]]) -> TableS
 
 def _rows(field: str, path: Path, inputs: Mapping[str, Any]) -> Any:
     style = Style(str(inputs.get("decimal", ".")), str(inputs.get("thousands", "")))
-    return read_table(field, path, str(inputs.get("separator", ",")), style, (MOST_ROWS, MOST_BYTES))
+    separator, encoding = str(inputs.get("separator", ",")), str(inputs.get("encoding", "utf-8"))
+    return read_table(field, path, separator, style, (MOST_ROWS, MOST_BYTES), encoding)
 
 
 def _pictures(inputs: Mapping[str, Any], path: Path) -> tuple[Tensor, list[str]]:

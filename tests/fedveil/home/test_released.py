@@ -77,7 +77,7 @@ def test_the_run_stores_what_its_model_takes(finished):
     folder, summary = finished
     about = Description.read(folder / DESCRIPTION)
     assert (about.classes, about.positive, about.positive_named) == (("well", "ill"), "ill", True)
-    assert [name for name, _ in about.inputs["columns"]] == ["age", "bp", "sex"]  # as a stored configuration has them
+    assert [name for name, _ in about.inputs["columns"]] == ["sex", "age", "bp"]  # as they are declared
     assert about.promise["text"] == summary.values["guarantee"]
     for words in ("zero-out", "client", "central", "total"):
         assert words in about.promise["text"]
@@ -124,6 +124,17 @@ def test_a_fresh_process_answers(finished, rows, tmp_path):
     assert len(lines) == 3
     expected = fv.load(folder).read(new).probabilities
     assert [float(v) for v in lines[1].split(",")[2:]] == pytest.approx(expected[0].tolist(), abs=1e-5)
+
+
+def test_new_rows_are_written_as_the_runs_own_were(tmp_path):
+    """A spreadsheet's export of another alphabet was refused, with a key that predict does not take."""
+    path = tmp_path / "rows.csv"
+    lines = [f"{20 + i};{'Köln' if i % 2 else 'München'};{i % 2}" for i in range(20)]
+    path.write_text("\n".join(["alter;ort;krank", *lines]), encoding="cp1252")
+    own = {"columns": {"alter": [0, 100], "ort": ["Köln", "München"]}, "target": "krank", "classes": 2}
+    data = {"name": "table", "path": str(path), "separator": ";", "encoding": "cp1252", "clients": 2, **own}
+    run(parse({"name": "abroad", "rounds": 1, "data": data, "model": {"name": "logistic"}}), tmp_path / "run")
+    assert len(fv.load(tmp_path / "run").read(path).labels) == 20
 
 
 def test_what_cannot_be_read_is_named(finished, tmp_path):

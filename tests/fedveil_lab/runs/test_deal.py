@@ -49,6 +49,19 @@ def table(tmp_path):
     return tmp_path / "t.csv"
 
 
+@pytest.mark.parametrize("order", [("cost", "age"), ("age", "cost")])
+def test_a_network_gets_the_columns_in_the_order_in_which_they_are_declared(table, order):
+    """They came by their names' alphabet, whatever the file said: a network of one's own took one for the other."""
+    ranges = {"cost": [0, 1000], "age": [0, 200]}
+    data = {"name": "table", "path": str(table), "target": "ill", "classes": 2, "clients": 2}
+    config = spec({**data, "columns": {name: ranges[name] for name in order}})
+    written = np.loadtxt(table, delimiter=",", skiprows=1, usecols=(1, 2))
+    wanted = np.stack([written[:, 0] / 200 if name == "age" else written[:, 1] / 1000 for name in order], 1)
+    again = parse(tomllib.loads(config.to_toml()))
+    for one in (config, again):
+        np.testing.assert_allclose(deal_out(one.data, 0).dataset.x.numpy(), wanted, rtol=1e-6)
+
+
 def test_a_table_with_natural_clients(table, tmp_path):
     data = {"name": "table", "path": str(table), "target": "ill", "classes": 2, "columns": {"age": [0, 100]}}
     config = spec({**data, "client_column": "site", "clients": "natural"}, clients_per_round=3)

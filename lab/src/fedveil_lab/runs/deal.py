@@ -83,7 +83,7 @@ class Dealt:
 def data_digest(spec: Data) -> str:
     """SHA-256 of the set's examples, so that other data under the same name are not taken for these."""
     with fields_of("data"):
-        return _digest(spec.name, json.dumps(spec.options, sort_keys=True))
+        return _digest(spec.name, json.dumps(spec.options))  # columns are inputs in their order
 
 
 @lru_cache(maxsize=1)
@@ -126,7 +126,7 @@ def deal_out(spec: Data, seed: int) -> Dealt:
 
 def _shared_out(spec: Data, seed: int) -> tuple[DataSet, ClientData | None, ClientData | None]:
     """What is dealt out, what is public, and what the server keeps."""
-    dataset = _loaded(spec.name, json.dumps(spec.options, sort_keys=True))
+    dataset = _loaded(spec.name, json.dumps(spec.options))
     dataset = dataset if spec.positive is None else with_positive(dataset, spec.positive)
     if spec.made_up_people:
         dataset = with_people(dataset, spec.made_up_people, seed)
