@@ -1,7 +1,7 @@
 """Is an epsilon true: `fedveil verify` on scores, mechanisms and apps of anybody, and on FedVeil's own methods."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,8 @@ SUBJECT = "A mechanism FILE.py:FUNCTION; without it, and without --scores, FedVe
 CLAIM = "What is claimed: eps=1 delta=1e-5 (or mu=0.5), relation, client or record, total or round, central or local."
 ROWS = "What a score is of: runs (each its own), canaries (of one run, by fair coins) or records (no coin: no bound)."
 STEPS = "What the code does, to be composed: noise_multiplier=1.1 lots=poisson rate=0.01 steps=1000, say."
+WITHOUT = "A trap that the claim is not meant for, 'not a number' say; repeatable."
+RUNS = "Runs in all; own methods: of each world (2,000, which prove mu 4.9)."
 CAUGHT = 1
 
 
@@ -31,9 +33,16 @@ def verify(
     ] = None,
     alpha: Annotated[float, typer.Option("--alpha", help="Chance that any bound of this command is too large.")] = 0.01,
     steps: Annotated[str | None, typer.Option("--steps", metavar="TEXT", help=STEPS)] = None,
-    runs: Annotated[
-        int, typer.Option("--runs", metavar="N", help="Own methods: runs of each world; 2,000 prove mu 4.9.")
-    ] = 2000,
+    clients: Annotated[int | None, typer.Option("--clients", metavar="N", help="Data sets of a world; 3.")] = None,
+    examples: Annotated[int | None, typer.Option("--examples", metavar="N", help="Rows of each; 4.")] = None,
+    columns: Annotated[int | None, typer.Option("--columns", metavar="N", help="Numbers of a row; 4.")] = None,
+    without: Annotated[list[str] | None, typer.Option("--without", metavar="TRAP", help=WITHOUT)] = None,
+    runs: Annotated[int | None, typer.Option("--runs", metavar="N", help=RUNS)] = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="S", help="For all runs of a mechanism, where --runs says nothing.")
+    ] = 60.0,
+    timeout: Annotated[float | None, typer.Option("--timeout", metavar="S", help="For one run; 30.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="From which the seeds of all runs are drawn.")] = 0,
     canaries: Annotated[
         int, typer.Option("--canaries", metavar="M", help="Own methods: M canaries in one run; 1,000 are usual.")
     ] = 0,
@@ -45,58 +54,133 @@ def verify(
 
     \b
     Scores of any tool:   fedveil verify --scores FILE.csv --rows runs --claim "eps=1 delta=1e-5 ..."
-    MechanismSteps as described:   fedveil verify --steps "noise_multiplier=1.5 steps=50" --claim "..."
+    Anybody's function:   fedveil verify my.py:mechanism --claim "eps=1 delta=1e-5 zero-out client total central"
+    Steps as described:   fedveil verify --steps "noise_multiplier=1.5 steps=50" --claim "..."
     FedVeil's methods:    fedveil verify (the worst case of each, and its noise over ten rounds; or --canaries M)
+
+    A mechanism takes data sets, one array [examples, columns] a client, and a seed. verify.toml beside it may
+    say the same as the options, below [verify] and [verify.steps].
     """  # noqa: D301 - the control character itself, by which click leaves the lines below it alone
     with refusals():
         if subject is None and scores is None and claim is None and steps is None:
             from fedveil_lab.cli.own_methods import verify_own
 
-            verify_own(runs, canaries, out)
+            verify_own(runs or 2000, canaries, out)
             return
-        judged = _judged(subject, claim, scores, rows, lower_is_in, delta, alpha, steps)
+        _refuse_another(out)
+        if scores is not None:
+            judged = _scored(subject, scores, rows, claim, delta, alpha, lower_is_in)
+        elif subject is None:
+            judged = _described(claim, steps, delta)
+        else:
+            sizes = {"clients": clients, "examples": examples, "columns": columns}
+            effort = {"runs": runs, "seconds": seconds, "seed": seed, "alpha": alpha}
+            judged = _played(subject, claim, steps, sizes, without, effort, timeout)
         _keep(judged, out)
 
 
-def _judged(
+def _scored(
     subject: str | None,
-    claim: str | None,
-    scores: Path | None,
+    scores: Path,
     rows: str | None,
-    lower_is_in: bool,
+    claim: str | None,
     delta: float | None,
     alpha: float,
-    steps: str | None,
+    lower_is_in: bool,
 ) -> "Judged":
-    """Go through the door that the options name."""
+    """Judge a table of scores."""
     from fedveil.errors import FieldError
-    from fedveil_lab.verify import MechanismSteps, PrivacyClaim, read_scores, verify_scores
+    from fedveil_lab.verify import read_scores, verify_scores
+
+    if subject is not None:
+        raise FieldError("--scores", str(scores), "is for scores alone: leave the subject away")
+    if rows is None:
+        raise FieldError("--rows", rows, "say runs, canaries or records: what a score is of decides what it proves")
+    inside, outside = read_scores(scores)
+    return verify_scores(
+        inside,
+        outside,
+        rows=rows,
+        claim=claim,
+        delta=delta,
+        alpha=alpha,
+        lower_is_in=lower_is_in,
+        subject=scores.name,
+    )
+
+
+def _described(claim: str | None, steps: str | None, delta: float | None) -> "Judged":
+    """Compose steps as described."""
+    from fedveil.errors import FieldError
+    from fedveil_lab.verify import MechanismSteps, PrivacyClaim
     from fedveil_lab.verify.judged import described_alone
 
-    own = None if claim is None else PrivacyClaim.parse(claim)
-    if subject is not None and scores is not None:
-        raise FieldError("--scores", str(scores), "is for scores alone: leave the subject away")
-    if scores is not None:
-        if rows is None:
-            raise FieldError("--rows", rows, "say runs, canaries or records: what a score is of decides what it proves")
-        first, second = read_scores(scores)
-        options = {"rows": rows, "claim": claim, "delta": delta, "alpha": alpha, "lower_is_in": lower_is_in}
-        return verify_scores(first, second, **options, subject=scores.name)  # type: ignore[arg-type]
-    if subject is None and steps is not None:
-        if own is None:
-            raise FieldError("--claim", claim, "is needed beside --steps: its relation and scope decide")
-        return described_alone("steps as described", own, MechanismSteps.parse(steps), delta)
-    raise FieldError("SUBJECT", subject, "give a mechanism, --scores or --steps beside --claim")
+    if claim is None:
+        raise FieldError("--claim", claim, "is needed beside --steps: its relation and scope decide")
+    if steps is None:
+        raise FieldError("SUBJECT", None, "give a mechanism FILE.py:FUNCTION, --scores or --steps beside --claim")
+    return described_alone("steps as described", PrivacyClaim.parse(claim), MechanismSteps.parse(steps), delta)
+
+
+def _played(
+    subject: str,
+    claim: str | None,
+    steps: str | None,
+    sizes: dict[str, int | None],
+    without: list[str] | None,
+    effort: dict[str, Any],
+    timeout: float | None,
+) -> "Judged":
+    """Play a mechanism in worst-case worlds."""
+    from fedveil.errors import FieldError
+    from fedveil_lab.verify.claim import EXAMPLE, PrivacyClaim
+    from fedveil_lab.verify.described import MechanismSteps
+    from fedveil_lab.verify.playing import Effort, verify_mechanism
+    from fedveil_lab.verify.sections import section_beside
+    from fedveil_lab.verify.worlds import Sizes, library
+
+    place, colon, function = subject.rpartition(":")
+    file = Path(place)
+    if not colon or not file.is_file():
+        raise FieldError("SUBJECT", subject, "names no file: write FILE.py:FUNCTION, as in my.py:mechanism")
+    section = section_beside(file.parent)
+    text = section.get("claim", claim)
+    if text is None:
+        raise FieldError("--claim", claim, f"is missing: say what is claimed, as in {EXAMPLE!r}")
+    own = PrivacyClaim.parse(text)
+    given = {name: section.get(name, value) for name, value in sizes.items()}
+    made = Sizes(**{name: value for name, value in given.items() if value is not None})
+    described = None
+    if steps is not None:
+        described = MechanismSteps.parse(steps)
+    elif section.steps:
+        described = MechanismSteps.of(section.steps)
+    return verify_mechanism(
+        file,
+        function,
+        own,
+        library(own, made, section.get("without", without, [])),
+        effort=Effort(**effort, timeout=section.get("timeout", timeout, 30.0)),
+        steps=described,
+        say=say,
+    )
+
+
+def _refuse_another(out: Path | None) -> None:
+    """Refuse a folder that holds anything but a verdict, before anything is run."""
+    from fedveil.files import refuse_strangers
+    from fedveil_lab.verify.judged import FILES
+
+    if out is not None:
+        refuse_strangers(out, FILES)
 
 
 def _keep(judged: "Judged", out: Path | None) -> None:
     """Show and write a verdict, and end with its exit code."""
-    from fedveil.files import refuse_strangers
     from fedveil_lab.runs.provenance import provenance
     from fedveil_lab.verify.judged import FILES
 
     folder = out or shared.fresh(Path("runs/verdict"))
-    refuse_strangers(folder, FILES)
     for table in judged.details():
         show([table], [""])
     show([judged.table()])

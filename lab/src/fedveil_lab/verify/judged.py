@@ -108,7 +108,7 @@ class Judged:
         rows.append(("proven", "not asked: no steps are described" if self.proven is None else self.proven.describe()))
         rows.append(("measured", self._measured()))
         if self.world:
-            rows.append(("shown by", self.world))
+            rows.append(("shown by" if self.refuted else "most telling world", self.world))
         rows += [(f"caught by {one.by}", one.what) for one in self.caught]
         rows.append(("verdict", self.answer))
         rows += [("", note) for note in self.notes]

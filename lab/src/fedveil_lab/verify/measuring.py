@@ -138,7 +138,7 @@ def measure(
     require_number("alpha", alpha, lambda a: 0 < a < 0.5, "must be above 0 and below 0.5")
     first, second = scores_of("inside", inside), scores_of("outside", outside)
     if rows == "runs":
-        bounds = [
+        bounds: Sequence[LowerBound] = [
             *of_threshold(first, second, delta=delta, alpha=alpha / 2),
             *of_ranks(first, second, delta=delta, alpha=alpha / 2),
         ]
@@ -146,13 +146,18 @@ def measure(
         bounds = of_canaries(first, second, delta=delta, alpha=alpha / 2)
     else:
         bounds = []
-    some, others = _at_most(first, _PAIRS), _at_most(second, _PAIRS)
+    return measurement(first, second, rows, bounds, alpha)
+
+
+def measurement(inside: Floats, outside: Floats, rows: str, bounds: Sequence[LowerBound], alpha: float) -> Measurement:
+    """Bounds beside the rates that describe the scores."""
+    some, others = _at_most(inside, _PAIRS), _at_most(outside, _PAIRS)
     return Measurement(
         rows=rows,
-        inside=len(first),
-        outside=len(second),
+        inside=len(inside),
+        outside=len(outside),
         area=auc_interval(some, others, resamples=200 if len(some) * len(others) > 1e6 else 1000),
-        true_rates={one: true_rate_at(first, second, one) for one in ALPHAS},
+        true_rates={one: true_rate_at(inside, outside, one) for one in ALPHAS},
         bounds=tuple(bounds),
         confidence=1 - alpha,
     )
@@ -189,22 +194,34 @@ def of_threshold(inside: Floats, outside: Floats, *, delta: float, alpha: float)
     return at_threshold(inside[half_in:], outside[half_out:], threshold, delta=delta, alpha=alpha)
 
 
-def chosen_threshold(inside: Floats, outside: Floats, delta: float, alpha: float) -> float:
+def chosen_threshold(inside: Floats, outside: Floats, delta: float, alpha: float, figure: str = "epsilon") -> float:
     """The threshold whose bound would be the largest, had these runs been the ones to judge."""
     pooled = np.unique(np.concatenate([inside, outside]))
     if len(pooled) == 1:
         return float(pooled[0])
     cuts = pooled if len(pooled) <= 400 else np.quantile(pooled, np.linspace(0, 1, 400), method="nearest")
-    with np.errstate(invalid="ignore"):
-        middles = np.where(np.isfinite(cuts[1:] - cuts[:-1]), (cuts[1:] + cuts[:-1]) / 2, cuts[1:])
-    n, m = len(inside), len(outside)
-    hits = n - np.searchsorted(np.sort(inside), middles, side="left")
-    alarms = m - np.searchsorted(np.sort(outside), middles, side="left")
-    low, high = _lows(hits, n, alpha / 2), _highs(alarms, m, alpha / 2)
-    worth = [epsilon_of_rates(float(t), float(f), delta) for t, f in zip(low, high, strict=True)]
-    if max(worth) <= 0:
+    with np.errstate(invalid="ignore", over="ignore"):
+        middles = np.where(np.isfinite(cuts[1:] - cuts[:-1]), cuts[:-1] + (cuts[1:] - cuts[:-1]) / 2, cuts[1:])
+    proven = worths(inside, outside, middles, delta, alpha, figure)
+    if proven.max() <= 0:
         return best_threshold(inside, outside)
-    return float(middles[int(np.argmax(worth))])
+    return float(middles[int(np.argmax(proven))])
+
+
+def worth(inside: Floats, outside: Floats, threshold: float, delta: float, alpha: float, figure: str) -> float:
+    """What these runs would prove at a threshold, had they not chosen it."""
+    return float(worths(inside, outside, np.array([threshold]), delta, alpha, figure)[0])
+
+
+def worths(inside: Floats, outside: Floats, cuts: Floats, delta: float, alpha: float, figure: str) -> Floats:
+    """The same at several thresholds [k]; below 0 where a world cannot be told."""
+    n, m = len(inside), len(outside)
+    hits = n - np.searchsorted(np.sort(inside), cuts, side="left")
+    alarms = m - np.searchsorted(np.sort(outside), cuts, side="left")
+    pairs = zip(_lows(hits, n, alpha / 2), _highs(alarms, m, alpha / 2), strict=True)
+    if figure == "mu":
+        return np.array([mu_of_rates(float(true), float(false)) for true, false in pairs])
+    return np.array([epsilon_of_rates(float(true), float(false), delta) for true, false in pairs])
 
 
 def at_threshold(inside: Floats, outside: Floats, threshold: float, *, delta: float, alpha: float) -> list[LowerBound]:

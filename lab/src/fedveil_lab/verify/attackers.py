@@ -1,0 +1,276 @@
+"""How an adversary tells two worlds apart by what a mechanism returned: scores that are fitted on runs of both.
+
+An attacker is fitted on some runs, chosen with its direction and threshold on others, and judged on yet others.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from fedveil_lab.verify.isolation import RunOutcome
+from fedveil_lab.verify.measuring import Floats, chosen_threshold, worth
+
+Scorer = Callable[["Seen"], Floats]
+SURE = 1e300  # a score that no number reaches
+TINY = 1e-300
+JOINT = 64  # coordinates of which a whole covariance is taken
+ROUNDS = 64  # of an output [rounds, numbers], whose rounds are compared
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an adversary saw of several runs.
+
+    Attributes
+    ----------
+    labels : list of str
+        Shape, failure, or kind of numbers, one a run.
+    numbers : array
+        [runs, d]; NaN where a run returned something else than most did.
+    whole : array of bool
+        [runs], whether a row is such that its numbers can be compared.
+    shape : str
+        Of most of them.
+    """
+
+    labels: list[str]
+    numbers: Floats
+    whole: NDArray[np.bool_]
+    shape: str
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: slice) -> "Seen":
+        """Some of the runs."""
+        return Seen(self.labels[rows], self.numbers[rows], self.whole[rows], self.shape)
+
+
+def seen(outcomes: Sequence[RunOutcome], shape: str) -> Seen:
+    """Runs as an adversary compares them, of which those with `shape` hold comparable numbers."""
+    labels = [one.label for one in outcomes]
+    sizes = [len(one.numbers) for one, label in zip(outcomes, labels, strict=True) if label == shape]
+    numbers = np.full((len(outcomes), sizes[0] if sizes else 0), np.nan)
+    whole = np.array([label == shape for label in labels], dtype=bool)
+    for row, one in enumerate(outcomes):
+        if whole[row]:
+            numbers[row] = np.clip(one.numbers, -1e150, 1e150)
+    return Seen(labels, numbers, whole, shape)
+
+
+def usual_shape(outcomes: Sequence[RunOutcome]) -> str:
+    """The label that most runs have; of equals, the first."""
+    return Counter(one.label for one in outcomes).most_common(1)[0][0]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One fitted way to tell worlds apart, with direction and threshold.
+
+    Attributes
+    ----------
+    name : str
+        For reports.
+    scorer : callable
+        ``Seen -> [runs]``.
+    sign : float
+        1 or -1.
+    threshold : float
+        At or above it, a signed score says that the unit is there.
+    value : float
+        What the runs that chose it would have proven.
+    apart : float
+        How far apart the scores of the two worlds lie, as normal ones of deviation 1 would; for ranking few runs.
+    """
+
+    name: str
+    scorer: Scorer
+    sign: float
+    threshold: float
+    value: float
+    apart: float = 0.0
+
+    @property
+    def rank(self) -> float:
+        """What worlds are ranked by: where few runs prove nothing yet, how far apart they lie."""
+        return max(self.value, self.apart)
+
+    def scores(self, runs: Seen) -> Floats:
+        """Signed scores [runs]."""
+        with np.errstate(all="ignore"):
+            return np.nan_to_num(self.sign * self.scorer(runs), nan=-SURE, posinf=SURE, neginf=-SURE)
+
+
+def best_attack(
+    fitted: tuple[Seen, Seen], chosen: tuple[Seen, Seen], figure: str, delta: float, alpha: float
+) -> Attack:
+    """The attack, direction and threshold that prove the most on the runs that choose."""
+    best: Attack | None = None
+    with np.errstate(all="ignore"):
+        scorers = fit_all(*fitted)
+    for name, scorer in scorers.items():
+        for sign in (1.0, -1.0):
+            plain = Attack(name, scorer, sign, 0.0, 0.0)
+            first, second = plain.scores(chosen[0]), plain.scores(chosen[1])
+            threshold = chosen_threshold(first, second, delta, alpha, figure)
+            value = worth(first, second, threshold, delta, alpha, figure)
+            found = Attack(name, scorer, sign, threshold, value, apart(first, second))
+            if best is None or found.rank > best.rank:
+                best = found
+    assert best is not None
+    return best
+
+
+def apart(inside: Floats, outside: Floats) -> float:
+    """The distance of two normal laws of deviation 1 that overlap as much."""
+    ranks = scipy.stats.rankdata(np.concatenate([inside, outside]))  # ties share theirs
+    n, m = len(inside), len(outside)
+    area = (float(ranks[:n].sum()) - n * (n + 1) / 2) / (n * m)
+    kept = min(max(area, 0.5 / (n * m)), 1 - 0.5 / (n * m))
+    return 2**0.5 * float(scipy.special.ndtri(kept))
+
+
+def fit_all(inside: Seen, outside: Seen) -> dict[str, Scorer]:
+    """Every attacker, fitted."""
+    kinds = _kinds(inside, outside)
+    found: dict[str, Scorer] = {"kind of answer": kinds}
+    x, y = inside.numbers[inside.whole], outside.numbers[outside.whole]
+    if min(len(x), len(y)) < 2 or x.shape[1] == 0:
+        return found
+    numeric = {
+        "direction": _direction(x, y),
+        "one coordinate": _coordinate(x, y),
+        "length": _length,
+        "distance from the other world": _distance(y),
+        "distance from this world": _distance(x),
+        "exact values": _exact(x, y),
+    }
+    if 1 < x.shape[1] <= JOINT:
+        numeric["joint direction"] = _joint(x, y)
+    rounds = _rounds(inside.shape)
+    if rounds is not None:
+        numeric["closest rounds"] = _closest_rounds(*rounds)
+        between = _between(*rounds)
+        numeric["differences of rounds"] = _after(between, _coordinate(between(x), between(y)))
+    for name, score in numeric.items():
+        found[name] = _or_kind(score, kinds)
+    return found
+
+
+def _kinds(inside: Seen, outside: Seen) -> Scorer:
+    """How much more often an answer of this kind came with the unit."""
+    first, second = Counter(inside.labels), Counter(outside.labels)
+
+    def score(runs: Seen) -> Floats:
+        odds = [np.log((first[one] + 0.5) / (second[one] + 0.5)) for one in runs.labels]
+        return np.array(odds)
+
+    return score
+
+
+def _or_kind(score: Callable[[Floats], Floats], kinds: Scorer) -> Scorer:
+    """A score of numbers; where a run returned none that compare, the kind of its answer decides."""
+
+    def either(runs: Seen) -> Floats:
+        found = np.sign(kinds(runs)) * SURE
+        if runs.whole.any():
+            found[runs.whole] = score(runs.numbers[runs.whole])
+        return found
+
+    return either
+
+
+def _scale(x: Floats, y: Floats) -> Floats:
+    """Variance within both worlds [d], above nought by no more than rounding."""
+    largest = max(float(np.abs(x).max()), float(np.abs(y).max()), TINY)
+    within: Floats = (x.var(axis=0) + y.var(axis=0)) / 2 + 1e-26 * largest**2 + TINY
+    return within
+
+
+def _direction(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
+    """Every coordinate weighted by how far it moves over its own noise."""
+    weights, middle = (x.mean(0) - y.mean(0)) / _scale(x, y), (x.mean(0) + y.mean(0)) / 2
+    return lambda z: (z - middle) @ weights
+
+
+def _coordinate(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
+    """The one coordinate that tells the worlds apart best."""
+    at = int(np.argmax(np.abs(x.mean(0) - y.mean(0)) / np.sqrt(_scale(x, y))))
+    return lambda z: z[:, at]
+
+
+def _joint(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
+    """Fisher's direction: noise that several coordinates share is subtracted."""
+    scale = np.sqrt(_scale(x, y))
+    a, b = x / scale, y / scale
+    covariance = (np.cov(a, rowvar=False) + np.cov(b, rowvar=False)) / 2
+    ridge = 1e-9 if len(x) > 2 * x.shape[1] else 0.1
+    weights = np.linalg.solve(covariance + ridge * np.eye(len(covariance)), a.mean(0) - b.mean(0))
+    middle = (a.mean(0) + b.mean(0)) / 2
+    return lambda z: (z / scale - middle) @ weights
+
+
+def _length(z: Floats) -> Floats:
+    """Logarithm of the length of everything that was returned."""
+    found: Floats = np.log(np.linalg.norm(z, axis=1) + TINY)
+    return found
+
+
+def _distance(x: Floats) -> Callable[[Floats], Floats]:
+    """How far a run lies from the middle of a world, in units of that world's spread: finds noise of another size."""
+    middle, scale = np.median(x, axis=0), np.sqrt(_scale(x, x))
+    return lambda z: np.log(np.linalg.norm((z - middle) / scale, axis=1) + TINY)
+
+
+def _exact(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
+    """Whether the very same numbers came in one world before: noise of few values repeats."""
+    first, second = {row.tobytes() for row in x}, {row.tobytes() for row in y}
+
+    def score(z: Floats) -> Floats:
+        rows = [row.tobytes() for row in z]
+        return np.array([float(row in first) - float(row in second) for row in rows])
+
+    return score
+
+
+def _rounds(shape: str) -> tuple[int, int] | None:
+    """Rounds and numbers of each, of an output that is one array [rounds, numbers] or equal arrays, one a round."""
+    arrays = [tuple(int(size) for size in re.findall(r"\d+", one)) for one in re.findall(r"\(([^)]*)\)", shape)]
+    if shape != " ".join(str(sizes) for sizes in arrays) or len({*arrays}) != 1:
+        return None
+    if len(arrays) > 1:
+        rounds, numbers = len(arrays), math.prod(arrays[0])
+    elif len(arrays[0]) == 2:
+        rounds, numbers = arrays[0]
+    else:
+        return None
+    return (rounds, numbers) if 2 <= rounds <= ROUNDS and numbers else None
+
+
+def _between(rounds: int, numbers: int) -> Callable[[Floats], Floats]:
+    """What changes from each round to the next [runs, (rounds - 1) numbers]."""
+    return lambda z: np.diff(z.reshape(len(z), rounds, numbers), axis=1).reshape(len(z), -1)
+
+
+def _after(first: Callable[[Floats], Floats], then: Callable[[Floats], Floats]) -> Callable[[Floats], Floats]:
+    """One function after the other."""
+    return lambda z: then(first(z))
+
+
+def _closest_rounds(rounds: int, numbers: int) -> Callable[[Floats], Floats]:
+    """The two rounds that lie closest together: noise that is used twice leaves no distance but the data's."""
+    first, second = np.triu_indices(rounds, 1)
+
+    def score(z: Floats) -> Floats:
+        each = z.reshape(len(z), rounds, numbers)
+        gaps = np.linalg.norm(each[:, first] - each[:, second], axis=2)
+        found: Floats = np.log(gaps.min(axis=1) + TINY)
+        return found
+
+    return score

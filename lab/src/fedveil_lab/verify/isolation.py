@@ -1,0 +1,212 @@
+"""Runs of somebody's function, each in a fresh process, so that no state of one run reaches another.
+
+A process imports the libraries that the file names, and is copied for each run (`zygote`); the copy imports the file
+itself anew. Libraries with threads of their own (JAX) do not survive a copy: there a whole process is started for
+each run, which takes seconds.
+"""
+
+import ast
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.errors import FedVeilError, FieldError, cleaned
+from fedveil_lab.verify import zygote
+
+THREADED = ("jax", "tensorflow")  # libraries that a copy of a process does not carry
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+class NoVerdict(FedVeilError):
+    """A subject that cannot be judged: it raises, hangs, or returns what is no output."""
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """What one run left.
+
+    Attributes
+    ----------
+    kind : str
+        ok, raised, hangs or died.
+    shape : str
+        Of what it returned, in words; of an error, its class.
+    numbers : array
+        [d], all that it returned.
+    why : str
+        Of what is not ok.
+    said : str
+        What it printed.
+    seconds : float
+        That it took.
+    """
+
+    kind: str
+    shape: str
+    numbers: NDArray[np.float64]
+    why: str
+    said: str
+    seconds: float
+
+    @property
+    def label(self) -> str:
+        """What an adversary sees before it looks at any number."""
+        if self.kind != "ok":
+            return f"{self.kind} {self.shape}".strip()
+        words = [self.shape]
+        if np.isnan(self.numbers).any():
+            words.append("with NaN")
+        if np.isinf(self.numbers).any():
+            words.append("with infinity")
+        return " ".join(words)
+
+
+class FreshProcesses:
+    """A mechanism's file, opened for runs.
+
+    Parameters
+    ----------
+    file : path
+        Python.
+    function : str
+        Takes what a world holds, and a seed.
+    timeout : float
+        Seconds that a run may take.
+    """
+
+    def __init__(self, file: Path, function: str, *, timeout: float = 30.0) -> None:
+        self.file, self.function, self.timeout = file.resolve(), function, timeout
+        self.libraries = libraries_of(self.file)
+        self.whole = any(name.partition(".")[0] in THREADED for name in self.libraries)
+        self._worlds: dict[str, Any] = {}
+        self._own = ("", "")
+        self._folder = tempfile.TemporaryDirectory(prefix="fedveil-verify-")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "FreshProcesses":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop()
+        with contextlib.suppress(OSError):
+            self._folder.cleanup()
+
+    @property
+    def isolation(self) -> str:
+        """How runs are kept apart."""
+        return "a whole process each" if self.whole else "a copy each of a process that imported libraries alone"
+
+    def names_of_worlds(self, relation: str, unit: str) -> list[str]:
+        """Worlds that the file brings itself; none if it has no function `worlds`."""
+        self._own = (relation, unit)
+        found = self._ready({"ask": "names", "own": self._own, "timeout": self.timeout})
+        if found["kind"] != "ok":
+            raise NoVerdict(f"no verdict: {self.file.name} {found['kind']}: {cleaned(found['why'], 300)}")
+        return list(found["names"])
+
+    def hold(self, world: str, data: Any) -> None:
+        """Keep a world's data for its runs."""
+        self._worlds[world] = data
+        if self._process is not None:
+            self._ask({"ask": "world", "world": world, "data": data})
+
+    def run(self, world: str, seed: int) -> RunOutcome:
+        """One run in a process of its own."""
+        request = {"ask": "run", "world": world, "seed": seed, "timeout": self.timeout}
+        found = self._ready({**request, "function": self.function, "own": self._own})
+        numbers = found.get("numbers")
+        return RunOutcome(
+            kind=found["kind"],
+            shape=found.get("shape", found.get("error", "")),
+            numbers=np.zeros(0) if numbers is None else numbers,
+            why=cleaned(found.get("why", ""), 300),
+            said=found.get("said", ""),
+            seconds=found.get("seconds", 0.0),
+        )
+
+    def _ready(self, request: dict[str, Any]) -> dict[str, Any]:
+        """An answer of a process that has made no run before, or of a copy."""
+        if self.whole:
+            self._stop()
+        if self._process is None:
+            self._start()
+        return self._ask(request)
+
+    def _start(self) -> None:
+        environment = {**os.environ, **ONE_THREAD, "MPLBACKEND": "Agg"}
+        self._process = subprocess.Popen(
+            [sys.executable, zygote.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+        opened = self._ask(
+            {"ask": "open", "path": str(self.file), "folder": self._folder.name, "libraries": self.libraries}
+        )
+        if opened["kind"] != "ok":
+            raise NoVerdict(f"{self.file.name} cannot be read: {cleaned(opened['why'], 300)}")
+        for world, data in self._worlds.items():
+            self._ask({"ask": "world", "world": world, "data": data})
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            zygote.send(self._process.stdin, request)  # type: ignore[arg-type]
+            found: dict[str, Any] | None = zygote.receive(self._process.stdout)  # type: ignore[arg-type]
+        except BrokenPipeError:
+            found = None
+        if found is None:
+            self._process = None
+            raise NoVerdict(f"{self.file.name}: the process that its runs are copied from ended")
+        return found
+
+    def _stop(self) -> None:
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def libraries_of(file: Path) -> list[str]:
+    """Installed modules that a file imports, so that a copy need not import them; its neighbours are left to it."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError, ValueError) as error:
+        raise FieldError("SUBJECT", file.name, f"is no Python that can be read ({error})") from error
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found.add(node.module)
+    beside = {path.stem for path in file.parent.glob("*.py")} | {path.name for path in file.parent.iterdir()}
+    outside = {name for name in found if name.partition(".")[0] not in beside}
+    return sorted({"numpy", "numpy.random", *(name for name in outside if _installed(name.partition(".")[0]))})
+
+
+def _installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False

@@ -1,0 +1,82 @@
+"""The section `[verify]` of verify.toml or pyproject.toml: what nobody can guess about a subject."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import FieldError, damaged, nearest, require_a
+from fedveil.reading import toml_of
+
+KEYS = ("claim", "clients", "examples", "columns", "without", "timeout", "steps", "app")
+FILES = ("verify.toml", "pyproject.toml")
+
+
+@dataclass(frozen=True)
+class VerifySection:
+    """What a file says.
+
+    Attributes
+    ----------
+    values : dict
+        Its plain keys.
+    steps, app : dict
+        Its tables `[verify.steps]` and `[verify.app]`.
+    source : str
+        The file; empty where there is none.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    steps: dict[str, Any] = field(default_factory=dict)
+    app: dict[str, Any] = field(default_factory=dict)
+    source: str = ""
+
+    def get(self, name: str, given: Any, otherwise: Any = None) -> Any:
+        """What the command line gives, else the file, else a default."""
+        return given if given is not None else self.values.get(name, otherwise)
+
+
+def section_beside(folder: Path) -> VerifySection:
+    """The section of verify.toml in a folder, or `[tool.fedveil.verify]` of its pyproject.toml; empty without either.
+
+    Raises
+    ------
+    FieldError
+        For a file that cannot be read, or a key that is unknown.
+    """
+    for name in FILES:
+        file = folder / name
+        if not file.is_file():
+            continue
+        try:
+            values = toml_of(file.read_text(encoding="utf-8"))
+        except (ValueError, OSError) as error:
+            raise damaged("[verify]", file, error, "mend it, or move it away") from error
+        if name == "pyproject.toml":
+            values = _inside(values, "tool", "fedveil")
+        own = _inside(values, "verify")
+        if own:
+            return _section(own, name)
+    return VerifySection()
+
+
+def _section(values: Mapping[str, Any], source: str) -> VerifySection:
+    """A section whose keys are all known."""
+    for key in values:
+        if key not in KEYS:
+            raise FieldError(f"[verify] {key} of {source}", values[key], nearest(key, KEYS))
+    tables = {}
+    for name in ("steps", "app"):
+        table = values.get(name, {})
+        require_a(f"[verify.{name}] of {source}", table, dict, "must be a table")
+        tables[name] = dict(table)
+    plain = {key: value for key, value in values.items() if key not in tables}
+    return VerifySection(plain, tables["steps"], tables["app"], source)
+
+
+def _inside(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """A table within tables; empty where there is none."""
+    found: Any = values
+    for name in names:
+        found = found.get(name, {}) if isinstance(found, Mapping) else {}
+    return dict(found) if isinstance(found, Mapping) else {}

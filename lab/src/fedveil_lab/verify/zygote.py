@@ -1,0 +1,215 @@
+"""A process that has imported libraries and nothing else: every run of a mechanism is a copy of it.
+
+Run as a file, without FedVeil: ``python zygote.py``. It reads requests on standard input and writes answers on standard
+output, each a length and a pickle. A copy imports the mechanism's own file anew, draws new entropy for the libraries'
+own generators, makes one run, and ends. So nothing that a run leaves behind reaches another run.
+"""
+
+import contextlib
+import importlib
+import os
+import pickle
+import select
+import signal
+import struct
+import sys
+import time
+import traceback
+from types import ModuleType
+from typing import Any, BinaryIO
+
+HEADER = struct.Struct("<q")
+MOST_TEXT = 65_536  # bytes of what a run prints that are kept
+MOST_NUMBERS = 50_000  # that a run may return
+ENDED_BY_ITSELF = "ended without an answer"
+
+
+def receive(stream: BinaryIO) -> Any:
+    """The next message, or None at the end."""
+    head = stream.read(HEADER.size)
+    if len(head) < HEADER.size:
+        return None
+    return pickle.loads(stream.read(HEADER.unpack(head)[0]))
+
+
+def send(stream: BinaryIO, message: object) -> None:
+    """Write one message."""
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    stream.write(HEADER.pack(len(body)) + body)
+    stream.flush()
+
+
+def flat(value: Any) -> tuple[str, Any]:
+    """Shape in words and all numbers [d] of what a mechanism returns: numbers, arrays, tensors, and nests of them."""
+    import numpy as np
+
+    shapes: list[str] = []
+    parts: list[Any] = []
+
+    def walk(one: Any) -> None:
+        if isinstance(one, dict):
+            for key in sorted(one, key=str):
+                shapes.append(f"{key}:")
+                walk(one[key])
+        elif isinstance(one, list | tuple) and not _numeric(one):
+            for part in one:
+                walk(part)
+        else:
+            array = one.detach().cpu().numpy() if hasattr(one, "detach") else np.asarray(one)
+            if array.dtype.kind not in "biuf":
+                raise TypeError(f"returns {type(one).__name__}, which holds no numbers")
+            shapes.append(str(tuple(array.shape)))
+            parts.append(np.asarray(array, dtype=np.float64).reshape(-1))
+
+    walk(value)
+    numbers = np.concatenate(parts) if parts else np.zeros(0)
+    if len(numbers) > MOST_NUMBERS:
+        raise ValueError(f"returns {len(numbers):,} numbers: return the {MOST_NUMBERS:,} that an adversary looks at")
+    return " ".join(shapes), numbers
+
+
+def _numeric(values: Any) -> bool:
+    """Whether a list is one array: all of it plain numbers."""
+    return bool(values) and all(isinstance(one, int | float) for one in values)
+
+
+def module_of(path: str, code: Any) -> ModuleType:
+    """The mechanism's file, imported anew."""
+    module = ModuleType("mechanism_under_test")
+    module.__file__ = path
+    sys.modules[module.__name__] = module
+    exec(code, module.__dict__)
+    return module
+
+
+def fresh_entropy() -> None:
+    """Give the libraries' own generators what a process of their own would have drawn."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed()
+    if torch is not None:
+        torch.seed()
+    random = sys.modules.get("random")
+    if random is not None:
+        random.seed()
+
+
+def child(request: dict[str, Any], state: dict[str, Any], answer: int, said: int) -> None:
+    """One run; its answer goes through a pipe of its own, what it prints into a file in memory."""
+    os.setpgid(0, 0)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    started = time.perf_counter()
+    try:
+        fresh_entropy()
+        module = module_of(state["path"], state["code"])
+        found = asked_of(module, request, state)
+    except BaseException as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{os.path.basename(last.filename)}:{last.lineno}"
+        found = {"kind": "raised", "error": type(error).__name__, "why": f"{type(error).__name__}: {error} ({where})"}
+    found["seconds"] = time.perf_counter() - started
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    with os.fdopen(answer, "wb") as stream:
+        pickle.dump(found, stream, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def asked_of(module: ModuleType, request: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """The names of the file's own worlds, or what its function returns in a world."""
+    if request["ask"] == "names":
+        own = module.worlds(*request["own"]) if hasattr(module, "worlds") else {}
+        return {"kind": "ok", "names": [str(name) for name in own]}
+    world = request["world"]
+    if world in state["worlds"]:
+        data = state["worlds"][world]
+    else:
+        name, _, side = world.rpartition(": ")
+        data = module.worlds(*request["own"])[name][side == "out"]
+    shape, numbers = flat(getattr(module, request["function"])(data, request["seed"]))
+    return {"kind": "ok", "shape": shape, "numbers": numbers}
+
+
+def run(request: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """Fork, wait no longer than asked, and say what came of it."""
+    reading, writing = os.pipe()
+    said = os.memfd_create("said")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(reading)
+            child(request, state, writing, said)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    body, late = _read_until(reading, time.monotonic() + request["timeout"])
+    os.close(reading)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    text = os.pread(said, MOST_TEXT, 0).decode(errors="replace")
+    os.close(said)
+    if late:
+        found = {"kind": "hangs", "why": f"no answer within {request['timeout']:g} s"}
+    else:
+        try:
+            found = pickle.loads(body)
+        except (EOFError, pickle.UnpicklingError):
+            found = {"kind": "died", "why": ENDED_BY_ITSELF}
+    return {**found, "said": text}
+
+
+def _read_until(handle: int, deadline: float) -> tuple[bytes, bool]:
+    """Everything up to the end of the pipe, and whether it came too late."""
+    parts: list[bytes] = []
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([handle], [], [], left)[0]:
+            return b"".join(parts), True
+        part = os.read(handle, 1 << 20)
+        if not part:
+            return b"".join(parts), False
+        parts.append(part)
+
+
+def serve() -> None:
+    """Answer requests until there are none."""
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for handle in (0, 1):
+        os.dup2(nothing, handle)
+    state: dict[str, Any] = {"worlds": {}}
+    while (request := receive(requests)) is not None:
+        try:
+            send(answers, _answer(request, state))
+        except Exception as error:
+            send(answers, {"kind": "raised", "error": type(error).__name__, "why": f"{type(error).__name__}: {error}"})
+
+
+def _answer(request: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """What one request asks for."""
+    if request["ask"] == "open":
+        path = request["path"]
+        sys.path[0] = os.path.dirname(path)
+        sys.argv = [path]
+        os.chdir(request["folder"])
+        with open(path, encoding="utf-8") as file:
+            state.update(path=path, code=compile(file.read(), path, "exec"))
+        for name in request["libraries"]:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.set_num_threads(1)
+        return {"kind": "ok"}
+    if request["ask"] == "world":
+        state["worlds"][request["world"]] = request["data"]
+        return {"kind": "ok"}
+    return run(request, state)
+
+
+if __name__ == "__main__":
+    serve()

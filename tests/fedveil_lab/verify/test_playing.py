@@ -1,0 +1,220 @@
+"""Mechanisms in worst-case worlds: planted mistakes are caught, right claims are not, and runs share no state."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from fedveil.cli import app
+from fedveil.errors import FieldError
+from fedveil_lab.verify import MechanismSteps, PrivacyClaim, prove
+from fedveil_lab.verify.isolation import FreshProcesses, NoVerdict
+from fedveil_lab.verify.judged import COMPOSITION, INSPECTION, described_alone
+from fedveil_lab.verify.playing import Effort, play, verify_mechanism
+from fedveil_lab.verify.worlds import FIRST, LIBRARY, Sizes, library
+from verify_kit import EXAMPLES, HereRunner, judged, module, worlds_of
+
+WRONG, RIGHT = module("wrong").CASES, module("right").CASES
+MEASURED = [name for name, case in WRONG.items() if "worst-case world" in case["by"]]
+RUNS = 4000  # fit into 20 s of one core, each in a copy of a process
+CLAIM = "eps=1 delta=1e-5 zero-out client total central"
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_planted_mistake_is_caught_in_a_worst_case_world(name):
+    assert judged("wrong", name, RUNS, seed=0).refuted
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_planted_mistake_is_caught_by_its_description_where_it_says_so(name):
+    case = WRONG[name]
+    found = set()
+    if "steps" in case:
+        claim = PrivacyClaim.parse(case["claim"])
+        found = {one.by for one in described_alone(name, claim, MechanismSteps.parse(case["steps"])).caught}
+    assert found == {*case["by"].split(", ")} & {COMPOSITION, INSPECTION}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_claim_is_not_refuted_and_proven_where_its_steps_are_described(name):
+    assert not judged("right", name, 1500, seed=0).refuted
+    case = RIGHT[name]
+    if "steps" in case:
+        claim = PrivacyClaim.parse(case["claim"])
+        assert prove(MechanismSteps.parse(case["steps"]), claim).epsilon <= claim.epsilon * 1.001
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEASURED)
+def test_each_is_caught_in_19_of_20_seeds(name):
+    assert sum(judged("wrong", name, RUNS, seed).refuted for seed in range(20)) >= 19
+
+
+@pytest.mark.slow
+def test_a_tight_right_claim_is_refuted_no_more_often_than_alpha():
+    refuted = sum(judged("right", "randomised_response", 1000, seed, alpha=0.1).refuted for seed in range(100))
+    assert refuted <= 19  # 10 are allowed; three standard errors are 9
+
+
+def test_runs_in_copies_are_the_same_runs():
+    claim, worlds = worlds_of(WRONG["divided_late"])
+    effort = Effort(runs=300, seed=3)
+    here = play(HereRunner(module("wrong").divided_late), worlds, claim, effort)
+    apart = verify_mechanism(EXAMPLES / "wrong.py", "divided_late", claim, worlds, effort=effort)
+    assert apart.measured == here.measured
+    assert apart.world == here.world
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Writes a mechanism's file."""
+
+    def write(text):
+        path = tmp_path / "mine.py"
+        path.write_text(f"import time, os\nimport numpy as np\nCALLS = []\n\n\n{text}")
+        return path
+
+    return write
+
+
+def test_no_state_reaches_another_run_and_unseeded_noise_is_fresh(file):
+    path = file(
+        "def counted(data, seed):\n    CALLS.append(seed)\n    return len(CALLS)\n\n\n"
+        "def unseeded(data, seed):\n    return np.random.normal()\n"
+    )
+    with FreshProcesses(path, "counted") as counted, FreshProcesses(path, "unseeded") as unseeded:
+        counted.hold("a", [np.zeros((1, 1))])
+        unseeded.hold("a", [np.zeros((1, 1))])
+        assert [counted.run("a", seed).numbers.tolist() for seed in range(3)] == [[1.0]] * 3
+        assert len({unseeded.run("a", 0).numbers.item() for _ in range(5)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "why"),
+    [
+        ("raise ValueError('no such column')", "raised", "no such column"),
+        ("time.sleep(60)", "hangs", "within"),
+        ("os._exit(3)", "died", "without an answer"),
+        ("return 'a text'", "raised", "no numbers"),
+        ("return np.zeros(60_000)", "raised", "50,000"),
+        ("return None", "raised", "no numbers"),
+        ("return []", "ok", "no number"),
+        ("return np.zeros(seed % 7 + 1)", "ok", "another shape"),
+    ],
+)
+def test_what_does_not_answer_gets_no_verdict(file, body, kind, why):
+    path = file(f"def mechanism(data, seed):\n    {body}\n")
+    claim = PrivacyClaim.parse(CLAIM)
+    worlds = library(claim, Sizes())
+    with FreshProcesses(path, "mechanism", timeout=0.5) as processes:
+        processes.hold("plain: in", worlds[0].inside)
+        assert processes.run("plain: in", 0).kind == kind
+    with pytest.raises(NoVerdict, match=why):
+        verify_mechanism(path, "mechanism", claim, worlds, effort=Effort(runs=100, timeout=0.5))
+
+
+def test_a_file_that_is_no_python_or_lacks_the_function_gets_no_verdict(file, tmp_path):
+    claim = PrivacyClaim.parse(CLAIM)
+    worlds = library(claim, Sizes())
+    with pytest.raises(NoVerdict, match="mechanism"):
+        verify_mechanism(file("x = 1\n"), "mechanism", claim, worlds, effort=Effort(runs=100))
+    (tmp_path / "other.py").write_text("def broken(:\n")
+    with pytest.raises(FieldError):
+        verify_mechanism(tmp_path / "other.py", "mechanism", claim, worlds, effort=Effort(runs=100))
+
+
+def test_outputs_that_differ_whatever_the_seed_are_the_strongest_refutation():
+    claim = PrivacyClaim.parse("eps=50 delta=1e-5 zero-out client total central")
+    worlds = library(claim, Sizes())
+    found = play(HereRunner(lambda data, seed: sum(len(rows) for rows in data)), worlds, claim, Effort(runs=200))
+    assert found.refuted  # although so few runs bound no epsilon of 50
+    assert "seeds" in found.caught[0].what
+    constant = play(HereRunner(lambda data, seed: 1.0), worlds, claim, Effort(runs=200))
+    assert not constant.refuted
+    assert "out of reach" in constant.answer
+
+
+def apart(inside, outside):
+    """Data sets of each world that the other one lacks, however often they occur."""
+    left, right = list(inside), []
+    for rows in outside:
+        same = [i for i, one in enumerate(left) if np.array_equal(one, rows, equal_nan=True)]
+        if same:
+            del left[same[0]]
+        else:
+            right.append(rows)
+    return left, right
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "add/remove", "replace-one"])
+@pytest.mark.parametrize("unit", ["client", "record"])
+def test_every_world_lies_in_the_claimed_relation(relation, unit):
+    claim = replace(PrivacyClaim.parse(CLAIM), relation=relation, unit=unit)
+    sizes = Sizes(clients=4, examples=3, columns=2)
+    for world in library(claim, sizes):
+        inside, outside = world.inside, world.outside
+        changed, others = apart(inside, outside)
+        assert len(changed) == 1, world.name  # one client's data differ
+        [changed] = changed
+        if unit == "client" and relation == "add/remove":
+            assert others == []
+        elif unit == "client":
+            [other] = others
+            assert (len(other) == 0) == (relation == "zero-out")
+        else:
+            [other] = others
+            assert len(other) == len(changed) - (relation == "add/remove")
+            if relation != "add/remove":
+                differ = [not np.array_equal(a, b, equal_nan=True) for a, b in zip(changed, other, strict=True)]
+                assert differ.count(True) == 1
+
+
+def test_traps_can_be_left_out_and_the_first_cannot():
+    claim = PrivacyClaim.parse(CLAIM)
+    names = [one.name for one in library(claim, Sizes(), ["not a number", "infinite"])]
+    assert {*LIBRARY} - {*names} == {"not a number", "infinite"}
+    for name in (FIRST, "nan"):
+        with pytest.raises(FieldError):
+            library(claim, Sizes(), [name])
+
+
+def test_a_file_can_bring_worlds_of_its_own(file):
+    path = file(
+        "def worlds(relation, unit):\n    return {'mine ' + unit: ({'x': 1.0}, {'x': 0.0})}\n\n\n"
+        "def mechanism(data, seed):\n    return data['x'] + np.random.default_rng(seed).normal(0, 0.1)\n"
+    )
+    claim = PrivacyClaim.parse(CLAIM)
+    found = verify_mechanism(path, "mechanism", claim, [], effort=Effort(runs=400))
+    assert found.refuted
+    assert found.world.startswith("mine client")
+
+
+def test_the_command_says_its_budget_first_and_ends_with_one_if_a_claim_is_caught(tmp_path):
+    (tmp_path / "mine.py").write_text((EXAMPLES / "wrong.py").read_text())
+    (tmp_path / "verify.toml").write_text(
+        f'[verify]\nclaim = "{CLAIM}"\nclients = 8\n\n[verify.steps]\nnoise_multiplier = 0.4663\n'
+    )
+    command = ["verify", str(tmp_path / "mine.py:small_sensitivity"), "--runs", "300", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1, result.output
+    assert result.output.splitlines()[0].startswith("300 runs in 14 worlds")
+    stored = json.loads((tmp_path / "out" / "verdict.json").read_text())
+    assert stored["refuted"] is True
+    assert stored["proven"]["epsilon"] > 1
+    assert {one["by"] for one in stored["caught"]} == {"worst-case world", "composition"}
+    assert stored["effort"]["runs"] <= 310
+    assert (tmp_path / "out" / "verdict.md").is_file()
+    few = CliRunner().invoke(app, [*command[:2], "--runs", "20"])
+    assert few.exit_code == 2
+    missing = CliRunner().invoke(app, ["verify", str(tmp_path / "no.py:f"), "--claim", CLAIM])
+    assert missing.exit_code == 2
+
+
+def test_a_verdict_that_is_not_refuted_is_never_called_true():
+    found = judged("right", "gaussian_sum", 300, seed=1)
+    assert not found.refuted
+    assert math.isfinite(found.measured.best("epsilon").ceiling)
+    assert found.answer.startswith(("not refuted", "out of reach"))
