@@ -212,7 +212,7 @@ def play(runner: Runner, worlds: Sequence[TwoWorlds], claim: PrivacyClaim, effor
         spent = time.monotonic() - started
         runs = min(runs, player.played + int((effort.seconds - spent) * player.played / spent))
     best = look_again(player, looked, runs, claim, delta, say)
-    count = max(LEAST, int(FINAL * runs / 2))
+    count = stages(runs, len(worlds))[2]
     say(f"judged in the world {best.world!r} by its {best.attack.name}: {count:,} more runs of each side")
     inside, outside = player.both(best.world, count)
     measured, caught = judged_once(best, inside, outside, claim, delta, effort.alpha)
@@ -262,20 +262,28 @@ def said_of(one: RunOutcome) -> str:
 
 def planned(runs: int, each: float, worlds: Sequence[TwoWorlds], claim: PrivacyClaim, effort: Effort) -> str:
     """The budget in one sentence, with the most that it can prove."""
-    count = max(LEAST, int(FINAL * runs / 2))
+    looks, again, count = stages(runs, len(worlds))
+    total = 2 * (looks * len(worlds) + again * min(KEPT, len(worlds)) + count)
     bounds = at_threshold(np.ones(count), np.zeros(count), 0.5, delta=claim.delta or 0.0, alpha=effort.alpha)
     ceiling = next(one.ceiling for one in bounds if one.figure == claim.figure)
     reach = f"at most {claim.figure} {ceiling:.2f} can be shown at confidence {1 - effort.alpha:g}"
     if ceiling <= claim.most:
         reach += f", so that a claim of {claim.most:.3g} is out of reach"
-    return f"{runs:,} runs in {len(worlds)} worlds, about {runs * each:.0f} s; {reach}"
+    return f"{total:,} runs in {len(worlds)} worlds, about {total * each:.0f} s; {reach}"
+
+
+def stages(runs: int, worlds: int) -> tuple[int, int, int]:
+    """Runs of each side: of every world, again of the most telling ones, and for the judgement."""
+    looks = max(LEAST, int(LOOKED * runs / worlds / 2))
+    again = max(LEAST, int((1 - LOOKED - FINAL) * runs / min(KEPT, worlds) / 2))
+    return looks, again, max(LEAST, int(FINAL * runs / 2))
 
 
 def look_at_all(
     player: Player, worlds: Sequence[TwoWorlds], runs: int, claim: PrivacyClaim, delta: float, say: Say
 ) -> list[Looked]:
     """A few runs of every world; where neither side answers, there is nothing to see."""
-    count = max(LEAST, int(LOOKED * runs / len(worlds) / 2))
+    count = stages(runs, len(worlds))[0]
     found = []
     for one in worlds:
         inside, outside = player.both(one.name, count)
@@ -290,7 +298,7 @@ def look_again(
 ) -> Looked:
     """More runs of the most telling worlds, and the best of them."""
     again = looked[:KEPT]
-    count = max(LEAST, int((1 - LOOKED - FINAL) * runs / len(again) / 2))
+    count = stages(runs, len(looked))[1]
     found = []
     for one in again:
         inside, outside = player.both(one.world, count)
