@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -22,7 +21,7 @@ AnyMethod = str | Aggregator | methods.ServerSide | methods.ClientSide | methods
 
 
 def resolve_method(given: AnyMethod | None) -> methods.Method:
-    """Put both sides of a method together from what the front door accepts.
+    """Put both sides of a method together from what `Federation` accepts.
 
     Parameters
     ----------
@@ -54,7 +53,7 @@ def resolve_method(given: AnyMethod | None) -> methods.Method:
 def client_sides_of(
     method: methods.Method, sides: Mapping[int, methods.ClientSide], clients: int
 ) -> dict[int, methods.ClientSide]:
-    """Clients' own parameters of a method.
+    """Check clients' own parameters of a method.
 
     Raises
     ------
@@ -78,44 +77,52 @@ def client_sides_of(
 def initial_broadcast(
     model: nn.Module | Callable[[], nn.Module], k: int, seed: int, buffers: Buffers, initial: Tensor | None
 ) -> tuple[nn.Module, Tensor]:
-    """The architecture and the first models [k, d]."""
+    """Build the architecture and the first models [k, d]."""
     if isinstance(model, nn.Module):
         built = [model]
         if k > 1 and initial is None:
             raise FieldError("model", type(model).__name__, f"{k} hypotheses need `initial`, or a function of models")
     elif callable(model):
-        built = []
-        for j in range(k):
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(keyed_seed("model", seed, j))
-                try:
-                    built.append(model())
-                except TypeError as error:
-                    accepted = f"cannot be built without arguments ({error}): write lambda: Net(...)"
-                    raise FieldError("model", getattr(model, "__name__", "a function"), accepted) from error
+        built = [_built(model, seed, j) for j in range(k)]
     else:
         raise FieldError("model", kind_of(model), "must be a torch.nn.Module or a function that builds one")
     layout = Layout.from_module(built[0], buffers=buffers)
-    starts = torch.stack([layout.read(m) for m in built]) if initial is None else initial.clone()
+    if initial is None:
+        starts = torch.stack([layout.read(one) for one in built])
+    else:
+        starts = initial.clone()
     layout.check(starts, "initial")
     if starts.shape != (k, layout.size):
         raise FieldError("initial", tuple(starts.shape), f"must be [k, d] = [{k}, {layout.size}]")
     return built[0], starts
 
 
+def _built(make: Callable[[], nn.Module], seed: int, j: int) -> nn.Module:
+    """Build the j-th model under its own seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(keyed_seed("model", seed, j))
+        try:
+            return make()
+        except TypeError as error:
+            accepted = f"cannot be built without arguments ({error}): write lambda: Net(...)"
+            raise FieldError("model", getattr(make, "__name__", "a function"), accepted) from error
+
+
 def several(start: Tensor, layout: Layout, k: int, seed: int) -> Tensor:
-    """First hypotheses [k, d]: the start [d], then the same with the entries of each array shuffled."""
+    """Make first hypotheses [k, d]: the start [d], then the same with the entries of each array shuffled."""
     starts = [start]
     for j in range(1, k):
         generator = torch.Generator().manual_seed(keyed_seed("hypothesis", seed, j))
-        views = layout.views(start)
-        orders = {n: torch.randperm(v.numel(), generator=generator) for n, v in views.items()}
-        starts.append(layout.flatten({n: v.reshape(-1)[orders[n]].reshape(v.shape) for n, v in views.items()}))
+        shuffled: dict[str, Tensor] = {}
+        for name, view in layout.views(start).items():
+            order = torch.randperm(view.numel(), generator=generator)
+            shuffled[name] = view.reshape(-1)[order].reshape(view.shape)
+        starts.append(layout.flatten(shuffled))
     return torch.stack(starts)
 
 
 def with_proximal_term(local: LocalTraining, method: methods.Method) -> LocalTraining:
-    """Local training with the proximal term that the server's FedProx asks for.
+    """Give local training the proximal term that the server's FedProx asks for.
 
     Raises
     ------
@@ -131,7 +138,7 @@ def with_proximal_term(local: LocalTraining, method: methods.Method) -> LocalTra
 
 
 def with_local_rate(method: methods.Method, local: LocalTraining) -> methods.Method:
-    """A secure sum whose step, which is the server's, is as long as local training says, unless its own is given."""
+    """Give a secure sum, whose step is the server's, the rate of local training, unless it has its own."""
     server = method.server
     if not isinstance(server, methods.SecureSum) or server.lr is not None:
         return method
@@ -148,7 +155,7 @@ def learner_of(
     trainer: str,
     workers: int,
 ) -> Learner:
-    """What trains the clients, once the model, their data and the loss are known to fit.
+    """Make what trains the clients, once the model, their data and the loss are known to fit.
 
     Raises
     ------
@@ -157,13 +164,14 @@ def learner_of(
     """
     local, noisy = with_proximal_term(local or LocalTraining(), method), method.noisy
     require_fit(module, clients, local.loss)
-    steps, like = noisy.noisy_steps if noisy else None, next(c for c in clients if c.examples)
+    steps = None if noisy is None else noisy.noisy_steps
+    like = next(client for client in clients if client.examples)
     made = make_trainer(module, layout, local, trainer, workers=workers, noisy=steps, example=(like.x, like.y))
     return Learner(module, layout, local, region=region, trainer=made)
 
 
 def cohort_size(given: int | None, clients: int, method: methods.Method) -> int:
-    """Clients of a round; everybody unless a number is given.
+    """Return the clients of a round; everybody unless a number is given.
 
     Raises
     ------
@@ -187,34 +195,30 @@ def draw_cohort(seed: int, round_: int, partitions: Sequence[int], size: int) ->
     if size == len(partitions):
         return list(partitions)
     generator = torch.Generator().manual_seed(keyed_seed("cohort", seed, round_))
-    return [partitions[i] for i in sorted(torch.randperm(len(partitions), generator=generator)[:size].tolist())]
+    order = torch.randperm(len(partitions), generator=generator).tolist()
+    return [partitions[i] for i in sorted(order[:size])]
 
 
 def require_success(round_: int, trained: Sequence[int], zeroed: Mapping[int, str]) -> None:
-    """Refuse a round of which every client failed: the experimenter should know, although no server could tell."""
+    """Stop if every client failed. A real server could not see this; a simulation should say it."""
     if trained and set(trained) <= set(zeroed):
         raise NoReplyError(f"round {round_}: every client failed; {dict(zeroed)}")
 
 
 def client_releases(learned: Learned) -> methods.Releases:
-    """What a trained client would send if nothing protected it."""
+    """Return what a trained client would send if nothing protected it."""
     trained = learned.trained
     if trained.total is not None:
         return (Release("sum", trained.total),)
+    count = Release("count", torch.tensor(float(trained.examples), dtype=torch.float64))
     loss = Release("metric", torch.tensor(trained.loss, dtype=torch.float64), "train_loss")
-    beside = (Release("count", _number(trained.examples)), loss)
-    # of a model that was added when it came nothing is left
-    return (Release("model", trained.model), *beside) if trained.model.numel() else beside
-
-
-@lru_cache(maxsize=4096)
-def _number(count: int) -> Tensor:
-    """A count as a 0-d tensor; nobody writes into releases."""
-    return torch.tensor(float(count), dtype=torch.float64)
+    if not trained.model.numel():  # it was added when it came
+        return (count, loss)
+    return (Release("model", trained.model), count, loss)
 
 
 def client_facts(broadcast: methods.Broadcast, layout: Layout, learned: Learned) -> methods.ClientFacts:
-    """The facts of a trained client's method."""
+    """Collect the facts of a trained client's method."""
     return methods.ClientFacts(
         broadcast=broadcast,
         layout=layout,

@@ -70,7 +70,7 @@ class ClientParty(Party):
     kept : tuple of (int, Releases)
         As above, up to date.
     failure : Exception, optional
-        Why the last answer was a zero update. For the client's own log; it never leaves.
+        Reason why the last answer was a zero update. For the client's own log; it never leaves.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ClientParty(Party):
 
     @property
     def counts(self) -> bool:
-        """Whether its participations are counted: by a budget, or a policy."""
+        """Whether a budget or a policy counts its participations."""
         return self.budget is not None or self.policy is not None
 
     def admit(self, broadcast: Broadcast) -> Refusal | Releases | None:
@@ -170,13 +170,13 @@ class ClientParty(Party):
             self._commit(self._entry(broadcast.public, 0, self._quoted))
 
     def training_source(self, round_: int) -> Source:
-        """Randomness of noise inside training; of the attempt whose release is due."""
+        """Return the randomness of noise inside training, of the attempt that is due."""
         if self._question is not None and self._site is not None:
             return self._site.key.source(self._question.digest).child("train")
         return self.stream(round_, "train")
 
     def stream(self, round_: int, purpose: str = PROTECT) -> Source:
-        """The randomness of a round's release; asked twice, a reproducible source gives the same stream."""
+        """Return the randomness of a round's release; asked twice, a reproducible source gives the same stream."""
         known = self.ledger.find((round_, PROTECT))
         return self._source.child(self.ledger.party, round_, purpose, 0 if known is None else known.attempt)
 
@@ -212,30 +212,35 @@ class ClientParty(Party):
         return self._answer(broadcast, failed)
 
     def report(self, releases: Releases, facts: ClientFacts) -> Releases:
-        """Evaluation releases (metrics, counts) on their way out; under local trust none of them leaves.
+        """Let evaluation releases (metrics, counts) out; under local trust none of them leaves.
 
         Raises
         ------
         FieldError
             For anything else: a model that left here would be in no ledger.
         """
-        if kinds := {r.kind for r in releases} - {"metric", "count"}:
+        kinds = {release.kind for release in releases} - {"metric", "count"}
+        if kinds:
             raise FieldError("releases", sorted(kinds), "an evaluation has metrics and counts; use `release`")
-        return () if self._local else self.method.client.protect(releases, facts, self.state, NoSource()).releases
+        if self._local:
+            return ()
+        return self.method.client.protect(releases, facts, self.state, NoSource()).releases
 
     def _key(self, round_: int) -> tuple[int, str]:
         """Names a release in the ledger."""
         return release_key(round_, self._question)
 
     def _asked(self, site: Site, broadcast: Broadcast) -> SumContext | None:
-        """The question of a secure sum, if it may be answered."""
+        """Read the question of a secure sum, and refuse one that may not be answered."""
         question = self._question_of(broadcast)
         if question is not None:
             require_question(question, broadcast.public, site, self.ledger)
         return question
 
     def _question_of(self, broadcast: Broadcast) -> SumContext | None:
-        return None if self.method.noisy is None else self.method.noisy.question(broadcast, self.layout)
+        if self.method.noisy is None:
+            return None
+        return self.method.noisy.question(broadcast, self.layout)
 
     def _rehearse(self, broadcast: Broadcast) -> None:
         """Protect a zero update once, for nobody: a configuration that cannot protect is refused before data."""
@@ -244,13 +249,15 @@ class ClientParty(Party):
             self._rehearsed.add(id(self.method.client))
 
     def _declines(self, public: PublicFacts, quoted: Spend) -> str:
-        """Why the client takes no part, or ""; its filter is charged last."""
+        """Say why the client takes no part, or ""; its filter is charged last."""
         if self.method.client.composed:
-            bounded = self.counts or not quoted.guarantee.proven
-            made = self.ledger.entries if bounded else self.ledger.all_entries  # nothing else bounds runs together
+            made = self.ledger.entries
+            if quoted.guarantee.proven and not self.counts:  # nothing else bounds runs together
+                made = self.ledger.all_entries
             if all_made(made, public.rounds):
                 return "the releases that the total promise holds are made: a policy with a total allows more"
-        if reason := self._forbidden(self.method, quoted):
+        reason = self._forbidden(self.method, quoted)
+        if reason:
             return reason
         return "" if self._charge(quoted) else "the client's privacy budget is used up"
 
@@ -260,7 +267,7 @@ class ClientParty(Party):
         return self._summed and known.digest != OPEN and handed_out
 
     def _again(self, broadcast: Broadcast, known: Entry) -> Refusal | Releases | None:
-        """A round that is in the ledger: what left then leaves again, and nothing else that was made from data."""
+        """Answer a round that is in the ledger: what left then leaves again, and nothing else made from data."""
         if not self._local:
             return None
         round_, released = self.kept
@@ -326,11 +333,16 @@ class ClientParty(Party):
         return self._protect((Release("model", model),), facts, source)
 
     def _entry(self, public: PublicFacts, attempt: int, what: Protected | Spend) -> Entry:
-        """The line of a release, or, given its cost alone, of the intent to make one."""
-        mark, spend = (OPEN, what) if isinstance(what, Spend) else (_mark(what), what.spend)
+        """Make the line of a release, or, given its cost alone, of the intent to make one."""
+        if isinstance(what, Spend):
+            mark, spend = OPEN, what
+        else:
+            mark, spend = _mark(what), what.spend
         return Entry(self._key(public.round), attempt, mark, spend, self._source.kind, public.rounds)
 
 
 def _mark(protected: Protected) -> str:
-    """Digest of a release; without noise a constant, since a digest confirms a guess of what it was taken of."""
-    return digest(() if protected.spend.mechanism == "none" else protected.releases)
+    """Digest a release; without noise a constant, since a digest confirms a guess of its content."""
+    if protected.spend.mechanism == "none":
+        return digest(())
+    return digest(protected.releases)

@@ -1,4 +1,4 @@
-"""What a client checks before its data are touched: the broadcast, the question of a secure sum, a composed promise."""
+"""Checks of a client before its data are touched: the broadcast, the question of a secure sum, a composed promise."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,9 @@ PROTECT = "protect"
 
 def release_key(round_: int, question: SumContext | None) -> tuple[int, str]:
     """Name a client's release in its ledger: by the round, and under a secure sum by the question."""
-    return round_, PROTECT if question is None else f"share {question.digest.hex()}"
+    if question is None:
+        return round_, PROTECT
+    return round_, f"share {question.digest.hex()}"
 
 
 def require_broadcast(broadcast: Broadcast, method: Method, layout: Layout, trainer: PrivateTrainer | None) -> None:
@@ -58,17 +60,20 @@ def require_question(question: SumContext, public: PublicFacts, site: Site, ledg
         accepted = f"must be this site's own, {question.terms.text}: the contract says whose are right"
         raise FieldError("terms", public.terms, accepted)
     key = release_key(public.round, question)
-    if any(e.key == key for e in ledger.earlier):
+    if key in {entry.key for entry in ledger.earlier}:
         raise FieldError("run", public.run, "put this question before: a site answers it in one run alone")
-    answered = {e.key for e in ledger.entries if e.key[0] == public.round}
+    answered = {entry.key for entry in ledger.entries if entry.key[0] == public.round}
     if key not in answered and len(answered) >= site.contract.attempts:
         raise FieldError("attempts", len(answered), f"of round {public.round} were answered: the site's limit")
 
 
 def all_made(made: Sequence[Entry], rounds: int) -> bool:
     """Whether the releases of a composed promise leave no room for one more, of a run of so many rounds."""
-    earlier = [e for e in made if e.key[1] == PROTECT and e.attempt == 0]
-    return math.fsum([1 / rounds, *(1 / e.rounds for e in earlier if e.rounds)]) > 1 + 1e-9
+    shares = [1 / rounds]
+    for entry in made:
+        if entry.key[1] == PROTECT and entry.attempt == 0 and entry.rounds:
+            shares.append(1 / entry.rounds)
+    return math.fsum(shares) > 1 + 1e-9
 
 
 def dearer(spend: Spend, quoted: Spend) -> bool:

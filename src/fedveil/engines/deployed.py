@@ -1,4 +1,4 @@
-"""One client of a deployed run: what its node settled, and its party with the ledger, opened for one message."""
+"""One client of a deployed run: its settings, and its party with the ledger, opened for one message."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ CAPS: dict[str, Callable[[Any], SpendFilter]] = {"participations": Participation
 
 @dataclass(frozen=True)
 class Settings(Parameters):
-    """What protects one client.
+    """Settings that protect one client.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Settings(Parameters):
 
 
 def with_budget(given: Settings, caps: Mapping[str, Any], where: str, trains: bool = True) -> Settings:
-    """Settle what protects a client, with a budget or one of the `caps`; one that trains has its method's, else.
+    """Give a client's settings its budget: the given one, one of the `caps`, or its method's if it trains.
 
     A cap is None where it is not set.
 
@@ -74,12 +74,12 @@ def with_budget(given: Settings, caps: Mapping[str, Any], where: str, trains: bo
     if policy is not None and policy.node is not None:
         accepted = "binds where `fedveil node` runs the app, and nowhere else: start the node with it, or leave it out"
         raise FieldError("policy.node", "a table", accepted)
-    caps = {name: most for name, most in caps.items() if most is not None}
-    if len(caps) + (budget is not None) > 1:
+    given_caps = [name for name, most in caps.items() if most is not None]
+    if len(given_caps) + (budget is not None) > 1:
         accepted = "give one of: a budget in code, privacy.participations, privacy.leakage-cap"
-        raise FieldError("budget", list(caps), accepted)
-    for name, most in caps.items():
-        budget = CAPS[name](most)
+        raise FieldError("budget", given_caps, accepted)
+    for name in given_caps:
+        budget = CAPS[name](caps[name])
     if budget is None and policy is None and method.noisy is not None and trains:
         budget = method.noisy.budget()  # what is planned is all that leaves, whoever begins the runs
     recorded = method.client.trust != "central" or budget is not None or policy is not None
@@ -92,7 +92,7 @@ def with_budget(given: Settings, caps: Mapping[str, Any], where: str, trains: bo
 
 
 class ClientMemory(ABC):
-    """What a client remembers from one message of a run to the next.
+    """Memory of a client from one message of a run to the next.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class ClientMemory(ABC):
     lines: list[str]
 
     def ledger(self, run: str, partition: int) -> Ledger:
-        """The ledger of this run alone, as it was left."""
+        """Return the ledger of this run alone, as it was left."""
         return Ledger.parse(run, str(partition), self.lines)
 
     def store(self, line: str) -> None:
@@ -112,11 +112,11 @@ class ClientMemory(ABC):
 
     @abstractmethod
     def load(self, fresh: Any) -> Any:
-        """The method's state, or `fresh`, which says of what kind it must be."""
+        """Return the method's state, or `fresh`, which says of what kind it must be."""
 
     @abstractmethod
     def kept(self) -> tuple[int, Releases]:
-        """What left last, and in which round (0: nothing did)."""
+        """Return what left last, and in which round (0: nothing did)."""
 
     @abstractmethod
     def save(self, state: Any, kept: tuple[int, Releases] = (0, ())) -> None:
@@ -131,18 +131,20 @@ def require_known(ledger: Ledger, lines: Sequence[str]) -> None:
     LedgerError
         If it does.
     """
-    for values in (json_of(line) for line in lines[-1:]):
-        if "budget" in values:
-            lost = ledger.budget is None
-        else:
-            lost = ledger.find((values["round"], values["purpose"])) is None
-        if lost:
-            raise LedgerError(f"the ledger of {ledger.party!r} lacks a line that this run recorded: restore it")
+    if not lines:
+        return
+    last = json_of(lines[-1])
+    if "budget" in last:
+        lost = ledger.budget is None
+    else:
+        lost = ledger.find((last["round"], last["purpose"])) is None
+    if lost:
+        raise LedgerError(f"the ledger of {ledger.party!r} lacks a line that this run recorded: restore it")
 
 
 @contextmanager
 def opened_ledger(memory: ClientMemory, settings: Settings, run: str) -> Iterator[tuple[Ledger, LineStore]]:
-    """The client's ledger and what makes a line of it durable; no other process can use it meanwhile."""
+    """Open a client's ledger, and what makes a line of it durable; no other process can use it meanwhile."""
     if settings.ledgers is not None:
         ledger, keep = settings.ledgers(str(settings.partition))
         require_known(ledger, memory.lines)
@@ -173,7 +175,7 @@ def opened(
     run: str,
     trainer: PrivateTrainer | None = None,
 ) -> Iterator[ClientParty]:
-    """The client with its ledger, as `opened_ledger` has it."""
+    """Open the party of a client, with its ledger."""
     with opened_ledger(memory, settings, run) as (ledger, store):
         method = settings.method
         yield ClientParty(
@@ -192,7 +194,7 @@ def opened(
 
 
 def disagreement(public: PublicFacts, rounds: int | None) -> Refusal | None:
-    """Why a client that agreed to so many rounds takes no part, if it does not."""
+    """Refuse for a client that agreed to another number of rounds; None if it takes part."""
     if rounds is not None and public.rounds != rounds:
         return Refusal(f"the client agreed to {rounds} rounds, the server plans {public.rounds}")
     return None

@@ -1,9 +1,9 @@
-"""What a run leaves in memory, under every engine."""
+"""Records of a run in memory, and the totals of its ledgers, under every engine."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
-from typing import NamedTuple
+from math import inf, nan
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from fedveil.engines.party import SERVER, VALIDATORS, begun_midway
 from fedveil.engines.server import Round
 from fedveil.errors import FieldError, nearest
 from fedveil.learning import Figures
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class RoundRecord:
 
 @dataclass(frozen=True, repr=False)
 class History:
-    """What a run leaves in memory.
+    """Rounds, models and guarantees of a run, in memory.
 
     Attributes
     ----------
@@ -133,14 +135,14 @@ class History:
     @property
     def metrics(self) -> Figures:
         """Pooled metrics after the last round; empty where nothing was measured, and a figure asked of it says why."""
-        figures = self.rounds[-1].metrics if self.rounds else None
-        unheld = "no client holds out examples: give (x, y, test_x, test_y)"
-        return Measured(figures or {}, unheld if self.rounds else self.stopped or "no round ran")
+        if not self.rounds:
+            return Measured({}, self.stopped or "no round ran")
+        return Measured(self.rounds[-1].metrics or {}, "no client holds out examples: give (x, y, test_x, test_y)")
 
     def __repr__(self) -> str:
-        figures = ", ".join(f"{name} {value:.3g}" for name, value in self.metrics.items() if name != "examples")
-        promise = self.guarantee.describe(1e-5)
-        return f"<History of {len(self.rounds)} rounds: {figures or 'nothing measured'}; {promise}>"
+        shown = [f"{name} {value:.3g}" for name, value in self.metrics.items() if name != "examples"]
+        figures = ", ".join(shown) or "nothing measured"
+        return f"<History of {len(self.rounds)} rounds: {figures}; {self.guarantee.describe(1e-5)}>"
 
 
 class Measured(dict[str, float]):
@@ -156,37 +158,61 @@ class Measured(dict[str, float]):
 
 
 def total_of(ledger: Ledger) -> Guarantee:
-    """What all releases of a party promise together: the sum of the worst cases, or the declared budget if less."""
-    worst = total(entry.spend.guarantee for entry in ledger.entries)
-    doubts = dict.fromkeys(doubt for doubt in (*(e.doubt for e in ledger.entries), begun_midway(ledger)) if doubt)
+    """Add up all releases of a party: the sum of the worst cases, or the declared budget if that is less."""
+    spends = [entry.spend for entry in ledger.entries]
+    worst = total(spend.guarantee for spend in spends)
+    doubts = [doubt for doubt in (*(entry.doubt for entry in ledger.entries), begun_midway(ledger)) if doubt]
     if worst.proven and doubts:
-        worst = replace(worst, conditions=(*worst.conditions, *doubts))
-    return worst if ledger.budget is None else Filter(**ledger.budget).held(worst, [e.spend for e in ledger.entries])
+        worst = replace(worst, conditions=(*worst.conditions, *_once(doubts)))
+    if ledger.budget is None:
+        return worst
+    return Filter(**ledger.budget).held(worst, spends)
 
 
 def worst_of(guarantees: Iterable[Guarantee]) -> Guarantee | None:
-    """What holds for all of them: the one that promises least, on the conditions of all, over the distances of any.
+    """Return what holds for all of them: the one that promises least, on everybody's conditions.
 
     Least is nothing proven, else the largest parameter, widened to what the others' releases tell at a distance. Proven
     ones of several kinds, units, relations or trusts have no common parameter to compare: nothing is then said to hold
     for all. None of none.
     """
     every = list(guarantees)
-    worst = max(every, key=lambda g: (not g.proven, g.cost), default=None)
-    if worst and worst.proven and len({(type(g.bound), g.unit, g.relation, g.trust, g.group) for g in every}) > 1:
+    if not every:
+        return None
+    worst = max(every, key=_badness)
+    if worst.proven:
+        worst = _for_all(worst, every)
+    distances = [one.hypotheses_apart for one in every if one.hypotheses_apart is not None]
+    if distances:
+        worst = replace(worst, hypotheses_apart=max(distances))
+    return worst
+
+
+def _badness(guarantee: Guarantee) -> tuple[bool, float]:
+    return not guarantee.proven, guarantee.cost
+
+
+def _for_all(worst: Guarantee, every: Sequence[Guarantee]) -> Guarantee:
+    """Widen a proven guarantee to all of them, or say that they cannot be compared."""
+    kinds = {(type(one.bound), one.unit, one.relation, one.trust, one.group) for one in every}
+    if len(kinds) > 1:
         reason = "the parties' promises are of several kinds, of which none holds for all: see the ledger of each"
-        worst = replace(worst, bound=Heuristic(reason), conditions=())
-    elif worst and worst.proven:
-        conditions = dict.fromkeys(condition for g in (worst, *every) for condition in g.conditions)
-        bound = worst.bound.covering(list(dict.fromkeys(g.bound for g in every)))
-        held = min(g.silos_per_person for g in every)
-        worst = replace(worst, bound=bound, silos_per_person=held, conditions=tuple(conditions))
-    apart = max((g.hypotheses_apart for g in every if g.hypotheses_apart is not None), default=None)
-    return worst if worst is None or apart is None else replace(worst, hypotheses_apart=apart)
+        return replace(worst, bound=Heuristic(reason), conditions=())
+    conditions = list(worst.conditions)
+    for one in every:
+        conditions += one.conditions
+    bound = worst.bound.covering(_once(one.bound for one in every))
+    held = min(one.silos_per_person for one in every)
+    return replace(worst, bound=bound, silos_per_person=held, conditions=tuple(_once(conditions)))
+
+
+def _once(values: Iterable[T]) -> list[T]:
+    """Each value once, in order."""
+    return list(dict.fromkeys(values))
 
 
 class Totals(NamedTuple):
-    """What all releases of a run promise together.
+    """Promise of all releases of a run together.
 
     Attributes
     ----------
@@ -202,25 +228,46 @@ class Totals(NamedTuple):
 
     @property
     def validation(self) -> Guarantee | None:
-        """What holds for every validation client; None where none released a loss itself."""
+        """Promise that holds for every validation client; None where none released a loss itself."""
         return worst_of(self.validators.values())
 
 
 def totals_of(trust: str, books: Mapping[str, Ledger], on: Sequence[str] = ()) -> Totals:
     """Add up everybody's releases; `on` are conditions of a run's configuration, which no ledger knows."""
-    # a participation that is only counted, under central trust, promises nothing and takes nothing away
-    totals = {p: total_of(b) for p, b in books.items() if any(e.source != "none" for e in b.entries)}
-    if on:
-        totals |= {p: replace(g, conditions=(*g.conditions, *on)) for p, g in totals.items() if g.proven}
-    validators = {p: g for p, g in totals.items() if p.startswith(VALIDATORS)}
+    clients: dict[str, Guarantee] = {}
+    validators: dict[str, Guarantee] = {}
+    server = unprotected()
+    for party, book in books.items():
+        # a participation that is only counted, under central trust, promises nothing and takes nothing away
+        if all(entry.source == "none" for entry in book.entries):
+            continue
+        promise = total_of(book)
+        if on and promise.proven:
+            promise = replace(promise, conditions=(*promise.conditions, *on))
+        if party == SERVER:
+            server = promise
+        elif party.startswith(VALIDATORS):
+            validators[party] = promise
+        else:
+            clients[party] = promise
     if trust == "central":
-        return Totals({}, validators, totals.get(SERVER, unprotected()))
-    clients = {p: g for p, g in totals.items() if p not in (SERVER, *validators)}
+        return Totals({}, validators, server)
     return Totals(clients, validators, worst_of(clients.values()) or unprotected("local"))
 
 
 def publishable(single: Sequence[Figures]) -> tuple[tuple[str, ...], Tensor, Tensor]:
-    """Clients' metrics as `ServerParty.publish` takes them: names, figures [N, m] (NaN: not measured), counts [N]."""
-    names = ("loss", "accuracy") if any("accuracy" in m for m in single) else ("loss",)
-    rows = [[m.get(name, float("nan")) for name in names] for m in single]
-    return names, torch.tensor(rows, dtype=torch.float64), torch.tensor([m["examples"] for m in single])
+    """Return clients' metrics as `ServerParty.publish` takes them.
+
+    Returns
+    -------
+    names, figures, counts
+        Names of the metrics, figures [N, m] (NaN: not measured), examples [N].
+    """
+    names: tuple[str, ...] = ("loss",)
+    if any("accuracy" in measured for measured in single):
+        names = ("loss", "accuracy")
+    rows = []
+    for measured in single:
+        rows.append([measured.get(name, nan) for name in names])
+    counts = [measured["examples"] for measured in single]
+    return names, torch.tensor(rows, dtype=torch.float64), torch.tensor(counts)

@@ -27,7 +27,7 @@ from fedveil.reading import json_of
 
 @dataclass(frozen=True)
 class Head:
-    """What the second place knows of a ledger.
+    """Knowledge of a ledger in the second place.
 
     Attributes
     ----------
@@ -52,24 +52,23 @@ class Head:
     begun: str = ""
 
     def extended(self, lines: Sequence[str], first: str) -> "Head":
-        """The head of a ledger that agrees with this one, with its lines after the first; `first` begins the chain.
+        """Make the head of a ledger that agrees with this one, from its further lines; `first` begins the chain.
 
         Raises
         ------
         LedgerError
             If the ledger lacks a line that the head knows, or has one that neither opens an entry nor was announced.
         """
-        held = checksum_of(lines[self.count - 1]) if 0 < self.count <= len(lines) else first
-        if self.count > len(lines) or held != self.checksum:
-            why = f"has {len(lines)} lines, and its head knows {self.count}"
-            why = why if self.count > len(lines) else f"is another at line {self.count} than its head knows"
+        if self.count > len(lines) or _last_checksum(lines[: self.count], first) != self.checksum:
+            why = f"is another at line {self.count} than its head knows"
+            if self.count > len(lines):
+                why = f"has {len(lines)} lines, and its head knows {self.count}"
             raise LedgerError(f"the ledger of {self.dataset!r} {why}: it was put back or edited; restore the last one")
         for line in lines[self.count :]:
             if not opens(line) and checksum_of(line) != self.announced:
                 why = f"goes on after the {self.count} lines that its head knows"
                 raise LedgerError(f"the ledger of {self.dataset!r} {why}: one of the two was put back; restore both")
-        checksum = checksum_of(lines[-1]) if lines else first
-        return Head(self.dataset, self.ledger, len(lines), checksum, self.by, "", self.begun)
+        return Head(self.dataset, self.ledger, len(lines), _last_checksum(lines, first), self.by, "", self.begun)
 
 
 class SecondPlace:
@@ -117,7 +116,7 @@ class SecondPlace:
             raise
 
     def locked(self) -> LockedFile:
-        """The key's file, to be held while the ledger, or a copy of it, is in use.
+        """Return the key's file, to be held while the ledger, or a copy of it, is in use.
 
         Raises
         ------
@@ -128,7 +127,7 @@ class SecondPlace:
         return LockedFile(self.key_file)
 
     def look(self, ledger: str) -> Head:
-        """The head of a ledger, without a lock."""
+        """Read the head of a ledger, without a lock."""
         self._require_key()
         try:
             with self.key_file.open("rb") as file:
@@ -158,7 +157,7 @@ class SecondPlace:
             raise LedgerError(f"{self.key_file} is empty, or others can read it: restore it, with mode 600")
 
     def read(self, ledger: str) -> Head:
-        """The head of a ledger.
+        """Read the head of a ledger.
 
         Raises
         ------
@@ -169,7 +168,7 @@ class SecondPlace:
             values = json_of(self.file.read_bytes())
             mark = values.pop("mac")
             head = Head(**values)
-            if {type(value) for value in (head.count, mark)} != {int, str} or head.count < 0:
+            if type(head.count) is not int or type(mark) is not str or head.count < 0:
                 raise ValueError("a count and a code are needed")
         except FileNotFoundError as error:
             raise LedgerError(f"{self.file} is not there: without the head nothing leaves; restore it") from error
@@ -188,8 +187,13 @@ class SecondPlace:
         write_atomic(self.file, text.encode())
 
     def _mac(self, head: Head) -> str:
-        text = json.dumps([getattr(head, f.name) for f in fields(head)])
+        text = json.dumps([getattr(head, field.name) for field in fields(head)])
         return hmac.new(self._key, text.encode(), "sha256").hexdigest()
+
+
+def _last_checksum(lines: Sequence[str], first: str) -> str:
+    """Return what chains the next line to these; `first` where there are none."""
+    return checksum_of(lines[-1]) if lines else first
 
 
 def opens(line: str) -> bool:
@@ -198,5 +202,5 @@ def opens(line: str) -> bool:
 
 
 def checksum_of(line: str) -> str:
-    """What chains the next line to this one."""
+    """Return the checksum that chains the next line to this one."""
     return str(json_of(line)["checksum"])

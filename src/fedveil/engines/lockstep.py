@@ -33,7 +33,8 @@ class Lockstep:
     """
 
     def __init__(self, federations: Sequence[Federation]) -> None:
-        if not federations or any(f.learner is not federations[0].learner for f in federations):
+        learners = {id(federation.learner) for federation in federations}
+        if len(learners) != 1:
             raise FieldError("federations", len(federations), "must be at least one, all with the same learner")
         self.federations = list(federations)
         self.stopped: dict[int, str] = {}
@@ -42,8 +43,7 @@ class Lockstep:
         """Do one round of every federation after another, up to `rounds` in all; yields those that finished it."""
         rounds = require_rounds("rounds", rounds)
         while True:
-            self.stopped |= {i: f.stopped for i, f in enumerate(self.federations) if f.stopped}
-            going = [i for i, f in enumerate(self.federations) if f.round < rounds and i not in self.stopped]
+            going = self._going(rounds)
             if not going:
                 return
             played: dict[int, RoundRecord] = {}
@@ -53,6 +53,16 @@ class Lockstep:
                 except (BudgetError, NoReplyError) as error:
                     self.stopped[i] = str(error)
             yield played
+
+    def _going(self, rounds: int) -> list[int]:
+        """Return those that go on, and note why others do not."""
+        going = []
+        for i, federation in enumerate(self.federations):
+            if federation.stopped:
+                self.stopped[i] = federation.stopped
+            elif federation.round < rounds and i not in self.stopped:
+                going.append(i)
+        return going
 
     def _asked(self, going: Sequence[int], rounds: int) -> Sequence[int]:
         """Ask the cohorts of all that go on, and train them together."""

@@ -33,7 +33,7 @@ Train = Callable[[Broadcast, ClientData, Key, frozenset[str], Sequence[Source]],
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """What a malicious client knows when it decides what to send.
+    """Knowledge of a malicious client when it decides what to send.
 
     Attributes
     ----------
@@ -105,11 +105,11 @@ class Behaviour(Parameters):
     bypass: bool = False
 
     def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
-        """What it trains on in a round (counted from 1) instead of its data; called in every round it takes part in."""
+        """Return the data of a round (counted from 1) in place of its own; called in every round it takes part in."""
         return data
 
     def model(self, turn: Turn) -> Tensor | None:
-        """The model [d] it sends instead of the one it trained; None to send that one."""
+        """Return the model [d] it sends instead of the one it trained; None to send that one."""
         return None
 
 
@@ -121,7 +121,7 @@ def crafted(
     fellows: Sequence[int] = (),
     others: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """The model [d] that a malicious client sends, after its training.
+    """Make the model [d] that a malicious client sends, after its training.
 
     Parameters
     ----------
@@ -134,9 +134,9 @@ def crafted(
         If what the behaviour returns is no model of the broadcast's shape and type.
     """
     trained = learned.trained.model
-    nobody = trained.new_zeros(0, len(trained))
-    known = (nobody, nobody) if others is None else others
-    model = behaviour.model(Turn(partition, broadcast, learned.chosen, trained, tuple(fellows), *known))
+    if others is None:
+        others = trained.new_zeros(0, len(trained)), trained.new_zeros(0, len(trained))
+    model = behaviour.model(Turn(partition, broadcast, learned.chosen, trained, tuple(fellows), *others))
     if model is None:
         return trained
     if model.shape != trained.shape or model.dtype != trained.dtype:
@@ -148,14 +148,17 @@ def crafted(
 def honest_updates(
     broadcast: Broadcast, learned: Mapping[int, Learned], sent: Mapping[int, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """``(Turn.honest, Turn.released)`` of the honest clients that sent a model."""
-    honest = [p for p in sorted(sent) if p in learned]
-    if not honest:
+    """Return ``(Turn.honest, Turn.released)`` of the honest clients that sent a model."""
+    trained, released = [], []
+    for partition in sorted(sent):
+        if partition in learned:
+            start = broadcast.models[learned[partition].chosen]
+            trained.append(learned[partition].trained.model - start)
+            released.append(sent[partition] - start)
+    if not trained:
         nobody = broadcast.models.new_zeros(0, broadcast.models.shape[1])
         return nobody, nobody
-    starts = torch.stack([broadcast.models[learned[p].chosen] for p in honest])
-    trained, released = ([learned[p].trained.model for p in honest], [sent[p] for p in honest])
-    return torch.stack(trained) - starts, torch.stack(released) - starts
+    return torch.stack(trained), torch.stack(released)
 
 
 class MaliciousCohort(Cohort):
@@ -181,27 +184,27 @@ class MaliciousCohort(Cohort):
         return behaviour is None or not behaviour.bypass
 
     def admit(self, broadcast: Broadcast, cohort: Sequence[int]) -> dict[int, Refusal | Releases | None]:
-        return super().admit(broadcast, [p for p in cohort if self.records(p)])
+        return super().admit(broadcast, [partition for partition in cohort if self.records(partition)])
 
     def training_data(self, partition: int, round_: int) -> ClientData:
-        data, behaviour = super().training_data(partition, round_), self._behaviours.get(partition)
-        return data if behaviour is None else behaviour.data(data, partition, round_)
+        data = super().training_data(partition, round_)
+        if partition not in self._behaviours:
+            return data
+        return self._behaviours[partition].data(data, partition, round_)
 
     def may_add(self, asked: Asked) -> bool:
         return super().may_add(asked) and self._behaviours.keys().isdisjoint(asked.partitions)
 
     def answer(self, asked: Asked, outcomes: Mapping[int, Learned | Exception], answers: Collected) -> None:
-        honest = {p: outcome for p, outcome in outcomes.items() if p not in self._behaviours}
+        honest = {partition: one for partition, one in outcomes.items() if partition not in self._behaviours}
         super().answer(asked, honest, answers)
-        fellows = [p for p in outcomes if p in self._behaviours]
-        others = None
-        if any(self._behaviours[p].omniscient for p in fellows):
-            trained = {p: outcome for p, outcome in honest.items() if isinstance(outcome, Learned)}
-            sent = {p: m for p, r in answers.replies.items() if (m := model_of(r)) is not None}
-            others = honest_updates(asked.broadcast, trained, sent)
+        fellows = [partition for partition in outcomes if partition in self._behaviours]
+        seen = None
+        if any(self._behaviours[partition].omniscient for partition in fellows):
+            seen = _honest_updates(asked.broadcast, honest, answers.replies)
         for partition in fellows:
             outcome, behaviour = outcomes[partition], self._behaviours[partition]
-            known = others if behaviour.omniscient else None
+            known = seen if behaviour.omniscient else None
             try:
                 if isinstance(outcome, Learned):
                     outcome = _with_crafted(behaviour, partition, asked.broadcast, outcome, fellows, known)
@@ -217,11 +220,25 @@ class MaliciousCohort(Cohort):
         if isinstance(outcome, Exception):
             answers.failed[partition] = f"{type(outcome).__name__}: {outcome}"
         else:
-            answers.replies[partition] = client_releases(outcome)[: 1 if self.local else None]
+            releases = client_releases(outcome)
+            answers.replies[partition] = releases[:1] if self.local else releases
+
+
+def _honest_updates(
+    broadcast: Broadcast, outcomes: Mapping[int, Learned | Exception], replies: Mapping[int, Releases]
+) -> tuple[Tensor, Tensor]:
+    """Return the updates of the honest clients of a round, before protection and as they were sent."""
+    trained = {partition: outcome for partition, outcome in outcomes.items() if isinstance(outcome, Learned)}
+    sent: dict[int, Tensor] = {}
+    for partition, reply in replies.items():
+        model = model_of(reply)
+        if model is not None:
+            sent[partition] = model
+    return honest_updates(broadcast, trained, sent)
 
 
 def behaving(train: Train, behaviours: Mapping[int, Behaviour]) -> Train:
-    """Training of single clients, some of which are malicious: what each does that sees no other's update."""
+    """Wrap the training of single clients, some of which are malicious and see no other's update."""
 
     def trained(
         broadcast: Broadcast, data: ClientData, key: Key, needs: frozenset[str], sources: Sequence[Source]

@@ -1,4 +1,4 @@
-"""What every framework's messages hold, as plain values: public facts, metrics, and the mark of a protected reply."""
+"""Plain values of every framework's messages: public facts, metrics, and the mark of a protected reply."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -42,29 +42,32 @@ def require_shared(layout: Layout, shapes: Mapping[str, Iterable[int]]) -> None:
 
 
 def public_values(broadcast: Broadcast) -> dict[str, Any]:
-    """The public facts of a broadcast as plain values."""
+    """Return the public facts of a broadcast as plain values."""
     facts: dict[str, Any] = {"hypotheses": len(broadcast.models)}
-    for f in fields(PublicFacts):
-        value = getattr(broadcast.public, f.name)
+    for field in fields(PublicFacts):
+        value = getattr(broadcast.public, field.name)
+        if isinstance(value, tuple):
+            value = list(value)
         if value is not None:
-            facts[f.name] = list(value) if isinstance(value, tuple) else value
+            facts[field.name] = value
     return facts
 
 
 def read_public(facts: Mapping[str, Any], layout: Layout) -> tuple[PublicFacts, int]:
-    """The public facts and the number of hypotheses.
+    """Read the public facts and the number of hypotheses.
 
     Raises
     ------
     FieldError
         For an unknown or unfit fact, or for another layout.
     """
-    known = [f.name for f in fields(PublicFacts)]
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in facts.items()}
+    known = [field.name for field in fields(PublicFacts)]
     count = whole(PUBLIC, "hypotheses", facts)
-    del values["hypotheses"]
-    for name in values:
-        require_choice(PUBLIC, name, known)
+    values: dict[str, Any] = {}
+    for name, value in facts.items():
+        if name != "hypotheses":
+            require_choice(PUBLIC, name, known)
+            values[name] = tuple(value) if isinstance(value, list) else value
     for name in ("round", "rounds", "cohort", "dimension"):
         whole(PUBLIC, name, facts)
     public = PublicFacts(**values)
@@ -74,34 +77,44 @@ def read_public(facts: Mapping[str, Any], layout: Layout) -> tuple[PublicFacts, 
 
 
 def read_metrics(metrics: Mapping[str, Any], counted: bool = True) -> Releases:
-    """The known releases beside a model: the count (if `counted`), IFCA's index, scalar metrics."""
+    """Read the known releases beside a model: the count (if `counted`), IFCA's index, scalar metrics."""
     released: list[Release] = []
     if counted and isinstance(metrics.get(COUNT), int | float):
         released.append(Release("count", _scalar(metrics[COUNT])))
     if isinstance(metrics.get(INDEX), int | float):
         released.append(Release("index", _scalar(metrics[INDEX])))
-    named = [(n, v) for n, v in metrics.items() if n not in (COUNT, INDEX) and isinstance(v, int | float)]
-    if len(named) > MOST_METRICS or not all(name.isprintable() and len(name) <= 64 for name, _ in named):
+    named: list[Release] = []
+    for name, value in metrics.items():
+        if name not in (COUNT, INDEX) and isinstance(value, int | float):
+            named.append(Release("metric", _scalar(value), name))
+    shown = all(release.name.isprintable() and len(release.name) <= 64 for release in named)
+    if len(named) > MOST_METRICS or not shown:
         accepted = f"at most {MOST_METRICS}, each named by at most 64 printable characters"
         raise FieldError(METRICS_KEY, len(named), accepted)
-    return (*released, *(Release("metric", _scalar(value), name) for name, value in named))
+    return (*released, *named)
 
 
 def metric_values(releases: Releases) -> dict[str, Any]:
-    """What stands beside the model in a reply: metrics, and a count, of 1 where none may leave."""
+    """Return what stands beside the model in a reply: metrics, and a count, of 1 where none may leave."""
     count = count_of(releases)
-    number = 1 if count is None else int(count) if count.is_integer() else count
-    shown = [r for r in releases if r.kind in ("index", "metric")]
-    return {COUNT: number, **{INDEX if r.kind == "index" else r.name: float(r.value) for r in shown}}
+    if count is None:
+        count = 1.0
+    values: dict[str, Any] = {COUNT: int(count) if count.is_integer() else count}
+    for release in releases:
+        if release.kind == "index":
+            values[INDEX] = float(release.value)
+        elif release.kind == "metric":
+            values[release.name] = float(release.value)
+    return values
 
 
 def mark_of(client: ClientSide, counted: bool) -> dict[str, Any]:
-    """What says that the privacy layer ran, and how."""
+    """Return the mark that says that the privacy layer ran, and how."""
     return {"side": type(client).__name__, "trust": client.trust, "counted": counted}
 
 
 def require_mark(mark: Mapping[str, Any], client: ClientSide) -> bool:
-    """Whether the count of a marked reply was released.
+    """Say whether the count of a marked reply was released.
 
     Raises
     ------
@@ -117,7 +130,7 @@ def require_mark(mark: Mapping[str, Any], client: ClientSide) -> bool:
 
 
 def whole(record: str, key: str, values: Mapping[str, Any]) -> int:
-    """A whole number of a record."""
+    """Read a whole number of a record."""
     value = values.get(key)
     if isinstance(value, bool) or not isinstance(value, int):
         raise FieldError(f"{record}: {key}", value, "must be a whole number")

@@ -1,9 +1,9 @@
-"""What the parties of a federation share: `fedveil.engines.client` and `fedveil.engines.server` are the two.
+"""A party of a federation: `fedveil.engines.client` and `fedveil.engines.server` are the two kinds.
 
 Each holds state, filter and ledger; the order is admit, draw, commit, hand over.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from fedveil.accounting import OPEN, Entry, Ledger, Policy, Spend, SpendFilter, digest
@@ -22,24 +22,27 @@ def forget(line: str) -> None:
 
 
 def lacking_rounds(ledger: Ledger, done: int = 0) -> tuple[int, ...]:
-    """Rounds up to `done`, or before the ledger's own last one, that a server's ledger lacks; ascending.
+    """List the rounds up to `done`, or before the ledger's own last one, that a server's ledger lacks; ascending.
 
     A server combines every round, so a ledger that lacks one begins in the middle of a run, and its total is too small.
     Of a client's ledger nothing follows: a round in which a client was not asked is not in it.
     """
     held = {entry.key[0] for entry in ledger.entries if entry.key[1] == COMBINE}
-    return tuple(round_ for round_ in range(1, max(done, *held, 0) + 1) if round_ not in held)
+    last = max(done, *held, 0)
+    return tuple(sorted(set(range(1, last + 1)) - held))
 
 
 def begun_midway(ledger: Ledger) -> str:
-    """What has to hold, or a server's total is too small, as its ledger lacks rounds; empty where it lacks none.
+    """State the condition on the total of a server's ledger that lacks rounds; empty where it lacks none.
 
-    So do ledgers of a Flower server that went on with ``done=`` before its ledger was asked for: see SECURITY.md.
+    Ledgers of a Flower server that went on with ``done=`` before its ledger was asked for lack some: see SECURITY.md.
     """
     lacking = lacking_rounds(ledger)
     if not lacking:
         return ""
-    which = f"round {lacking[0]}" if len(lacking) == 1 else f"rounds {lacking[0]} to {lacking[-1]}"
+    which = f"round {lacking[0]}"
+    if len(lacking) > 1:
+        which = f"rounds {lacking[0]} to {lacking[-1]}"
     return f"nothing was released in {which}, which the server's ledger lacks: it begins in the middle of a run"
 
 
@@ -53,18 +56,21 @@ def require_declared(ledger: Ledger, budget: SpendFilter | None) -> None:
     """
     if budget is not None:
         require_a("budget", budget, SpendFilter, "must be a SpendFilter, such as Filter(epsilon=8, delta=1e-5)")
-    declared, terms = ledger.budget, None if budget is None else budget.terms
+    declared = ledger.budget
     if declared is None:
         return
-    if terms is None or terms["delta"] != declared["delta"] or terms["epsilon"] > declared["epsilon"]:
-        given = None if terms is None else terms["epsilon"]
+    terms: Mapping[str, float] = {}
+    if budget is not None:
+        terms = budget.terms or {}
+    if terms.get("delta") != declared["delta"] or terms["epsilon"] > declared["epsilon"]:
+        given = terms.get("epsilon")
         accepted = f"the ledger of {ledger.party!r} declares Filter(epsilon={declared['epsilon']:g}, "
         accepted += f"delta={declared['delta']:g}) before its first release, and states totals under it: give that, or "
         raise FieldError("budget", given, f"{accepted}a smaller epsilon")
 
 
 class Party:
-    """What clients and the server share: a ledger, a filter, a source; and what a client's owner allows."""
+    """A ledger, a filter and a source, of a client or the server; and the policy of a client's owner."""
 
     policy: Policy | None = None
 
@@ -88,7 +94,7 @@ class Party:
         """Why the owner's policy allows no such release, or ""."""
         if self.policy is None:
             return ""
-        past = [e.spend for e in self.ledger.all_entries]
+        past = [entry.spend for entry in self.ledger.all_entries]
         return self.policy.refusal(method.name, method.client.trust, self._source.deployable, spend, past) or ""
 
     def _require_written(self) -> None:

@@ -19,7 +19,7 @@ from fedveil.secure import PublicKey
 
 @dataclass(frozen=True, eq=False)
 class Collected:
-    """What came back of a question to a cohort.
+    """Answers of a cohort to a question.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class Courier(Protocol):
     """Carries a broadcast to clients, and their answers back."""
 
     def reach(self, number: int, cohort: Sequence[int]) -> Mapping[int, PublicKey | None]:
-        """Those of a cohort that can be asked in a round, each with its site's key where sums are secure.
+        """Return those of a cohort that can be asked in a round, each with its site's key where sums are secure.
 
         Raises
         ------
@@ -81,10 +81,10 @@ class Courier(Protocol):
         """Ask who takes part, before anybody trains."""
 
     def collect(self) -> Collected:
-        """What those who were asked last answer."""
+        """Return the answers of those who were asked last."""
 
     def again(self, answers: Collected) -> Sequence[int]:
-        """Whom to ask anew, as somebody is missing from a secure sum; nobody where the answers are whole.
+        """Name those to ask anew, as somebody is missing from a secure sum; nobody where the answers are whole.
 
         Raises
         ------
@@ -94,7 +94,7 @@ class Courier(Protocol):
 
 
 class RoundServer(Protocol):
-    """What opens and combines rounds: a `ServerParty`, or `Serving`, which keeps the books of a deployed run."""
+    """Opens and combines rounds: an `ObservedServer`, or `Serving`, which keeps the books of a deployed run."""
 
     def open(
         self,
@@ -111,10 +111,10 @@ class RoundServer(Protocol):
         """Refuse a round that must not be summed again."""
 
     def asked(self, answers: Collected) -> None:
-        """Note what came of a question, whether or not a round comes of it."""
+        """Note the answers to a question, whether or not a round comes of it."""
 
     def close(self, broadcast: Broadcast, answers: Collected) -> tuple[Tensor, Round]:
-        """Combine: the next models [k, d], and how the round went."""
+        """Combine; return the next models [k, d], and how the round went."""
 
 
 class RoundLoop:
@@ -143,20 +143,22 @@ class RoundLoop:
         self._ask(models, number, rounds, size, cohort, 0)
 
     def end(self) -> tuple[Collected, Tensor, Round]:
-        """What came back, the next models [k, d], and how the round went."""
+        """Collect and combine; return the answers, the next models [k, d], and how the round went."""
         assert self.broadcast is not None  # a round was begun
         answers = self._collected()
-        while anew := self._courier.again(answers):
+        anew = self._courier.again(answers)
+        while anew:
             public = self.broadcast.public
             self._ask(self.broadcast.models, public.round, public.rounds, public.cohort, anew, public.attempt + 1)
             answers = answers.followed_by(self._collected())
+            anew = self._courier.again(answers)
         models, log = self._server.close(self.broadcast, answers)
         return answers, models, log
 
     def _ask(self, models: Tensor, number: int, rounds: int, size: int, cohort: Sequence[int], attempt: int) -> None:
         reached = self._courier.reach(number, cohort)
-        keys = [key for key in reached.values() if key is not None]
-        self.broadcast = self._server.open(models, number, rounds, size, keys, attempt)
+        roster = [key for key in reached.values() if key is not None]
+        self.broadcast = self._server.open(models, number, rounds, size, roster, attempt)
         self._courier.ask(self.broadcast, list(reached))
 
     def _collected(self) -> Collected:

@@ -154,7 +154,9 @@ class ServerParty(Party):
             round=round_, rounds=rounds, cohort=cohort, dimension=self.layout.size, layer_scores=scores
         )
         if roster:
-            terms = "" if self.method.noisy is None else self.method.noisy.agreed(self.layout.size)
+            terms = ""
+            if self.method.noisy is not None:
+                terms = self.method.noisy.agreed(self.layout.size)
             public = replace(public, run=self._run, roster=tuple(sorted(roster)), attempt=attempt, terms=terms)
         return Broadcast(models=models, public=public)
 
@@ -185,8 +187,11 @@ class ServerParty(Party):
         FieldError
             Naming the rounds, and what to give.
         """
-        if lacking := lacking_rounds(self.ledger, done):
-            missing = f"{lacking[0]}" if len(lacking) == 1 else f"{lacking[0]} to {lacking[-1]}"
+        lacking = lacking_rounds(self.ledger, done)
+        if lacking:
+            missing = f"{lacking[0]}"
+            if len(lacking) > 1:
+                missing = f"{lacking[0]} to {lacking[-1]}"
             accepted = f"needs the ledger of all rounds before, and this one lacks round {missing}: the budget would "
             accepted += "start over, and the total be too small. Give the ledger or folder with which the run was begun"
             raise FieldError(field, done, accepted)
@@ -237,7 +242,7 @@ class ServerParty(Party):
         self.require_rounds(broadcast.public.round - 1)
         public = broadcast.public
         together, partitions, invalid = self._admitted(replies, broadcast.models[0], added)
-        failed, refused = ({p: cleaned(why) for p, why in (given or {}).items()} for given in (failed, refused))
+        failed, refused = _cleaned(failed), _cleaned(refused)
         _require_enough(public.round, len(partitions), least, {**failed, **invalid}, refused)
         facts = self._facts(broadcast, together, partitions)
         result: list[Combined] = []
@@ -266,42 +271,48 @@ class ServerParty(Party):
     def _admitted(
         self, replies: Mapping[int, Releases], start: Tensor, added: RunningSum | None
     ) -> tuple[Replies, tuple[int, ...], dict[int, str]]:
-        """The replies that can be used and their partitions, ascending, and why the others cannot be used."""
-        server, noisy = self.method.server, self.method.noisy
-        counted = server.rule is not None and server.rule.by_examples
-        ordered = {partition: replies[partition] for partition in sorted(replies)}
-        together = Replies(list(ordered.values()), added)
-        if noisy is None and together.sound(start, counted):
-            return together, tuple(ordered), {}
+        """Return the replies that can be used, their partitions, ascending, and why the others cannot be used."""
+        rule = self.method.server.rule
+        counted = rule is not None and rule.by_examples
+        partitions = tuple(sorted(replies))
+        together = Replies([replies[partition] for partition in partitions], added)
+        if self.method.noisy is None and together.sound(start, counted):
+            return together, partitions, {}
         usable, invalid = dict[int, Releases](), dict[int, str]()
-        for partition, reply in ordered.items():
+        for partition in partitions:
             try:
-                if isinstance(server, SecureSum):
-                    server.check_reply(reply, self.layout.size)
-                else:
-                    check_reply(reply, self.layout.size, start.dtype, counted, added is not None)
-                if noisy is not None:
-                    noisy.require_terms(reply)
-                usable[partition] = reply
+                self._check_reply(replies[partition], start.dtype, counted, added is not None)
+                usable[partition] = replies[partition]
             except ReplyError as error:
                 invalid[partition] = cleaned(error)
         return Replies(list(usable.values()), added), tuple(usable), invalid
 
+    def _check_reply(self, reply: Releases, dtype: torch.dtype, counted: bool, added: bool) -> None:
+        """Refuse a reply that cannot be combined, or is on other terms than the server's."""
+        if isinstance(self.method.server, SecureSum):
+            self.method.server.check_reply(reply, self.layout.size)
+        else:
+            check_reply(reply, self.layout.size, dtype, counted, added)
+        if self.method.noisy is not None:
+            self.method.noisy.require_terms(reply)
+
     def _facts(self, broadcast: Broadcast, replies: Replies, partitions: tuple[int, ...]) -> ServerFacts:
-        """What the method needs beside the replies."""
-        start, needs, noisy = broadcast.models[0], self.method.server.needs, self.method.noisy
-        scores = lesson = None
+        """Collect what the method needs beside the replies."""
+        start, needs = broadcast.models[0], self.method.server.needs
+        scores = lesson = question = None
         if self.scorer is not None and "public_scores" in needs:
             scores = self.scorer(stack_models(replies))
         if self.tutor is not None and "public_update" in needs:
             lesson = self.tutor(start, broadcast.public.round) - start
+        if self.method.noisy is not None:
+            question = self.method.noisy.question(broadcast, self.layout)
         return ServerFacts(
             broadcast=broadcast,
             layout=self.layout,
             partitions=partitions,
             public_scores=scores,
             public_update=lesson,
-            question=None if noisy is None else noisy.question(broadcast, self.layout),
+            question=question,
         )
 
     def publish(self, round_: int, names: Sequence[str], figures: Tensor, counts: Tensor) -> Releases:
@@ -328,12 +339,19 @@ class ServerParty(Party):
         self, round_: int, purpose: str, publishing: Publishing, names: Sequence[str], figures: Tensor, counts: Tensor
     ) -> Releases:
         relation = self.method.server.relation
+
+        def make(source: Source) -> tuple[Releases, Spend]:
+            return publishing.release(names, figures, counts, relation, source)
+
         try:
-            return self._draw(
-                round_, purpose, lambda source: publishing.release(names, figures, counts, relation, source)
-            )
+            return self._draw(round_, purpose, make)
         except BudgetError:  # it depends on public costs alone, so that silence tells nothing
             return ()
+
+
+def _cleaned(reasons: Mapping[int, str] | None) -> dict[int, str]:
+    """Make other parties' words safe."""
+    return {partition: cleaned(why) for partition, why in (reasons or {}).items()}
 
 
 def _require_enough(round_: int, usable: int, least: int, lost: Mapping[int, str], refused: Mapping[int, str]) -> None:
@@ -345,5 +363,5 @@ def _require_enough(round_: int, usable: int, least: int, lost: Mapping[int, str
     if not usable:
         raise NoReplyError(f"round {round_}: no usable reply from {len(reasons)} clients; {some}")
     if usable < least:
-        replies = f"{usable} usable {'reply' if usable == 1 else 'replies'}"
-        raise NoReplyError(f"round {round_}: {replies}, and min_clients is {least}; {some}")
+        replies = "reply" if usable == 1 else "replies"
+        raise NoReplyError(f"round {round_}: {usable} usable {replies}, and min_clients is {least}; {some}")

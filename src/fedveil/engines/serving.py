@@ -1,4 +1,4 @@
-"""What a server keeps of a deployed run beside its party: rounds, cost, whom it lost, log, folder."""
+"""Books of a server of a deployed run beside its party: rounds, cost, whom it lost, log, folder."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -106,7 +106,7 @@ def served(
     scorer: Scorer | None = None,
     tutor: Tutor | None = None,
 ) -> ServerParty:
-    """The server of a method, whose ledger lies in a folder or in memory; or the one that is given.
+    """Return the server of a method, whose ledger lies in a folder or in memory; or the one that is given.
 
     `scorer` and `tutor` are those of `ServerParty`, where it has public data.
 
@@ -135,8 +135,10 @@ def served(
         accepted = "needs the ledger of those rounds, or the total would forget them: give folder=, in which the run "
         accepted += "was begun, or in the method's place a ServerParty with that ledger"
         raise FieldError("done", done, accepted)
-    kept: tuple[Ledger, LineStore] = (Ledger(engine, SERVER), forget)
-    ledger, store = kept if folder is None else folder.open(method, layout, rounds, source, engine, done)
+    ledger: Ledger = Ledger(engine, SERVER)
+    store: LineStore = forget
+    if folder is not None:
+        ledger, store = folder.open(method, layout, rounds, source, engine, done)
     try:
         server = ServerParty(method, layout, ledger, source, budget=budget, store=store, scorer=scorer, tutor=tutor)
         server.require_rounds(done, "done")
@@ -184,8 +186,9 @@ class Serving:
     ) -> None:
         self.server, self.rounds, self._folder = server, rounds, folder
         self._least, self._log = least, escaping(log)
-        terms = server.budget.terms if server.budget is not None else None
-        self.delta = delta if terms is None else terms["delta"]
+        self.delta = delta
+        if server.budget is not None and server.budget.terms is not None:
+            self.delta = server.budget.terms["delta"]
         self._central = server.method.client.trust == "central"
         # clients were asked before; at what cost is not known here
         self._earlier = bool(server.ledger.entries) or (folder is not None and folder.resume)
@@ -208,7 +211,9 @@ class Serving:
         if self._earlier:
             return replace(unprotected(self.server.method.client.trust), bound=Heuristic(QUOTED_BEFORE), scope="total")
         quotes = [*self._quotes, *self._asked]
-        return total(s.guarantee for s in quotes) if quotes else unprotected("local")
+        if not quotes:
+            return unprotected("local")
+        return total(spend.guarantee for spend in quotes)
 
     def require_unsummed(self, round_: int) -> None:
         """See `ServerParty.require_unsummed`."""
@@ -227,27 +232,29 @@ class Serving:
         broadcast = self.server.open(models, round_, rounds, cohort, roster, attempt)
         side = self.server.method.client
         quoted = side.quote(broadcast, side.init())
-        self._asked += [quoted] if isinstance(quoted, Spend) else []
+        if isinstance(quoted, Spend):
+            self._asked.append(quoted)
         return broadcast
 
     def asked(self, answers: Collected) -> None:
         """Count what was asked, unless all declined: whoever answered has spent it, even if no round comes of it."""
-        self._quotes += self._asked if answers.replies or answers.failed else []
+        if answers.replies or answers.failed:
+            self._quotes += self._asked
         self._asked = []
 
     def close(self, broadcast: Broadcast, answers: Collected) -> tuple[Tensor, Round]:
         """Combine a round, keep and tell it: the next models [k, d], and the round."""
-        released = answers.replies
-        opened, log = self.server.combine(broadcast, released, answers.failed, answers.refused, self._least)
+        opened, log = self.server.combine(broadcast, answers.replies, answers.failed, answers.refused, self._least)
         self.history.append(log)
         self.warnings.planned(self.rounds, broadcast.public.cohort)
-        self.warnings.combined(broadcast.models[0], [released[p] for p in log.used], log.report)
-        self.metrics = mean_metrics({p: released[p] for p in log.used})
+        used = {partition: answers.replies[partition] for partition in log.used}
+        self.warnings.combined(broadcast.models[0], list(used.values()), log.report)
+        self.metrics = mean_metrics(used)
         without = {**log.failed, **log.invalid, **log.refused}
         for partition, why in without.items():
             self._log.warning("client %d: %s", partition, why)
-        done, used = f"round {log.number} of {self.rounds}", len(log.used)
-        self._log.info("FedVeil: %s: %d of %d clients; %s", done, used, used + len(without), self._spent(log))
+        done = f"round {log.number} of {self.rounds}"
+        self._log.info("FedVeil: %s: %d of %d clients; %s", done, len(used), len(used) + len(without), self._spent(log))
         if self._folder is not None:
             self._folder.finish_round(log, self.metrics, self._standing(log.number, opened.models))
         return opened.models, log
@@ -281,15 +288,18 @@ class Serving:
         lost: dict[int, str] = {}
         for log in self.history:
             lost |= {**log.failed, **log.invalid}
-        well = {p for log in self.history for p in (*log.used, *log.refused)}
-        return {p: why for p, why in sorted(lost.items()) if p not in well}
+        well: set[int] = set()
+        for log in self.history:
+            well |= {*log.used, *log.refused}
+        return {partition: why for partition, why in sorted(lost.items()) if partition not in well}
 
     def _spent(self, log: Round | None = None) -> str:
         """Status, unit and epsilon spent, and what is left of the budget after a round."""
         spent = self.guarantee.describe(self.delta)
         if not self._central:
             return f"spent by a client that took part in every round: {spent}; its own ledger counts"
-        return f"spent: {spent}{'' if log is None else self._rounds_left(log)}"
+        left = "" if log is None else self._rounds_left(log)
+        return f"spent: {spent}{left}"
 
     def _rounds_left(self, log: Round) -> str:
         """How many more rounds like the last one the server's budget holds."""
@@ -299,18 +309,20 @@ class Serving:
         copy, more = deepcopy(budget), 0
         while more < planned and copy.admit_spend(log.spend):
             more += 1
-        of = f" of epsilon {budget.terms['epsilon']:g}" if isinstance(budget, Filter) and budget.terms else ""
+        of = ""
+        if isinstance(budget, Filter) and budget.terms:
+            of = f" of epsilon {budget.terms['epsilon']:g}"
         return f"; left{of}: {more} of the {planned} rounds to come"
 
 
 def mean_metrics(replies: Mapping[int, Releases]) -> dict[str, float]:
-    """Mean of each metric over the clients that sent it, weighted by counts (each 1 where there is none)."""
-    sums: dict[str, tuple[float, float]] = {}
+    """Return the mean of each metric over the clients that sent it, weighted by counts (each 1 where there is none)."""
+    sums, weights = dict[str, float](), dict[str, float]()
     for partition in sorted(replies):
         count = count_of(replies[partition])
         weight = 1.0 if count is None else count
         for release in replies[partition]:
             if release.kind == "metric" and isfinite(float(release.value)):
-                total, weights = sums.get(release.name, (0.0, 0.0))
-                sums[release.name] = (total + weight * float(release.value), weights + weight)
-    return {name: total / weights for name, (total, weights) in sums.items() if weights > 0}
+                sums[release.name] = sums.get(release.name, 0.0) + weight * float(release.value)
+                weights[release.name] = weights.get(release.name, 0.0) + weight
+    return {name: total / weights[name] for name, total in sums.items() if weights[name] > 0}

@@ -55,7 +55,8 @@ def bind_key(path: str | Path, ledger: str) -> None:
     """
     file, line = Path(path).expanduser(), f"{LEDGER}{ledger}"
     try:
-        if not _bound(text := file.read_text("ascii")):
+        text = file.read_text("ascii")
+        if not _bound(text):
             torn = "" if text.endswith("\n") else "\n"  # half a line of a process that died: it answered nothing
             with file.open("ab", buffering=0) as stream:  # of two processes that do so, the first line counts
                 stream.write(f"{torn}{line}\n".encode())
@@ -69,7 +70,7 @@ def bind_key(path: str | Path, ledger: str) -> None:
 
 
 def _bound(text: str) -> list[str]:
-    """Whole lines of a key's file that bind it."""
+    """Return the whole lines of a key's file that bind it."""
     return [line for line in text.splitlines() if line.startswith(LEDGER) and len(line) == len(LEDGER) + DIGEST]
 
 
@@ -117,28 +118,34 @@ class SiteKeys:
         roster((key.public for key in given), "keys")
         if given and len(given) != clients:
             raise FieldError("keys", len(given), f"must be one for each of the {clients} clients")
-        if given or source.deployable:
-            return cls(tuple(given) or tuple(SiteKey.new()[0] for _ in range(clients)))
-        return cls(tuple(SiteKey(hashlib.sha512(f"site {seed} {p}".encode()).digest()) for p in range(clients)))
+        keys = list(given)
+        for partition in range(len(given), clients):
+            if source.deployable:
+                keys.append(SiteKey.new()[0])
+            else:
+                keys.append(SiteKey(hashlib.sha512(f"site {seed} {partition}".encode()).digest()))
+        return cls(tuple(keys))
 
     def __bool__(self) -> bool:
         """Whether sums are secure."""
         return bool(self.keys)
 
     def roster(self, cohort: Iterable[int]) -> list[PublicKey]:
-        """Public keys of a cohort."""
-        return [self.keys[p].public for p in cohort] if self.keys else []
+        """Return the public keys of a cohort."""
+        if not self.keys:
+            return []
+        return [self.keys[partition].public for partition in cohort]
 
     def site(self, partition: int) -> Site | None:
-        """A client's side of the contract, which pins the keys of all others."""
+        """Return a client's side of the contract, which pins the keys of all others."""
         if not self.keys:
             return None
-        others = [k.public.hex() for i, k in enumerate(self.keys) if i != partition]
-        return Site(self.keys[partition], SumPolicy(peers=others))
+        peers = [key.public.hex() for i, key in enumerate(self.keys) if i != partition]
+        return Site(self.keys[partition], SumPolicy(peers=peers))
 
 
 def site_of(key: str | Path | None, policy: Policy | None, ledger: str | Path | None, dataset: str) -> Site:
-    """The site that a deployed node is: its key file, what its policy pins, and the one ledger that the key is for.
+    """Make the site that a deployed node is: its key, its policy's peers, and the one ledger that the key is for.
 
     Raises
     ------

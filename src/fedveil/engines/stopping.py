@@ -58,13 +58,14 @@ class EarlyStopping(Parameters):
     allow_equal_rows: bool = False
 
     def following(self, best: Best, loss: float, round_: int, models: Tensor) -> Best:
-        """The best models after those of a round [k, d] had this loss."""
-        if loss < best.loss - (self.min_delta if isfinite(best.loss) else 0.0):
+        """Return the best models after those of a round [k, d] had this loss."""
+        margin = self.min_delta if isfinite(best.loss) else 0.0
+        if loss < best.loss - margin:
             return Best(loss, round_, 0, models.clone())
         return replace(best, waited=best.waited + 1)
 
     def ends(self, best: Best) -> str:
-        """Why the run is over, or ""."""
+        """Say why the run is over, or ""."""
         if best.waited < self.patience:
             return ""
         waited = f"no better validation loss in {best.waited} validations"
@@ -107,7 +108,7 @@ class Validator(Party):
         self.cap = cap_of(validation, self._trust)
 
     def declines(self, round_: int) -> str:
-        """Why the client sends no loss in this round, before its data are touched; "" if it does.
+        """Say why the client sends no loss in this round, before its data are touched; "" if it does.
 
         Under central trust, where the server pays for the noise, a policy and a budget count participations.
         """
@@ -137,8 +138,9 @@ class Validator(Party):
         return float(drawn[0].value)
 
     def spent(self, before: int) -> int:
-        """Releases made before a round."""
-        return sum(e.key[1] == VALIDATE and e.key[0] < before for e in self.ledger.entries)
+        """Count the releases made before a round."""
+        earlier = [entry for entry in self.ledger.entries if entry.key[1] == VALIDATE and entry.key[0] < before]
+        return len(earlier)
 
     def _charge(self, spend: accounting.Spend) -> bool:
         used_up = self.cap is not None and len(self.ledger.entries) >= self.cap
@@ -146,12 +148,14 @@ class Validator(Party):
 
 
 def cap_of(validation: Validation, trust: accounting.Trust) -> int | None:
-    """Releases that one validation client makes in a run at most, where it pays for them."""
-    return validation.releases if validation.losses == "noised" and trust != "central" else None
+    """Return the most releases of one validation client in a run; None where it does not pay for them."""
+    if validation.losses == "noised" and trust != "central":
+        return validation.releases
+    return None
 
 
 def drawn(rule: EarlyStopping, seed: int, round_: int, everybody: Sequence[int]) -> list[int]:
-    """Validation clients that are asked after a round, of so many; nobody where it is not validated."""
+    """Draw the validation clients that are asked after a round; nobody where it is not validated."""
     if round_ % rule.every or not everybody:
         return []
     return draw_cohort(seed, -round_, everybody, min(rule.sample or len(everybody), len(everybody)))

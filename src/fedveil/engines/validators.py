@@ -1,9 +1,8 @@
 """The validation clients of a run in one process. They share no record, and no person, with clients that train."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from functools import cache
 from hashlib import blake2b
 from math import inf
 
@@ -21,6 +20,7 @@ from fedveil.learning import ClientData, client_losses
 from fedveil.learning.clients import as_client
 
 Clients = Sequence[ClientData]
+Marks = Callable[[ClientData], Iterator[int | bytes]]  # what tells a client's rows or persons from others
 BLOCK = 4096  # rows that are looked at together
 
 
@@ -45,30 +45,38 @@ class Validators:
     """
 
     def __init__(self, rule: EarlyStopping, parties: Parties, server: ServerParty, say: Callable[[str], None]) -> None:
-        clients = [as_client(c, f"stopping.clients[{i}]") for i, c in enumerate(rule.clients)]
-        empty = [i for i, c in enumerate(clients) if not c.examples]
-        if empty or not clients:
-            raise FieldError("stopping.clients", empty, "must be clients with examples, at least one")
-        if rule.sample is not None and rule.sample > len(clients):
-            raise FieldError("sample", rule.sample, f"there are only {len(clients)} validation clients")
-        noisy, first = parties.method.noisy, len(parties.data)
-        require_disjoint(
-            parties.data, clients, rule.allow_equal_rows, people=noisy is not None and noisy.noisy_steps.images > 0
-        )
-        self.rule, self.clients, self.best = rule, clients, Best()
-        self._learner, self._server, self._seed, self._say = parties.learner, server, parties.seed, say
+        self.rule, self.best, self.clients = rule, Best(), _read(rule)
+        self._parties, self._server, self._say = parties, server, say
+        self._learner, self._seed = parties.learner, parties.seed
         self._trust: accounting.Trust = server.method.client.trust
+        noisy = parties.method.noisy
+        persons = noisy is not None and noisy.noisy_steps.images > 0
+        require_disjoint(parties.data, self.clients, rule.allow_equal_rows, persons)
+        self._validators: dict[int, Validator] = {}
         quoted = rule.validation.quote(self._trust)
-        for tried in (parties.budget(first + p) for p in range(len(clients))):
+        for partition in range(len(self.clients)):
+            tried = deepcopy(self._budget(partition))
             if tried is not None:  # one that cannot hold such a release says so before anything is trained
-                deepcopy(tried).admit_spend(quoted)
+                tried.admit_spend(quoted)
 
-        def make(p: int) -> Validator:
-            ledger, store = parties.ledger(f"{VALIDATORS}{p}")
-            method, policy, budget = server.method, parties.policy, parties.budget(first + p)
-            return Validator(method, policy, rule.validation, ledger, parties.source, budget, store)
+    def _budget(self, partition: int) -> accounting.SpendFilter | None:
+        """Make a fresh filter of a validation client: they are numbered behind the clients that train."""
+        return self._parties.budget(len(self._parties.data) + partition)
 
-        self._party = cache(make)
+    def validator(self, partition: int) -> Validator:
+        """Return the party of one validation client; made when it is first needed."""
+        if partition not in self._validators:
+            ledger, store = self._parties.ledger(f"{VALIDATORS}{partition}")
+            self._validators[partition] = Validator(
+                self._server.method,
+                self._parties.policy,
+                self.rule.validation,
+                ledger,
+                self._parties.source,
+                self._budget(partition),
+                store,
+            )
+        return self._validators[partition]
 
     @property
     def stopped(self) -> str:
@@ -76,9 +84,12 @@ class Validators:
         return self.rule.ends(self.best)
 
     def validate(self, models: Tensor, round_: int) -> float | None:
-        """The validation loss of the models [k, d] of a round, as released; None where none is due, or none is left."""
+        """Return the released validation loss of the models [k, d] of a round; None where none is due, or left."""
         asked = self._asked(round_)
-        value = self._released(asked, self._losses([self.clients[p] for p in asked], models), round_) if asked else None
+        if not asked:
+            return None
+        losses = self._losses([self.clients[partition] for partition in asked], models)
+        value = self._released(asked, losses, round_)
         if value is not None:
             self.best = self.rule.following(self.best, value, round_, models)
         return value
@@ -90,36 +101,40 @@ class Validators:
             self._released(asked, torch.zeros(len(asked), dtype=torch.float64), round_)
 
     def books(self) -> dict[str, accounting.Ledger]:
-        """The ledger of every validation client, by name."""
-        return {book.party: book for book in (self._party(p).ledger for p in range(len(self.clients)))}
+        """Return the ledger of every validation client, by name."""
+        ledgers = [self.validator(partition).ledger for partition in range(len(self.clients))]
+        return {ledger.party: ledger for ledger in ledgers}
 
     def _asked(self, round_: int) -> list[int]:
-        """Sample of a round, of those whose number of releases is not used up, without those who decline.
+        """Sample those whose number of releases is not used up, and leave out those who decline.
 
         Public facts alone decide. Nobody in a round that is not validated.
         """
-        allowed, cap = list(range(len(self.clients))), cap_of(self.rule.validation, self._trust)
+        allowed = list(range(len(self.clients)))
+        cap = cap_of(self.rule.validation, self._trust)
         if cap is not None:
-            allowed = [p for p in allowed if self._party(p).spent(round_) < cap]
-        asked = drawn(self.rule, self._seed, round_, allowed)
-        reasons = {p: self._party(p).declines(round_) for p in asked}
-        for p, reason in reasons.items():
+            allowed = [partition for partition in allowed if self.validator(partition).spent(round_) < cap]
+        asked = []
+        for partition in drawn(self.rule, self._seed, round_, allowed):
+            reason = self.validator(partition).declines(round_)
             if reason:
-                self._say(f"validation client {p} sends no loss: {reason}")
-        return [p for p in asked if not reasons[p]]
+                self._say(f"validation client {partition} sends no loss: {reason}")
+            else:
+                asked.append(partition)
+        return asked
 
     def _released(self, asked: Sequence[int], losses: Tensor, round_: int) -> float | None:
         public = self.rule.validation.losses == "public"
         if self._trust == "central" and not public:
             return self._server.validate(round_, losses, self.rule.validation)
         sent = []
-        for p, loss in zip(asked, losses.tolist(), strict=True):
+        for partition, loss in zip(asked, losses.tolist(), strict=True):
             with suppress(BudgetError):  # public costs alone decide, so that silence tells nothing
-                sent.append(self._party(p).send(loss, round_))
+                sent.append(self.validator(partition).send(loss, round_))
         return sum(sent) / len(sent) if sent else None
 
     def _losses(self, clients: Sequence[ClientData], models: Tensor) -> Tensor:
-        """Loss of each client's best hypothesis [m]; infinite where there is none."""
+        """Measure each client's best hypothesis [m]; infinite where there is none."""
         learner = self._learner
         losses = []
         try:
@@ -131,6 +146,23 @@ class Validators:
                 except Exception:
                     losses.append(torch.full((1, len(models)), inf, dtype=torch.float64))
         return torch.nan_to_num(torch.cat(losses), nan=inf).min(dim=1).values
+
+
+def _read(rule: EarlyStopping) -> list[ClientData]:
+    """Read the data of validation clients, each of which needs an example.
+
+    Raises
+    ------
+    FieldError
+        If there is none, one is empty, or the sample is larger.
+    """
+    clients = [as_client(given, f"stopping.clients[{i}]") for i, given in enumerate(rule.clients)]
+    empty = [i for i, client in enumerate(clients) if not client.examples]
+    if empty or not clients:
+        raise FieldError("stopping.clients", empty, "must be clients with examples, at least one")
+    if rule.sample is not None and rule.sample > len(clients):
+        raise FieldError("sample", rule.sample, f"there are only {len(clients)} validation clients")
+    return clients
 
 
 def require_disjoint(training: Clients, validating: Clients, allow_equal_rows: bool, people: bool = False) -> None:
@@ -150,35 +182,52 @@ def require_disjoint(training: Clients, validating: Clients, allow_equal_rows: b
     FieldError
         Naming the first validation client that shares one.
     """
-    looks = (_places,) if allow_equal_rows else (_places, _contents)
-    for look in (*looks, _people) if people else looks:
-        held = {mark: i for i, client in enumerate(training) for mark in look(client)}
+    marks: list[Marks] = [_places]
+    if not allow_equal_rows:
+        marks.append(_contents)
+    if people:
+        marks.append(_people)
+    for marks_of in marks:
+        held: dict[int | bytes, int] = {}
+        for i, client in enumerate(training):
+            held |= dict.fromkeys(marks_of(client), i)
         for i, client in enumerate(validating):
-            shared = next((mark for mark in look(client) if mark in held), None)
-            if shared is not None:
-                what = "persons" if look is _people else "rows"
-                accepted = f"shares {what} with clients[{held[shared]}], whose promise covers no validation loss: "
-                accepted += "give each to one of them"
-                if look is _contents:
-                    accepted += "; where equal rows are different records, say so: EarlyStopping(allow_equal_rows=True)"
-                raise FieldError(f"stopping.clients[{i}]", client.name or "data", accepted)
+            _require_unheld(client, f"stopping.clients[{i}]", marks_of, held)
 
 
-def _tables(client: ClientData) -> Iterator[Tensor]:
-    yield from (x for x in (client.x, client.test_x) if x is not None and x.numel())
+def _require_unheld(client: ClientData, field: str, marks_of: Marks, held: Mapping[int | bytes, int]) -> None:
+    """Refuse a client of which a mark is a training client's."""
+    for mark in marks_of(client):
+        if mark in held:
+            what = "persons" if marks_of is _people else "rows"
+            accepted = f"shares {what} with clients[{held[mark]}], whose promise covers no validation loss: "
+            accepted += "give each to one of them"
+            if marks_of is _contents:
+                accepted += "; where equal rows are different records, say so: EarlyStopping(allow_equal_rows=True)"
+            raise FieldError(field, client.name or "data", accepted)
+
+
+def _tables(client: ClientData) -> list[Tensor]:
+    """Return the rows that a client trains or validates on."""
+    return [rows for rows in (client.x, client.test_x) if rows is not None and rows.numel()]
 
 
 def _places(client: ClientData) -> Iterator[int | bytes]:
+    """Where each row lies in memory."""
     for rows in _tables(client):
         step = rows.stride(0) * rows.element_size()
-        yield from (rows.data_ptr() + i * step for i in range(len(rows)))
+        for i in range(len(rows)):
+            yield rows.data_ptr() + i * step
 
 
 def _people(client: ClientData) -> Iterator[int | bytes]:
-    yield from [] if client.person is None else set(client.person.tolist())
+    """Numbers of the persons."""
+    if client.person is not None:
+        yield from set(client.person.tolist())
 
 
 def _contents(client: ClientData) -> Iterator[int | bytes]:
+    """Digests of the rows' values."""
     for rows in _tables(client):
         for start in range(0, len(rows), BLOCK):
             block = rows[start : start + BLOCK].detach().cpu().reshape(-1, rows[0].numel()).to(torch.float64)

@@ -1,4 +1,4 @@
-"""What is likely wrong with a run, said once and with the way out: in the same words under every engine.
+"""Warnings of what is likely wrong with a run, each said once and with the fix: in the same words under every engine.
 
 A server under local trust is told nothing here that follows a client's data: it sees noised replies and public facts.
 What a client's own update shows is said on that client's node, or to the experimenter who holds all of them.
@@ -31,7 +31,7 @@ class RunWarning(UserWarning):
 
 
 class Warnings:
-    """Tells each kind of trouble once.
+    """Says each kind of trouble once.
 
     Parameters
     ----------
@@ -95,25 +95,32 @@ class Warnings:
             self.say("clip", f"{far}, {mend} (in a deployment, as measured on public data)")
 
     def _ways(self) -> list[str]:
-        """What makes the noise of this run's method shorter beside what it protects, and is not turned on already."""
-        noisy = self._method.noisy.noisy_steps if self._method.noisy else None
+        """List what would shorten this method's noise beside what it protects, and is not turned on already."""
         ways = ["more clients", "fewer parameters", "less noise (a larger epsilon)"]
-        if noisy is None:
+        if self._method.noisy is None:
             return [*ways, "record level, if single records are what to protect"]
-        ways.append("more persons a client" if noisy.images else "more examples a client")
-        return ways if noisy.summed or noisy.grid else [*ways, "a trusted or a secure sum"]
+        steps = self._method.noisy.noisy_steps
+        ways.append("more persons a client" if steps.images else "more examples a client")
+        if not (steps.summed or steps.grid):
+            ways.append("a trusted or a secure sum")
+        return ways
 
     def protected(self, scales: Sequence[tuple[float, ...]], replies: int, longest: float = 0.0) -> None:
         """Look at the noise of clients that protect themselves, where their own scales may be seen.
 
         The mean over the replies has that of one over their square root.
         """
-        client, used = self._method.client, [scale for scale in scales if scale or self._method.noisy]
-        figures = client.noise(used, self._layout) if used and client.trust != "central" else {}
-        if ratio := figures.get("noise_to_clip", 0.0):
+        client, noisy = self._method.client, self._method.noisy is not None
+        used = [scale for scale in scales if scale or noisy]
+        if not used or client.trust == "central":
+            return
+        figures = client.noise(used, self._layout)
+        ratio = figures.get("noise_to_clip", 0.0)
+        if ratio:
             clip = figures["sigma"] * math.sqrt(self._layout.size) / ratio
             layers = any(len(scale) > 1 for scale in used)
-            self.noise(ratio / (1.0 if self._method.noisy else math.sqrt(replies)), clip, longest, layers)
+            averaged = 1.0 if noisy else math.sqrt(replies)
+            self.noise(ratio / averaged, clip, longest, layers)
 
     def trained(
         self,
@@ -136,14 +143,13 @@ class Warnings:
         known : float, optional
             The median length, where it was computed.
         """
-        if known is None:
-            lengths = [float(torch.linalg.vector_norm(m - start)) for m in models[:ASKED]]
-            known = median(lengths) if lengths else 0.0
-        length = known
+        length = _median_length(start, models[:ASKED]) if known is None else known
         jumped = not (length <= JUMP or length <= JUMP * float(torch.linalg.vector_norm(start)))
         drowned = "noise" in self.said  # then the loss is large whatever the rate
         if jumped or not math.isfinite(loss) or (kind == "cross_entropy" and loss > LOST and not drowned):
-            said = f"updates are {length:.2g} long" + (f", the training loss is {loss:.3g}" if kind else "")
+            said = f"updates are {length:.2g} long"
+            if kind:
+                said += f", the training loss is {loss:.3g}"
             self.say("trained", f"training diverges: {said}. Lower the learning rate (local.lr)")
         return length
 
@@ -180,3 +186,9 @@ class Warnings:
                 self.protected([scale], facts.broadcast.public.cohort, longest)
             if count_of(sent) == 0:
                 self.say("empty", "this client holds no example to train on: its reply is noise alone")
+
+
+def _median_length(start: Tensor, models: Rows) -> float:
+    """Return the median length of updates; 0 without any."""
+    lengths = [float(torch.linalg.vector_norm(model - start)) for model in models]
+    return median(lengths) if lengths else 0.0

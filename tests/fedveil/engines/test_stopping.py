@@ -59,7 +59,7 @@ def test_public_losses_are_the_losses_and_promise_nothing():
     assert history.guarantees["validation-0"].status == "none"
     assert history.guarantee.status == "heuristic"  # that of the clients that train
     books = {str(p): run.party(p).ledger for p in range(4)} | {
-        f"validation-{p}": run.validators._party(p).ledger for p in range(6)
+        f"validation-{p}": run.validators.validator(p).ledger for p in range(6)
     }
     assert guarantees_of(run.method, books, 1e-5)[1]["validation clients"]["text"] == "none"
 
@@ -93,7 +93,7 @@ def test_noised_losses_are_cut_noised_charged_and_capped():
     history = run.run(5)
     assert [r.validation is not None for r in history.rounds] == [True] * 3 + [False] * 2  # three releases a client
     for p in range(6):
-        entries = run.validators._party(p).ledger.entries
+        entries = run.validators.validator(p).ledger.entries
         assert [e.key for e in entries] == [(1, "validate"), (2, "validate"), (3, "validate")]
         assert all(e.spend.guarantee.mu == 2.0 and e.spend.scale == (1.0,) for e in entries)
     assert history.validation.mu == pytest.approx(2 * 3**0.5)
@@ -120,7 +120,7 @@ def test_any_two_data_sets_move_a_release_by_the_declared_range_at_most():
 def test_a_sample_is_drawn_anew_from_those_who_may_still_release():
     run = noised(sample=2)
     run.run(9)
-    asked = [[p for p in range(6) if run.validators._party(p).ledger.find((t, "validate"))] for t in range(1, 10)]
+    asked = [[p for p in range(6) if run.validators.validator(p).ledger.find((t, "validate"))] for t in range(1, 10)]
     assert [len(a) for a in asked] == [2] * 9
     assert len({tuple(a) for a in asked}) > 1
     assert sorted(p for a in asked for p in a) == sorted(list(range(6)) * 3)
@@ -131,7 +131,7 @@ def test_a_trusted_sum_of_models_trusts_nobody_with_losses():
     rule = EarlyStopping(patience=100, validation=Validation(noise_multiplier=0.5, loss_range=2.0, releases=3))
     run = made("x", rule, method=method, learner=None)
     history = run.run(5)
-    assert [len(run.validators._party(p).ledger.entries) for p in range(6)] == [3] * 6
+    assert [len(run.validators.validator(p).ledger.entries) for p in range(6)] == [3] * 6
     assert history.validation.mu == pytest.approx(2 * 3**0.5)
     assert history.guarantee.unit == "record"
 
@@ -143,7 +143,7 @@ def test_a_client_whose_data_fail_answers_all_the_same():
     record = run.run(1).rounds[0]
     fine = client_losses(run.learner.model, run.layout, run.models, [HELD[1]], "cross_entropy")
     assert record.validation == pytest.approx((2.0 + float(fine)) / 2, rel=1e-6)
-    assert [len(run.validators._party(p).ledger.entries) for p in (0, 1)] == [1, 1]
+    assert [len(run.validators.validator(p).ledger.entries) for p in (0, 1)] == [1, 1]
 
 
 def test_under_central_trust_the_server_noises_the_mean_and_pays():
@@ -182,20 +182,20 @@ def test_a_resumed_run_ends_in_the_same_bits_and_pays_once():
         expected.best.round,
         whole.round,
     )
-    assert again.validators._party(0).ledger.entries == whole.validators._party(0).ledger.entries
+    assert again.validators.validator(0).ledger.entries == whole.validators.validator(0).ledger.entries
     with pytest.raises(FieldError, match="disagree"):
         kept.restore(federation("sga-ldp"))
 
 
 def test_asked_again_for_a_round_a_client_sends_the_same_or_pays_again_until_its_cap():
     rule = EarlyStopping(validation=Validation(releases=2))
-    secure = made("sga-ldp", rule, source=SecureSource()).validators._party(0)
+    secure = made("sga-ldp", rule, source=SecureSource()).validators.validator(0)
     sent = [secure.send(1.0, 1) for _ in range(2)]
     assert sent[0] != sent[1]
     assert len(secure.ledger.entries) == 2
     with pytest.raises(BudgetError):
         secure.send(1.0, 1)
-    party = made("sga-ldp", rule).validators._party(0)
+    party = made("sga-ldp", rule).validators.validator(0)
     assert len({party.send(1.0, 1) for _ in range(5)}) == 1
     assert len(party.ledger.entries) == 1
 
@@ -206,7 +206,7 @@ def policy(**values):
 
 
 def released(run):
-    return [len(run.validators._party(p).ledger.entries) for p in range(len(run.validators.clients))]
+    return [len(run.validators.validator(p).ledger.entries) for p in range(len(run.validators.clients))]
 
 
 @pytest.mark.parametrize("method", ["sga-ldp", "record"])
@@ -253,7 +253,7 @@ def test_under_central_trust_a_policy_counts_those_who_take_part():
         assert [v is not None for v in values] == [i < times for i in range(4)]
         assert released(run) == [times] * 6
         assert sum(e.key[1] == "validate" for e in run.server.ledger.entries) == times
-        books = {f"validation-{p}": run.validators._party(p).ledger for p in range(6)}
+        books = {f"validation-{p}": run.validators.validator(p).ledger for p in range(6)}
         assert "validation clients" not in guarantees_of(run.method, books, 1e-5)[1]
 
 
