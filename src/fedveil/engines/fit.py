@@ -68,10 +68,10 @@ def read_clients(given: Sequence[ClientData | Sequence[Any]]) -> list[ClientData
     for i, client in enumerate(clients):
         if not client.examples:
             continue
-        for part in ("x", "y"):
-            own, wanted = _kind(getattr(client, part)), _kind(getattr(like, part))
-            if own != wanted:
-                raise FieldError(f"clients[{i}].{part}", own, f"must be like clients[{first}].{part}: {wanted}")
+        for part, own, wanted in (("x", client.x, like.x), ("y", client.y, like.y)):
+            if _kind(own) != _kind(wanted):
+                accepted = f"must be like clients[{first}].{part}: {_kind(wanted)}"
+                raise FieldError(f"clients[{i}].{part}", _kind(own), accepted)
     return clients
 
 
