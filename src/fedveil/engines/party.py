@@ -11,7 +11,7 @@ from fedveil.errors import BudgetError, FieldError, LedgerError, require_a
 from fedveil.files import SERVER as SERVER
 from fedveil.files import LineStore as LineStore
 from fedveil.mechanisms import Source
-from fedveil.methods import Method, Releases
+from fedveil.methods import Method, Releases, registered_as
 
 VALIDATORS = "validation-"  # begins the names of validation clients' ledgers
 COMBINE, PUBLISH, VALIDATE = "combine", "publish", "validate"
@@ -69,6 +69,11 @@ def require_declared(ledger: Ledger, budget: SpendFilter | None) -> None:
         raise FieldError("budget", given, f"{accepted}a smaller epsilon")
 
 
+def listed_as(method: Method, policy: Policy) -> str:
+    """Name by which a policy judges a method: its own, if that is listed; else the one it is registered under."""
+    return method.name if method.name in (policy.methods or ()) else registered_as(method)
+
+
 class Party:
     """A ledger, a filter and a source, of a client or the server; and the policy of a client's owner."""
 
@@ -95,7 +100,8 @@ class Party:
         if self.policy is None:
             return ""
         past = [entry.spend for entry in self.ledger.all_entries]
-        return self.policy.refusal(method.name, method.client.trust, self._source.deployable, spend, past) or ""
+        name = listed_as(method, self.policy)
+        return self.policy.refusal(name, method.client.trust, self._source.deployable, spend, past) or ""
 
     def _require_written(self) -> None:
         if self._unwritten:  # the same bits would find their entry in memory, and go out without one on the disk

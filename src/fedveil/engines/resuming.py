@@ -5,7 +5,7 @@ from copy import deepcopy
 
 from fedveil.accounting import Ledger, Spend
 from fedveil.engines.parties import Parties
-from fedveil.engines.party import VALIDATE
+from fedveil.engines.party import VALIDATE, listed_as
 from fedveil.errors import FieldError
 from fedveil.methods import TrustedServer
 
@@ -111,5 +111,6 @@ def _declines(parties: Parties, partition: int, spend: Spend) -> bool:
             return True
     if parties.policy is None:
         return False
-    name, trust, deployable = parties.method.name, parties.method.client.trust, parties.source.deployable
+    name = listed_as(parties.method, parties.policy)
+    trust, deployable = parties.method.client.trust, parties.source.deployable
     return bool(parties.policy.refusal(name, trust, deployable, spend, past))

@@ -193,6 +193,27 @@ def paired(client: ClientSide, aggregator: Aggregator | None = None) -> Method:
     return Method(kind.__name__, client, server(**given))
 
 
+def registered_as(method: Method) -> str:
+    """Name under which a method's kind is registered, however it was made; its own name where it is not.
+
+    Policies list methods by it, and configurations of runs name them by it.
+
+    Examples
+    --------
+    >>> fv.methods.registered_as(fv.methods.paired(fv.RecordDP(examples=40, noise_multiplier=2.0)))
+    'record'
+    """
+    if method.name in METHODS:
+        return method.name
+    central = type(method.client) is TrustedServer
+    for name, sides in METHODS.items():
+        if not isinstance(sides, Sides) or type(method.client) is not sides.client:
+            continue
+        if not central or type(method.server) is sides.server:
+            return name
+    return method.name
+
+
 def _require_rule_of(method: str, names: Container[str], aggregator: Aggregator) -> None:
     """Refuse a rule for a method that has none among its parameters' names."""
     if "aggregator" not in names:

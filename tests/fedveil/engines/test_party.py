@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from core_kit import broadcast_of, client_facts, flat, reply, server_party
+from core_kit import Deployed, broadcast_of, client_facts, flat, reply, server_party
 from fedveil.accounting import (
     Entry,
     Filter,
     LeakageFilter,
     Ledger,
+    Limits,
     ParticipationFilter,
+    Policy,
     Release,
     digest,
     mu_of_epsilon,
@@ -23,6 +25,7 @@ from fedveil.engines import ClientParty, ServerParty
 from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import (
+    METHODS,
     SGALDP,
     GlobalDP,
     GroupPrivacy,
@@ -30,7 +33,11 @@ from fedveil.methods import (
     MetricPrivacy,
     PerturbationAware,
     Plain,
+    Refusal,
     TrustedServer,
+    build,
+    paired,
+    registered_as,
 )
 
 DELTA, D = 1e-5, 3
@@ -407,3 +414,20 @@ def test_a_foreign_ledger_entry_is_not_continued():
     ledger.commit(Entry((1, "combine"), 0, "x", nothing()))
     with pytest.raises(LedgerError):
         ledger.commit(Entry((1, "combine"), 0, "y", nothing()))
+
+
+@pytest.mark.parametrize(("listed", "allowed"), [("sga-ldp", True), ("SGALDP", True), ("record", False)])
+def test_a_policy_lists_a_method_by_its_name_however_it_was_made(listed, allowed):
+    policy = Policy(trust=("local",), methods=(listed,), total=Limits(mu=99.0))
+    method = paired(SGALDP(similarity="released"))
+    party = ClientParty(method, flat(D), Ledger("run", "3"), Deployed(0), policy=policy)
+    assert isinstance(party.admit(broadcast_of(START, 1)), Refusal) != allowed
+
+
+def test_each_kind_of_method_is_registered_under_one_name():
+    needed = {"record": {"examples": 4, "noise_multiplier": 1.0}, "global": {"noise_multiplier": 1.0}}
+    for name in METHODS:
+        made = build(name, **needed.get(name, {}))
+        assert registered_as(replace(made, name=type(made.client).__name__)) == name
+    own = Method("mine", GroupPrivacy(noise_multiplier=1.5), Plain())
+    assert registered_as(own) == "group"

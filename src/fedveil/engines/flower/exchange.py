@@ -25,7 +25,7 @@ from fedveil.engines.deployed import RUN, Settings, answer, disagreement, opened
 from fedveil.engines.flower import records
 from fedveil.engines.flower.records import Memory
 from fedveil.engines.messages import REPLY
-from fedveil.engines.party import VALIDATE
+from fedveil.engines.party import VALIDATE, listed_as
 from fedveil.engines.stopping import Validator
 from fedveil.engines.warning import Warnings
 from fedveil.errors import BudgetError, FedVeilError, FieldError, LedgerError
@@ -106,7 +106,8 @@ class Exchange:
         if local and kind not in (MessageType.TRAIN, MessageType.EVALUATE):
             raise FieldError("message_type", kind, "under local trust only train and evaluate messages are answered")
         if kind != MessageType.TRAIN and not local and settings.policy is not None:
-            refused = settings.policy.forbids(settings.method.name, side.trust)  # no quote says what this costs
+            name = listed_as(settings.method, settings.policy)
+            refused = settings.policy.forbids(name, side.trust)  # no quote says what this costs
             if refused is not None:
                 return self._refusal(refused)
         if kind not in (MessageType.TRAIN, MessageType.EVALUATE):

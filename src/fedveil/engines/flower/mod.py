@@ -24,7 +24,7 @@ from fedveil.layout import Layout
 from fedveil.learning import PrivateTrainer
 from fedveil.logs import logger
 from fedveil.mechanisms import Source, source_of
-from fedveil.methods import METHODS, Method, build, parameters
+from fedveil.methods import METHODS, Method, build, parameters, registered_as
 from fedveil.methods.publishing import Validation
 from fedveil.secure import Site
 
@@ -189,7 +189,7 @@ def privacy_keys(context: Context, method: Any = None) -> tuple[dict[str, Any], 
         {_plain(key.removeprefix(PREFIX)): value for key, value in config.items() if key.startswith(PREFIX)}
         for config in (context.run_config, context.node_config)
     )
-    name = method.name if isinstance(method, Method) else own.get("method", run.get("method"))
+    name = registered_as(method) if isinstance(method, Method) else own.get("method", run.get("method"))
     return _of_method(run, name), _of_method(own, name)
 
 
