@@ -15,14 +15,14 @@ from fedveil.ranges import RANGES, require_within
 # A float32 product can round up: without the shrink, a float32 vector of 1.2 million coordinates kept a norm of
 # 1.00000196 C (measured), and the sensitivity would be exceeded.
 SHRINK = 1e-6
-_ELEMENTS = 1 << 18  # of a block
-WIDTH = 1 << 15  # of two rows (or more short ones) whose float64 copies stay in the second-level cache
+_ELEMENTS = 1 << 18  # numbers in a block
+WIDTH = 1 << 15  # columns of two rows (or more short ones) with float64 copies that fit the second-level cache
 
 Rows = Sequence[Tensor] | Tensor
 
 
 def norms(updates: Tensor) -> Tensor:
-    """Euclidean norms in float64.
+    """Compute Euclidean norms in float64.
 
     Parameters
     ----------
@@ -41,27 +41,28 @@ def norms(updates: Tensor) -> Tensor:
     """
     _check(updates)
     rows = updates.reshape(1) if updates.dim() == 0 else updates
-    # the conversion makes a copy: of a block at a time, which stays in the cache
-    blocks = blocks_of(len(rows) if rows.dim() == 2 else 1, rows.shape[-1])
-    parts = [torch.linalg.vector_norm(rows[..., c], dim=-1, dtype=torch.float64) for c in blocks]
-    return require_finite(parts[0] if len(parts) == 1 else torch.stack(parts).square_().sum(0).sqrt_())
+    # the conversion to float64 copies: a block at a time, which stays in the cache
+    parts = []
+    for columns in blocks_of(len(rows) if rows.dim() == 2 else 1, rows.shape[-1]):
+        parts.append(torch.linalg.vector_norm(rows[..., columns], dim=-1, dtype=torch.float64))
+    if len(parts) == 1:
+        return require_finite(parts[0])
+    return require_finite(torch.stack(parts).square_().sum(0).sqrt_())
 
 
 def require_finite(lengths: Tensor) -> Tensor:
-    """Return norms; refuse those of NaN or infinity."""
+    """Return norms, refusing those of NaN or infinity."""
     if not torch.isfinite(lengths).all():
-        raise FieldError(
-            "updates",
-            "NaN or infinity",
-            "must be finite: training diverged (lower its learning rate), or the reply is damaged",
-        )
+        accepted = "must be finite: training diverged (lower its learning rate), or the reply is damaged"
+        raise FieldError("updates", "NaN or infinity", accepted)
     return lengths
 
 
 def parts_of(rows: Rows, start: Tensor | None = None, width: int = WIDTH) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Places in n rows [d], or in these minus `start`; columns, cut at multiples of `width`; the float64 there.
+    """Yield blocks of n rows [d], or of these minus `start`, in float64.
 
-    All in the same memory, which stays in the second-level cache.
+    Each block has the places of its rows, its columns (cut at multiples of `width`) and its numbers. All blocks use the
+    same memory, which stays in the second-level cache.
     """
     _check(rows[0])
     d = rows[0].shape[0]
@@ -85,7 +86,7 @@ def parts_of(rows: Rows, start: Tensor | None = None, width: int = WIDTH) -> Ite
 
 
 def blocks_of(n: int, d: int, least: int = 1024) -> list[slice]:
-    """Columns of [n, d] in blocks of about a quarter of a million numbers, `least` wide: each stays in the cache."""
+    """Cut the columns of [n, d] into blocks of about 2^18 numbers, at least `least` wide, which fit the cache."""
     width = max(least, _ELEMENTS // max(n, 1))
     return [slice(start, min(start + width, d)) for start in range(0, d, width)] or [slice(0, 0)]
 
@@ -93,28 +94,28 @@ def blocks_of(n: int, d: int, least: int = 1024) -> list[slice]:
 def clip(
     updates: Tensor, norm: float | Mapping[str, float], layout: Layout | None = None, *, lengths: Tensor | None = None
 ) -> Tensor:
-    """Scale updates down to a norm; those within it stay as they are, to the bit.
+    """Scale updates down to a norm; updates within it keep their bits.
 
     Parameters
     ----------
     updates : Tensor
         [d] or [n, d] (or 0-d), float32 or float64; each row is clipped by itself.
     norm : float or mapping of str to float
-        The bound C, or one bound a layer (arrays or modules of the layout).
+        Bound C, or one bound for each layer (arrays or modules of the layout).
     layout : Layout, optional
-        Needed for bounds per layer.
+        Layout of the updates; needed for bounds per layer.
     lengths : Tensor, optional
-        The updates' `norms`, where they are known; not with bounds per layer.
+        `norms` of the updates, if they are known; not with bounds per layer.
 
     Returns
     -------
     Tensor
-        Same shape and type; every norm is at most the bound, computed in float64.
+        Clipped updates, of the same shape and type; every norm is at most the bound, computed in float64.
 
     Raises
     ------
     FieldError
-        For a bound beyond the ends of `fedveil.ranges`, integers, NaN, infinities, or layers that do not fit.
+        For a bound beyond the limits of `fedveil.ranges`, integers, NaN, infinities, or layers that do not fit.
     """
     if not isinstance(norm, Mapping):
         bound = require_bound("norm", norm)
@@ -127,7 +128,8 @@ def clip(
     clipped = updates.clone()
     for name, slices in groups.items():
         bound = require_bound(f"norm[{name}]", norm[name])
-        layer = torch.stack([norms(updates[..., s]).square() for s in slices]).sum(0).sqrt()
+        squares = torch.stack([norms(updates[..., s]).square() for s in slices])
+        layer = squares.sum(0).sqrt()
         for s in slices:
             clipped[..., s] = _scaled(updates[..., s], layer, bound)
     return clipped
@@ -135,11 +137,11 @@ def clip(
 
 @dataclass(frozen=True, kw_only=True)
 class QuantileClip(Parameters):
-    """A clipping norm that follows a quantile of the updates' norms (Andrew et al. 2021, arXiv 1905.03871).
+    """Clipping norm that follows a quantile of the updates' norms (Andrew et al. 2021, arXiv 1905.03871).
 
-    After each round C <- C exp(-lr (b - quantile)), where b is the noised share of updates within C. The share is a
-    release of its own: a client's bit can turn over, so the sum of bits has sensitivity 1 under every relation (an
-    absent client counts as a zero update, which lies within C).
+    After each round C <- C exp(-lr (b - quantile)), with the noised share b of updates within C. The share is a release
+    of its own. One client changes one bit, so the sum of bits has sensitivity 1 under every relation; an absent client
+    counts as a zero update within C.
 
     Parameters
     ----------
@@ -164,7 +166,7 @@ class QuantileClip(Parameters):
     bit_noise: NumberNoise = 1.0
 
     def next(self, norm: float, lengths: Tensor, noise: float) -> float:
-        """The next C from the lengths of a planned cohort's updates and one draw of standard normal noise.
+        """Compute the next C from the norms of a planned cohort's updates and one draw of standard normal noise.
 
         Raises
         ------
@@ -179,7 +181,7 @@ class QuantileClip(Parameters):
 
 
 def factors(lengths: Tensor, bound: float) -> Tensor:
-    """What updates of these lengths (float64) are multiplied by to lie within a bound: 1 for those that do."""
+    """Return the factors that bring updates of these norms (float64) within a bound; 1 for those within."""
     return torch.where(lengths > bound, bound * (1 - SHRINK) / lengths, torch.ones_like(lengths))
 
 
@@ -191,7 +193,7 @@ def _scaled(updates: Tensor, lengths: Tensor, bound: float) -> Tensor:
 
 
 def require_bound(field: str, value: float) -> float:
-    """Return a clipping norm as a float, refusing what lies beyond the ends of its kind."""
+    """Return a clipping norm as a float, refusing values beyond the limits of its kind."""
     return require_within("clip", field, value)
 
 

@@ -27,7 +27,7 @@ Build = Callable[[int, int], nn.Module]
 
 
 class _Federated(BaseEstimator):  # type: ignore[misc]
-    """What the classifier and the regressor share: parameters, clients, the run, the promise."""
+    """Common part of the classifier and the regressor: parameters, clients, the run, the promise."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
 
     @property
     def promise_(self) -> str:
-        """What is promised, with unit, relation, trust and total."""
+        """Promise of the run, with unit, relation, trust and total."""
         check_is_fitted(self, "history_")
         return str(self.history_.guarantee.describe(self.delta))
 
@@ -91,7 +91,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         return self.model(inputs, outputs)
 
     def _scaled(self, x: NDArray[Any]) -> NDArray[np.float32]:
-        """Columns from 0 to 1 by declared ranges, as float32; without ranges as they are."""
+        """Scale columns to 0 to 1 by declared ranges, as float32; without ranges they are kept."""
         wide = np.asarray(x, dtype=np.float64)
         if self.ranges is not None:
             if len(self.ranges) != wide.shape[1]:
@@ -109,7 +109,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         return np.ascontiguousarray(wide, dtype=np.float32)
 
     def _clients(self, x: Tensor, y: Tensor, groups: Any, person: Any) -> tuple[list[ClientData], tuple[str, ...]]:
-        """One client a group, in the order of their names; without groups one holds everything."""
+        """Make one client for each group, in the order of their names; without groups one client holds all rows."""
         owner = torch.zeros(len(x), dtype=torch.int64)
         names: tuple[str, ...] = ("all",)
         if groups is not None:
@@ -130,7 +130,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
 
     @staticmethod
     def _require_silos(owner: Tensor, people: Tensor, declared: int) -> None:
-        """Refuse a person at more hospitals than the promise is for."""
+        """Refuse a person at more hospitals than the promise covers."""
         pairs = torch.unique(torch.stack([people, owner], 1), dim=0)
         most = int(torch.bincount(pairs[:, 0]).max())
         if most > declared:
@@ -148,39 +148,39 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
 
 
 class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
-    """A federation that scikit-learn takes for a classifier.
+    """Federation as a scikit-learn classifier.
 
     Parameters
     ----------
     model : str, callable or torch.nn.Module
-        A name of `fedveil.learning.MODELS`, a function of the numbers of inputs and outputs, or a network.
+        Name in `fedveil.learning.MODELS`, function of the numbers of inputs and outputs, or network.
     method : Method or what `Federation` takes as one, optional
-        What protects the hospitals, their records or their patients. Default: nothing.
+        Method that protects the hospitals, their records or their patients; none by default.
     local : LocalTraining, optional
-        What a hospital does in a round.
+        Local training of a hospital in a round.
     rounds : int
-        Of training.
+        Number of rounds.
     ranges : sequence of pairs, optional
-        (low, high) of each column, declared beforehand: columns are scaled to 0 to 1 by them. Default: they are taken
-        as they are. A scaler in front that is fitted on rows of several hospitals is a release without a promise.
+        (low, high) of each column, declared beforehand; columns are scaled by them to 0 to 1. By default columns are
+        kept. A scaler that is fitted on rows of several hospitals is a release without a promise.
     classes : sequence, optional
-        All classes that there are. A method that promises something needs them: those that are counted off the labels
-        would tell whether one record has the last one.
+        All classes. A method that promises something needs them: classes that are counted off the labels would tell
+        whether one record has the last one.
     delta : float
-        At which `promise_` states an epsilon.
+        Delta of the epsilon in `promise_`.
     clients_per_round, seed, source, budgets
-        As for `Federation`.
+        Arguments of `Federation`.
 
     Attributes
     ----------
     history_ : History
-        What the run left: rounds, promises, the released model.
+        Rounds, promises and released model of the run.
     guarantee_ : Guarantee
-        The total that counts; `promise_` has it in words.
+        Guarantee of the total; `promise_` has it in words.
     model_ : torch.nn.Module
-        With the released weights.
+        Network with the released weights.
     classes_, clients_ : ndarray, tuple of str
-        The classes in order, and the groups' names.
+        Classes in order, and names of the groups.
 
     Examples
     --------
@@ -229,13 +229,13 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
         Parameters
         ----------
         X : array
-            [N, F] numbers.
+            [N, F], numbers.
         y : array
-            [N] classes.
+            [N], classes.
         groups : sequence, optional
-            [N], which hospital holds a row. Without it one client holds all.
+            [N], hospital of each row; without it one client holds all rows.
         person : sequence, optional
-            [N], whose row it is, for methods that protect persons.
+            [N], person of each row, for methods that protect persons.
         """
         x, labels = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(labels)
@@ -245,19 +245,17 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
             raise FieldError("classes", f"{len(found)} found", accepted)
         self.classes_ = found if self.classes is None else np.unique(np.asarray(self.classes))
         if len(self.classes_) < 2:
-            raise FieldError(
-                "classes", f"{len(self.classes_)} class", "there must be at least two classes to tell apart"
-            )
+            accepted = "there must be at least two classes to tell apart"
+            raise FieldError("classes", f"{len(self.classes_)} class", accepted)
         unknown = np.setdiff1d(found, self.classes_)
         if len(unknown):
-            raise FieldError(
-                "y", unknown.tolist()[:1], f"is none of the declared classes {self.classes_.tolist()[:20]}"
-            )
+            accepted = f"is none of the declared classes {self.classes_.tolist()[:20]}"
+            raise FieldError("y", unknown.tolist()[:1], accepted)
         codes = torch.from_numpy(np.searchsorted(self.classes_, labels).astype(np.int64))
         return self._run(x, codes, len(self.classes_), groups, person, "cross_entropy")
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Probabilities [N, C] of the classes, in the order of `classes_`."""
+        """Predict the probabilities [N, C] of the classes, in the order of `classes_`."""
         outputs = self._outputs(X)
         if outputs.dim() != 2 or outputs.shape[1] != len(self.classes_):
             accepted = f"the network must give one score for each of the {len(self.classes_)} classes"
@@ -265,27 +263,27 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
         return np.asarray(outputs.softmax(1).numpy())
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The likeliest class of each row."""
+        """Predict the likeliest class of each row."""
         likeliest = self.predict_proba(X).argmax(1)
         return np.asarray(self.classes_[likeliest])
 
 
 class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
-    """A federation that scikit-learn takes for a regressor.
+    """Federation as a scikit-learn regressor.
 
     Parameters
     ----------
     model, method, local, rounds, ranges, delta
-        As for `FederatedClassifier`; local training has to have a loss of numbers, such as ``"mse"``, the default.
+        Parameters of `FederatedClassifier`; local training needs a loss of numbers, such as ``"mse"``, the default.
     target_range : pair, optional
-        (low, high) of the target, declared beforehand: it is learned on a scale from 0 to 1. Default: as it is.
+        (low, high) of the target, declared beforehand; it is then learned on a scale from 0 to 1.
     clients_per_round, seed, source, budgets
-        As for `Federation`.
+        Arguments of `Federation`.
 
     Attributes
     ----------
     history_, guarantee_, model_, clients_
-        As of `FederatedClassifier`.
+        Attributes of `FederatedClassifier`.
 
     Examples
     --------
@@ -325,7 +323,7 @@ class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
         self.target_range = target_range
 
     def fit(self, X: Any, y: Any, groups: Any = None, person: Any = None) -> Self:
-        """Train over hospitals that do not share their rows; see `FederatedClassifier.fit`."""
+        """Train over hospitals that do not share their rows; `FederatedClassifier.fit` has the parameters."""
         x, targets = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         low, high = self._ends()
         scaled = (np.asarray(targets, dtype=np.float64) - low) / (high - low)
@@ -335,7 +333,7 @@ class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
         return self._run(x, torch.from_numpy(scaled.astype(np.float32)), outputs, groups, person, "mse")
 
     def predict(self, X: Any) -> NDArray[np.float64]:
-        """The number for each row [N], in the target's units."""
+        """Predict the number for each row [N], in the target's units."""
         outputs, (low, high) = self._outputs(X).numpy(), self._ends()
         values = outputs[:, 0] if outputs.ndim == 2 and outputs.shape[1] == 1 else outputs
         return np.asarray(low + (high - low) * values)

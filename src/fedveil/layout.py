@@ -46,20 +46,19 @@ class Block:
 
 @dataclass(frozen=True)
 class Layout:
-    """The order, names, shapes and types of everything that is shared.
+    """Order, names, shapes and types of all arrays that are shared.
 
-    A vector is [d], a stack of vectors [n, d]. The vector's type is float64 if any block is float64, else float32;
-    narrower blocks are widened (exactly) and narrowed again on the way back, so that the round trip keeps every bit.
+    A vector is [d], a stack of vectors [n, d]. Its type is float64 if any block is float64, else float32. Narrower
+    blocks are widened exactly and narrowed again on the way back, so that the round trip keeps every bit.
 
     Attributes
     ----------
     blocks : tuple of Block
-        The parameter arrays in order; they tile [0, d) without gaps.
+        Parameter arrays in order; they tile [0, d) without gaps.
     kept : tuple of str
-        Entries of the module's state that are *not* shared and stay with their holder: frozen parameters, and
-        statistics when the policy is ``"keep"``.
+        Entries of the module's state that stay with their holder: frozen parameters, and statistics if these are kept.
     constants : tuple of str
-        Buffers that nothing writes (tables of positions, masks): everybody has them with the model.
+        Buffers that nothing writes (tables of positions, masks); everybody has them with the model.
 
     Examples
     --------
@@ -94,7 +93,8 @@ class Layout:
         require_a("shapes", shapes, Mapping, "must be a table of names and shapes: {'weight': (2, 5)}")
         for name, shape in shapes.items():
             require_a(f"shapes[{name!r}]", shape, Sequence, "must be a sequence of whole numbers: (2, 5)")
-        return cls._build([(name, tuple(int(s) for s in shape), dtype) for name, shape in shapes.items()], ())
+        entries = [(name, tuple(map(int, shape)), dtype) for name, shape in shapes.items()]
+        return cls._build(entries, ())
 
     @classmethod
     def from_module(cls, module: nn.Module, buffers: Buffers = "refuse") -> "Layout":
@@ -103,11 +103,11 @@ class Layout:
         Parameters
         ----------
         module : torch.nn.Module
-            Its trainable parameters are shared, in the order of ``named_parameters`` (tied ones once). Frozen
+            Module whose trainable parameters are shared, in the order of ``named_parameters`` (tied ones once). Frozen
             parameters never change, so they stay with their holder.
         buffers : {"refuse", "keep"}
-            What to do with buffers of the state that training may write (running means, counters): refuse the model,
-            or keep each party's own. They are never noised and never sent. Constants are taken either way.
+            Treatment of buffers that training may write (running means, counters): refuse the model, or keep each
+            party's own. They are never noised and never sent. Constants are taken either way.
 
         Raises
         ------
@@ -118,7 +118,7 @@ class Layout:
         require_a("module", module, nn.Module, "must be a torch.nn.Module that was built: Net()")
         require_choice("buffers", buffers, ("refuse", "keep"))
         parameters = dict(module.named_parameters())
-        lazy = [name for name, p in parameters.items() if isinstance(p, UninitializedParameter)]
+        lazy = [name for name in parameters if isinstance(parameters[name], UninitializedParameter)]
         if lazy:
             accepted = f"has layers without a size: {', '.join(lazy)}. Name their inputs, or call it once: model(x[:1])"
             raise FieldError("module", type(module).__name__, accepted)
@@ -126,8 +126,12 @@ class Layout:
         own = statistics(module) if buffers == "refuse" else persistent(module)
         if own and buffers == "refuse":
             raise FieldError("module", type(module).__name__, buffers_refused(module, own))
-        frozen = [name for name, p in parameters.items() if not p.requires_grad]
-        entries = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items() if p.requires_grad]
+        entries, frozen = [], []
+        for name, parameter in parameters.items():
+            if parameter.requires_grad:
+                entries.append((name, tuple(parameter.shape), parameter.dtype))
+            else:
+                frozen.append(name)
         constants = tuple(name for name in persistent(module) if name not in own)
         return cls._build(entries, tuple(frozen + own), constants)
 
@@ -159,28 +163,33 @@ class Layout:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the arrays, in order."""
-        return tuple(b.name for b in self.blocks)
+        return tuple(block.name for block in self.blocks)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each array, in order."""
-        return {b.name: b.shape for b in self.blocks}
+        return {block.name: block.shape for block in self.blocks}
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the flat vector."""
-        return torch.float64 if any(b.dtype == torch.float64 for b in self.blocks) else torch.float32
+        kinds = {block.dtype for block in self.blocks}
+        return torch.float64 if torch.float64 in kinds else torch.float32
 
     def state_dict(self, module: nn.Module, vector: Tensor) -> dict[str, Tensor]:
-        """A vector [d] as named parameters of a module, frozen and tied ones too, and its constants."""
-        first, own = {id(p): name for name, p in module.named_parameters()}, self.unflatten(vector)
-        every = module.named_parameters(remove_duplicate=False)
-        buffers = dict(module.named_buffers(remove_duplicate=False))
-        constants = {name: buffers[name].detach() for name in self.constants if name in buffers}
-        return {name: own.get(first[id(p)], p.detach()) for name, p in every} | constants
+        """Return a vector [d] as named parameters of a module, with frozen and tied ones and its constants."""
+        own = self.unflatten(vector)
+        first_names = {id(parameter): name for name, parameter in module.named_parameters()}
+        state: dict[str, Tensor] = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            state[name] = own.get(first_names[id(parameter)], parameter.detach())
+        for name, buffer in module.named_buffers(remove_duplicate=False):
+            if name in self.constants:
+                state[name] = buffer.detach()
+        return state
 
     def groups(self, grouping: Grouping = "array") -> dict[str, list[slice]]:
-        """Layers as slices of the flat vector.
+        """Return the layers as slices of the flat vector.
 
         Parameters
         ----------
@@ -196,12 +205,26 @@ class Layout:
         require_choice("grouping", grouping, ("array", "module"))
         result: dict[str, list[slice]] = {}
         for b in self.blocks:
-            slices = result.setdefault(b.name if grouping == "array" else b.module, [])
+            layer = b.name if grouping == "array" else b.module
+            slices = result.setdefault(layer, [])
             if slices and slices[-1].stop == b.start:
                 slices[-1] = slice(slices[-1].start, b.stop)
             else:
                 slices.append(slice(b.start, b.stop))
         return result
+
+    def sizes(self, grouping: Grouping = "array") -> dict[str, int]:
+        """Count the coordinates of each layer, in layout order.
+
+        Parameters
+        ----------
+        grouping : {"array", "module"}
+            Meaning of a layer (`groups`).
+        """
+        sizes: dict[str, int] = {}
+        for name, slices in self.groups(grouping).items():
+            sizes[name] = sum(part.stop - part.start for part in slices)
+        return sizes
 
     def grouping_of(self, field_name: str, keys: Mapping[str, object]) -> Grouping:
         """Tell whether the keys of a per-layer mapping are arrays or modules.
@@ -216,10 +239,10 @@ class Layout:
             if set(keys) == set(known):
                 return grouping
         known = self.groups("module")
-        wrong = [k for k in keys if k not in known and k not in self.shapes]
-        if wrong:
-            raise FieldError(field_name, wrong[0], "is no layer; " + nearest(wrong[0], known))
-        missing = [k for k in known if k not in keys]
+        for name in keys:
+            if name not in known and name not in self.shapes:
+                raise FieldError(field_name, name, "is no layer; " + nearest(name, known))
+        missing = [name for name in known if name not in keys]
         raise FieldError(field_name, sorted(keys), f"needs one entry a layer; missing: {', '.join(missing)}")
 
     def flatten(self, arrays: Mapping[str, Tensor]) -> Tensor:
@@ -228,8 +251,7 @@ class Layout:
         Parameters
         ----------
         arrays : mapping of str to Tensor
-            Holds every block of the layout; other entries are allowed only if they are declared in ``kept`` or
-            ``constants``.
+            Every block of the layout; other entries have to be declared in ``kept`` or ``constants``.
 
         Returns
         -------
@@ -241,12 +263,7 @@ class Layout:
         FieldError
             For a missing, unknown or wrongly shaped array.
         """
-        known = {*self.shapes, *self.kept, *self.constants}
-        unknown = [n for n in arrays if n not in known]
-        memory = {arrays[n].data_ptr() for n in self.shapes if n in arrays}
-        for name in unknown:  # a second name of a tied parameter shares its memory and is no extra array
-            if arrays[name].data_ptr() not in memory:
-                raise FieldError(name, tuple(arrays[name].shape), "is not part of the layout: declare it or remove it")
+        self._refuse_unknown(arrays)
         parts = []
         for b in self.blocks:
             if b.name not in arrays:
@@ -256,6 +273,14 @@ class Layout:
                 raise FieldError(b.name, (tuple(value.shape), value.dtype), f"must be a float array of shape {b.shape}")
             parts.append(value.detach().reshape(-1).to(self.dtype))
         return torch.cat(parts)
+
+    def _refuse_unknown(self, arrays: Mapping[str, Tensor]) -> None:
+        """Refuse arrays that are not declared; a second name of a tied parameter shares its memory, and is taken."""
+        known = {*self.shapes, *self.kept, *self.constants}
+        memory = {arrays[name].data_ptr() for name in self.shapes if name in arrays}
+        for name, array in arrays.items():
+            if name not in known and array.data_ptr() not in memory:
+                raise FieldError(name, tuple(array.shape), "is not part of the layout: declare it or remove it")
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Cut one vector into named arrays (fresh tensors of the blocks' own types).
@@ -273,7 +298,10 @@ class Layout:
         self.check(vector, "vector")
         if vector.dim() != 1:
             raise FieldError("vector", tuple(vector.shape), f"must be [d] = [{self.size}]")
-        return {b.name: vector[b.start : b.stop].reshape(b.shape).to(b.dtype, copy=True) for b in self.blocks}
+        arrays = {}
+        for b in self.blocks:
+            arrays[b.name] = vector[b.start : b.stop].reshape(b.shape).to(b.dtype, copy=True)
+        return arrays
 
     def load(self, module: nn.Module, vector: Tensor) -> None:
         """Write a vector [d] into a module's parameters in place."""
@@ -289,20 +317,23 @@ class Layout:
         return self.flatten({name: parameters[name] for name in self.names if name in parameters})
 
     def views(self, updates: Tensor) -> dict[str, Tensor]:
-        """Views of each array: of shape [*shape] for [d], [n, *shape] for [n, d]."""
+        """Return a view of each array: of shape [*shape] for [d], [n, *shape] for [n, d]."""
         self.check(updates, "updates")
         lead = updates.shape[:-1]
-        return {b.name: updates[..., b.start : b.stop].view((*lead, *b.shape)) for b in self.blocks}
+        views = {}
+        for b in self.blocks:
+            views[b.name] = updates[..., b.start : b.stop].view((*lead, *b.shape))
+        return views
 
     def norms(self, updates: Tensor, grouping: Grouping = "array") -> Tensor:
-        """Euclidean norm of each layer, summed in float64.
+        """Compute the Euclidean norm of each layer, summed in float64.
 
         Parameters
         ----------
         updates : Tensor
             [d] or [n, d].
         grouping : {"array", "module"}
-            What a layer is.
+            Meaning of a layer (`groups`).
 
         Returns
         -------

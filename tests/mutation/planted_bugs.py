@@ -391,7 +391,7 @@ BUGS = (
     _bug(
         "per-layer clip taken for a global one",
         "clip",
-        "torch.stack([norms(updates[..., s]).square() for s in slices]).sum(0).sqrt()",
+        "squares.sum(0).sqrt()",
         "norms(updates)",
         "test_clipping",
         LOCAL,
@@ -440,7 +440,7 @@ BUGS = (
     _bug(
         "budget grows with the score",
         "LayerSensitivity.split",
-        "1 / max(v / largest, FLOOR)",
+        "1 / max(score / largest, FLOOR)",
         "max(v / largest, FLOOR)",
         SCALES,
         f"{ENGINE}::test_fedre",
@@ -494,7 +494,7 @@ BUGS = (
     ),
     _bug(
         "the noised similarity is not charged",
-        "_beside",
+        "_similarity_mu",
         "(1 / side.similarity_noise,) if side.similarity == 'noised' else ()",
         "()",
         LOCAL,
@@ -683,8 +683,8 @@ BUGS = (
     _bug(
         "no norm is checked on the grid",
         "to_grid",
-        "sum((int(part.square().sum()) for part in row.split(1 << 16))) > limit",
-        "sum((int(part.square().sum()) for part in row.split(1 << 16))) < 0",
+        "sum(squares) > limit",
+        "sum(squares) < 0",
         "test_discrete",
     ),
     _bug(
@@ -1829,7 +1829,7 @@ BUGS = (
     _bug(
         "trusted sum: a figure of several values ends the round",
         "figures_of",
-        "metric.value.numel() != 1",
+        "release.value.numel() != 1",
         "False",
         "test_hostile_client::test_no_client_ends_a_round_of_the_embedded_server",
     ),

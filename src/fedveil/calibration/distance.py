@@ -27,23 +27,27 @@ from fedveil.registry import Registry
 Direction = Literal["less", "more"]
 Groups = list[list[slice]]
 
-DISTANCES: Registry[Callable[[Layout, Grouping], Groups]] = Registry(
-    "privacy.distance",
-    {
-        "layer_frobenius": lambda layout, grouping: list(layout.groups(grouping).values()),
-        "euclidean": lambda layout, grouping: [[slice(0, layout.size)]],
-        "cosine": lambda layout, grouping: [[slice(0, layout.size)]],
-    },
-)
-"""A metric is the mean over some groups of coordinates of the Euclidean norm over each: all layers, or one of all.
 
-`COSINE` is half the square of that between updates of length 1.
-"""
+def _layers(layout: Layout, grouping: Grouping) -> Groups:
+    return list(layout.groups(grouping).values())
+
+
+def _whole(layout: Layout, grouping: Grouping) -> Groups:
+    return [[slice(0, layout.size)]]
+
 
 COSINE = "cosine"
+DISTANCES: Registry[Callable[[Layout, Grouping], Groups]] = Registry(
+    "privacy.distance", {"layer_frobenius": _layers, "euclidean": _whole, COSINE: _whole}
+)
+"""Metrics by name, each as groups of coordinates: the metric is the mean of the Euclidean norms over the groups.
 
-_HEIGHT = 1 << 10  # pairs are worked on for so many models at a time: the matrix of all pairs is never held
-_AGAIN = (1 - 1e-5, 8)  # pairs so close to the largest, and at most so many, are measured again in float64
+`COSINE` is half the square of this between updates of length 1.
+"""
+
+_HEIGHT = 1 << 10  # number of models whose pairs are in memory at a time; the matrix of all pairs never is
+# pairs within this share of the largest distance are measured again in float64, the largest ones if there are more
+_NEARLY_LARGEST, _MOST_AGAIN = 1 - 1e-5, 8
 
 
 def max_pairwise_distance(
@@ -52,20 +56,20 @@ def max_pairwise_distance(
     grouping: Grouping = "array",
     metric: str = "layer_frobenius",
 ) -> float:
-    """Largest distance between two models of a round.
+    """Find the largest distance between two models of a round.
 
     Parameters
     ----------
     models : Tensor
-        [n, d], the clients' models, or their updates: the common start cancels; for a cosine, updates.
+        [n, d], models of the clients, or their updates, because the common start cancels. A cosine needs updates.
     layout : Layout
-        Says what a layer is.
+        Layout of the models.
     grouping : {"array", "module"}
         ``"array"`` counts weight and bias as two layers, as the authors' code does.
     metric : str
-        A name of `DISTANCES`. ``"layer_frobenius"``: the mean over layers of the Frobenius norm of the difference;
-        ``"euclidean"``: the norm of the whole difference; ``"cosine"``: one less the cosine, of whatever lengths. An
-        update of length 0 has no direction: it lies .5 from every other.
+        Name in `DISTANCES`. ``"layer_frobenius"``: the mean over layers of the Frobenius norm of the difference.
+        ``"euclidean"``: the norm of the whole difference. ``"cosine"``: one less the cosine, of any lengths; an update
+        of length 0 has no direction, and its distance to every other is .5.
 
     Returns
     -------
@@ -79,40 +83,44 @@ def max_pairwise_distance(
 
     Notes
     -----
-    n^2 d / 2 multiplications, in float32 and centred (see above); the winners are measured again in
-    float64, so that the result is the distance of two of the models and never above the largest.
+    It takes n^2 d / 2 multiplications, in float32 and centred (see above). The largest are measured again in float64.
+    So the result is the distance of two of the models, and never above the largest.
     """
     layout.check(models, "models")
     if models.dim() != 2:
         raise FieldError("models", tuple(models.shape), "must be [n, d]")
-    # without a mask as large as the models
-    if not all(bool(torch.isfinite(torch.stack(torch.aminmax(row))).all()) for row in models):
-        raise FieldError("models", "NaN or infinity", "must be finite: drop damaged replies first")
+    for row in models:  # one at a time: a mask of all of them would be as large as the models
+        ends = torch.stack(torch.aminmax(row))
+        if not torch.isfinite(ends).all():
+            raise FieldError("models", "NaN or infinity", "must be finite: drop damaged replies first")
     groups = DISTANCES[require_choice("metric", metric, DISTANCES)](layout, grouping)
     if metric == COSINE:
         lengths = norms(models)
         models = models / torch.where(lengths > 0, lengths, 1.0)[:, None]
-    pairs = _farthest(models, groups)
-    again = (_strip(models, groups, torch.tensor(pair), 1, torch.float64)[0, 1] for pair in pairs)
-    largest = max(map(float, again), default=0.0)
+    largest = 0.0
+    for pair in _farthest(models, groups):
+        distance = _strip(models, groups, torch.tensor(pair), 1, torch.float64)[0, 1]
+        largest = max(largest, float(distance))
     return largest**2 / 2 if metric == COSINE else largest
 
 
 def _farthest(models: Tensor, groups: Groups) -> list[tuple[int, int]]:
-    """Pairs of models that are the farthest, as far as float32 can tell."""
-    n, pairs = len(models), list[tuple[float, int, int]]()
+    """Find the pairs of models with the largest distances in float32."""
+    n = len(models)
+    pairs: list[tuple[float, int, int]] = []
     for first in range(0, n - 1, _HEIGHT):
         distances = _strip(models, groups, torch.arange(first, n), min(_HEIGHT, n - first)).triu_(1)
-        longest, places = distances.flatten().topk(min(_AGAIN[1], distances.numel()))
+        longest, places = distances.flatten().topk(min(_MOST_AGAIN, distances.numel()))
         for distance, place in zip(longest.tolist(), places.tolist(), strict=True):
             i, j = divmod(place, n - first)
-            pairs += [(distance, first + i, first + j)] if i < j else []
+            if i < j:
+                pairs.append((distance, first + i, first + j))
     pairs.sort(reverse=True)
-    return [(i, j) for distance, i, j in pairs[: _AGAIN[1]] if distance >= _AGAIN[0] * pairs[0][0]]
+    return [(i, j) for distance, i, j in pairs[:_MOST_AGAIN] if distance >= _NEARLY_LARGEST * pairs[0][0]]
 
 
 def _strip(models: Tensor, groups: Groups, members: Tensor, height: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The metric between the first few members and all of them, [h, m]."""
+    """Compute the metric between the first `height` members and all of them, [h, m]."""
     total = torch.zeros(height, len(members), dtype=torch.float64)
     for columns in groups:
         total += strip((models,), columns, members, height, dtype)[0].sqrt_()
@@ -121,15 +129,15 @@ def _strip(models: Tensor, groups: Groups, members: Tensor, height: int, dtype: 
 
 @dataclass(frozen=True)
 class MetricCalibrator(Parameters):
-    """Metric privacy's scale: sigma = z * C / (n * d). A heuristic: sigma itself depends on private models.
+    """Scale of metric privacy, sigma = z * C / (n * d). It is a heuristic: sigma itself depends on private models.
 
     Parameters
     ----------
     noise_multiplier, clip : float
         z and C, positive.
     direction : {"less", "more"}
-        ``"less"``: a larger distance gives less noise (the paper's formula and budget). ``"more"``: it gives more (what
-        the paper's text says), sigma = z * C * d / n.
+        ``"less"``: a larger distance gives less noise (the paper's formula and budget). ``"more"``: it gives more (the
+        paper's text), sigma = z * C * d / n.
     """
 
     noise_multiplier: Positive
@@ -137,7 +145,7 @@ class MetricCalibrator(Parameters):
     direction: Direction = "less"
 
     def sigma(self, n: int, distance: float) -> float:
-        """Deviation per coordinate of the noise on a mean of n; at distance 0 that of global DP, z * C / n."""
+        """Return the deviation per coordinate of the noise on a mean of n; at distance 0 that of global DP."""
         base = self.noise_multiplier * self.clip / require_count("n", n)
         d = require_non_negative("distance", distance)
         if d == 0:
@@ -146,26 +154,26 @@ class MetricCalibrator(Parameters):
 
 
 DIRECT = 8  # up to this many rows, pairs are subtracted: faster than a product
-_ELEMENTS = 1 << 18  # of a column block, which then stays in the cache
-_COLUMNS = (1 << 11, 1 << 15)  # the least and the most columns of a block, whatever the number of rows
+_ELEMENTS = 1 << 18  # size of a column block, which then stays in the cache
+_COLUMNS = (1 << 11, 1 << 15)  # least and most columns of a block, whatever the number of rows
 _TILE = 128  # rows of a product at a time: nothing is computed below the diagonal's tiles
-_DEPTH = 1 << 7  # columns of a float32 product: like numbers are all rounded alike, and their longer sums drift off
+_DEPTH = 1 << 7  # columns of a float32 product: equal numbers are rounded the same way, and longer sums would drift
 _PLAIN = (1e-24, 1e24)  # squared lengths whose terms neither vanish nor overflow in float32
 
 Stacks = tuple[Tensor, ...]
 
 
 def squared_distances(*stacks: Tensor, close: float = 0.25) -> Tensor:
-    """Squared Euclidean distances between all rows, each of them accurate.
+    """Compute the squared Euclidean distances between all rows, each of them accurate.
 
     Parameters
     ----------
     *stacks : Tensor
         [n_1, d], [n_2, d], ...: their rows, one after the other, are the n rows.
     close : float
-        A pair whose square is less than this share of what the lengths of both make of it (it would be all of it, were
-        they at right angles) has lost digits, and is done again. The relative error is about 1e-7 / close; 1e-6 / close
-        where thousands of columns hold the same number.
+        Share of the sum of both squared lengths, the squared distance at right angles. A pair with a smaller squared
+        distance has lost digits, and is computed again. The relative error is about 1e-7 / close, or 1e-6 / close if
+        thousands of columns hold the same number.
 
     Returns
     -------
@@ -175,14 +183,14 @@ def squared_distances(*stacks: Tensor, close: float = 0.25) -> Tensor:
     Notes
     -----
     Rows that are close to each other and far from the mean (beside one huge outlier, or in clusters) lose digits to
-    centring. They are found, and done again among themselves, around a mean of their own.
+    centring. They are found, and computed again among themselves, around a mean of their own.
     """
     n, d = sum(map(len, stacks)), stacks[0].shape[1]
     return _accurate(stacks, [slice(0, d)], torch.arange(n), close)
 
 
 def _accurate(stacks: Stacks, columns: list[slice], members: Tensor, close: float) -> Tensor:
-    """Distances among some of the rows, [m, m]."""
+    """Compute the squared distances among some of the rows, [m, m]."""
     upper, lengths = strip(stacks, columns, members, len(members))
     squared = _mirrored(upper)
     if len(members) <= DIRECT:
@@ -207,7 +215,7 @@ def _mirrored(upper: Tensor) -> Tensor:
 def strip(
     stacks: Stacks, columns: list[slice], members: Tensor, height: int, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """Squared distances of the first few members to all of them, over some columns.
+    """Compute the squared distances of the first `height` members to all of them, over some columns.
 
     Parameters
     ----------
@@ -216,16 +224,16 @@ def strip(
     columns : list of slice
         Coordinates that count.
     members : Tensor
-        [m] int64, increasing: which rows.
+        [m] int64, increasing indices of rows.
     height : int
-        The first h of them.
+        h, the number of first members.
     dtype : torch.dtype
-        Of the products; up to `DIRECT` members, the least type of the differences.
+        Type of the products; up to `DIRECT` members, the least type of the differences.
 
     Returns
     -------
     squared : Tensor
-        [h, m] float64, accurate in proportion to the largest; only what is above the diagonal is filled for sure.
+        [h, m] float64, accurate in proportion to the largest; only entries above the diagonal are filled for sure.
     lengths : Tensor
         [m] float64, squared lengths of the centred rows (zeros for up to `DIRECT` members).
     """
@@ -255,31 +263,34 @@ def strip(
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Left @ right.T of [h, c] and [m, c], added up in float64."""
+    """Compute left @ right.T of [h, c] and [m, c], added up in float64."""
     deep = left.shape[1] // _DEPTH
     whole = deep * _DEPTH
-    a, b = (part[:, :whole].reshape(len(part), deep, _DEPTH).transpose(0, 1) for part in (left, right))
+    a = left[:, :whole].reshape(len(left), deep, _DEPTH).transpose(0, 1)
+    b = right[:, :whole].reshape(len(right), deep, _DEPTH).transpose(0, 1)
     return torch.bmm(a, b.mT).sum(0, dtype=torch.float64) + left[:, whole:] @ right[:, whole:].T
 
 
 def column_blocks(stacks: Stacks, columns: list[slice], members: Tensor) -> Iterator[Tensor]:
-    """Blocks [m, c] of some rows, over some columns, from left to right."""
+    """Yield blocks [m, c] of some rows, over some columns, from left to right."""
     width = min(max(_ELEMENTS // len(members), _COLUMNS[0]), _COLUMNS[1])
     picked, first = [], 0
     for stack in stacks:
         rows = members[(members >= first) & (members < first + len(stack))] - first
         if len(rows):
             low, high = int(rows[0]), int(rows[-1]) + 1
-            picked.append((stack, slice(low, high) if high - low == len(rows) else rows))
+            dense = high - low == len(rows)
+            picked.append((stack, slice(low, high) if dense else rows))
         first += len(stack)
     for part in columns:
         for start in range(part.start, part.stop, width):
-            blocks = [stack[:, start : min(start + width, part.stop)][rows] for stack, rows in picked]
+            block = slice(start, min(start + width, part.stop))
+            blocks = [stack[:, block][rows] for stack, rows in picked]
             yield blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
 def centred(block: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, float]:
-    """Deviations [m, c] from the mean row, their squared lengths [m], and the unit that both are in."""
+    """Return the deviations [m, c] from the mean row, their squared lengths [m], and the unit of both."""
     part = (block - block.mean(0)).to(dtype)  # any row would do as well as the mean: its own rounding cancels
     squares = part.square().sum(1)
     if _PLAIN[0] < float(squares.max()) < _PLAIN[1]:

@@ -1,4 +1,4 @@
-"""Scales of the clients' own noise: SGA-LDP's budget from a cosine, FedRE's split over layers, group privacy's step.
+"""Scales of the clients' noise: SGA-LDP's budget from a cosine, FedRE's split over layers, group privacy's step.
 
 Sources: SGA-LDP, equations 3 and 4; FedRE, equations 6, 8 and 9; the group-privacy paper, section 3 and Algorithm 2.
 """
@@ -21,7 +21,7 @@ FLOOR = 1e-12  # a score of 0 is floored at this fraction of the largest score
 
 
 def cosine(update: Tensor, reference: Tensor) -> float:
-    """Cosine of two vectors [d], in float64; 0 if either is zero."""
+    """Compute the cosine of two vectors [d], in float64; 0 if either is zero."""
     if update.shape != reference.shape or update.dim() != 1:
         raise FieldError("reference", tuple(reference.shape), f"must have the update's shape {tuple(update.shape)}")
     lengths = float(norms(update)), float(norms(reference))
@@ -36,18 +36,18 @@ _sigma = lru_cache(maxsize=1024)(gaussian_sigma)
 
 @dataclass(frozen=True)
 class AlignmentLDP(Parameters):
-    """Per-release budget epsilon_min + (epsilon_max - epsilon_min) * max(0, cosine).
+    """Budget of a release, epsilon_min + (epsilon_max - epsilon_min) * max(0, cosine).
 
-    A heuristic: the noise's size reveals the private cosine, so not even (epsilon_max, delta) holds.
+    It is a heuristic: the noise's size reveals the private cosine, so not even (epsilon_max, delta) holds.
 
     Parameters
     ----------
     epsilon_min, epsilon_max : float
-        Ends of the range, 0 < epsilon_min <= epsilon_max.
+        Limits of the budget, 0 < epsilon_min <= epsilon_max.
     delta : float
-        Per release.
+        Delta of each release.
     clip : float
-        C.
+        C, the clipping norm.
     """
 
     epsilon_min: Positive
@@ -61,26 +61,28 @@ class AlignmentLDP(Parameters):
             raise FieldError("epsilon_max", self.epsilon_max, f"must be at least epsilon_min = {self.epsilon_min}")
 
     def epsilon(self, update: Tensor, reference: Tensor | None) -> float:
-        """Budget for an update [d]; epsilon_min without a reference (None or zero)."""
-        return self.epsilon_min if reference is None else self.epsilon_at(cosine(update, reference))
+        """Return the budget of an update [d]; epsilon_min without a reference (None or zero)."""
+        if reference is None:
+            return self.epsilon_min
+        return self.epsilon_at(cosine(update, reference))
 
     def epsilon_at(self, similarity: float) -> float:
-        """Budget at a cosine, or at one with noise, which is cut to [0, 1]."""
-        # the end points are returned as they are: min + (max - min) * 1 may round past max
+        """Return the budget at a cosine, or at a noised one, which is cut to [0, 1]."""
+        # min + (max - min) * 1 may round past max
         aligned = min(1.0, max(0.0, similarity))
         return min(self.epsilon_max, self.epsilon_min + (self.epsilon_max - self.epsilon_min) * aligned)
 
     def sigma(self, epsilon: float) -> float:
-        """Deviation per coordinate of the analytic Gaussian mechanism with sensitivity C (zero-out)."""
+        """Return the deviation per coordinate of the analytic Gaussian mechanism with sensitivity C (zero-out)."""
         return _sigma(epsilon, self.delta, self.clip)  # most clients of a round spend epsilon_min
 
 
 @dataclass(frozen=True)
 class LayerSensitivity(Parameters):
-    """Inverse-score split of a budget over layers.
+    """Split of a budget over layers by inverse scores.
 
-    epsilon_l = epsilon * (1/S_l) / sum_t (1/S_t), and
-    sigma_l = sqrt(2 T ln(1/delta_l)) / epsilon_l. The printed rule: heuristic when the scores come from private data.
+    As printed, epsilon_l = epsilon * (1/S_l) / sum_t (1/S_t), and sigma_l = sqrt(2 T ln(1/delta_l)) / epsilon_l. It is
+    a heuristic if the scores come from private data.
 
     Parameters
     ----------
@@ -89,7 +91,7 @@ class LayerSensitivity(Parameters):
     clip : float
         C_l of every layer; a layer's noise has deviation C_l * sigma_l.
     rounds : int
-        T.
+        T, the number of rounds.
     """
 
     epsilon: Positive
@@ -98,7 +100,7 @@ class LayerSensitivity(Parameters):
     rounds: Count
 
     def split(self, scores: Mapping[str, float] | Sequence[float]) -> dict[str, list[float]]:
-        """Budget and noise multiplier of each layer.
+        """Compute the budget and noise multiplier of each layer.
 
         Parameters
         ----------
@@ -110,28 +112,29 @@ class LayerSensitivity(Parameters):
         dict
             ``"epsilon"`` and ``"sigma"`` (a multiplier of C_l), lists in the order of the scores.
         """
-        values = list(scores.values()) if isinstance(scores, Mapping) else list(scores)
-        values = [require_non_negative("scores", v) for v in values]
+        given = scores.values() if isinstance(scores, Mapping) else scores
+        values = [require_non_negative("scores", score) for score in given]
         largest = max(values, default=0.0)
         if largest == 0:
             raise FieldError("scores", values, "needs at least one layer with a score above 0")
         # relative to the largest: 1/S of tiny raw scores would overflow
-        inverse = [1 / max(v / largest, FLOOR) for v in values]
-        budgets = [self.epsilon * w / math.fsum(inverse) for w in inverse]
+        inverse = [1 / max(score / largest, FLOOR) for score in values]
+        total_inverse = math.fsum(inverse)
+        budgets = [self.epsilon * weight / total_inverse for weight in inverse]
         delta = self.delta / len(values)
         for name, total, share in (("epsilon", self.epsilon, min(budgets)), ("delta", self.delta, delta)):
             if share < sys.float_info.min:
                 raise FieldError(name, total, f"is too small to be shared by {len(values)} layers: raise it")
         numerator = math.sqrt(2 * self.rounds * math.log(1 / delta))
-        return {"epsilon": budgets, "sigma": [numerator / b for b in budgets]}
+        return {"epsilon": budgets, "sigma": [numerator / budget for budget in budgets]}
 
 
 @dataclass(frozen=True)
 class NeighbourhoodLaplace(Parameters):
     """Epsilon per unit of distance from the length of a client's own step: epsilon = n / (nu * ||delta||).
 
-    The expected length of the noise is then nu * ||delta||: nu is the noise-to-signal ratio. A heuristic, since epsilon
-    depends on the private step; the leakage towards a model at distance ||delta|| is n / nu.
+    The expected length of the noise is then nu * ||delta||: nu is the noise-to-signal ratio. It is a heuristic, because
+    epsilon depends on the private step. The leakage towards a model at distance ||delta|| is n / nu.
 
     Parameters
     ----------
@@ -142,12 +145,12 @@ class NeighbourhoodLaplace(Parameters):
     noise_multiplier: Positive
 
     def epsilon(self, update: Tensor) -> float:
-        """Epsilon per unit of distance for a step [d].
+        """Return epsilon per unit of distance for a step [d].
 
         Raises
         ------
         FieldError
-            If the step is zero: it spans no neighbourhood, so there is no scale to take from it.
+            If the step is zero: it spans no neighbourhood, and so has no scale.
         """
         length = float(norms(update)) if update.dim() == 1 else 0.0
         if length == 0:
@@ -155,5 +158,5 @@ class NeighbourhoodLaplace(Parameters):
         return len(update) / (self.noise_multiplier * length)
 
     def leakage(self, dimension: int) -> float:
-        """N / nu: epsilon times the step's length, the same in every participation."""
+        """Return n / nu, epsilon times the step's length; it is the same in every participation."""
         return dimension / self.noise_multiplier

@@ -1,4 +1,4 @@
-"""Ledgers as files: those of runs, by run and party, and those of data sets; what they promise, and their digests."""
+"""Ledgers read from files: those of runs, by run and party, and those of data sets; their promises and digests."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -15,16 +15,16 @@ from fedveil.reading import json_of
 
 @dataclass(frozen=True, eq=False)
 class Book:
-    """One party's ledger in one run, or a data set's over all runs.
+    """Ledger of one party in one run, or of a data set over all runs.
 
     Attributes
     ----------
     ledger : Ledger
-        Checked line by line.
+        Ledger, checked line by line.
     lines : tuple of str
-        As they lie in the file; of a data set's ledger without the first.
+        Lines of the file; a data set's ledger is without its first line.
     file : Path, optional
-        Of a data set's ledger.
+        File of a data set's ledger.
     """
 
     ledger: Ledger
@@ -32,19 +32,19 @@ class Book:
     file: Path | None = None
 
     def of(self, *runs: str) -> "Book":
-        """The same lines, as a run sees them that went on under other ids."""
+        """Return the same lines with the entries of one run, which may have gone on under other ids."""
         first, *more = [Ledger.parse(run, self.ledger.party, self.lines, self.ledger.head) for run in runs]
         for other in more:
             first.entries += other.entries
         return Book(first, self.lines)
 
     def up_to(self, count: int) -> "Book":
-        """The first `count` lines, which an earlier report knew."""
+        """Return the first `count` lines, those of an earlier report."""
         ledger, lines = self.ledger, self.lines[:count]
         return Book(Ledger.parse(ledger.run, ledger.party, lines, ledger.head), lines)
 
     def values(self) -> dict[str, Any]:
-        """Party, number of lines, head of the chain and digest of the bytes; for JSON."""
+        """Return party, number of lines, head of the chain and digest of the bytes, for JSON."""
         digest = hashlib.sha256("".join(f"{line}\n" for line in self.lines).encode()).hexdigest()
         party, head = self.ledger.party, self.ledger.checksum
         return {"party": party, "lines": len(self.lines), "head": head, "digest": digest}
@@ -52,19 +52,19 @@ class Book:
 
 @dataclass(frozen=True, eq=False)
 class Books:
-    """Ledgers that were read: `runs` by run and party, `sets` by data set's name."""
+    """Ledgers of `runs` by run and party, and of data `sets` by name."""
 
     runs: Mapping[str, Mapping[str, Book]] = field(default_factory=dict)
     sets: Mapping[str, Book] = field(default_factory=dict)
 
 
 def read_books(paths: Iterable[Path]) -> Books:
-    """Every ledger among files and below folders, checked.
+    """Read and check every ledger among files and below folders.
 
     Raises
     ------
     LedgerError
-        If a line was edited, or lacks its end; if two files are of one party or of data sets of one name, and differ.
+        If a line was edited, or lacks its end; or if two files are of one party, or of one data set, and differ.
     FieldError
         If there is no such file.
     """
@@ -73,21 +73,31 @@ def read_books(paths: Iterable[Path]) -> Books:
     for path in paths:
         if not path.exists():
             raise FieldError("--ledgers", str(path), "there is no such file or folder")
-        below = sorted(p for p in path.rglob("*.jsonl") if p.parent.name.startswith("ledger") or _of_data(p))
-        for file in below if path.is_dir() else [path]:
+        for file in _ledgers_below(path) if path.is_dir() else [path]:
             if _of_data(file):
-                ledger, own, torn = read_ledger(file)
-                if torn:
-                    raise LedgerError(f"{file}: its last line has no end; restore the file")
-                if file.stem in sets and sets[file.stem].lines != tuple(own):
-                    raise LedgerError(f"{file}: there is another ledger of a data set {file.stem!r}; name one of them")
-                sets[file.stem] = Book(ledger, tuple(own), file)
+                _add_set(sets, file)
             else:
                 _add(lines, file)
     runs: dict[str, dict[str, Book]] = {}
     for (run, party), own in lines.items():
         runs.setdefault(run, {})[party] = Book(Ledger.parse(run, party, own), tuple(own))
     return Books(runs, sets)
+
+
+def _ledgers_below(folder: Path) -> list[Path]:
+    files = sorted(folder.rglob("*.jsonl"))
+    return [file for file in files if file.parent.name.startswith("ledger") or _of_data(file)]
+
+
+def _add_set(sets: dict[str, Book], file: Path) -> None:
+    """Add a data set's ledger; a file that is given twice counts once."""
+    ledger, lines, torn = read_ledger(file)
+    if torn:
+        raise LedgerError(f"{file}: its last line has no end; restore the file")
+    name = file.stem
+    if name in sets and sets[name].lines != tuple(lines):
+        raise LedgerError(f"{file}: there is another ledger of a data set {name!r}; name one of them")
+    sets[name] = Book(ledger, tuple(lines), file)
 
 
 def _add(lines: dict[tuple[str, str], list[str]], file: Path) -> None:
@@ -123,15 +133,16 @@ def _of_data(file: Path) -> bool:
 
 
 def promise_of_sites(trust: str, books: Mapping[str, Book], delta: float) -> dict[str, dict[str, Any]]:
-    """What the ledgers of clients' own data sets say of one deployed run, in which their entries are; for JSON."""
+    """Add up the ledgers of clients' own data sets for one deployed run; for JSON."""
     ledgers = [book.ledger for book in books.values() if book.ledger.entries]
     if not ledgers or trust == "central":
         return {}
-    own = {str(number): ledger for number, ledger in enumerate(ledgers)}  # a data set may be called "server"
+    own = {str(number): ledger for number, ledger in enumerate(ledgers)}  # a data set's name may be "server"
     whose = f"worst of {len(own)} clients, by their own ledgers"
     return {whose: plain(totals_of(trust, own).worst, delta)}
 
 
 def plain(guarantee: Guarantee, delta: float) -> dict[str, Any]:
-    """A guarantee for JSON without its events, of which there may be thousands: ledgers hold them."""
-    return {k: v for k, v in guarantee_values(guarantee, delta).items() if not k.startswith("events")}
+    """Return a guarantee for JSON without its events: there may be thousands, and ledgers hold them."""
+    values = guarantee_values(guarantee, delta)
+    return {name: value for name, value in values.items() if not name.startswith("events")}

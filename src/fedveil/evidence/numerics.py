@@ -1,4 +1,4 @@
-"""What made a figure: the arithmetic of each path, and the versions that ran."""
+"""Numbers of the arithmetic behind a figure, one for each path of training, and versions of packages."""
 
 import platform
 
@@ -7,32 +7,32 @@ import torch
 
 import fedveil
 
-# Raised by any change of a default or of arithmetic on that path: runs of two versions are not the same run.
+# A change of a default or of arithmetic raises the number of its path: runs with two numbers have other bits.
 NUMERICS = {"sequential": 8, "stacked": 3, "record": 10, "person": 11, "noise": 3}
-_COMMON = 3  # a run whose paths all have this number says it alone
+_COMMON = 3  # written alone by a run if all its paths have it
 
 
 def numerics_of(record: bool, trainer: str = "auto", *, person: bool = False) -> int | str:
-    """The numbers of the paths that a run takes, out of `NUMERICS`.
+    """Return the numbers in `NUMERICS` of the paths that a run takes.
 
     Parameters
     ----------
     record : bool
         Whether the noise goes inside training.
     trainer : {"auto", "batched", "sequential"}
-        How it trains otherwise; what ``"auto"`` chooses is left open.
+        Trainer of a run without noise inside training; ``"auto"`` may take either.
     person : bool
-        Whether persons are clipped there, with all their records.
+        Whether the gradients of persons are clipped, and not those of records.
     """
     trained = {"auto": ("sequential", "stacked"), "batched": ("stacked",), "sequential": ("sequential",)}
-    inside = ("person",) if person else ("record",)
-    paths = (*(inside if record else trained[trainer]), "noise")
+    paths = ("person" if person else "record",) if record else trained[trainer]
+    paths = (*paths, "noise")
     raised = [f"{path} {NUMERICS[path]}" for path in paths if NUMERICS[path] != _COMMON]
     return ", ".join(raised) or _COMMON
 
 
 def versions() -> dict[str, str]:
-    """What ran."""
+    """Return the versions of FedVeil, PyTorch, NumPy and Python."""
     return {
         "fedveil": fedveil.__version__,
         "torch": torch.__version__,

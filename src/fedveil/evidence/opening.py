@@ -1,6 +1,6 @@
-"""What the first line of a run's ledgers binds: who may release, and what every epsilon of the run rests on.
+"""First line of a run's ledgers: the parties that may release, and the terms of every epsilon.
 
-Whoever adds up the ledgers later needs no word of anybody for it: neither a party nor a condition can be left out.
+Because they are bound there, neither a party nor a condition can be left out when the ledgers are added up later.
 """
 
 from collections.abc import Sequence
@@ -14,24 +14,26 @@ from fedveil.methods import Method
 
 
 def opening_of_server(method: Method, delta: float, engine: str, run: str) -> dict[str, Any]:
-    """What a deployed run's server binds: its clients' ledgers lie with them, and know the framework's `run`."""
+    """Return the first line of a deployed run's server; the clients' own ledgers know the framework's `run`."""
     return {**terms_of(method, method.name, delta, engine), "parties": [SERVER], RUN_OF_SITES: run}
 
 
 def parties_of(federation: Federation) -> Sequence[str]:
-    """Names of all whose releases a promise counts: the server, clients that protect themselves, and who validates.
+    """Name the parties whose releases a promise counts: the server, clients with their own noise, and validators.
 
-    Under central trust clients may record how often they took part; that promises nothing, and is not bound.
+    Under central trust clients may record how often they took part. That promises nothing, and is not bound.
     """
+    parties = [SERVER]
+    local = federation.method.client.trust != "central"
+    if local:
+        parties += map(str, range(len(federation.clients)))
     validators = federation.validators
-    apart = federation.method.client.trust != "central"
-    clients = [str(p) for p in range(len(federation.clients))] if apart else []
-    own = validators is not None and (apart or validators.rule.validation.losses == "public")
-    validating = len(validators.clients) if validators is not None and own else 0
-    return [SERVER, *clients, *(f"{VALIDATORS}{p}" for p in range(validating))]
+    if validators is not None and (local or validators.rule.validation.losses == "public"):
+        parties += [f"{VALIDATORS}{partition}" for partition in range(len(validators.clients))]
+    return parties
 
 
 def terms_of(method: Method, setting: str, delta: float, engine: str) -> dict[str, Any]:
-    """What every opening says, whoever runs the rounds."""
+    """Return the terms that every opening states, whoever runs the rounds."""
     named = {"setting": setting, "method": method.name, "trust": method.client.trust, "delta": delta}
     return {**named, "engine": engine, "conditions": [], "clients": None, "terms": {}}

@@ -1,4 +1,4 @@
-"""The rounds of a run, a line each in metrics.jsonl: how a line is made and read, and what all lines come to."""
+"""Rounds of a run, a line each in metrics.jsonl: writing, reading, and averages over all lines."""
 
 import csv
 import io
@@ -16,19 +16,19 @@ from fedveil.reading import json_of
 
 METRICS_FILE = "metrics.jsonl"
 METRICS_CSV = "metrics.csv"
-# averaged figures cover at most so many rounds, and of a short run no more than so much of it: 1 / 5
+# averaged figures cover at most the last LAST rounds, and at most 1 / SHARE of a run
 LAST, SHARE = 5, 5
-# of two classes: what accuracy hides where one is rare
+# figures of two classes: accuracy hides failures on a rare class
 OF_TWO = ("auc", "balanced_accuracy", "sensitivity", "specificity")
 FIGURES = ("accuracy", "f1", "precision", "micro_auc", "loss", "rmse", *OF_TWO)
-# what the names of figures mean; in 1 (and where a file says nothing) micro_auc was called auc, and auc macro_auc
+# version of the figures' names; in 1, and in files without a version, micro_auc was called auc, and auc macro_auc
 MEASURES = 2
 FORMERLY = {"auc": "micro_auc", "macro_auc": "auc"}
 Row = dict[str, Any]
 
 
 def parse_row(line: str) -> Row:
-    """A round from its line of metrics.jsonl.
+    """Read a round from its line of metrics.jsonl.
 
     Raises
     ------
@@ -40,40 +40,54 @@ def parse_row(line: str) -> Row:
         raise ValueError("it is no round")
     for name in ("metrics", "noise", "replies", "failed", "invalid", "refused", "seconds"):
         row[name]
-    return row if row.get("measures", 1) >= MEASURES else {**row, "metrics": by_present_names(row["metrics"])}
+    if row.get("measures", 1) < MEASURES:
+        row["metrics"] = by_present_names(row["metrics"])
+    return row
 
 
 def by_present_names(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of a file that was written under earlier names."""
+    """Rename figures that were written under earlier names."""
     return {FORMERLY.get(name, name): value for name, value in figures.items()}
 
 
 def row_of(record: RoundRecord, method: Method, layout: Layout, sides: Mapping[int, ClientSide]) -> Row:
-    """One line of metrics.jsonl."""
+    """Write a round as one line of metrics.jsonl."""
     log = record.round
-    every = record.client_metrics
-    spread: dict[str, dict[str, float]] = {}
-    for figure in ("accuracy", "rmse"):
-        values = [m[figure] for m in every if figure in m]
-        if values:
-            worst = max(values) if figure == "rmse" else min(values)
-            spread[figure] = {"worst": worst, "median": float(np.median(values))}
-    return {
+    row: Row = {
         "round": log.number,
         "measures": MEASURES,
         "metrics": dict(record.metrics or {}),
-        "clients": spread,
+        "clients": _spread(record.client_metrics),
         "noise": noise_of(method, layout, log.report, record.client_scales, sides),
         "server": dict(log.report),
         "published": dict(record.published),
-        **({"figures": dict(record.figures)} if record.figures else {}),
-        **({} if record.validation is None else {"validation": record.validation}),
+    }
+    if record.figures:
+        row["figures"] = dict(record.figures)
+    if record.validation is not None:
+        row["validation"] = record.validation
+    return {
+        **row,
         "replies": len(log.used),
-        "failed": {str(k): v for k, v in (*log.failed.items(), *record.zeroed.items())},
-        "invalid": {str(k): v for k, v in log.invalid.items()},
-        "refused": {str(k): v for k, v in log.refused.items()},
+        "failed": _with_text_keys({**log.failed, **record.zeroed}),
+        "invalid": _with_text_keys(log.invalid),
+        "refused": _with_text_keys(log.refused),
         "seconds": round(record.seconds, 4),
     }
+
+
+def _spread(every: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the worst and the median client's figures."""
+    spread = {}
+    for figure, worst in (("accuracy", min), ("rmse", max)):
+        values = [metrics[figure] for metrics in every if figure in metrics]
+        if values:
+            spread[figure] = {"worst": worst(values), "median": float(np.median(values))}
+    return spread
+
+
+def _with_text_keys(by_partition: Mapping[int, str]) -> dict[str, str]:
+    return {str(partition): why for partition, why in by_partition.items()}
 
 
 def noise_of(
@@ -83,60 +97,92 @@ def noise_of(
     scales: Mapping[int, tuple[float, ...]],
     sides: Mapping[int, ClientSide],
 ) -> dict[str, float]:
-    """The noise of one round: on the server's model (central trust), or of the median client (local trust).
+    """Describe the noise of one round: on the server's model (central trust), or of the median client (local trust).
 
-    `scales` and `sides`, the client sides of those who have one of their own, are by partition. `signal_to_noise` is
-    the length of the clipped median update over the noise's expected length; what it is under local trust, the method
-    says.
+    Parameters
+    ----------
+    method : Method
+        Method of the run.
+    layout : Layout
+        Layout of the model.
+    report : mapping of str to float
+        Figures of the server's side.
+    scales : mapping of int to tuple of float
+        Scales of the clients' noise, by partition.
+    sides : mapping of int to ClientSide
+        Client sides, by partition, of clients that have one of their own.
+
+    Returns
+    -------
+    dict of str to float
+        Figures. Under central trust `signal_to_noise` is the length of the clipped median update over the noise's
+        expected length; under local trust the method defines it.
     """
-    d, client = layout.size, method.client
+    client = method.client
     if client.trust == "central":
         if "sigma" not in report:
             return {}
-        kept = {k: report[k] for k in ("sigma", "distance", "noise_to_clip") if k in report}
+        kept = {name: report[name] for name in ("sigma", "distance", "noise_to_clip") if name in report}
         signal = min(report["update_norm_median"], report["clip"])
-        return {**kept, "signal_to_noise": signal / (report["sigma"] * math.sqrt(d))}
-    used = {p: scale for p, scale in scales.items() if scale}
-    if not used or not sides:
-        return client.noise(list(used.values()), layout) if used else {}
-    each = [sides.get(p, client).noise([scale], layout) for p, scale in used.items()]
+        return {**kept, "signal_to_noise": signal / (report["sigma"] * math.sqrt(layout.size))}
+    used = {partition: scale for partition, scale in scales.items() if scale}
+    if not used:
+        return {}
+    if not sides:
+        return client.noise(list(used.values()), layout)
+    each = [sides.get(partition, client).noise([scale], layout) for partition, scale in used.items()]
     return {name: median(figures[name] for figures in each) for name in each[0]}
 
 
 def rows_csv(rows: Sequence[Row]) -> bytes:
-    """The rounds' metrics, noise and replies as a table, for other programs."""
-    counted = ("replies", "seconds")
-    flat = [{"round": row["round"], **row["metrics"], **row["noise"], **{k: row[k] for k in counted}} for row in rows]
+    """Write the rounds' metrics, noise and replies as CSV, for other programs."""
+    columns: dict[str, None] = {}
+    flat = []
+    for row in rows:
+        counted = {"replies": row["replies"], "seconds": row["seconds"]}
+        flat.append({"round": row["round"], **row["metrics"], **row["noise"], **counted})
+        columns |= dict.fromkeys(flat[-1])
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(flat)
     return text.getvalue().encode()
 
 
 def last_rounds(rows: Sequence[Row], covered: int | None = None) -> dict[str, dict[str, float]]:
-    """Mean and standard deviation of each figure over the last rounds.
+    """Average each figure over the last rounds: mean and standard deviation.
 
     Parameters
     ----------
     rows : sequence of dict
-        Of all rounds.
+        All rounds.
     covered : int, optional
-        How many are averaged. Default: the last fifth of the run, at least one round and at most five, so that a short
-        run is not judged by rounds in which it still climbs.
+        Number of rounds that are averaged. By default the last fifth of the run, at least one round and at most five:
+        a short run would otherwise be judged by rounds in which it still climbs.
     """
-    averages, covered = {}, covered or max(1, min(LAST, len(rows) // SHARE))
+    averages = {}
+    covered = covered or max(1, min(LAST, len(rows) // SHARE))
     for figure in FIGURES:
         values = [row["metrics"][figure] for row in rows[-covered:] if figure in row["metrics"]]
         if values:
-            finite = all(map(math.isfinite, values))  # of others Python has no deviation, and raises
-            deviation = (stdev(values) if finite else math.nan) if len(values) > 1 else 0.0
-            averages[figure] = {"mean": fmean(values), "deviation": deviation, "rounds": len(values)}
+            averages[figure] = {"mean": fmean(values), "deviation": _deviation(values), "rounds": len(values)}
     return averages
 
 
+def _deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation: 0 of one value, NaN where one is not finite."""
+    if len(values) < 2:
+        return 0.0
+    return stdev(values) if all(map(math.isfinite, values)) else math.nan
+
+
 def noise_over_rounds(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """First, last and mean of each noise figure."""
-    names = dict.fromkeys(name for row in rows for name in row["noise"])
-    series = {name: [row["noise"][name] for row in rows if name in row["noise"]] for name in names}
-    return {name: {"first": v[0], "last": v[-1], "mean": fmean(v)} for name, v in series.items()}
+    """Summarise each noise figure by its first, last and mean value."""
+    series: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row["noise"].items():
+            series.setdefault(name, []).append(value)
+    summary = {}
+    for name, values in series.items():
+        summary[name] = {"first": values[0], "last": values[-1], "mean": fmean(values)}
+    return summary

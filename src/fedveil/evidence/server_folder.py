@@ -1,4 +1,4 @@
-"""What the server of a deployed run leaves behind: ledger, one line a round, model, summary."""
+"""Folder of a deployed run's server: ledger, one line a round, checkpoint, model, summary."""
 
 import json
 import uuid
@@ -33,26 +33,26 @@ _LOG = logger("flwr")
 
 
 class ServerFolder:
-    """The folder of a server under Flower or NVIDIA FLARE, which the laboratory reads like that of any run.
+    """Folder of a server under Flower or NVIDIA FLARE; the laboratory reads it like that of any run.
 
     Parameters
     ----------
     path : str or Path
-        New or empty; or that of a run that goes on, of which some rounds are done.
+        Path of a new or empty folder, or of the folder of a run that goes on.
     about : Description, optional
-        What the model takes, and names of its classes: stored beside it, so that `fv.load` can answer. A server that is
-        given none knows arrays alone.
+        Inputs of the model and names of its classes, stored beside it for `fv.load`. Without it the server knows arrays
+        alone.
     resume : bool
-        Go on with the run in the folder, from its last checkpoint and its ledger alone. What a server released in a
-        round is stored before it is handed over, and handed over again at no cost. A round whose ledger line is there
-        and whose models are not is done anew, with fresh noise and fresh training, and charged again.
+        Whether to go on with the run in the folder, from its last checkpoint and its ledger alone. The release of a
+        round is stored before it is handed over, and handed over again at no cost. If a round has its ledger line but
+        not its models, it is done again, with fresh noise and fresh training, and charged again.
 
     Attributes
     ----------
     run : str
-        The framework's id of the run, by which clients' own ledgers know it.
+        The framework's id of the run, as in the clients' own ledgers.
     standing : Standing, optional
-        Where the run stands that goes on, once it is opened; None before the end of its first round.
+        Standing of a run that goes on, once it is opened; None before the end of its first round.
     """
 
     def __init__(self, path: str | Path, about: Description | None = None, *, resume: bool = False) -> None:
@@ -66,14 +66,14 @@ class ServerFolder:
     def open(
         self, method: Method, layout: Layout, rounds: int, source: Source, engine: str, done: int = 0
     ) -> tuple[Ledger, LineStore]:
-        """Make the folder, for a run that this process alone writes; or, with rounds `done`, go on in it.
+        """Make the folder for a run that this process alone writes; or, with rounds `done`, go on in it.
 
-        With a source that is deployable each ledger line is on the disk before its release is handed over.
+        With a deployable source each ledger line is on the disk before its release is handed over.
 
         Raises
         ------
         FieldError
-            If the folder holds anything, or lacks one of the rounds that are done.
+            If the folder is in use, or lacks one of the rounds that are done.
         LedgerError
             If its ledger was edited.
         """
@@ -93,7 +93,7 @@ class ServerFolder:
         try:
             for folder in (self.path, self.path / "ledger", self.path / CHECKPOINT):
                 make_folder(folder)
-                for part in folder.glob(".*.part"):  # of a process that was killed while it replaced a file
+                for part in folder.glob(".*.part"):  # files of a process that was killed while it replaced one
                     part.unlink()
             return self._opened(done, source)
         except BaseException:
@@ -104,54 +104,55 @@ class ServerFolder:
         where, file = self.path / "ledger", self.path / SERVERS_LEDGER
         if self.resume and b"\n" not in file.read_bytes():
             file.unlink()  # a first line that was not written whole: nobody was asked after it
-        run = run_of(file, done) if file.exists() and (self.resume or done) else uuid.uuid4().hex
+        goes_on = file.exists() and (self.resume or done > 0)
+        run = run_of(file, done) if goes_on else uuid.uuid4().hex
         self._ledgers = LedgerFiles(where, run, durable=self._durable, message=_LOG.warning)
         if file.exists():
             self._go_on(done, source)
         return self._ledgers.open(SERVER)
 
     def begin(self, run: str, delta: float) -> None:
-        """Bind the run, by the framework's id, in the first line of the server's ledger, before anybody is asked."""
+        """Bind the run, by the framework's id, in the first line of the server's ledger, before any client is asked."""
         self.run, self._delta = run, delta
         if not self._finished:
-            (self.path / SUMMARY).unlink(missing_ok=True)  # it would be that of the rounds before alone
-            write_atomic(self.path / METRICS_FILE, "".join(json.dumps(row) + "\n" for row in self._rows).encode())
+            (self.path / SUMMARY).unlink(missing_ok=True)  # it covers only the rounds before
+            lines = [json.dumps(row) + "\n" for row in self._rows]
+            write_atomic(self.path / METRICS_FILE, "".join(lines).encode())
         self._ledgers.begin(opening_of_server(self._method, delta, self._engine, run), [SERVER])
         self._ledgers.flush()
 
     def _go_on(self, done: int, source: Source) -> None:
-        """Read the ledger and the figures of the rounds that are done; what lies beyond them stays charged."""
+        """Read the ledger and the figures of the rounds that are done; later ledger lines stay charged."""
         found = None
         if self.resume:
             fresh = self._method.server.init(self._layout.size, self._layout.dtype)
             found = read_standing(self.path, fresh, self._bound)
+        recorded: dict[str, int] = {}
         if found is not None:
-            self.standing, lines = found
+            self.standing, recorded[SERVER] = found
             done = self.standing.round
-        self._ledgers.resume({} if found is None else {SERVER: lines})
+        self._ledgers.resume(recorded)
         book = self._ledgers.books[SERVER]
-        kinds = {entry.source for entry in book.entries} - {source.kind, "none", ""}
-        if kinds:
-            accepted = f"its rounds before were noised by a {kinds.pop()} source: give the same seed, or none, as then"
-            raise FieldError("seed", source.kind, accepted)
-        if lacking := lacking_rounds(book, done):
+        _require_source(book, source)
+        field = "folder" if self.resume else "done"
+        lacking = lacking_rounds(book, done)
+        if lacking:
             accepted = f"its ledger lacks round {lacking[0]}: give the folder in which all rounds before were done"
-            raise FieldError("folder" if self.resume else "done", done, accepted)
+            raise FieldError(field, done, accepted)
         figures = self.path / METRICS_FILE
         self._rows = rows_of(figures)[:done]
         if [row["round"] for row in self._rows] != [*range(1, done + 1)]:
-            accepted = f"{figures} lacks one of these rounds: restore the file"
-            raise FieldError("folder" if self.resume else "done", done, accepted)
+            raise FieldError(field, done, f"{figures} lacks one of these rounds: restore the file")
         self._finished = self.resume and done == self._planned and (self.path / SUMMARY).exists()
 
     @property
     def _bound(self) -> dict[str, Any]:
-        """What may not change when the run goes on; the ledger's first line binds the rest."""
+        """Values that may not change when the run goes on; the ledger's first line binds the rest."""
         shapes = {name: list(shape) for name, shape in self._layout.shapes.items()}
         return {"method": self._method.name, "rounds": self._planned, "layout": shapes}
 
     def finish_round(self, log: Round, metrics: Mapping[str, float], standing: Standing) -> None:
-        """Make a round durable: its ledger line, its figures, and last its models and the server's state."""
+        """Store a round: its ledger line, its figures, and last its models and the server's state."""
         self._ledgers.flush()
         record = RoundRecord(log, dict(metrics), [], {}, perf_counter() - self._began)
         self._began = perf_counter()
@@ -161,7 +162,7 @@ class ServerFolder:
         self.keep(standing)
 
     def keep(self, standing: Standing) -> None:
-        """Replace the checkpoint: released models, and the server's state where that follows from released ones."""
+        """Replace the checkpoint: released models, and the server's state if that follows from released ones."""
         if not self._method.keeps_released:
             standing = replace(standing, state=self._method.server.init(self._layout.size, self._layout.dtype))
         self._ledgers.flush()
@@ -169,7 +170,7 @@ class ServerFolder:
         write_standing(self.path, standing, self._bound, self._ledgers.books[SERVER].lines, said)
 
     def finish(self, models: Tensor, serving: Serving, stopped: str, clients: int) -> None:
-        """Write the last released model and the summary, and let go of the folder."""
+        """Write the last released model and the summary, and unlock the folder."""
         self._ledgers.flush()
         if not self._finished:
             state_dicts = [self._layout.views(model) for model in models]
@@ -177,21 +178,23 @@ class ServerFolder:
         self.leave()
 
     def leave(self) -> None:
-        """Let go of the folder."""
+        """Unlock the folder."""
         if self.opened:
             self._lock.release()
 
     def _summary(self, serving: Serving, stopped: str, clients: int) -> dict[str, Any]:
-        promise, central = serving.guarantee, self._method.client.trust == "central"
+        promise = serving.guarantee
+        party = SERVER if self._method.client.trust == "central" else OF_QUOTES
+        failed = serving.always_failed()
         return {
             **self._said(promise, serving.delta, clients),
-            "guarantees": {SERVER if central else OF_QUOTES: guarantee_values(promise, serving.delta)},
+            "guarantees": {party: guarantee_values(promise, serving.delta)},
             "stopped": stopped,
-            "always_failed": {str(p): why for p, why in serving.always_failed().items()},
+            "always_failed": {str(partition): why for partition, why in failed.items()},
         }
 
     def _said(self, promise: Guarantee, delta: float, clients: int) -> dict[str, Any]:
-        """A summary but for what each party was promised, and how the run ended."""
+        """Return the summary without the promise of each party and the end of the run."""
         return {
             **core_of(self._method.name, self._method, self._layout, self._rows, promise, delta),
             "name": self.path.name,
@@ -203,13 +206,21 @@ class ServerFolder:
         }
 
 
+def _require_source(book: Ledger, source: Source) -> None:
+    """Refuse another kind of source than that of the rounds before."""
+    kinds = {entry.source for entry in book.entries} - {source.kind, "none", ""}
+    if kinds:
+        accepted = f"its rounds before were noised by a {kinds.pop()} source: give the same seed, or none, as then"
+        raise FieldError("seed", source.kind, accepted)
+
+
 def require_resumable(path: Path, method: Method) -> None:
-    """Refuse to go on where no server's run was begun, or with a method whose state is not released.
+    """Refuse to go on in a folder without a server's run, or with a method whose state is not released.
 
     Raises
     ------
     FieldError
-        Naming what to give.
+        With the value to give.
     """
     if not method.keeps_released:
         accepted = "its server keeps what no noise was added to, and no checkpoint holds that: a method of "
@@ -221,12 +232,12 @@ def require_resumable(path: Path, method: Method) -> None:
 
 
 def run_of(ledger: Path, done: int) -> str:
-    """The id of the run that a server's ledger belongs to.
+    """Return the id of the run that a server's ledger belongs to.
 
     Raises
     ------
     FieldError
-        If there is none.
+        If there is no such ledger.
     LedgerError
         If it cannot be read.
     """

@@ -1,6 +1,6 @@
-"""Where a deployed server's run stands after a round, in one file: what the next server of the run goes on from.
+"""Checkpoint of a deployed server's run after a round, in one file, from which the next server goes on.
 
-It holds what was released and what follows from that, and no secret: no key, no seed, no noise.
+It holds released models and what follows from them, and no secret: no key, no seed, no noise.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from fedveil.evidence.rows import METRICS_FILE, Row, parse_row
 from fedveil.files import SERVERS_LEDGER, make_folder, write_atomic
 
 FOLDER, FILE, SUMMARY = "checkpoint", "round.safetensors", "summary.json"
-OF_QUOTES = "a client of every round, by its quotes"  # whose promise a server under local trust states
+OF_QUOTES = "a client of every round, by its quotes"  # party with the promise that a server states under local trust
 STATE, BEST, SAID = "state/", "best/", "said"
 FIX = "restore it, or begin another run in another folder; this folder stays, as its ledger says what was spent"
 
@@ -36,15 +36,15 @@ def write_standing(
     Parameters
     ----------
     folder : Path
-        Of the server.
+        Folder of the server.
     standing : Standing
-        After a round whose ledger line is on the disk.
+        Standing after a round whose ledger line is on the disk.
     bound : mapping
-        What may not change when the run goes on.
+        Values that may not change when the run goes on.
     lines : int
-        Of the server's ledger.
+        Lines of the server's ledger.
     said : mapping
-        Of the run's summary what no ledger says.
+        Values of the run's summary that no ledger holds.
     """
     tensors: dict[str, Tensor] = {"models": standing.models}
     plain: dict[str, Any] = {"round": standing.round, "partitions": list(standing.partitions), "lines": lines}
@@ -56,21 +56,26 @@ def write_standing(
 
 
 def read_standing(folder: Path, state: Any, bound: Mapping[str, Any]) -> tuple[Standing, int] | None:
-    """A folder's checkpoint, and how many lines the server's ledger had; None before the end of the first round.
+    """Read a folder's checkpoint and the number of lines that the server's ledger had then.
 
     Parameters
     ----------
     folder : Path
-        Of the server.
+        Folder of the server.
     state : object
-        A fresh state of the method's server side.
+        Fresh state of the method's server side.
     bound : mapping
-        Of the run that is to go on.
+        Values of the run that is to go on.
+
+    Returns
+    -------
+    (Standing, int) or None
+        None before the end of the first round.
 
     Raises
     ------
     FieldError
-        If the file is damaged, or of another run than is to go on.
+        If the file is damaged, or belongs to another run.
     """
     path = folder / FOLDER / FILE
     if not path.exists():
@@ -79,8 +84,9 @@ def read_standing(folder: Path, state: Any, bound: Mapping[str, Any]) -> tuple[S
         tensors, plain = unsealed(path)
         known = dict(plain["bound"])
         if known == dict(bound):
-            own = {prefix: unpack(fresh, _below(tensors, prefix), plain[prefix]) for prefix, fresh in _fresh(state)}
-            standing = Standing(plain["round"], tensors["models"], own[STATE], own[BEST], tuple(plain["partitions"]))
+            own = unpack(state, _below(tensors, STATE), plain[STATE])
+            best = unpack(Best(), _below(tensors, BEST), plain[BEST])
+            standing = Standing(plain["round"], tensors["models"], own, best, tuple(plain["partitions"]))
             return standing, int(plain["lines"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged("folder", path, error, FIX) from error
@@ -90,7 +96,7 @@ def read_standing(folder: Path, state: Any, bound: Mapping[str, Any]) -> tuple[S
 
 
 def summary_so_far(folder: Path) -> tuple[dict[str, Any], list[Row]] | None:
-    """What the run of a deployed server comes to that is not finished, and its rounds; None for any other folder.
+    """Summarise the unfinished run of a deployed server, with its rounds; None for any other folder.
 
     Everything that was charged counts, also a round whose models were lost. Under local trust no total is known here.
 
@@ -113,8 +119,10 @@ def summary_so_far(folder: Path) -> tuple[dict[str, Any], list[Row]] | None:
         raise damaged("RUN", path, error, FIX) from error
     ledger = next(iter(read_books([folder / SERVERS_LEDGER]).runs.values()))[SERVER].ledger
     central = said["trust"] == "central"
-    unknown = replace(unprotected(said["trust"]), bound=Heuristic(QUOTED_BEFORE), scope="total")
-    promise = total_of(ledger) if central else unknown
+    if central:
+        promise = total_of(ledger)
+    else:
+        promise = replace(unprotected(said["trust"]), bound=Heuristic(QUOTED_BEFORE), scope="total")
     delta = float((ledger.opening or {}).get("delta", 1e-5))
     stopped = f"not finished: {done} of {said['rounds_planned']} rounds are done; killed, or still running"
     stated = {SERVER if central else OF_QUOTES: guarantee_values(promise, delta)}
@@ -123,18 +131,16 @@ def summary_so_far(folder: Path) -> tuple[dict[str, Any], list[Row]] | None:
 
 
 def rows_of(file: Path) -> list[Row]:
-    """Figures of a run's rounds, up to the first line that is damaged or missing."""
+    """Read the rounds of a run, up to the first line that is damaged or missing."""
     rows: list[Row] = []
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
+    if not file.exists():
+        return rows
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             rows.append(parse_row(line))
         except (ValueError, KeyError):
             break
     return rows
-
-
-def _fresh(state: Any) -> tuple[tuple[str, Any], ...]:
-    return (STATE, state), (BEST, Best())
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

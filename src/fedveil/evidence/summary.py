@@ -1,4 +1,4 @@
-"""What every summary of a run holds, and how a run's result is written."""
+"""Summary of a run: its common part, and writing a run's result."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,10 @@ def core_of(
     delta: float,
     trainer: str = "auto",
 ) -> dict[str, Any]:
-    """What every summary holds, whoever ran the rounds."""
-    counted = {kind: sum(len(row[kind]) for row in rows) for kind in ("failed", "invalid", "refused")}
+    """Return the part of a summary that is the same whoever ran the rounds."""
+    replies = {"used": sum(row["replies"] for row in rows)}
+    for kind in ("failed", "invalid", "refused"):
+        replies[kind] = sum(len(row[kind]) for row in rows)
     noisy = method.noisy
     persons = noisy is not None and noisy.noisy_steps.images > 0
     return {
@@ -43,7 +45,7 @@ def core_of(
         "guarantee": guarantee.describe(delta),
         "noise": noise_over_rounds(rows),
         "rounds": len(rows),
-        "replies": {"used": sum(row["replies"] for row in rows), **counted},
+        "replies": replies,
         "dimension": layout.size,
         "versions": versions(),
         "numerics": numerics_of(noisy is not None, trainer, person=persons),
@@ -57,14 +59,15 @@ def write_result(
     summary: Mapping[str, Any],
     about: Description | None = None,
 ) -> None:
-    """Write the last released model, or hypotheses, what it takes, and then the summary, by which a run is finished."""
-    arrays = {
-        name if len(models) == 1 else f"hypothesis.{j}.{name}": value.detach().cpu().contiguous().clone()
-        for j, named in enumerate(models)
-        for name, value in named.items()
-    }
+    """Write the last released model or hypotheses, their description, and then the summary, which finishes a run."""
+    arrays = {}
+    for number, named in enumerate(models):
+        prefix = "" if len(models) == 1 else f"hypothesis.{number}."
+        for name, value in named.items():
+            arrays[prefix + name] = value.detach().cpu().contiguous().clone()
     weights = save(arrays, metadata={"format": "pt"})
     write_atomic(folder / MODEL, weights)
     if about is not None:
-        write_atomic(folder / DESCRIPTION, about.of(weights, len(models)).promising(summary).to_text().encode())
+        description = about.of(weights, len(models)).promising(summary)
+        write_atomic(folder / DESCRIPTION, description.to_text().encode())
     write_atomic(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())

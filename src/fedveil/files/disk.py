@@ -1,4 +1,4 @@
-"""Files that outlast a crash: added to, or replaced at once; and folders that one process at a time writes to."""
+"""Files that survive a crash, by appending or by replacing at once, and folders for one process at a time."""
 
 import io
 import os
@@ -12,21 +12,21 @@ LOCK = ".lock"
 
 
 class InUseError(FieldError):
-    """A folder that another process writes to."""
+    """Folder that another process writes to."""
 
 
 class FolderLock:
-    """A folder that only this object may write to, from `take` to `release`.
+    """Lock of a folder: only this object may write to it, from `take` to `release`.
 
-    The operating system holds the lock and lets go of it when the process ends, however it ends: a file that a killed
-    process left behind keeps nobody out. The file names the process that holds it, or was killed; `release` empties it.
+    The operating system frees the lock when the process ends, however it ends, so that the file of a killed process
+    keeps nobody out. The file names the process that holds it, or was killed; `release` empties it.
 
     Parameters
     ----------
     folder : Path
-        Where the file lies.
+        Folder of the lock's file.
     name : str
-        The file's.
+        Name of that file.
     """
 
     def __init__(self, folder: Path, name: str = LOCK) -> None:
@@ -67,7 +67,10 @@ class FolderLock:
         self._handle = handle
 
     def release(self) -> None:
-        """Let go, if it is held. The file stays: removing it would let two processes lock two files of one name."""
+        """Unlock the folder, if it is locked.
+
+        The file stays: if it were removed, two processes could lock two files of one name.
+        """
         if self._handle >= 0:
             os.ftruncate(self._handle, 0)
             os.close(self._handle)
@@ -95,18 +98,18 @@ def write_atomic(path: Path, content: bytes, writer: str = "", mode: int = 0o600
     Parameters
     ----------
     path : Path
-        The file.
+        File to replace.
     content : bytes
-        What it is to hold.
+        New content.
     writer : str
-        Tells apart processes that may write the same file at the same time; without locks, the last one stands.
+        Name of the writing process, if several may write the same file at the same time; the last one wins.
     mode : int
-        Who may use it: without one its owner alone, because what a run leaves is not all noised.
+        Permissions; by default for the owner alone, because not all files of a run are noised.
 
     Raises
     ------
     FieldError
-        If the path is a device, a pipe or a folder: a file in its place would end what others use it for.
+        If the path is a device, a pipe or a folder, which a file would replace.
     """
     if path.exists() and not path.is_file():
         raise FieldError("file", str(path), "is no regular file, and would be replaced by one: give another path")
@@ -125,12 +128,12 @@ def write_atomic(path: Path, content: bytes, writer: str = "", mode: int = 0o600
 
 
 def _mine(path: str, flags: int) -> int:
-    """Open a file that its owner alone may read: what a run leaves is not all noised."""
+    """Open a file for its owner alone: not all files of a run are noised."""
     return os.open(path, flags, 0o600)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder for its owner alone, and those it lies in, unless they are there; wait for the disk."""
+    """Make a folder for its owner alone, with missing parents, and wait for the disk."""
     if not path.parent.exists():
         make_folder(path.parent)
     try:

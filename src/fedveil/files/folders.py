@@ -1,4 +1,4 @@
-"""What a folder holds: a run, a comparison, an audit, a study, or somebody else's files."""
+"""Kinds of folders: a run, a comparison, an audit, a study, or somebody else's files."""
 
 import shlex
 from collections.abc import Collection
@@ -25,54 +25,64 @@ _BEFORE_A_RUN = {CELLS, "ledger", "checkpoint", "checkpoint/.run.json.part", RUN
 
 
 def kind_of(path: Path) -> str:
-    """What a folder holds: `RUN`, `COMPARISON`, `AUDIT`, `STUDY`, or an empty text for none of these."""
+    """Return the kind of a folder: `RUN`, `COMPARISON`, `AUDIT`, `STUDY`, or an empty text for none of these."""
     if (path / SPEC).is_file():
         return AUDIT
     if (path / CONFIG).is_file():
         return RUN if _part_of_a_run(path) else COMPARISON
-    return STUDY if (path / CELLS).is_dir() else ""
+    if (path / CELLS).is_dir():
+        return STUDY
+    return ""
 
 
 def unused(path: Path) -> bool:
-    """Whether there is no folder, or one that holds nothing, or no more than a run leaves that was killed early."""
-    inner = (file.relative_to(path) for file in path.rglob("*"))
-    return all(one.parts[0].startswith(".") or one.as_posix() in _BEFORE_A_RUN for one in inner)
+    """Whether there is no folder, or an empty one, or one with only the files of a run that was killed early."""
+    for file in path.rglob("*"):
+        inner = file.relative_to(path)
+        hidden = inner.parts[0].startswith(".")
+        if not hidden and inner.as_posix() not in _BEFORE_A_RUN:
+            return False
+    return True
 
 
 def refuse_used(path: Path) -> None:
-    """Refuse to begin where something already is.
+    """Refuse to begin in a folder that is in use.
 
     Raises
     ------
     FieldError
-        If the path is a file or a folder that holds anything.
+        If the path is a file, or a folder with anything in it.
     """
     _refuse_file(path)
-    if not unused(path):
-        kind = kind_of(path)
-        if not kind and _part_of_a_run(path):
-            if (path / SERVERS_LEDGER).exists() and not (path / RUN_ID).exists():
-                accepted = "holds the run of a server already; give another folder, or go on in this one with "
-                accepted += f"ServerFolder({str(path)!r}, resume=True)"
-                raise FieldError("--out", str(path), accepted)
-            raise FieldError("--out", str(path), f"holds a run that has lost its {CONFIG}; {remedy(path)}")
-        what = f"holds {kind} already; go on with it by {_again(path)}, or" if kind else "is not empty;"
-        raise FieldError("--out", str(path), f"{what} give another --out")
+    if unused(path):
+        return
+    kind = kind_of(path)
+    if kind:
+        accepted = f"holds {kind} already; go on with it by {_again(path)}, or give another --out"
+    elif not _part_of_a_run(path):
+        accepted = "is not empty; give another --out"
+    elif (path / SERVERS_LEDGER).exists() and not (path / RUN_ID).exists():
+        accepted = "holds the run of a server already; give another folder, or go on in this one with "
+        accepted += f"ServerFolder({str(path)!r}, resume=True)"
+    else:
+        accepted = f"holds a run that has lost its {CONFIG}; {remedy(path)}"
+    raise FieldError("--out", str(path), accepted)
 
 
 def refuse_others(path: Path, wanted: str) -> None:
-    """Refuse to write into what holds something else than is wanted there.
+    """Refuse to write into a folder of another kind than `wanted`.
 
     Raises
     ------
     FieldError
-        If the path is a file or a folder that holds something else.
+        If the path is a file, or a folder of another kind.
     """
     _refuse_file(path)
-    if not unused(path) and kind_of(path) != wanted:
-        raise FieldError(
-            "--out", str(path), f"holds {kind_of(path) or 'other files'}, not {wanted}; give another --out"
-        )
+    if unused(path):
+        return
+    kind = kind_of(path)
+    if kind != wanted:
+        raise FieldError("--out", str(path), f"holds {kind or 'other files'}, not {wanted}; give another --out")
 
 
 def refuse_strangers(path: Path, own: Collection[str]) -> None:
@@ -81,42 +91,42 @@ def refuse_strangers(path: Path, own: Collection[str]) -> None:
     Parameters
     ----------
     path : Path
-        The folder.
+        Folder to write to.
     own : collection of str
-        Names of the files that are written there; earlier ones of these names may be there.
+        Names of the files to be written; older files of these names may be there.
 
     Raises
     ------
     FieldError
-        If the path is a file, or a folder that holds anything else.
+        If the path is a file, or a folder with anything else in it.
     """
     _refuse_file(path)
-    found = sorted(file.name for file in path.iterdir()) if path.is_dir() else []
-    strangers = [name for name in found if name not in own and not name.startswith(".")]
-    if strangers:
-        kind = kind_of(path) or f"other files, such as {strangers[0]}"
-        raise FieldError("--out", str(path), f"holds {kind}; give another --out")
+    if not path.is_dir():
+        return
+    for file in sorted(path.iterdir()):
+        if file.name not in own and not file.name.startswith("."):
+            kind = kind_of(path) or f"other files, such as {file.name}"
+            raise FieldError("--out", str(path), f"holds {kind}; give another --out")
 
 
 def require_begun(path: Path, wanted: str) -> None:
-    """Refuse to go on where nothing of the kind was begun.
+    """Refuse to go on in a folder where nothing of the kind was begun.
 
     Raises
     ------
     FieldError
-        Naming what there is, and the command that goes on with it.
+        With the kind of the folder, and the command that goes on with it.
     """
     kind = kind_of(path)
     if not kind:
-        raise FieldError(
-            "--resume", str(path), f"holds no {wanted.partition(' ')[2]} to go on with; leave --resume out"
-        )
+        noun = wanted.partition(" ")[2]
+        raise FieldError("--resume", str(path), f"holds no {noun} to go on with; leave --resume out")
     if kind != wanted:
         raise FieldError("--resume", str(path), f"holds {kind}, not {wanted}; go on with it by {_again(path)}")
 
 
 def remedy(path: Path) -> str:
-    """What to do about a damaged file in a folder."""
+    """Say what to do about a damaged file in a folder."""
     kind = kind_of(path)
     if kind == COMPARISON:
         return "restore or correct it; finished runs are kept"
@@ -137,5 +147,5 @@ def _part_of_a_run(path: Path) -> bool:
 
 
 def _again(path: Path) -> str:
-    """The command that goes on with what a folder holds."""
+    """Return the command that goes on in a folder."""
     return _AGAIN[kind_of(path)].format(shlex.quote(str(path)))

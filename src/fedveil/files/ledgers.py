@@ -1,6 +1,7 @@
 """Ledgers of one run, in memory or in files to which lines are added."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +12,24 @@ from fedveil.files.disk import append, write_atomic
 from fedveil.files.locked import sync
 from fedveil.reading import json_of
 
-LineStore = Callable[[str], None]  # takes a committed ledger line; durable when it returns
+LineStore = Callable[[str], None]  # stores a committed ledger line, durably when it returns
 
-SERVER = "server"  # names the ledger of a run's server
-SHARED = "clients"  # name of the file of all clients' ledgers
+SERVER = "server"  # party of a run's server
+SHARED = "clients"  # name of the file with all clients' ledgers
 
 
 class Ledgers:
-    """Ledgers that live in memory.
+    """Ledgers in memory.
 
     Parameters
     ----------
     run_id : str
-        The run they belong to.
+        Id of their run.
 
     Attributes
     ----------
     books : dict of str to Ledger
-        By party.
+        Ledgers by party.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -36,18 +37,18 @@ class Ledgers:
         self.books: dict[str, Ledger] = {}
 
     def open(self, party: str) -> tuple[Ledger, LineStore]:
-        """A party's ledger, and what makes its lines durable."""
+        """Open a party's ledger, with a function that makes its lines durable."""
         book = self.books.setdefault(party, Ledger(self.run_id, party))
         return book, lambda line: None
 
     def begin(self, opening: Mapping[str, Any], parties: Sequence[str]) -> None:
-        """Bind the run in the first lines of its parties' ledgers, where they outlast it."""
+        """Bind the run in the first lines of its parties' ledgers, if they outlast it."""
 
     def flush(self) -> None:
         """Make every line durable."""
 
     def counts(self) -> dict[str, int]:
-        """Number of lines of each party."""
+        """Count the lines of each party."""
         return {party: book.lines for party, book in sorted(self.books.items())}
 
 
@@ -55,24 +56,24 @@ class LedgerFiles(Ledgers):
     """Ledgers in files of JSON lines, only ever appended to.
 
     With `durable` each party has a file, ``<party>.jsonl``, and a line is on the disk before its release is handed
-    over. Without, lines are written when `flush` is called, once a round before the round's broadcast is used: that is
-    enough where the same bits can be drawn again and no party is apart from the others. All clients then share one
-    file, ``clients.jsonl``, so that thousands of them wait for the disk once.
+    over. Without it, `flush` writes the lines, once a round before the round's broadcast is used. That is enough if the
+    same bits can be drawn again and all parties are in one process. All clients then share one file, ``clients.jsonl``,
+    so that thousands of them wait for the disk once.
 
-    A last line without its end was never handed over (the write had not returned). If all that is missing are its
-    closing marks, and its checksum then proves it whole, it is completed and counts as spent; otherwise it is removed,
-    with a message. A line that has its end but cannot be read was edited, and the ledger is refused.
+    A last line without its end was never handed over, because its write had not returned. It is completed if only its
+    closing marks are missing and its checksum proves it whole; it then counts as spent. Otherwise it is removed, with a
+    message. A line with its end that cannot be read was edited, and the ledger is refused.
 
     Parameters
     ----------
     folder : Path
-        Where the files lie.
+        Folder of the files.
     run_id : str
-        Lines of another run are refused.
+        Id of the run; lines of another run are refused.
     durable : bool
-        Write each line at once.
+        Whether each line is written at once.
     message : callable
-        Takes what the user should know.
+        Function that tells the user of a mended line.
     """
 
     def __init__(self, folder: Path, run_id: str, *, durable: bool, message: Callable[[str], None]) -> None:
@@ -87,7 +88,7 @@ class LedgerFiles(Ledgers):
         Parameters
         ----------
         recorded : mapping of str to int
-            Lines of each party that a checkpoint knows of.
+            Number of lines of each party in a checkpoint.
 
         Raises
         ------
@@ -95,8 +96,8 @@ class LedgerFiles(Ledgers):
             If a file was edited, belongs to another run, or has fewer whole lines than recorded.
         """
         self._unread = False
-        paths = sorted(self.folder.glob("*.jsonl"), key=lambda path: (path.stem == SHARED, path.stem))
-        if paths:  # whoever was killed may have written, and not come to this
+        paths = sorted(self.folder.glob("*.jsonl"), key=_shared_last)
+        if paths:  # a killed process may not have waited for the disk
             sync(self.folder)
         lines: dict[str, list[str]] = {party: [] for party in recorded}
         for path in paths:
@@ -109,25 +110,24 @@ class LedgerFiles(Ledgers):
             self.books[party] = book
 
     def begin(self, opening: Mapping[str, Any], parties: Sequence[str]) -> None:
-        """Bind the run in the first line of its parties' ledgers; written with whatever comes next.
+        """Bind the run in the first line of its parties' ledgers; the line is written with the next one.
 
-        A run that goes on keeps what its server's first line says. One of an earlier version, whose ledgers bind
-        nothing, stays as it is.
+        A run that goes on keeps its server's first line. A run of an earlier version without such a line stays as it
+        is.
 
         Parameters
         ----------
         opening : mapping
-            Of the server's ledger; see `Ledger.bind`.
+            First line of the server's ledger (`Ledger.bind`).
         parties : sequence of str
-            Whose ledgers are bound, the server's among them.
+            Parties with ledgers to be bound, the server among them.
         """
         books = {party: self.open(party)[0] for party in parties}
         if any(book.lines and book.opening is None for book in self.books.values()):
             return
         server = books[SERVER]
-        went_on = server.opening is not None and opening.get(RUN_OF_SITES) not in [
-            one.get(RUN_OF_SITES) for one in server.openings
-        ]
+        earlier = [one.get(RUN_OF_SITES) for one in server.openings]
+        went_on = server.opening is not None and opening.get(RUN_OF_SITES) not in earlier
         if went_on:
             self._pending.setdefault(SERVER, []).append(server.bind(opening))
         bound = server.opening or opening
@@ -158,10 +158,12 @@ class LedgerFiles(Ledgers):
             self._write(path, parties)
 
     def _path(self, party: str) -> Path:
-        return self.folder / f"{party if self.durable or party == SERVER else SHARED}.jsonl"
+        own = self.durable or party == SERVER
+        return self.folder / f"{party if own else SHARED}.jsonl"
 
     def _write(self, path: Path, parties: Sequence[str]) -> None:
-        append(path, "".join(f"{line}\n" for party in parties for line in self._pending[party]))
+        lines = list(chain.from_iterable(self._pending[party] for party in parties))
+        append(path, _text_of(lines))
         for party in parties:
             self._pending[party] = []
 
@@ -174,10 +176,11 @@ class LedgerFiles(Ledgers):
             whole = head.decode().split("\n") if end else []
         except UnicodeDecodeError as error:
             raise LedgerError(f"ledger of {name!r} is no text; restore the file or start a new run") from error
-        for number, line in enumerate(whole, start=1):
-            lines.setdefault(name if name != SHARED else _party(line, number), []).append(line)
         if name != SHARED:
-            lines.setdefault(name, [])
+            lines.setdefault(name, []).extend(whole)
+        else:
+            for number, line in enumerate(whole, start=1):
+                lines.setdefault(_party(line, number), []).append(line)
         if not tail:
             return
         ledger = self._completed(None if name == SHARED else name, lines, tail)
@@ -188,10 +191,10 @@ class LedgerFiles(Ledgers):
             party, text = ledger
             whole.append(text)
             lines.setdefault(party, []).append(text)
-        write_atomic(path, "".join(f"{line}\n" for line in whole).encode())
+        write_atomic(path, _text_of(whole).encode())
 
     def _completed(self, party: str | None, lines: Mapping[str, list[str]], tail: bytes) -> tuple[str, str] | None:
-        """The whole last line and its party, if its checksum proves it."""
+        """Return the whole last line and its party, if its checksum proves it."""
         for closing in ("", "}", '"}'):
             try:
                 text = tail.decode() + closing
@@ -201,6 +204,15 @@ class LedgerFiles(Ledgers):
                 continue
             return owner, text
         return None
+
+
+def _shared_last(path: Path) -> tuple[bool, str]:
+    """Return a sorting key: files of single parties first."""
+    return path.stem == SHARED, path.stem
+
+
+def _text_of(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _party(line: str, number: int) -> str:

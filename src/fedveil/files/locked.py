@@ -1,7 +1,7 @@
-"""Files that are kept safe: new ones for their owner alone, replaced at once, or locked for one process at a time.
+"""Files that one process at a time uses, and private files.
 
-The very file that is shared is locked: no name beside it can be removed or mistaken. The operating system holds the
-lock, through every name of the file, and lets go of it when the process ends.
+The shared file itself is locked, and no file beside it that could be removed or mistaken. The operating system holds
+the lock, through every name of the file, and frees it when the process ends.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 from fedveil.errors import FieldError, LedgerError
 
 BINARY = getattr(os, "O_BINARY", 0)
-LEDGER = "ledger "  # begins the line of a key's file that binds it
+LEDGER = "ledger "  # start of the line in a key's file that binds it to a ledger
 _BEYOND = 1 << 30  # a locked byte cannot be read on Windows, and the file's text should be
 PATIENCE = 60.0  # seconds to wait for another process
 _STEP = 0.02  # seconds between two tries
@@ -28,7 +28,7 @@ if sys.platform == "win32":
         msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
 
     def _unlock(handle: int) -> None:
-        """Let go, also of what a forked process inherited."""
+        """Unlock an open file, also for a forked process that inherited it."""
         os.lseek(handle, _BEYOND, os.SEEK_SET)
         msvcrt.locking(handle, msvcrt.LK_UNLCK, 1)
 
@@ -40,12 +40,12 @@ else:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _unlock(handle: int) -> None:
-        """Let go, also of what a forked process inherited."""
+        """Unlock an open file, also for a forked process that inherited it."""
         fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 def wait_for(handle: int, deadline: float) -> bool:
-    """Lock an open file as soon as it is free; False if it is not by then (of `time.monotonic`).
+    """Lock an open file as soon as it is free; False if it is not by the deadline (of `time.monotonic`).
 
     Raises
     ------
@@ -64,32 +64,32 @@ def wait_for(handle: int, deadline: float) -> bool:
 
 
 class LockedFile:
-    """A file that one process at a time uses; a context manager.
+    """File that one process at a time uses; a context manager.
 
-    Whatever link leads to it, it is the same lock. A file that its path no longer names, or that has a second name
-    under which it can be brought back, is refused.
+    All links to the file share one lock. A file is refused if its path no longer names it, or if a second name could
+    bring an old state back.
 
     Parameters
     ----------
     path : Path
-        The file, which is there.
+        Existing file.
 
     Attributes
     ----------
     handle : int
-        Of the open file.
+        Handle of the open file.
     """
 
     def __init__(self, path: Path) -> None:
         self._path, self.handle, self._process = path, -1, os.getpid()
 
     def __enter__(self) -> "LockedFile":
-        """Lock it.
+        """Lock the file.
 
         Raises
         ------
         LedgerError
-            If it cannot be opened, another process holds it, nothing can be locked there, or it has several names.
+            If it cannot be opened or locked, another process holds it, or it has several names.
         """
         try:
             self.handle = os.open(self._path, os.O_RDWR | os.O_APPEND | BINARY)
@@ -105,18 +105,18 @@ class LockedFile:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Let other processes in."""
+        """Unlock the file."""
         _unlock(self.handle)
         os.close(self.handle)
 
     def content(self) -> bytes:
-        """All bytes."""
+        """Read all bytes."""
         os.lseek(self.handle, 0, os.SEEK_SET)
         with os.fdopen(os.dup(self.handle), "rb") as file:
             return file.read()
 
     def cut(self, length: int) -> None:
-        """Take so many bytes off the end."""
+        """Cut `length` bytes off the end."""
         if length:
             os.ftruncate(self.handle, os.fstat(self.handle).st_size - length)
 
@@ -143,9 +143,9 @@ class LockedFile:
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk holds a file's bytes, or a folder's names; only with both a new file outlasts a power cut.
+    """Wait until the disk holds a file's bytes, or a folder's names.
 
-    Windows has no such thing for folders.
+    A new file needs both to survive a power cut. Windows has no such call for folders, and nothing is done there.
     """
     if os.name == "posix":
         handle = os.open(path, os.O_RDONLY)
@@ -161,7 +161,7 @@ def create(path: Path, data: bytes, mode: int = 0o600) -> None:
     Raises
     ------
     FileExistsError
-        If there is one.
+        If the file exists.
     """
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, mode)
     try:
@@ -179,13 +179,17 @@ def _write_all(handle: int, data: bytes) -> None:
     os.fsync(handle)
 
 
+def _open_no_link(name: str, flags: int) -> int:
+    return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0))
+
+
 def write_private(path: str | Path, first: str, secret: bytes) -> None:
-    """Write a secret to a new file of mode 0600, under a line that says what it is.
+    """Write a secret to a new file of mode 0600, below a line that names its kind.
 
     Raises
     ------
     FieldError
-        If the file exists: whoever overwrote a key could no longer answer under it.
+        If the file exists: an overwritten key could not be used again.
     """
     file = Path(path).expanduser()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -196,16 +200,16 @@ def write_private(path: str | Path, first: str, secret: bytes) -> None:
 
 
 def read_private(path: str | Path, first: str, size: int) -> bytes:
-    """The secret of so many bytes in a file, under the line that says what it is.
+    """Read the secret of `size` bytes from a file, below the line that names its kind.
 
     Raises
     ------
     FieldError
-        If there is none, others can read or write it, or it is damaged; nothing of what it holds is shown.
+        If there is no such file, others can read or write it, or it is damaged. Its content is never shown.
     """
     file = Path(path).expanduser()
     try:
-        with open(file, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NOFOLLOW", 0))) as stream:
+        with open(file, "rb", opener=_open_no_link) as stream:
             about = os.fstat(stream.fileno())
             if not stat.S_ISREG(about.st_mode):
                 raise FieldError("key", str(file), "must be a file")

@@ -1,4 +1,4 @@
-"""Discrete Gaussian noise on an integer grid: nothing for floating point to leak.
+"""Discrete Gaussian noise on an integer grid, so that floating point has nothing to leak.
 
 Sampler: Canonne, Kamath and Steinke 2020 (arXiv 2004.00010, Algorithms 1 to 3), exact integer arithmetic on whole
 vectors; only the last multiplication by the grid is floating point, and that is post-processing.
@@ -53,7 +53,7 @@ class DiscreteGaussianNoise:
 
 @dataclass(frozen=True)
 class WideGaussianNoise:
-    """Discrete Gaussian noise that is wide against its grid: `FACTOR` x + y of two draws of `LARGEST`.
+    """Discrete Gaussian noise of many grid steps: `FACTOR` x + y for two draws x, y of deviation `LARGEST`.
 
     Its distribution is that of one draw of deviation `sigma` up to a factor of 1 +- 4 exp(-2 pi^2 smoothness^2) for
     every integer, 1 +- 1e-898 (the smoothing of a lattice by a Gaussian; Micciancio and Regev 2007).
@@ -68,7 +68,7 @@ class WideGaussianNoise:
 
     @property
     def smoothness(self) -> float:
-        """w: deviation of the finer draw, given the sum, over the step of the coarser one."""
+        """Deviation w of the finer draw, given the sum, over the step of the coarser one."""
         return LARGEST * LARGEST / self.sigma
 
     def sample(self, size: int, *, source: Source) -> Tensor:
@@ -85,7 +85,7 @@ def to_grid(updates: Tensor, clip: float, grid: float) -> Tensor:
     updates : Tensor
         [n, d], each of norm at most `clip`.
     clip : float
-        C.
+        C, the clipping norm.
     grid : float
         Size of one step.
 
@@ -104,13 +104,14 @@ def to_grid(updates: Tensor, clip: float, grid: float) -> Tensor:
         raise FieldError("grid", grid, f"is too fine for a clipping norm of {clip:g}: raise the noise multiplier")
     steps = torch.trunc(updates.to(torch.float64) / grid).to(torch.int64)
     for row in steps:
-        if sum(int(part.square().sum()) for part in row.split(1 << 16)) > limit:
+        squares = [int(part.square().sum()) for part in row.split(1 << 16)]
+        if sum(squares) > limit:
             raise FieldError("updates", "longer than the clipping norm", "clip them first")
     return steps
 
 
 def _uniform(size: int, bound: Integers | int, source: Source) -> Integers:
-    """Exactly uniform whole numbers in [0, bound), by rejection from 63 bits."""
+    """Draw exactly uniform whole numbers in [0, bound), by rejection from 63 bits."""
     limits = np.broadcast_to(np.asarray(bound, dtype=np.int64), (size,))
     top = (np.uint64(_RANGE) // limits.astype(np.uint64)) * limits.astype(np.uint64)
     result = np.zeros(size, dtype=np.int64)
@@ -124,25 +125,27 @@ def _uniform(size: int, bound: Integers | int, source: Source) -> Integers:
 
 
 def _fraction(numerator: Integers, denominator: Integers, source: Source) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Bernoulli(numerator / denominator)."""
+    """Draw Bernoulli(numerator / denominator)."""
     return np.asarray(_uniform(len(numerator), denominator, source) < numerator)
 
 
 def _exponential(numerator: Integers, denominator: int, source: Source) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Bernoulli(exp(-numerator / denominator))."""
+    """Draw Bernoulli(exp(-numerator / denominator))."""
     alive = np.ones(len(numerator), dtype=bool)
     whole, rest = numerator // denominator, numerator % denominator
     step = np.full(len(numerator), denominator, dtype=np.int64)
-    while (busy := np.flatnonzero(alive & (whole > 0))).size:
+    busy = np.flatnonzero(whole > 0)
+    while busy.size:
         alive[busy] = _small(step[busy], denominator, source)
         whole[busy] -= 1
+        busy = np.flatnonzero(alive & (whole > 0))
     busy = np.flatnonzero(alive)
     alive[busy] = _small(rest[busy], denominator, source)
     return alive
 
 
 def _small(numerator: Integers, denominator: int, source: Source) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Bernoulli(exp(-numerator / denominator)) for a fraction of at most 1."""
+    """Draw Bernoulli(exp(-numerator / denominator)) for a fraction of at most 1."""
     count = np.ones(len(numerator), dtype=np.int64)
     pending = np.arange(len(numerator))
     while len(pending):
@@ -153,7 +156,7 @@ def _small(numerator: Integers, denominator: int, source: Source) -> np.ndarray[
 
 
 def _laplace(size: int, t: int, source: Source) -> Integers:
-    """Discrete Laplace: probability proportional to exp(-|y| / t)."""
+    """Draw discrete Laplace noise: probability proportional to exp(-|y| / t)."""
     result = np.zeros(size, dtype=np.int64)
     pending = np.arange(size)
     while len(pending):

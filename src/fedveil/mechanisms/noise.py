@@ -1,4 +1,4 @@
-"""The noise itself: Gaussian, and n-dimensional Laplace under the Euclidean distance."""
+"""Noise: Gaussian, and n-dimensional Laplace under the Euclidean distance."""
 
 import math
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from fedveil.mechanisms.source import Source
 from fedveil.ranges import require_within
 from fedveil.registry import Registry
 
-_BLOCK = 1 << 17  # draws at a time where noise is added a block at a time: the sum stays in the cache
+_BLOCK = 1 << 17  # draws at a time: the sum of a block stays in the cache
 
 
 def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
-    """Deviation of the analytic Gaussian mechanism: the least one that gives (epsilon, delta)-DP.
+    """Compute the deviation of the analytic Gaussian mechanism, the least one that gives (epsilon, delta)-DP.
 
     Parameters
     ----------
@@ -57,11 +57,11 @@ class GaussianNoise:
         return _drawn(source).normal(require_whole("size", size), dtype).mul_(self.sigma)
 
     def add_to(self, vector: Tensor, *, source: Source, into: Tensor | None = None) -> Tensor:
-        """Add noise to a vector [d] in place, a block at a time; returns the vector.
+        """Add noise to a vector [d] in place, a block at a time, and return the vector.
 
-        A block is drawn, added and forgotten, so that no second [d] is needed. A reproducible source adds the bits that
-        `sample` would have drawn at once; what a deployable one has been added to is rounded to a grid, see `noised`.
-        With `into` the vector stays as it is, and the sum is rounded to the type of that one, which is returned.
+        Each block is drawn and added, so that no second [d] is needed. A reproducible source adds the bits of one call
+        of `sample`; with a deployable one the sum is rounded to a grid (`noised`). With `into` the vector is kept, and
+        the sum goes there, rounded to its type.
         """
         into = vector if into is None else into
         width = _BLOCK * (8 if _drawn(source).deployable else 1)  # threads share eight
@@ -73,14 +73,14 @@ class GaussianNoise:
 
 
 class Mechanism(Protocol):
-    """Adds noise to what the server releases; made with the deviation sigma per coordinate."""
+    """Mechanism that noises the server's release; made with the deviation sigma per coordinate."""
 
     def add_to(self, vector: Tensor, *, source: Source) -> Tensor:
-        """Add noise to a vector [d] in place; returns the vector."""
+        """Add noise to a vector [d] in place, and return the vector."""
 
 
 MECHANISMS: Registry[Callable[[float], Mechanism]] = Registry("privacy.noise", {"gaussian": GaussianNoise})
-"""What ``GlobalDP(noise="...")`` may name; one that joins by its decorator has no proof, so its runs are heuristics."""
+"""Mechanisms for ``GlobalDP(noise="...")``; a registered one of your own has no proof, so its runs are heuristics."""
 
 
 @dataclass(frozen=True)
@@ -109,21 +109,23 @@ class EuclideanLaplaceNoise:
         return direction.mul_(radius / direction.norm()).to(dtype)
 
     def add_to(self, vector: Tensor, *, source: Source) -> Tensor:
-        """Add noise to a vector [d] in place; returns it, on a grid where the source is deployable, see `noised`."""
+        """Add noise to a vector [d] in place, and return it; on a grid if the source is deployable (`noised`)."""
         vector += self.sample(len(vector), source=source, dtype=vector.dtype)
-        return _on_grid(vector, math.sqrt(len(vector) + 1) / self.epsilon) if source.deployable else vector
+        if source.deployable:
+            _on_grid(vector, math.sqrt(len(vector) + 1) / self.epsilon)
+        return vector
 
 
 def noised(
     vector: Tensor, noise: GaussianNoise | EuclideanLaplaceNoise, source: Source, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """A vector [d] with noise, as it may leave; of the vector's type.
+    """Return a vector [d] with noise, of the vector's type, ready to be released.
 
     With a deployable source both are added in float64, and their sum is rounded to a grid that depends on the noise's
     scale alone. Otherwise the low bits of small sums would tell which vector it was: noise in floating point has gaps,
-    and they lie elsewhere for another vector (Mironov 2012). What float64 leaves of that is a loss of about
-    2^-31 a coordinate: it shifts the edges of a cell by that share of its width. With a reproducible source the noise
-    is drawn in `dtype` (default: the vector's), and a seed keeps its bits.
+    and they lie elsewhere for another vector (Mironov 2012). Float64 leaves a loss of about 2^-31 a coordinate, the
+    share of a cell's width by which its edges shift. With a reproducible source the noise is drawn in `dtype` (default:
+    the vector's), and a seed keeps its bits.
     """
     if not source.deployable:
         return vector + noise.sample(len(vector), source=source, dtype=dtype or vector.dtype)
@@ -131,7 +133,7 @@ def noised(
 
 
 def _on_grid(vector: Tensor, scale: float) -> Tensor:
-    """Round a vector in place to multiples of the power of two that lies 20 to 21 binary digits below a scale."""
+    """Round a vector in place to multiples of the power of two 20 to 21 binary digits below a scale."""
     grid = 2.0 ** (math.floor(math.log2(scale)) - 20)
     return vector.div_(grid).round_().mul_(grid)
 

@@ -1,10 +1,9 @@
-"""The secure source: a stream cipher keyed by the operating system, turned into normals by Box and Muller.
+"""Secure source: a stream cipher keyed by the operating system, turned into normals by Box and Muller.
 
-An AES-256-CTR keystream costs less than an ordinary generator, so secure noise is no slower than insecure noise. What
-floating point leaves open is documented here rather than hidden: radii come from 63 bits in float64 for either type, so
-that tails end at 9.35 deviations (the last step has a mass of 2^-63 a coordinate, 1e-11 over 6.5 million coordinates
-and 20 rounds; 32 bits would end at 6.76 and give away more than delta = 1e-5 there). Neither type is the exact
-real-valued distribution (Mironov 2012).
+An AES-256-CTR keystream costs less than an ordinary generator, so secure noise is no slower than insecure noise. Radii
+come from 63 bits in float64 for either type, so that tails end at 9.35 deviations. The last step has a mass of 2^-63 a
+coordinate, 1e-11 over 6.5 million coordinates and 20 rounds. (Tails from 32 bits would end at 6.76, with a mass above
+delta = 1e-5.) Neither type is the exact real-valued distribution (Mironov 2012).
 """
 
 import hashlib
@@ -26,14 +25,14 @@ from fedveil.mechanisms.source import Key, ReproducibleSource, Source
 
 _PAIRS = 1 << 15  # Box-Muller pairs a block: the working set stays in the cache
 _BLOCK = 16  # bytes of a cipher block, the unit of the counter
-_ZEROS = bytes(8 * 2 * _PAIRS)  # what is encrypted: the keystream itself comes out
+_ZEROS = bytes(8 * 2 * _PAIRS)  # encrypted zeros are the keystream itself
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """How normals of one type are made: the angle's integers and their bits; the faster library's cosine and sine."""
+    """Parameters of normals of one type: integers of the angle with their bits, and the faster cosine and sine."""
 
     real: type[np.float32] | type[np.float64]
     integers: type[np.int32] | type[np.int64]
@@ -42,12 +41,15 @@ class _Kind:
 
     @property
     def pair(self) -> int:
-        """Bytes of keystream for two draws: 8 for the radius, and the angle's."""
+        """Bytes of keystream for two draws: 8 for the radius, and those of the angle."""
         return 8 + np.dtype(self.integers).itemsize
 
 
 def _by_torch(function: Callable[..., Tensor]) -> Callable[[Array, Array], object]:
-    return lambda values, out: function(torch.from_numpy(values), out=torch.from_numpy(out))
+    def wave(values: Array, out: Array) -> object:
+        return function(torch.from_numpy(values), out=torch.from_numpy(out))
+
+    return wave
 
 
 _KINDS = {
@@ -56,7 +58,7 @@ _KINDS = {
 }
 
 
-_forks = 0  # of Python's, between this process and the one that imported the module
+_forks = 0  # forks by Python between this process and the one that imported the module
 
 
 def _forked() -> None:
@@ -69,22 +71,22 @@ if hasattr(os, "register_at_fork"):
 
 
 def _process() -> tuple[int, int]:
-    """Which process it is: its id shows a fork by C code, the count one whose id came again."""
+    """Identify the process: its id shows a fork by C code, the count a fork with a reused id."""
     return os.getpid(), _forks
 
 
 class SecureSource(Source):
-    """Noise that nobody can draw again: there is no seed, and the key never leaves the object.
+    """Source of noise that nobody can draw again: there is no seed, and the key never leaves the object.
 
-    Every source, and every child, has a fresh 256-bit key from the operating system. A process that is forked gets a
-    new key, so that parent and child never share a stream. Each draw takes counters of its key that nobody has taken
-    before, so that threads may share a source.
+    Every source, and every child, has a fresh 256-bit key from the operating system. A forked process gets a new key:
+    parent and child never share a stream. Each draw takes fresh counters of its key, so that threads may share a
+    source.
 
     Parameters
     ----------
     threads : int
-        Draw normals on so many threads. The counter of a block of draws follows from its place alone: a key gives the
-        same bits whatever the number of threads.
+        Number of threads that draw normals. The counter of a block of draws follows from its place alone, so that a key
+        gives the same bits whatever the number of threads.
 
     Examples
     --------
@@ -102,21 +104,21 @@ class SecureSource(Source):
         self._stream: _Stream | None = None
 
     def child(self, *key: Key) -> "SecureSource":
-        """A fresh stream under a key of its own; the same key of the caller gives a different one every time."""
+        """Make a fresh stream under a key of its own; the same `key` gives a different stream every time."""
         return SecureSource(threads=self._threads)
 
     def uniform(self, size: int) -> Tensor:
-        """Float64 [size], uniform on (0, 1), 53 random bits each."""
+        """Draw float64 [size], uniform on (0, 1), with 53 random bits each."""
         self._check(size)
         return ((self._integers(size) & ((1 << 53) - 1)).to(torch.float64) + 0.5) / (1 << 53)
 
     def bits(self, size: int) -> Tensor:
-        """Int64 [size], uniform on [0, 2^63)."""
+        """Draw int64 [size], uniform on [0, 2^63)."""
         self._check(size)
         return self._integers(size) & ((1 << 63) - 1)
 
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Standard normal draws [size]."""
+        """Draw standard normals [size]."""
         self._check(size)
         if dtype not in _KINDS:
             raise FieldError("dtype", dtype, "must be float32 or float64")
@@ -157,7 +159,7 @@ class SecureSource(Source):
 
 
 class _Stream:
-    """The keystream of one key: AES-256 of a counter with a random start. No counter is taken twice."""
+    """Keystream of one key: AES-256 of a counter with a random start. No counter is taken twice."""
 
     def __init__(self) -> None:
         self.process = _process()
@@ -166,14 +168,14 @@ class _Stream:
         self._lock = threading.Lock()
 
     def take(self, blocks: int) -> int:
-        """Reserve so many counters for the caller alone; returns the first."""
+        """Reserve counters of `blocks` for the caller alone, and return the first."""
         with self._lock:
             first = self._next
             self._next += blocks
         return first
 
     def write(self, raw: Array, length: int, first: int) -> None:
-        """Write the keystream from a counter on into `raw`, whose last 15 bytes are the library's to use."""
+        """Write the keystream from a counter on into `raw`; its last 15 bytes are scratch of the cipher."""
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # 7 MB that not every run needs
 
         counter = (first % (1 << 128)).to_bytes(_BLOCK, "big")
@@ -184,7 +186,7 @@ class _Stream:
 
 
 class _Normals:
-    """One thread's scratch for blocks of normal draws, of at most so many pairs each."""
+    """Scratch of one thread for blocks of normal draws, of at most `pairs` pairs each."""
 
     def __init__(self, kind: _Kind, pairs: int) -> None:
         self._kind = kind
@@ -193,7 +195,7 @@ class _Normals:
         self._radius, self._angle = np.empty(pairs, dtype=kind.real), np.empty(pairs, dtype=kind.real)
 
     def fill(self, part: Array, stream: _Stream, first: int) -> None:
-        """Fill places with draws from the keystream at a counter."""
+        """Fill `part` with draws from the keystream at a counter."""
         kind, pairs = self._kind, (len(part) + 1) // 2
         stream.write(self._raw, pairs * kind.pair, first)
         radius = self._rayleigh(self._raw[: 8 * pairs].view(np.int64))
@@ -207,7 +209,7 @@ class _Normals:
         np.multiply(angle[: len(part) - pairs], radius[: len(part) - pairs], out=part[pairs:])
 
     def _rayleigh(self, integers: Array) -> Array:
-        """sqrt(-2 log u), where |integer| / 2^63 is uniform on [0, 1] and the offset keeps the logarithm finite."""
+        """Compute sqrt(-2 log u) for u = |integer| / 2^63, with an offset that keeps the logarithm finite."""
         u, radius = self._u[: len(integers)], self._radius[: len(integers)]
         np.copyto(u, integers)
         np.abs(u, out=u)
@@ -220,10 +222,10 @@ class _Normals:
 
 
 class KeyedSource(SecureSource):
-    """Secure noise as a function of a secret key and the keys of its children.
+    """Source of secure noise that follows from a secret key and the keys of its children.
 
-    Every object draws its stream from the beginning. Make one for each question, by `child` with all that the question
-    consists of: then an answer that is computed twice is the same answer.
+    Every object draws its stream from the beginning. Make one for each question, by `child` with all parts of the
+    question: then an answer that is computed twice is the same answer.
 
     Parameters
     ----------
@@ -238,7 +240,7 @@ class KeyedSource(SecureSource):
         self._key, self._keyed = key, _KeyedStream(key)
 
     def child(self, *key: Key) -> "KeyedSource":
-        """The stream of a further key; the same key always gives the same one."""
+        """Make the stream of a further key; the same key always gives the same one."""
         text = repr([(type(part).__name__, part) for part in key])
         return KeyedSource(hmac.digest(self._key, text.encode(), hashlib.sha256))
 
@@ -256,5 +258,5 @@ class _KeyedStream(_Stream):
 
 
 def source_of(seed: int | None) -> Source:
-    """Secure noise, or with a seed that which follows from it."""
+    """Return a secure source, or with a seed a reproducible one."""
     return SecureSource() if seed is None else ReproducibleSource(seed)

@@ -1,4 +1,4 @@
-"""Where randomness comes from: a reproducible source for experiments, a secure one for deployments."""
+"""Sources of randomness: the base class, and a reproducible source for experiments."""
 
 import hashlib
 import math
@@ -21,18 +21,18 @@ Key = int | str
 
 
 def _digest(*key: Key) -> int:
-    """128 bits of a key, the same on every machine and in every process."""
+    """Return 128 bits of a key, the same on every machine and in every process."""
     text = repr([(type(part).__name__, part) for part in key])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big")
 
 
 def keyed_seed(*key: Key) -> int:
-    """A 32-bit seed from a key, for torch's generators: they keep no more bits. For training, never for noise."""
+    """Return a 32-bit seed from a key for torch's generators, which keep no more bits. Never use it for noise."""
     return _digest(*key) & ((1 << 32) - 1)
 
 
 class _Key(ISeedSequence):
-    """The 128 bits of a key, as a Philox generator asks a seed for them."""
+    """Seed of a Philox generator that returns the 128 bits of a key."""
 
     def __init__(self, key: int) -> None:
         self._words = np.array([key & ((1 << 64) - 1), key >> 64], np.uint64)
@@ -42,14 +42,14 @@ class _Key(ISeedSequence):
 
 
 def _philox(key: int) -> np.random.Philox:
-    """``np.random.Philox(key=key)``, in less than half of the time."""
+    """Make ``np.random.Philox(key=key)`` in less than half of the time."""
     return np.random.Philox(cast(Any, _Key(key)))
 
 
 class Source(ABC):
-    """A stream of randomness: successive draws differ, `child` keys a fresh stream.
+    """Stream of randomness: successive draws differ, and `child` makes a fresh stream.
 
-    A source is never pickled: a copy would hand out the same noise twice.
+    A source is never pickled, because a copy would draw the same noise twice.
 
     Examples
     --------
@@ -62,22 +62,22 @@ class Source(ABC):
 
     @abstractmethod
     def child(self, *key: Key) -> "Source":
-        """A fresh stream for a key such as (round, partition, purpose, attempt)."""
+        """Make a fresh stream for a key such as (round, partition, purpose, attempt)."""
 
     @abstractmethod
     def uniform(self, size: int) -> Tensor:
-        """Float64 [size], uniform on the open interval (0, 1)."""
+        """Draw float64 [size], uniform on the open interval (0, 1)."""
 
     @abstractmethod
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Standard normal draws [size], float32 or float64."""
+        """Draw standard normals [size], float32 or float64."""
 
     @abstractmethod
     def bits(self, size: int) -> Tensor:
-        """Int64 [size], uniform on [0, 2^63)."""
+        """Draw int64 [size], uniform on [0, 2^63)."""
 
     def gamma(self, shape: float) -> float:
-        """One draw of Gamma(shape, 1), shape >= 1 (Marsaglia and Tsang 2000, rejection from a normal)."""
+        """Draw one number from Gamma(shape, 1), shape >= 1 (Marsaglia and Tsang 2000, rejection from a normal)."""
         d = shape - 1 / 3
         c = 1 / math.sqrt(9 * d)
         while True:
@@ -101,12 +101,12 @@ class Source(ABC):
 
 
 class ReproducibleSource(Source):
-    """Noise that can be drawn again from its seed: for experiments and tests, not for deployment.
+    """Source that draws the same noise again from its seed: for experiments and tests, not for deployment.
 
     Parameters
     ----------
     seed : int
-        Any integer.
+        Seed, any integer.
 
     Examples
     --------
@@ -124,9 +124,9 @@ class ReproducibleSource(Source):
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise FieldError("seed", seed, "must be an integer")
         self._seed, self._key = seed, _key
-        self._children: dict[tuple[Key, ...], ReproducibleSource] = {}  # that have begun to draw
-        self._begun: Future[NDArray[Any]] | None = None
-        self._used = 0  # of what was begun
+        self._children: dict[tuple[Key, ...], ReproducibleSource] = {}  # children that draw in a thread
+        self._begun: Future[NDArray[Any]] | None = None  # draws of this source in a thread
+        self._used = 0  # number of these draws that were handed out
         self._generator = self._fresh()
 
     def _fresh(self) -> np.random.Generator:
@@ -134,36 +134,38 @@ class ReproducibleSource(Source):
         return np.random.Generator(_philox(_digest("noise", self._seed, *self._key)))
 
     def child(self, *key: Key) -> "ReproducibleSource":
-        """A fresh stream; the same key always gives the same one."""
+        """Make a fresh stream; the same key always gives the same one."""
         return self._children.pop(key, None) or ReproducibleSource(self._seed, _key=(*self._key, *key))
 
     def _stream(self) -> np.random.Generator:
-        """The generator, where the draws that were handed out have left it."""
+        """Return the generator behind the draws that were handed out."""
         if self._begun is not None:
-            if self._used < len(self._begun.result()):  # too many were begun
+            if self._used < len(self._begun.result()):  # more were drawn than were handed out
                 self._generator = self._fresh()
                 self._generator.standard_normal(self._used)
             self._begun = None
         return self._generator
 
     def uniform(self, size: int) -> Tensor:
-        """Float64 [size], uniform on (0, 1)."""
+        """Draw float64 [size], uniform on (0, 1)."""
         self._check(size)
         bits = self._stream().integers(0, 1 << 53, size=size, dtype=np.int64)
         return (torch.from_numpy(bits).to(torch.float64) + 0.5) / (1 << 53)
 
     def bits(self, size: int) -> Tensor:
-        """Int64 [size], uniform on [0, 2^63)."""
+        """Draw int64 [size], uniform on [0, 2^63)."""
         self._check(size)
         return torch.from_numpy(self._stream().integers(0, (1 << 63) - 1, size=size, dtype=np.int64, endpoint=True))
 
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Standard normal draws [size]."""
+        """Draw standard normals [size]."""
         self._check(size)
         kind = np.float32 if dtype == torch.float32 else np.float64
-        if self._begun is not None and kind is np.float64 and self._used + size <= len(self._begun.result()):
-            self._used += size
-            return torch.from_numpy(self._begun.result()[self._used - size : self._used]).to(dtype)
+        if self._begun is not None and kind is np.float64:
+            begun, end = self._begun.result(), self._used + size
+            if end <= len(begun):
+                part, self._used = begun[self._used : end], end
+                return torch.from_numpy(part).to(dtype)
         drawn = torch.from_numpy(self._stream().standard_normal(size, dtype=kind))
         return drawn if drawn.dtype == dtype else drawn.to(dtype)
 
@@ -179,7 +181,7 @@ class ReproducibleSource(Source):
 
 
 def zeros(d: int) -> Tensor:
-    """Float64 [d], a long one in huge pages of its own, which the system gets back, whatever keeps freed memory."""
+    """Return float64 zeros [d]; a long one has huge pages of its own, which go back to the system when it is freed."""
     if d < 1 << 19 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(d, dtype=torch.float64)
     room = mmap.mmap(-1, 8 * d, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -189,19 +191,20 @@ def zeros(d: int) -> Tensor:
 
 
 def begin_normals(source: Source, size: int, *key: Key) -> None:
-    """Draw, in a thread, the float64 `normal` that a reproducible source's next child of a key will be asked for first.
+    """Draw in a thread the first float64 normals of a reproducible source's next child of a key.
 
-    The bits are the same; what is not asked for in the end is forgotten. Other sources draw when they are asked.
+    The bits are the same, and draws that nobody asks for are dropped. Other sources draw when they are asked.
     """
-    if isinstance(source, ReproducibleSource):
-        child, thread = source.child(*key), ThreadPoolExecutor(1)
-        child._begun = thread.submit(child._generator.standard_normal, out=zeros(size).numpy())
-        thread.shutdown(wait=False)
-        source._children[key] = child
+    if not isinstance(source, ReproducibleSource):
+        return
+    child, thread = source.child(*key), ThreadPoolExecutor(1)
+    child._begun = thread.submit(child._generator.standard_normal, out=zeros(size).numpy())
+    thread.shutdown(wait=False)
+    source._children[key] = child
 
 
 class NoSource(Source):
-    """No randomness at all, for a party that declares to add no noise: whoever draws is refused."""
+    """Source without randomness, for a party that declares to add no noise: every draw is refused."""
 
     kind = "none"
     deployable = True
@@ -210,7 +213,7 @@ class NoSource(Source):
         return self
 
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Refuse, as every method that draws does."""
+        """Refuse to draw, as the other methods do."""
         raise FieldError("trust", "central", "declares that the client adds no noise: a method that draws is 'local'")
 
     uniform = bits = normal

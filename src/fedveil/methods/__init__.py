@@ -58,14 +58,14 @@ from fedveil.registry import Registry
 
 @dataclass(frozen=True)
 class Sides:
-    """The two classes that make up a method."""
+    """Client class and server class of a method, with a summary."""
 
     client: type[Any]
     server: type[Any]
     summary: str
 
     def server_of(self, client: Any) -> type[Any]:
-        """The server side's class: the client side's own word, where it has one."""
+        """Return the server side's class; a client side may name its own."""
         chosen: type[Any] = getattr(client, "server", self.server)
         return chosen
 
@@ -86,14 +86,15 @@ METHODS: Registry[Sides] = Registry(
 )
 
 
-_FORMER = {"record-sum": "trusted", "record-secure": "secure"}  # names of configurations, and of results for ever
+_FORMER = {"record-sum": "trusted", "record-secure": "secure"}  # former names; keys of results keep them
 
 
 def require_method(field: str, name: str) -> str:
-    """Return the name of a method, refusing all others; former names with what they are called now."""
+    """Return the name of a method, refusing all others; a former name is refused with the present one."""
     if name in METHODS:
         sides = METHODS[name]
-        if not (isinstance(sides, Sides) and isinstance(sides.client, type) and isinstance(sides.server, type)):
+        classes = isinstance(sides, Sides) and isinstance(sides.client, type) and isinstance(sides.server, type)
+        if not classes:
             accepted = "is registered as something else than fedveil.methods.Sides(client class, server class, summary)"
             raise FieldError(field, name, accepted)
         require_parts(name, sides.client, ClientSide)
@@ -106,11 +107,15 @@ def require_method(field: str, name: str) -> str:
 
 
 def formerly(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A method with its parameters as keys of results were first made of it: one name for the method and its sum."""
+    """Return a method's values in their former form, of which keys of results are made: one name with the sum in it."""
     if values.get("method") != "record":
         return dict(values)
-    kept = {key: value for key, value in values.items() if key != "sum"}
-    return {**kept, "method": next((name for name, sum_ in _FORMER.items() if sum_ == values.get("sum")), "record")}
+    kept = dict(values)
+    of_sum = kept.pop("sum", None)
+    for former, its_sum in _FORMER.items():
+        if its_sum == of_sum:
+            kept["method"] = former
+    return kept
 
 
 def is_central(name: str) -> bool:
@@ -119,13 +124,16 @@ def is_central(name: str) -> bool:
 
 
 def parameters(name: str) -> dict[str, type[Any]]:
-    """Names of a method's parameters, each with the side that owns it."""
+    """Return the names of a method's parameters, each with the class that owns it."""
     sides = METHODS[require_method("privacy.method", name)]
-    return {f.name: side for side in (sides.client, sides.server) for f in fields(side)}
+    owners: dict[str, type[Any]] = {}
+    for side in (sides.client, sides.server):
+        owners |= dict.fromkeys([field.name for field in fields(side)], side)
+    return owners
 
 
 def touches_promise(name: str, parameter: str) -> bool:
-    """Whether what a method promises may change with a parameter of either side; of the rest it cannot."""
+    """Whether a parameter of either side may change the method's promise."""
     owner = parameters(name)[parameter]
     return parameter not in getattr(owner, "outside_promise", frozenset())
 
@@ -140,9 +148,14 @@ def build(name: str, aggregator: Aggregator | None = None, **values: Any) -> Met
     name : str
         A key of `METHODS`.
     aggregator : Aggregator, optional
-        The rule inside the server side, for methods that take one.
+        Rule of the server side, for methods that take one.
     **values
-        Parameters of either side; each goes where it belongs.
+        Parameters of either side.
+
+    Returns
+    -------
+    Method
+        Both sides.
 
     Raises
     ------
@@ -164,8 +177,12 @@ def build(name: str, aggregator: Aggregator | None = None, **values: Any) -> Met
         if key not in owners:
             raise FieldError(f"privacy.{key}", values[key], f"is no parameter of {name!r}; " + nearest(key, owners))
     sides = METHODS[name]
-    client = sides.client(**{k: v for k, v in values.items() if owners[k] is sides.client})
-    of_server = {k: v for k, v in values.items() if owners[k] is sides.server}
+    of_client: dict[str, Any] = {}
+    of_server: dict[str, Any] = {}
+    for key, value in values.items():
+        own = of_client if owners[key] is sides.client else of_server
+        own[key] = value
+    client = sides.client(**of_client)
     if isinstance(client, RecordDP):
         for key, value in of_server.items():
             require_own_sum(client.sum, key, value)
@@ -173,7 +190,7 @@ def build(name: str, aggregator: Aggregator | None = None, **values: Any) -> Met
 
 
 def paired(client: ClientSide, aggregator: Aggregator | None = None) -> Method:
-    """A client side with the server side that belongs to it, around a rule: `aggregator`, or the client side's own.
+    """Pair a client side with its server side, around `aggregator` or the rule that the client side names.
 
     Raises
     ------
@@ -181,11 +198,15 @@ def paired(client: ClientSide, aggregator: Aggregator | None = None) -> Method:
         If its server side brings its own aggregation.
     """
     kind = type(client)
-    known = (sides for sides in METHODS.values() if isinstance(sides, Sides) and sides.client is kind)
-    server = next(known, Sides(kind, Plain, "")).server_of(client)
-    names = [f.name for f in fields(server)]
-    named = {name: getattr(client, name, None) for name in ("aggregator", "lr")}  # said beside the client's own
-    given = {name: value for name, value in named.items() if value is not None}
+    known = [sides for sides in METHODS.values() if isinstance(sides, Sides) and sides.client is kind]
+    sides = known[0] if known else Sides(kind, Plain, "")
+    server = sides.server_of(client)
+    names = [field.name for field in fields(server)]
+    given: dict[str, Any] = {}
+    for name in ("aggregator", "lr"):  # parameters of the server that a client side may name
+        value = getattr(client, name, None)
+        if value is not None:
+            given[name] = value
     if aggregator is not None:
         given["aggregator"] = aggregator
     if "aggregator" in given:
@@ -215,7 +236,7 @@ def registered_as(method: Method) -> str:
 
 
 def _require_rule_of(method: str, names: Container[str], aggregator: Aggregator) -> None:
-    """Refuse a rule for a method that has none among its parameters' names."""
+    """Refuse a rule for a method without such a parameter."""
     if "aggregator" not in names:
         accepted = f"{method!r} brings its own aggregation; leave it out"
         raise FieldError("aggregator", type(aggregator).__name__, accepted)

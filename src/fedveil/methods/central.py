@@ -1,4 +1,4 @@
-"""Server-side Gaussian noise around any aggregation rule: what global DP and metric privacy share."""
+"""Server-side Gaussian noise around any aggregation rule: the common part of global DP and metric privacy."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -26,26 +26,26 @@ from fedveil.ranges import require_within
 Order = Literal["formal", "printed"]
 
 STEPS = 1024  # deviation of discrete noise on its grid
-_of_round = lru_cache(maxsize=16)(of_round)  # mostly what the round before was: the ledger comes to its text once
-PROVEN = {"gaussian": "gaussian", "discrete": "discrete gaussian"}  # mechanisms whose cost is known
+_of_round = lru_cache(maxsize=16)(of_round)  # most rounds have the same guarantee, and its text is made once
+PROVEN = {"gaussian": "gaussian", "discrete": "discrete gaussian"}  # mechanisms with a known cost
 
 
 @dataclass(frozen=True)
 class CentralState:
-    """What the server remembers; public or released, but for the rule's state and `own` in the printed order.
+    """State of the server. It is public or released, except the rule's state and `own` in the printed order.
 
     Attributes
     ----------
     clip : float
         C of the next round.
     rule : object
-        The rule's own state.
+        State of the rule.
     released : Tensor, optional
-        [d], the model before the last round.
+        [d], model before the last round.
     sigma : float
         Deviation of the last round's noise; 0 before the first.
     own : Tensor, optional
-        [d], the last model without its noise, where the rule's next step starts from it.
+        [d], last model without its noise, if the rule's next step starts from it.
     """
 
     clip: float
@@ -57,33 +57,33 @@ class CentralState:
 
 @dataclass(frozen=True)
 class CentralNoise(AroundRule, ABC):
-    """Clip every update, aggregate, add Gaussian noise.
+    """Server side that clips every update, aggregates, and adds Gaussian noise.
 
-    With ``order="formal"`` the noise goes between the rule's two halves: clients that did not reply count as zero
-    updates of the planned cohort, weights are uniform, and the rule's optimiser never sees an un-noised mean. With
-    ``order="printed"`` (the papers) the noise goes on the rule's output and n is the number of valid replies.
+    With ``order="formal"`` the noise goes between the rule's two halves. Clients without a reply count as zero updates
+    of the planned cohort, weights are uniform, and the rule's optimiser never sees a mean without noise. With
+    ``order="printed"`` (the papers) the noise goes on the rule's output, and n is the number of valid replies.
 
     Parameters
     ----------
     aggregator : Aggregator
-        The rule inside.
+        Aggregation rule.
     noise_multiplier : float
         z: the noise's deviation is z * C / n (formal: z times the rule's zero-out sensitivity, the same for a mean).
     clip : float or QuantileClip
         C, or the rule that adapts it.
     order : {"formal", "printed"}
-        Where the noise goes.
+        Place of the noise.
     step_from : {"released", "own"}
-        Where a server optimiser's step starts in the printed order: at the released model, or at its own, to which no
-        noise was added; clients start from the released one in any case. Flower's former strategies inside its
-        server-side wrapper do the latter, and so, it seems, did the metric-privacy paper; its later ones do the former.
-        A rule without an optimiser gives the same model either way.
+        Start of a server optimiser's step in the printed order: the released model, or the server's own model without
+        noise. Clients start from the released one in any case. Flower's former strategies take their own, and so, it
+        seems, did the metric-privacy paper; Flower's later ones take the released one. Without an optimiser both are
+        the same.
     relation : {"zero-out", "add/remove", "replace-one"}
-        Which cohorts are neighbours, for the guarantee.
+        Neighbouring cohorts of the guarantee.
     noise : str
-        ``"gaussian"``, ``"discrete"``, or a name of `fedveil.mechanisms.MECHANISMS` (one of yours is a heuristic).
-        Discrete: updates are rounded to a grid and summed in integers with discrete Gaussian noise, so that floating
-        point has nothing to leak. For uniform means in the formal order; the cost is stated in concentrated DP.
+        ``"gaussian"``, ``"discrete"``, or a name in `fedveil.mechanisms.MECHANISMS` (your own is a heuristic).
+        Discrete: updates are rounded to a grid and summed as integers with discrete Gaussian noise, so that floating
+        point has nothing to leak. It takes uniform means in the formal order; its cost is in concentrated DP.
     """
 
     noise_multiplier: NoiseLevel = field(default=0.01, kw_only=True)
@@ -96,7 +96,7 @@ class CentralNoise(AroundRule, ABC):
     outside_promise: ClassVar[frozenset[str]] = frozenset({"step_from"})
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Refuse combinations that cannot work."""
         self._require_names()
         super().__post_init__()
         if self.step_from == "own" and self.order == "formal":
@@ -104,14 +104,12 @@ class CentralNoise(AroundRule, ABC):
         require_choice("noise", self.noise, (*MECHANISMS, "discrete"))
         if not isinstance(self.clip, QuantileClip):
             require_within("sigma", "noise_multiplier * clip", self.noise_multiplier * self.clip)
-        if self.noise == "discrete" and not (
-            self.order == "formal"
-            and isinstance(self.aggregator, WeightedMean)
-            and self.aggregator.weighting == "uniform"
-        ):
-            raise FieldError("noise", "discrete", 'needs order="formal" and a uniform mean inside')
-        if self.noise == "discrete" and isinstance(self.clip, QuantileClip):
-            raise FieldError("clip", self.clip, "discrete noise needs a fixed C: a quantile is noised in floats")
+        if self.noise == "discrete":
+            uniform = isinstance(self.aggregator, WeightedMean) and self.aggregator.weighting == "uniform"
+            if self.order != "formal" or not uniform:
+                raise FieldError("noise", "discrete", 'needs order="formal" and a uniform mean inside')
+            if isinstance(self.clip, QuantileClip):
+                raise FieldError("clip", self.clip, "discrete noise needs a fixed C: a quantile is noised in floats")
         if self.order == "formal":  # both refuse what has no public bound
             self.aggregator.planned_weights(torch.ones(1), 1, 1)
             self._sensitivity(1.0, 1, self.relation)
@@ -124,21 +122,21 @@ class CentralNoise(AroundRule, ABC):
 
     @property
     def public_clip(self) -> float | None:  # type: ignore[override]
-        """C, unless it adapts."""
+        """C; None if it adapts."""
         return None if isinstance(self.clip, QuantileClip) else self.clip
 
     @property
     def may_be_proven(self) -> bool:  # type: ignore[override]
-        """Whether noise of a public scale proves something here: see `_proven`."""
+        """Whether noise of a public scale proves something (`_proven`)."""
         return self.order == "formal" or (self.aggregator.identity_step and self.relation != "add/remove")
 
     @property
     def keeps_released(self) -> bool:  # type: ignore[override]
-        """Whether its state follows from released models: in the printed order an optimiser's does not."""
+        """Whether the state follows from released models; in the printed order an optimiser's does not."""
         return self.order == "formal" or self.aggregator.identity_step
 
     def multiplier_for(self, sigma: float, cohort: int) -> float:
-        """The noise multiplier at which noise that follows no distance has this deviation, in a cohort of that size.
+        """Return the noise multiplier for a deviation `sigma`, without any distance, in a cohort of that size.
 
         Raises
         ------
@@ -147,10 +145,11 @@ class CentralNoise(AroundRule, ABC):
         """
         if isinstance(self.clip, QuantileClip):
             raise FieldError("clip", "a table", "no sigma can be matched while the clipping norm adapts")
-        return sigma / (self._sensitivity(self.clip, cohort) if self.order == "formal" else self.clip / cohort)
+        unit = self._sensitivity(self.clip, cohort) if self.order == "formal" else self.clip / cohort
+        return sigma / unit
 
     def init(self, dimension: int, dtype: torch.dtype) -> CentralState:
-        """The first C and the rule's state."""
+        """Return the first C and the rule's state."""
         first = self.clip.initial if isinstance(self.clip, QuantileClip) else self.clip
         return CentralState(first, self.aggregator.init(dimension, dtype))
 
@@ -177,14 +176,13 @@ class CentralNoise(AroundRule, ABC):
             rule = self.aggregator.for_round(state.rule, source, facts.public_update)
             size = cohort if self.order == "formal" else max(len(updates), min(rule.least, cohort))
             reduced = clipped.reduce(rule, weights, size)
-            if (
-                reduced.dtype != torch.float64 or reduced.shape != theta.shape
-            ):  # rounded sums move further than the clip
+            # a rounded sum could move further than the clip
+            if reduced.dtype != torch.float64 or reduced.shape != theta.shape:
                 accepted = f"its reduce must return float64 {tuple(theta.shape)}"
                 raise FieldError(f"{type(rule).__name__}.reduce", f"{reduced.dtype} {tuple(reduced.shape)}", accepted)
-            # the output of an identity step has the same noise, and what rounding it does to sums is post-processing
-            first = self.order == "formal" or self.aggregator.identity_step
-            if first:  # in float64: only what has its noise is rounded to the model's type
+            # the output of an identity step has the same noise, and its rounding of sums is post-processing
+            noise_first = self.order == "formal" or self.aggregator.identity_step
+            if noise_first:  # in float64: nothing without noise is rounded to the model's type
                 rounded = _noised(reduced, noise, source, theta.dtype)
                 model, inner = self.aggregator.step(theta, rounded, state.rule)
             else:
@@ -206,7 +204,7 @@ class CentralNoise(AroundRule, ABC):
         return Combined(model[None], spend, CentralState(bound, inner, theta.clone(), sigma, own), report)
 
     def _optimised(self, theta: Tensor, reduced: Tensor, state: CentralState) -> tuple[Tensor, Tensor | None, Any]:
-        """The optimiser's model, what it will start from if that is not what is released, and its state."""
+        """Return the optimiser's model, its next start if that is not the released model, and its state."""
         start = theta if self.step_from == "released" or state.own is None else state.own
         model, inner = self.aggregator.step(start, reduced + (theta - start), state.rule)
         return model, model.clone() if self.step_from == "own" else None, inner
@@ -214,15 +212,15 @@ class CentralNoise(AroundRule, ABC):
     def _scale(
         self, base: float, updates: Updates, clipped: Updates, facts: ServerFacts, state: CentralState
     ) -> tuple[float, dict[str, float]]:
-        """Deviation of the noise from the uncalibrated one `base`, which it is by default, and figures for the log."""
+        """Return the deviation of the noise, by default the uncalibrated one `base`, and figures for the log."""
         return base, {}
 
     @abstractmethod
     def _spend(self, sigma: float, bound: float, weights: Tensor, cohort: int) -> Spend:
-        """The cost of one round's model, its updates clipped to `bound`."""
+        """Return the cost of one round's model with updates clipped to `bound`."""
 
     def _sensitivity(self, bound: float, cohort: int, relation: Relation = "zero-out") -> float:
-        """Sensitivity over a planned cohort, where a client that comes or goes is one zero update more or less."""
+        """Return the sensitivity over a planned cohort: a client that comes or goes is one zero update more or less."""
         weights = even(cohort)
         fixed: Relation = "zero-out" if relation == "add/remove" else relation
         value = self.aggregator.sensitivity(bound, weights, fixed)
@@ -232,7 +230,7 @@ class CentralNoise(AroundRule, ABC):
         return value
 
     def _proven(self, sigma: float, bound: float, weights: Tensor, cohort: int) -> Spend:
-        """The cost of noise whose scale is public: what the sensitivity of what ran proves, or a heuristic."""
+        """Return the cost of noise of a public scale: proven by the sensitivity of the rule, or a heuristic."""
         if self.noise not in PROVEN:
             return self._heuristic(f"nothing is proven of {self.noise!r} noise", sigma)
         conditions: tuple[str, ...] = ()
@@ -271,7 +269,7 @@ class CentralNoise(AroundRule, ABC):
 
 
 def _noised(reduced: Tensor, noise: Mechanism, source: Source, dtype: torch.dtype) -> Tensor:
-    """An update [d] with noise, as another type; it stays as it is, since a round may be drawn again."""
+    """Return an update [d] with noise, as another type; the update itself is kept, as a round may be drawn again."""
     if isinstance(noise, GaussianNoise):
         return noise.add_to(reduced, source=source, into=torch.empty_like(reduced, dtype=dtype))
     noised = reduced.clone()
@@ -280,7 +278,7 @@ def _noised(reduced: Tensor, noise: Mechanism, source: Source, dtype: torch.dtyp
 
 
 def _check_weights(weights: Tensor, kept: bool, rule: str) -> None:
-    """Refuse weights that are not what the stated sensitivity rests on."""
+    """Refuse weights that break the stated sensitivity."""
     if not kept or not bool((weights >= 0).all()):
         given = f"from {float(weights.min()):g} to {float(weights.max()):g}, sum {float(weights.sum()):g}"
         raise FieldError("weights", given, f"a rule's weights must not be negative and must {rule}")
@@ -294,7 +292,7 @@ def _with_bit(spend: Spend, adaptive: QuantileClip) -> Spend:
     both = compose_mu((spend.guarantee.mu, bit))
     charge = None if spend.charge is None else compose_mu((spend.charge, bit))
     drawn = Draw(unit="client", relation=spend.guarantee.relation, moved=1.0, noise=adaptive.bit_noise)
-    # a client's bit moves with its update: the curve over the update's distance says nothing of it
+    # a client's bit moves with its update, and the curve over the update's distance does not cover it
     guarantee = replace(spend.guarantee, bound=GDP(both))
     return replace(spend, guarantee=guarantee, charge=charge, draws=(*spend.draws, drawn))
 

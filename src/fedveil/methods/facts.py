@@ -1,4 +1,4 @@
-"""What the two sides of a method are given, and what they give back."""
+"""Arguments and results of the two sides of a method."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,29 +16,34 @@ from fedveil.layout import Layout
 from fedveil.secure import Site, SumContext
 
 Releases = tuple[Release, ...]
-LOST = 1e-4  # chance that a lot of a public number of examples is too large for its batch, and the step is noise alone
+LOST = 1e-4  # chance that a lot of public size is too large for its batch, and the step is noise alone
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublicFacts(Parameters):
-    """What everybody may know before a round begins.
+    """Public facts of a round before it begins.
 
     Attributes
     ----------
     round : int
-        This round, from 1.
+        Number of this round, from 1.
     rounds : int
-        Rounds planned.
+        Planned number of rounds.
     cohort : int
-        Clients planned for this round (not the number that will reply).
+        Planned number of clients in this round; fewer may reply.
     dimension : int
         Number of shared parameters d.
     layer_scores : tuple of float, optional
         Score of each layer (module, in layout order) of the broadcast model on public data, for methods that split a
         budget by it.
-    run, attempt, roster, terms
-        Of a secure sum: names the run; which try at the round; the public keys of all sites that are asked; what all of
-        them have to agree on, as `SumTerms.text` has it.
+    run : str
+        Name of the run, for a secure sum.
+    attempt : int
+        Number of the attempt at this round, for a secure sum.
+    roster : tuple of bytes
+        Public keys of all sites that are asked for a secure sum.
+    terms : str
+        Terms that all sites of a secure sum have to agree on (`SumTerms.text`).
     """
 
     round: Count
@@ -54,7 +59,7 @@ class PublicFacts(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class Broadcast:
-    """The server's release: k models [k, d] and the public facts of the round they open."""
+    """Release of the server that opens a round: k models [k, d] and public facts."""
 
     models: Tensor
     public: PublicFacts
@@ -65,47 +70,49 @@ class Broadcast:
 
     @cached_property
     def finite(self) -> bool:
-        """Whether every number of the models is."""
+        """Whether every number of the models is finite."""
         return bool(torch.isfinite(self.models).all())
 
     @cached_property
     def apart(self) -> float:
-        """The largest Euclidean distance between two hypotheses; 0 for one."""
-        return float(torch.pdist(self.models.double()).max()) if len(self.models) > 1 else 0.0
+        """Largest Euclidean distance between two hypotheses; 0 for one."""
+        if len(self.models) < 2:
+            return 0.0
+        return float(torch.pdist(self.models.double()).max())
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoisySteps:
-    """Private training steps: what a trainer does with the noise inside, and the mark on what it trained.
+    """Private training steps with noise inside; they also mark a model that was trained so.
 
     Attributes
     ----------
     steps : int
-        Noisy steps of a round.
+        Number of noisy steps of a round.
     rate : float
-        Poisson sampling rate of each; 1 is the full batch.
+        Poisson sampling rate of each step; 1 is the full batch.
     clip : float
-        C, the longest gradient of one example, or of one person (the mean over her images).
+        C, the clipping norm of the gradient of one example, or of one person (the mean over her images).
     deviation : float
-        Of the noise on the sum of a step's clipped gradients.
+        Deviation of the noise on the sum of a step's clipped gradients.
     denominator : float
-        What the noisy sum is divided by: a constant, never the size of the sample.
+        Divisor of the noisy sum: a constant, never the size of the sample.
     public_size : bool
-        Whether a silo may be refused for its number of examples (of persons).
+        Whether a silo may be refused for its number of examples (persons).
     most : int
-        The most examples (persons) of a silo whose number is private: so many places has a full batch. 0: any number,
-        and every example is taken in a call of its own.
+        Most examples (persons) of a silo with a private number of them; a full batch has as many places. 0: any number,
+        one example a call.
     images : int
-        0: examples are clipped. Otherwise persons are, each with the first so many of her images.
+        0: examples are clipped. Otherwise persons are, each with at most so many of her images, the first ones.
     summed : bool
-        Whether the noise is enough only in a sum over silos: what comes after a step must then be linear.
+        Whether the noise is enough only in a sum over silos, so that everything after a step must be linear.
     lr : float
-        Learning rate of a summed step, by which its noise is scaled; filled in by the trainer. 0 where it is free.
+        Learning rate of a summed step, which scales its noise; filled in by the trainer. 0: free.
     grid : float
-        Above 0: nothing is noised or learned in training; the clipped contributions are cut to whole steps of it, and
-        their integer sum is what training gives.
+        0, or the grid of a secure sum. Training then adds no noise and learns nothing: it returns the integer sum of
+        the contributions, clipped and rounded to the grid.
     units : int
-        With a grid: the most examples (persons) of any silo, so that sums do not overflow. 0: any number.
+        Most examples (persons) of any silo, so that sums on a grid do not overflow. 0: any number.
     """
 
     steps: int
@@ -123,38 +130,42 @@ class NoisySteps:
 
     @property
     def unit(self) -> str:
-        """What is clipped, for messages."""
+        """Clipped unit, for messages."""
         return "persons" if self.images else "examples"
 
     def places(self, examples: int) -> int:
-        """Places of a step's batch, examples (persons) and dummies, by public numbers alone; 0: one example a call."""
-        if not self.public_size:
-            most = self.most if self.rate == 1 else least_places(self.most, self.rate, SPILLED) + SPARE
-            return min(most, self.most)
-        return examples if self.rate == 1 else least_places(examples, self.rate, LOST)
+        """Return the places of a step's batch for examples (persons) and dummies; 0: one example a call.
+
+        The number follows from public numbers alone.
+        """
+        if self.public_size:
+            return examples if self.rate == 1 else least_places(examples, self.rate, LOST)
+        if self.rate == 1:
+            return self.most
+        return min(least_places(self.most, self.rate, SPILLED) + SPARE, self.most)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientFacts:
-    """What a client's method needs beside its releases; it never leaves the client.
+    """Facts for a client's method beside its releases; they never leave the client.
 
     Attributes
     ----------
     broadcast : Broadcast
-        What the client received.
+        Broadcast that the client received.
     layout : Layout
-        Names the layers.
+        Layout of the model.
     chosen : int
-        The hypothesis it trained.
+        Hypothesis that it trained.
     layer_scores : mapping of str to float, optional
         S_l of each layer on the client's sensitive regions.
     failed : bool
-        Training left nothing that could be protected: the model is the start (or, where the noise goes inside training,
-        noise alone), and a scale that would follow private values is the method's declared public fallback.
+        Whether training left nothing to protect. The model is then the start, or noise alone if the noise goes inside
+        training. A scale that would follow private values is then the method's public fallback.
     noised : NoisySteps, optional
-        The noise with which the client was trained, where its trainer added some.
+        Noise that the client's trainer added.
     site : Site, optional
-        The client's key and what it insists on, for secure sums.
+        Key and terms of the client, for secure sums.
     """
 
     broadcast: Broadcast
@@ -167,28 +178,28 @@ class ClientFacts:
 
     @property
     def start(self) -> Tensor:
-        """The model [d] that training started from."""
+        """Model [d] that training started from."""
         return self.broadcast.models[self.chosen]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """What the server's method needs beside the replies: broadcasts, public data, received releases; nothing else.
+    """Facts for the server's method beside the replies; they follow from releases and public data alone.
 
     Attributes
     ----------
     broadcast : Broadcast
-        What opened the round.
+        Broadcast that opened the round.
     layout : Layout
-        Names the layers.
+        Layout of the model.
     partitions : tuple of int
-        Who sent the replies, ascending.
+        Partitions of the replying clients, ascending.
     public_scores : Tensor, optional
         [n, L], layer scores of the received models on public data.
     public_update : Tensor, optional
-        [d], what training on public data, as a client trains, changes in the broadcast model.
+        [d], update of the broadcast model by training on public data as a client does.
     question : SumContext, optional
-        What the sites of a secure sum were asked.
+        Question that the sites of a secure sum were asked.
     """
 
     broadcast: Broadcast
@@ -201,14 +212,14 @@ class ServerFacts:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A client will not take part, for a public reason."""
+    """Refusal of a client to take part, for a public reason."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Protected:
-    """What `protect` hands back: what may leave, what it cost, and the client's next state."""
+    """Result of `protect`: releases that may leave, their cost, and the client's next state."""
 
     releases: Releases
     spend: Spend
@@ -217,7 +228,7 @@ class Protected:
 
 @dataclass(frozen=True)
 class Combined:
-    """What `combine` hands back: the next models [k, d], their cost, the next state, and figures for the log."""
+    """Result of `combine`: the next models [k, d], their cost, the next state, and figures for the log."""
 
     models: Tensor
     spend: Spend

@@ -35,7 +35,7 @@ from fedveil.methods.replies import stack_models
 
 @dataclass(frozen=True)
 class LastScores:
-    """What a client remembers: its last private layer scores, float64 [L], for rounds in which it scores none."""
+    """State of a client: its last private layer scores, float64 [L], for rounds without new scores."""
 
     scores: torch.Tensor | None = None
 
@@ -47,26 +47,25 @@ class FedRE(ClientDefaults):
     Parameters
     ----------
     epsilon, delta : float
-        The paper's totals over layers and rounds; shares of the split, not a guarantee.
+        Totals of the paper over layers and rounds; they set shares of the split, and are no guarantee.
     clip : float or mapping of str to float
         C_l, one for all layers or one each (layers are modules).
     scores : {"private", "public"}
-        Where the split comes from: the client's own sensitive regions (the paper), or the server's public data. With
-        public scores the variant is sound: mu instead of epsilon is split by 1/S_l, sensitivity is 2 C_l (any two
-        inputs), and (epsilon, delta) is the composed total of all rounds.
+        Source of the split: the client's own sensitive regions (the paper), or the server's public data. With public
+        scores the variant is sound: mu instead of epsilon is split by 1/S_l, and the sensitivity is 2 C_l (any two
+        inputs). Then (epsilon, delta) is the composed total of all rounds.
     split : {"scores", "uniform", "size"}
-        "uniform" gives every layer the same share, and no scores are computed: the baseline that the paper calls
-        LDP-Fed, in the same two calibrations, that of the paper ("private") and the sound one ("public"). "size" (with
-        public scores, which it does not need) is the split whose noise is shortest at the sound guarantee: it makes
-        sum n_l sigma_l^2 least where sum (2 C_l / sigma_l)^2 is given, with n_l parameters a layer.
+        "uniform" gives every layer the same share, without scores: the paper's baseline LDP-Fed. It is calibrated as in
+        the paper ("private") or soundly ("public"). "size" needs scores = "public", but no scores. It has the shortest
+        noise at the sound guarantee: sum n_l sigma_l^2 is least for a given sum (2 C_l / sigma_l)^2, with n_l
+        parameters a layer.
     sensitivity : {"client", "sample"}
-        What multiplies the printed sigma_l. "client": C_l, the bound of a client's whole update. "sample": the part of
-        one sample, 2 C_l / |D_k|, where |D_k| is the client's number of examples. It bounds one step along a mean of
-        gradients that are clipped one by one, and nothing that trains longer: a heuristic, with private scores only.
-        A client that failed has C_l.
+        Factor of the printed sigma_l. "client": C_l, the bound of a client's whole update. "sample": the part of one
+        sample, 2 C_l / |D_k|, with the client's number of examples |D_k|. This bounds one step along a mean of singly
+        clipped gradients, and no longer training: a heuristic, for private scores only. A failed client has C_l.
     noise_to_clip : float, optional
-        Scales each round's noise so that its expected length is this many times that of all clips together, in place
-        of epsilon and delta: for comparisons at equal noise power. Heuristic.
+        Expected length of each round's noise over the length of all clips together, in place of epsilon and delta. It
+        serves comparisons at equal noise power, and is a heuristic.
 
     Examples
     --------
@@ -104,25 +103,27 @@ class FedRE(ClientDefaults):
             raise FieldError("sensitivity", self.sensitivity, accepted)
         if self.clip == {}:
             raise FieldError("clip", self.clip, "must have a bound for each layer, or be one number for all")
-        for bound in self.clip.values() if isinstance(self.clip, Mapping) else (self.clip,):
+        bounds = self.clip.values() if isinstance(self.clip, Mapping) else (self.clip,)
+        for bound in bounds:
             require_bound("clip", bound)
 
     def init(self) -> LastScores:  # type: ignore[override]
         return LastScores()
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
-        """Figures of the median client's noise, against the length of all layers' clips."""
-        return noise_figures(scales, layout, math.sqrt(sum(b * b for b in self._bounds(layout).values())))
+        """Return figures of the median client's noise, against the length of all layers' clips."""
+        squares = [bound * bound for bound in self._bounds(layout).values()]
+        return noise_figures(scales, layout, math.sqrt(sum(squares)))
 
     def quote(self, broadcast: Broadcast, state: LastScores) -> Spend:
-        """A heuristic participation; with public scores the exact cost."""
+        """Return the cost of a heuristic participation; with public scores the exact cost."""
         return self._spend((), broadcast.public.rounds)
 
     def protect(self, releases: Releases, facts: ClientFacts, state: LastScores, source: Source) -> Protected:
         """Clip and noise each layer of the update; everything else stays on the client.
 
-        A failed client splits the budget evenly where the split would follow its private scores. In a round without
-        new ones (`Scoring.every`) it uses its last ones.
+        A failed client splits the budget evenly, if the split would follow its private scores. In a round without new
+        scores (`Scoring.every`) a client uses its last ones.
         """
         model = model_of(releases)
         if model is None:
@@ -133,7 +134,8 @@ class FedRE(ClientDefaults):
         update = clip(model - facts.start, bounds, facts.layout)
         multipliers = self._multipliers(scores, rounds)
         part = self._part(releases, facts)
-        deviations = tuple(bounds[name] * m * part for name, m in zip(groups, multipliers, strict=True))
+        layers = zip(groups, multipliers, strict=True)
+        deviations = tuple(bounds[name] * multiplier * part for name, multiplier in layers)
         _require_usable("privacy.epsilon", self.epsilon, deviations, update.dtype, rises=False)
         if self.noise_to_clip is not None:
             factor = self.noise_to_clip / self.noise([deviations], facts.layout)["noise_to_clip"]
@@ -159,7 +161,7 @@ class FedRE(ClientDefaults):
         return 2 / examples
 
     def _bounds(self, layout: Layout) -> Mapping[str, float]:
-        """C_l of every layer."""
+        """Return C_l of every layer."""
         layers = layout.groups("module")
         if not isinstance(self.clip, Mapping):
             return dict.fromkeys(layers, self.clip)
@@ -172,9 +174,7 @@ class FedRE(ClientDefaults):
         if self.split == "uniform":
             return [1.0] * len(layers)
         if self.split == "size":  # shares of mu grow with sqrt(C_l) and the fourth root of n_l
-            sizes = {
-                name: sum(s.stop - s.start for s in slices) for name, slices in facts.layout.groups("module").items()
-            }
+            sizes = facts.layout.sizes("module")
             bounds = self._bounds(facts.layout)
             return [bounds[name] ** -0.5 * sizes[name] ** -0.25 for name in layers]
         if self.scores == "public":
@@ -192,7 +192,7 @@ class FedRE(ClientDefaults):
         return list(facts.layer_scores.values())
 
     def _multipliers(self, scores: list[float], rounds: int) -> list[float]:
-        """Deviation of each layer's noise over its C_l."""
+        """Return the deviation of each layer's noise over its C_l."""
         if self.scores == "private":
             return LayerSensitivity(self.epsilon, self.delta, 1.0, rounds).split(scores)["sigma"]
         # shares of mu proportional to 1/S_l, whose squares add up to the round's mu^2
@@ -212,26 +212,32 @@ class FedRE(ClientDefaults):
             reason = "2 C_l over the number of examples bounds one step of gradients that are clipped one by one"
         elif self.split == "uniform":
             reason = "the paper's noise is calibrated for C_l, and a replaced client changes a layer by up to 2 C_l"
-        bound = GDP(self._round_mu(rounds)) if formal else Heuristic(reason)
-        guarantee = of_round(bound, "local", "replace-one", *[LIVENESS] * formal)
+        if formal:
+            guarantee = of_round(GDP(self._round_mu(rounds)), "local", "replace-one", LIVENESS)
+        else:
+            guarantee = of_round(Heuristic(reason), "local", "replace-one")
         return Spend(guarantee=guarantee, mechanism="gaussian", scale=deviations)
 
 
 def _draws(bounds: Sequence[float], deviations: Sequence[float]) -> tuple[Draw, ...]:
-    """Each layer's noise: another client's layer lies at most 2 C_l away."""
-    layers = zip(bounds, deviations, strict=True)
-    return tuple(Draw(unit="client", relation="replace-one", moved=2 * c, noise=sigma) for c, sigma in layers)
+    """Return the draw of each layer's noise; another client's layer lies at most 2 C_l away."""
+    drawn = []
+    for bound, sigma in zip(bounds, deviations, strict=True):
+        drawn.append(Draw(unit="client", relation="replace-one", moved=2 * bound, noise=sigma))
+    return tuple(drawn)
 
 
 def _require_usable(field: str, value: float, deviations: Sequence[float], dtype: torch.dtype, rises: bool) -> None:
-    """Refuse noise whose square the model's type rounds to nothing or cannot hold; `rises` with the value or falls."""
+    """Refuse noise with a square beyond the limits of the model's type; it `rises` with the value, or falls."""
     least, most = math.sqrt(torch.finfo(dtype).tiny), math.sqrt(torch.finfo(dtype).max)
-    unusable = [d for d in deviations if not least <= d <= most]
-    if unusable:
-        short = unusable[0] < least
-        fix = f"{'raise' if short == rises else 'lower'} it, or {'raise' if short else 'lower'} privacy.clip"
-        accepted = f"gives a layer noise of deviation {unusable[0]:.3g}, outside {least:.1e} to {most:.1e}: {fix}"
-        raise FieldError(field, value, accepted)
+    for deviation in deviations:
+        if least <= deviation <= most:
+            continue
+        short = deviation < least
+        change = "raise" if short == rises else "lower"
+        change_clip = "raise" if short else "lower"
+        given = f"gives a layer noise of deviation {deviation:.3g}, outside {least:.1e} to {most:.1e}"
+        raise FieldError(field, value, f"{given}: {change} it, or {change_clip} privacy.clip")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +249,7 @@ class PerturbationAware(ServerDefaults):
     normalised : bool
         True: weights proportional to 1/alpha that sum to 1. False: the printed 1/(K alpha).
     weighting : {"scores", "equal"}
-        "equal" is the plain mean, without public data: what FedRE is compared with.
+        "equal" is the plain mean, without public data: the baseline of FedRE.
     """
 
     normalised: bool = True

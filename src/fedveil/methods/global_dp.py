@@ -25,18 +25,18 @@ from fedveil.methods.central import CentralNoise
 
 @dataclass(frozen=True)
 class GlobalDP(CentralNoise):
-    """Global DP around an aggregation rule; see `CentralNoise` for the other parameters.
+    """Global DP around an aggregation rule; `CentralNoise` has the other parameters.
 
     Parameters
     ----------
     noise_multiplier : float
         z; left out, it follows from the three below.
     epsilon, delta, rounds : float, float, int, optional
-        A total over so many rounds, to which z is calibrated: ``GlobalDP(epsilon=8, delta=1e-5, rounds=20)``. In the
-        formal order, with Gaussian noise and a fixed C.
+        Total over all rounds, to which z is calibrated: ``GlobalDP(epsilon=8, delta=1e-5, rounds=20)``. It needs the
+        formal order, Gaussian noise and a fixed C.
     derived_from : str
-        Private runs that the noise multiplier was computed from, if so. It then depends on private data itself, and no
-        epsilon of this mechanism covers the release: its status is heuristic, in the ledger as in every table.
+        Private runs from which the noise multiplier was computed, if any. It then depends on private data, and no
+        epsilon of this mechanism covers the release: its status is heuristic, in the ledger and in every table.
 
     Examples
     --------
@@ -52,7 +52,7 @@ class GlobalDP(CentralNoise):
     derived_from: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, and a noise that nobody chose."""
+        """Refuse combinations that cannot work, and a noise multiplier that is left open."""
         self._require_names()
         if self.epsilon is not None:
             object.__setattr__(self, "noise_multiplier", self._calibrated(self.epsilon))
@@ -62,7 +62,7 @@ class GlobalDP(CentralNoise):
         super().__post_init__()
 
     def _calibrated(self, epsilon: float) -> float:
-        """The least z that keeps the total."""
+        """Return the least z that keeps the total."""
         if self.rounds is None:
             raise FieldError("rounds", None, "it is needed beside epsilon, which is a total over all rounds")
         if self.order != "formal" or self.noise != "gaussian" or isinstance(self.clip, QuantileClip):
@@ -74,7 +74,7 @@ class GlobalDP(CentralNoise):
 
     @property
     def may_be_proven(self) -> bool:  # type: ignore[override]
-        """Not of a multiplier that was derived from private runs."""
+        """Whether its noise can have an epsilon: not if it was derived from private runs."""
         return not self.derived_from and super().may_be_proven
 
     def _spend(self, sigma: float, bound: float, weights: Tensor, cohort: int) -> Spend:
@@ -85,22 +85,24 @@ class GlobalDP(CentralNoise):
 
 
 def running_sum(side: object, start: Tensor, counts: Tensor, cohort: int, state: Any) -> RunningSum | None:
-    """What sums a round's updates as they come, where the server's side looks at nothing else; or None.
+    """Make a running sum for a round's updates, if the server side reads nothing but their sum; else return None.
 
     Parameters
     ----------
     side : ServerSide
-        Of any method.
+        Server side of any method.
     start : Tensor
-        [d], the broadcast model.
+        [d], broadcast model.
     counts : Tensor
-        [n], float64, the examples of all who train.
+        [n], float64, number of examples of each training client.
     cohort : int
-        Clients planned.
+        Planned number of clients.
     state : object
-        The side's own.
+        State of the server side.
     """
-    if type(side) is not GlobalDP or side.order != "formal" or side.noise == "discrete" or not side.aggregator.linear:
+    if type(side) is not GlobalDP or side.order != "formal" or side.noise == "discrete":
+        return None
+    if not side.aggregator.linear:
         return None
     if not RunningSum.worthwhile(len(counts), len(start)):
         return None

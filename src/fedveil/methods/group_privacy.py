@@ -39,15 +39,15 @@ class GroupPrivacy(ClientDefaults):
     Parameters
     ----------
     noise_multiplier : float
-        nu: the expected length of the noise over the length of the client's step; 0 means no noise.
+        nu, the expected length of the noise over the length of the client's step; 0 means no noise.
     radius : float, optional
-        The sound variant: a public radius r takes the place of the private length, epsilon = n / (nu * r), and each
-        release is epsilon-d-private.
+        Public radius r in place of the private length: the sound variant. Then epsilon = n / (nu * r), and each release
+        is epsilon-d-private.
     fallback_radius : float
-        Public radius in place of the private length where there is none: for a client that failed, or did not move.
+        Public radius of a client without a private length, because it failed or did not move.
     distribution : {"laplace", "gaussian"}
-        Of the noise. Gaussian noise of the same expected length nu * r takes a public radius; two models D apart are
-        then (D / sigma)-GDP apart, in any dimension.
+        Distribution of the noise. Gaussian noise of the same expected length nu * r needs a public radius. Two models D
+        apart are then (D / sigma)-GDP apart, in any dimension.
 
     Examples
     --------
@@ -69,7 +69,7 @@ class GroupPrivacy(ClientDefaults):
             raise FieldError("radius", None, "Gaussian noise takes a public radius")
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
-        """Sigma of the median client; without a public radius the ratio to the step is fixed, nu."""
+        """Return sigma of the median client; without a public radius the ratio to the step is fixed, nu."""
         if self.distribution == "gaussian":
             return {"sigma": median(scale[0] for scale in scales)}
         figures = {"sigma": median(math.sqrt(layout.size + 1) / scale[0] for scale in scales)}
@@ -78,7 +78,7 @@ class GroupPrivacy(ClientDefaults):
         return {**figures, "noise_to_step": self.noise_multiplier, "signal_to_noise": 1 / self.noise_multiplier}
 
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend:
-        """A heuristic participation; its leakage n / nu is public and the same every time."""
+        """Return the cost of a heuristic participation; its leakage n / nu is public, and the same every time."""
         return self._spend((), broadcast)
 
     def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
@@ -88,15 +88,17 @@ class GroupPrivacy(ClientDefaults):
             return Protected((), nothing("local"), state)
         if self.noise_multiplier == 0:
             return Protected((Release("model", model),), self._spend((), facts.broadcast), state)
-        norms(model)  # refuses NaN, infinity, and numbers so large that no noise would be felt
+        norms(model)  # refuses NaN, infinity, and numbers so large that noise would be lost in them
         step = model - facts.start
         if self.distribution == "gaussian":
             spend = self._spend((), facts.broadcast)
-            return Protected((Release("model", noised(model, GaussianNoise(spend.scale[0]), source)),), spend, state)
+            loud = noised(model, GaussianNoise(spend.scale[0]), source)
+            return Protected((Release("model", loud),), spend, state)
         if self.radius is None and not facts.failed and bool(step.any()):
             epsilon = NeighbourhoodLaplace(self.noise_multiplier).epsilon(step)
         else:
-            epsilon = self._public_epsilon(self.fallback_radius if self.radius is None else self.radius, len(model))
+            radius = self.fallback_radius if self.radius is None else self.radius
+            epsilon = self._public_epsilon(radius, len(model))
         released = noised(model, EuclideanLaplaceNoise(epsilon), source)
         return Protected((Release("model", released),), self._spend((epsilon,), facts.broadcast), state)
 
@@ -108,12 +110,14 @@ class GroupPrivacy(ClientDefaults):
             return nothing("local")
         apart = broadcast.apart if len(broadcast.models) > 1 else None
         spend = _spend_of(self, broadcast.public.dimension, apart)
-        return replace(spend, scale=scale) if scale and self.radius is None else spend
+        if scale and self.radius is None:
+            return replace(spend, scale=scale)
+        return spend
 
 
 @lru_cache(maxsize=256)
 def _spend_of(side: GroupPrivacy, dimension: int, apart: float | None) -> Spend:
-    """What a participation costs, without the private scale; the same for every client of a round."""
+    """Return the cost of a participation without the private scale; it is the same for every client of a round."""
     leakage: float | None = NeighbourhoodLaplace(side.noise_multiplier).leakage(dimension)
     bound: Bound = Heuristic("epsilon depends on the length of the client's private step")
     scale: tuple[float, ...] = ()
@@ -126,19 +130,20 @@ def _spend_of(side: GroupPrivacy, dimension: int, apart: float | None) -> Spend:
         if side.distribution == "gaussian":
             sigma = side.noise_multiplier * side.radius / mean_length(dimension)
             bound, scale, leakage, mechanism = MetricGDP(1 / sigma), (sigma,), None, "gaussian"
-    guarantee = of_round(bound, "local", "replace-one", *[LIVENESS] * (side.radius is not None))
+    conditions = () if side.radius is None else (LIVENESS,)
+    guarantee = of_round(bound, "local", "replace-one", *conditions)
     guarantee = replace(guarantee, unit="parameter vector", hypotheses_apart=apart)
     return Spend(guarantee=guarantee, mechanism=mechanism, scale=scale, leakage=leakage)
 
 
 def mean_length(dimension: int) -> float:
-    """Expected Euclidean length of a standard normal vector."""
+    """Return the expected Euclidean length of a standard normal vector."""
     return math.sqrt(2) * math.exp(math.lgamma((dimension + 1) / 2) - math.lgamma(dimension / 2))
 
 
 @dataclass(frozen=True)
 class Idle:
-    """For how many rounds in a row each hypothesis has had no member, [k]."""
+    """Number of rounds in a row without a member, for each hypothesis [k]."""
 
     rounds: Tensor
 
@@ -150,18 +155,20 @@ class Clusters(ServerDefaults):
     Parameters
     ----------
     hypotheses : int
-        k.
+        k, the number of models.
     divide : int
-        After so many rounds in a row without a member a hypothesis begins anew with one half of the largest cluster. 0:
-        it stays where it is, as in the paper; where one hypothesis wins all clients at the start, it then keeps them.
+        Rounds in a row without a member after which a hypothesis begins anew with one half of the largest cluster. 0:
+        never, as in the paper; a hypothesis that wins all clients at the start then keeps them.
     """
 
     hypotheses: Hypotheses = 2  # type: ignore[misc]
     divide: Natural = 0
 
     def init(self, dimension: int, dtype: torch.dtype) -> NoState | Idle:
-        """Nothing to remember, or that every hypothesis had a member just now."""
-        return Idle(torch.zeros(self.hypotheses, dtype=torch.int64)) if self.divide else NoState()
+        """Return the state before the first round: no hypothesis has been idle."""
+        if not self.divide:
+            return NoState()
+        return Idle(torch.zeros(self.hypotheses, dtype=torch.int64))
 
     def combine(
         self, replies: Sequence[Releases], facts: ServerFacts, state: NoState | Idle, source: Source
@@ -173,8 +180,9 @@ class Clusters(ServerDefaults):
     def _combined(
         self, models: Tensor, starts: Tensor, centres: Tensor, labels: Tensor, state: NoState | Idle
     ) -> Combined:
-        """The next hypotheses from the means [k, d] and each model's cluster, -1 for none."""
-        sizes, report = torch.bincount(labels[labels >= 0], minlength=len(starts)), {}
+        """Make the next hypotheses from the means [k, d] and each model's cluster, -1 for none."""
+        sizes = torch.bincount(labels[labels >= 0], minlength=len(starts))
+        report: dict[str, float] = {}
         if isinstance(state, Idle):
             state = Idle(torch.where(sizes > 0, 0, state.rounds + 1))
             anew, largest = int(state.rounds.argmax()), int(sizes.argmax())
@@ -184,10 +192,11 @@ class Clusters(ServerDefaults):
             if report["divided"]:
                 centres[largest], centres[anew] = mean(members[~second]), mean(members[second])
                 state.rounds[anew] = 0
-        report |= {f"cluster_{j}": float(size) for j, size in enumerate(sizes)}
+        for number, size in enumerate(sizes):
+            report[f"cluster_{number}"] = float(size)
         return Combined(centres, nothing("local"), state, {"clients": float((labels >= 0).sum()), **report})
 
 
 def mean(models: Tensor) -> Tensor:
-    """The mean of models [n, d], added in float64."""
+    """Return the mean of models [n, d], added in float64."""
     return models.to(torch.float64).mean(0).to(models.dtype)

@@ -8,6 +8,7 @@ the release itself.
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -72,7 +73,7 @@ class MetricPrivacy(CentralNoise):
         pair = self.released_range
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise FieldError("released_range", pair, "must be (low, high)")
-        low, high = (require_positive("released_range", v) for v in self.released_range)
+        low, high = map(partial(require_positive, "released_range"), pair)
         if low > high:
             raise FieldError("released_range", self.released_range, "must be (low, high)")
 
@@ -90,7 +91,8 @@ class MetricPrivacy(CentralNoise):
             lengths = updates.lengths
             # torch's median is the lower one, so that one client of two cannot move it
             honest = lengths <= OUTLIER * lengths.median()
-            measured = (updates if self.distance_on == "raw" else clipped).stack
+            chosen = updates if self.distance_on == "raw" else clipped
+            measured = chosen.stack
             if not honest.all():
                 measured = measured[honest]
             d = max_pairwise_distance(measured, facts.layout, self.grouping, self.distance)
@@ -100,15 +102,15 @@ class MetricPrivacy(CentralNoise):
         return sigma, {"distance": d, "global_fallback": float(d == 0), **figures}
 
     def _released_distance(self, facts: ServerFacts, state: CentralState) -> float:
-        """How far the released model moved last round, its own noise taken off; 0 in the first round."""
+        """Measure how far the released model moved last round, without its own noise; 0 in the first round."""
         if state.released is None:
             return 0.0
         step = facts.broadcast.models[0] - state.released
-        groups = facts.layout.groups(self.grouping)
-        sizes = torch.tensor([sum(s.stop - s.start for s in slices) for slices in groups.values()])
+        sizes = torch.tensor(list(facts.layout.sizes(self.grouping).values()))
         squares = facts.layout.norms(step, self.grouping).square() - state.sigma**2 * sizes
         squares = squares.clamp(min=0.0)
-        moved = float(squares.sum().sqrt() if self.distance == "euclidean" else squares.sqrt().mean())
+        length = squares.sum().sqrt() if self.distance == "euclidean" else squares.sqrt().mean()
+        moved = float(length)
         low, high = self.released_range
         return min(max(moved, low), high)
 
@@ -119,10 +121,10 @@ class MetricPrivacy(CentralNoise):
         if not spend.guarantee.proven:
             return spend
         # the scale followed earlier releases: what may be promised in advance is the least noise of the public range
-        base = self.noise_multiplier * (
-            self._sensitivity(bound, cohort) if self.order == "formal" else bound / len(weights)
-        )
-        extreme = self.released_range[1] if self.direction == "less" else self.released_range[0]
-        least = min(MetricCalibrator(base, 1.0, self.direction).sigma(n=1, distance=d) for d in (extreme, 1.0))
+        unit = self._sensitivity(bound, cohort) if self.order == "formal" else bound / len(weights)
+        low, high = self.released_range
+        calibrator = MetricCalibrator(self.noise_multiplier * unit, 1.0, self.direction)
+        extreme = calibrator.sigma(n=1, distance=high if self.direction == "less" else low)
+        least = min(extreme, calibrator.sigma(n=1, distance=1.0))
         worst = self._proven(least, bound, weights, cohort).guarantee
         return replace(spend, guarantee=worst, charge=spend.guarantee.mu)  # without a mu the worst case is charged

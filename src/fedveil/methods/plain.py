@@ -1,10 +1,10 @@
-"""The sides that add no noise: a client that trusts the server, a server that only aggregates, and IFCA.
+"""Sides without noise: a client that trusts the server, a server that only aggregates, and IFCA.
 
 IFCA: personalised models by clusters, the baseline of group privacy. Source: Ghosh et al. 2020 (arXiv 2006.04088),
 model averaging. Trust model: the server is trusted. It broadcasts k hypotheses; a client trains the one that fits its
-data best and reports which one that was; the server averages the models of each cluster. The index tells up to ln k a
-round about the client's data (its maximal leakage), which the client's ledger counts; what the model beside it tells
-has no such bound. Nothing is promised.
+data best, and reports its index; the server averages the models of each cluster. The index tells up to ln k a round
+about the client's data (its maximal leakage), which the client's ledger counts. The model has no such bound, and
+nothing is promised.
 """
 
 import math
@@ -32,36 +32,36 @@ class TrustedServer(ClientDefaults):
     most_models: ClassVar[int | None] = None
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
-        """None on the client."""
+        """Return no figures: a client adds no noise."""
         return {}
 
     def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
-        """The server's total is the server's."""
+        """Return no filters: the total is the server's."""
         return []
 
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend:
-        """The client spends nothing itself."""
+        """Return no cost: the server spends."""
         return nothing("central")
 
     def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
-        """Pass everything on."""
+        """Pass all releases on."""
         return Protected(releases, nothing("central"), state)
 
 
 @dataclass(frozen=True)
 class AroundRule(ServerDefaults):
-    """A server side of one model around an aggregation rule.
+    """Server side of one model around an aggregation rule.
 
     Parameters
     ----------
     aggregator : Aggregator
-        The rule.
+        Aggregation rule.
     """
 
     aggregator: Aggregator = field(default_factory=FedAvg)
 
     def __post_init__(self) -> None:
-        """Refuse what is no rule."""
+        """Refuse anything but a rule."""
         super().__post_init__()
         require_rule("aggregator", self.aggregator)
 
@@ -71,44 +71,47 @@ class AroundRule(ServerDefaults):
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
-        """What the rule needs."""
+        """Facts that the rule needs."""
         return self.aggregator.needs
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
-        """The rule's own state."""
+        """Return the rule's first state."""
         return self.aggregator.init(dimension, dtype)
 
 
 @dataclass(frozen=True)
 class Plain(AroundRule):
-    """Server side without noise: aggregate what arrives.
+    """Server side without noise, which aggregates the replies.
 
     Under local trust the replies carry no counts, so only uniform weights work.
 
     Parameters
     ----------
     aggregator : Aggregator
-        The rule.
+        Aggregation rule.
     """
 
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:
-        """Reduce and step; where fewer reply than the rule needs, absent clients count as zero updates."""
+        """Reduce and step; if fewer reply than the rule needs, absent clients count as zero updates."""
         theta, rule = facts.broadcast.models[0], self.aggregator.for_round(state, source, facts.public_update)
         updates = updates_of(replies, theta)
         weights = rule.weights(stack_counts(replies), len(updates))
         size = max(len(updates), min(rule.least, facts.broadcast.public.cohort))
-        model, state = rule.step(theta, updates.reduce(rule, weights, size).to(theta.dtype), state)
+        reduced = updates.reduce(rule, weights, size).to(theta.dtype)
+        model, state = rule.step(theta, reduced, state)
         return Combined(model[None], nothing(), state, {"clients": float(len(updates))})
 
 
 @dataclass(frozen=True)
 class ReportsIndex(TrustedServer):
-    """Client side of IFCA: everything leaves, and so does the index of the hypothesis that was trained."""
+    """Client side of IFCA: everything leaves, with the index of the trained hypothesis."""
 
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend:
-        """What one of k indices tells at most, ln k; nothing is promised."""
+        """Return the leakage of one of k indices, at most ln k; nothing is promised."""
         k = len(broadcast.models)
-        return replace(nothing("central"), leakage=math.log(k)) if k > 1 else nothing("central")
+        if k == 1:
+            return nothing("central")
+        return replace(nothing("central"), leakage=math.log(k))
 
     def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
         index = Release("index", torch.tensor(float(facts.chosen), dtype=torch.float64))
@@ -117,7 +120,7 @@ class ReportsIndex(TrustedServer):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedClusters(Clusters):
-    """Server side of IFCA: the mean of the models that report the same hypothesis; see `Clusters`."""
+    """Server side of IFCA: the mean of the models with the same reported hypothesis (`Clusters`)."""
 
     def combine(
         self, replies: Sequence[Releases], facts: ServerFacts, state: NoState | Idle, source: Source
@@ -132,6 +135,9 @@ class ReportedClusters(Clusters):
 
 
 def _index(reply: Releases, k: int) -> int:
-    """What a reply reports, or -1 if that is none of the k hypotheses."""
-    indices = [float(r.value) for r in reply if r.kind == "index" and r.value.numel() == 1]
-    return int(indices[0]) if len(indices) == 1 and indices[0] in range(k) else -1
+    """Return the hypothesis that a reply reports; -1 if that is none of the k."""
+    reported = [release.value for release in reply if release.kind == "index" and release.value.numel() == 1]
+    if len(reported) != 1:
+        return -1
+    index = float(reported[0])
+    return int(index) if index in range(k) else -1

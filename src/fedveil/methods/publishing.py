@@ -38,17 +38,17 @@ IN_THE_CLEAR = "clients see aggregated metrics without noise after each round"
 
 @dataclass(frozen=True, kw_only=True)
 class Publishing(Parameters):
-    """What clients see of the aggregated metrics (mean loss, and accuracy where there are classes).
+    """Publication of the aggregated metrics to clients: mean loss, and accuracy if there are classes.
 
     Parameters
     ----------
     metrics : {"off", "noised", "clear"}
-        Off, the default: nothing; training does not need it, and each figure costs or leaks. Noised: see above.
-        Clear: the mean over all held-out examples; whatever else is proven, the total is not.
+        Off, the default: nothing is published; training does not need it, and each figure costs or leaks. Noised: see
+        above. Clear: the mean over all held-out examples is published, and the total is then not proven.
     noise_multiplier : float
         z of the noised metrics: a round costs mu = 1 / z (replace-one 2 / z).
     loss_range : float
-        Declared largest loss of a client, in the units of the loss: not to be chosen by looking at private losses.
+        Declared largest loss of a client, in the units of the loss. Do not choose it by looking at private losses.
 
     Raises
     ------
@@ -68,18 +68,18 @@ class Publishing(Parameters):
     def release(
         self, names: Sequence[str], figures: Tensor, counts: Tensor, relation: Relation, source: Source
     ) -> tuple[tuple[Release, ...], Spend]:
-        """The metrics of one round and their cost.
+        """Release the metrics of one round.
 
         Parameters
         ----------
         names : sequence of str
-            m of ``"loss"`` and ``"accuracy"``.
+            m names, ``"loss"`` and ``"accuracy"``.
         figures : Tensor
-            [N, m], one row a client of the federation, in natural units; NaN where a client measured nothing.
+            [N, m], one row for each client of the federation, in natural units; NaN without a measurement.
         counts : Tensor
             [N], held-out examples of each client.
         relation : {"zero-out", "add/remove", "replace-one"}
-            Of the method, so that both costs add up.
+            Relation of the method, so that both costs add up.
         source : Source
             Randomness of the noise.
         """
@@ -92,14 +92,17 @@ class Publishing(Parameters):
             kept = torch.where(figures.isnan(), 0.0, figures * counts[:, None]).sum(0)
             spend = Spend(guarantee=of_round(Heuristic(IN_THE_CLEAR), "central", relation))
             return _named(names, kept / counts[~figures.isnan().any(1)].sum()), spend
-        ranges = torch.tensor([self.loss_range if name == "loss" else 1.0 for name in names], dtype=torch.float64)
+        largest = {"loss": self.loss_range}
+        ranges = torch.tensor([largest.get(name, 1.0) for name in names], dtype=torch.float64)
         n, m = figures.shape
         cut = torch.where(figures.isnan(), ranges / 2, figures.clamp(min=torch.zeros_like(ranges), max=ranges))
         moved = math.sqrt(m) / (2 * n)  # zero-out sensitivity of the scaled mean
         sigma = self.noise_multiplier * moved
         mean = noised(0.5 + (cut / ranges - 0.5).mean(0), GaussianNoise(sigma), source)
         factor = FACTOR[relation]
-        conditions = ("the number of clients stays the same whoever belongs",) if relation == "add/remove" else ()
+        conditions: tuple[str, ...] = ()
+        if relation == "add/remove":
+            conditions = ("the number of clients stays the same whoever belongs",)
         guarantee = of_round(GDP(factor / self.noise_multiplier), "central", relation, *conditions)
         scale = tuple((sigma * ranges).tolist())
         drawn = (Draw(unit="client", relation=relation, moved=factor * moved, noise=sigma),)
@@ -107,7 +110,7 @@ class Publishing(Parameters):
         return _named(names, mean * ranges), spend
 
     def describe(self) -> str:
-        """One line for a report."""
+        """Describe the publication in one line."""
         if self.metrics == "off":
             return "off: clients see no metrics"
         if self.metrics == "clear":
@@ -125,18 +128,18 @@ ANSWERS = "whether and when a validation client answers does not depend on its d
 
 @dataclass(frozen=True, kw_only=True)
 class Validation(Parameters):
-    """What becomes of validation clients' losses.
+    """Release of validation clients' losses.
 
     Parameters
     ----------
     losses : {"noised", "public"}
-        Public: they are sent in the clear, as papers do; nothing is then promised to validation clients.
+        Public: losses are sent in the clear, as in papers; nothing is then promised to validation clients.
     noise_multiplier : float
         z: one release costs its client (central trust: the server) mu = 1 / z.
     loss_range : float
-        R, the declared largest loss, in the units of the loss: not to be chosen by looking at private losses.
+        R, the declared largest loss, in the units of the loss. Do not choose it by looking at private losses.
     releases : int
-        Noised releases that one client makes at most, in a run.
+        Most noised releases of one client in a run.
 
     Raises
     ------
@@ -155,7 +158,7 @@ class Validation(Parameters):
     releases: Count = 20
 
     def quote(self, trust: Trust) -> Spend:
-        """What one release costs its client, whatever its loss; nothing under central trust, where the server pays."""
+        """Return the cost of one release to its client, whatever its loss; under central trust the server pays."""
         if self.losses == "public" or trust == "central":
             return nothing(trust)
         guarantee = of_round(GDP(1 / self.noise_multiplier), "local", "replace-one", ANSWERS)
@@ -164,10 +167,9 @@ class Validation(Parameters):
         return Spend(guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=self.loss_range, draws=drawn)
 
     def release(self, loss: float, trust: Trust, source: Source) -> tuple[tuple[Release, ...], Spend]:
-        """What one client sends, and what that costs it.
+        """Release one client's loss, with its cost.
 
-        Under central trust the server is the one to add noise. A loss that is no finite number counts as R, unless it
-        is public.
+        Under central trust the server adds the noise. A loss that is not finite counts as R, unless it is public.
         """
         spend = self.quote(trust)
         value = torch.tensor(loss, dtype=torch.float64)
@@ -177,5 +179,5 @@ class Validation(Parameters):
         return (Release("metric", value, "validation_loss"),), spend
 
     def publishing(self) -> Publishing:
-        """The server's side under central trust: the mean of the losses as a noised metric."""
+        """Return the server's part under central trust: the mean of the losses as a noised metric."""
         return Publishing(metrics="noised", noise_multiplier=self.noise_multiplier, loss_range=self.loss_range)

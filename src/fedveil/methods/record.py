@@ -1,23 +1,22 @@
 """Record- and person-level privacy in the silos: clipped gradients with noise, inside local training.
 
 Source: Abadi et al. 2016 (arXiv 1607.00133), DP-SGD. Every step of a silo sums its examples' gradients, each clipped to
-C, over the whole silo or over a Poisson sample, adds Gaussian noise and divides by a *fixed* number: one that followed
-the size of the sample would not be covered by the noise. Everything that comes after is post-processing: momentum, the
-server's rule, the model.
+C, over the whole silo or a Poisson sample. It adds Gaussian noise and divides by a *fixed* number: the noise would not
+cover a number that follows the sample. Momentum, the server's rule and the model are post-processing.
 
-With ``unit="person"`` what is clipped is the mean gradient of all images of one person: one person moves a sum by at
-most C however many images she has, and Poisson samples draw persons.
+With ``unit="person"`` the mean gradient of all images of one person is clipped. One person then moves a sum by at most
+C, however many images she has, and Poisson samples draw persons.
 
 Three trust models:
 
 * ``sum="none"``. Each silo adds all the noise that its own promise needs, z C a step. Local steps are free, and any
   rule may combine the models.
-* ``sum="trusted"``. n silos add shares of z C / sqrt(n - t), so that any n - t of them make up the noise of one sum,
-  whichever t drop out, lie about their noise, or pool what they know. t = 1 is the least: a silo can subtract its own
-  share. The promise is about the *sum* of one step: whoever receives single shares is trusted, and a second local step
-  before the sum would rest on a share alone, so a round is one step of SGD: Adam's first step is the sign of the share,
-  and a sum of signs has hardly any of the other silos' noise.
-* ``sum="secure"``. The same with nobody to be trusted: shares are masked integers (`fedveil.secure`), sized for m - c
+* ``sum="trusted"``. n silos add noise of deviation z C / sqrt(n - t), so that any n - t of them add up to the noise of
+  one sum. The other t may drop out, lie about their noise, or pool what they know. t is at least 1, because a silo can
+  subtract its own share. The promise is about the *sum* of one step, and the receiver of single shares is trusted. A
+  second local step before the sum would rest on one share's noise alone, so a round is one step. It is a step of SGD:
+  Adam's first step is the sign of the share, and a sum of signs has hardly any of the other silos' noise.
+* ``sum="secure"``. The same without a trusted receiver: shares are masked integers (`fedveil.secure`), sized for m - c
   honest sites of any roster.
 """
 
@@ -46,25 +45,25 @@ SUMS: dict[str, type[NoSum]] = {"none": NoSum, "trusted": TrustedShares, "secure
 
 @dataclass(frozen=True, kw_only=True)
 class RecordDP(RecordPromise, ClientDefaults):
-    """Record- and person-level privacy: a promise, and what changes models and no promise.
+    """Record- and person-level privacy: a promise, and parameters that change models but no promise.
 
-    `RecordPromise` has the parameters that the promise depends on; those below cannot change it. (Under
-    ``relation="add/remove"`` the default of `most` is twice what is planned for a silo.)
+    `RecordPromise` has the parameters of the promise; the parameters below cannot change it. (Under
+    ``relation="add/remove"`` the default of `most` is twice the planned number of a silo.)
 
     Parameters
     ----------
     aggregator : Aggregator, optional
-        The server's rule; FedAvg by default. It works on what is noised.
+        Rule of the server, applied to noised models; FedAvg by default.
     examples : float
-        Examples planned for a silo, a public number and the same for all; needed. `rate` times it is the denominator of
-        every step, so that a silo with more of them weighs more.
+        Planned number of examples of a silo, public and the same for all; needed. `rate` times this number divides
+        every step, so that a silo with more examples has more weight.
     people : float
-        With ``unit="person"``, in the place of `examples`: persons planned for a silo.
+        With ``unit="person"``, in place of `examples`: planned number of persons of a silo.
     records_per_person : int
-        With ``unit="person"``, needed: the most examples of one person that are used, the first of hers; a step costs
-        time for so many of each.
+        With ``unit="person"``, needed: most examples of one person that are used, her first ones. The time of a step
+        grows with it.
     lr : float, optional
-        With ``sum="secure"``: learning rate of the server's step; by default that of local training, where the engine
+        With ``sum="secure"``: learning rate of the server's step; by default that of local training, if the engine
         knows it.
     units : int
         With ``sum="secure"``: a public number of examples (persons) that no site exceeds, so that sums do not overflow.
@@ -113,45 +112,47 @@ class RecordDP(RecordPromise, ClientDefaults):
 
     @cached_property
     def promise(self) -> RecordPromise:
-        """What is promised, and all that it depends on."""
-        own = {f.name: getattr(self, f.name) for f in fields(RecordPromise)}
-        return RecordPromise(**{**own, "most": self.most_units or None})
+        """Promise, with all parameters that it depends on."""
+        own = {field.name: getattr(self, field.name) for field in fields(RecordPromise)}
+        own["most"] = self.most_units or None
+        return RecordPromise(**own)
 
     @property
     def trust(self) -> Trust:  # type: ignore[override]
-        """Who is trusted follows the sum."""
+        """Trust model, which follows the sum."""
         return self.promise.trust
 
     @cached_property
     def _shares(self) -> NoSum:
-        """What becomes of a step."""
+        """Summation of the steps."""
         return SUMS[self.sum](self.promise, self.denominator, self.units)
 
     @property
     def server(self) -> type[Plain]:
-        """The server side that understands it."""
+        """Class of the server side."""
         return self._shares.server
 
     @property
     def planned(self) -> float:
-        """Examples, or persons, that a silo is planned to have."""
-        return float((self.people if self.unit == "person" else self.examples) or 0.0)
+        """Planned number of examples, or persons, of a silo."""
+        units = self.people if self.unit == "person" else self.examples
+        return float(units or 0.0)
 
     @property
     def denominator(self) -> float:
-        """What a silo's step is divided by."""
+        """Divisor of a silo's step."""
         return self.rate * self.planned
 
     @property
     def most_units(self) -> int:
-        """The most examples (persons) of a silo whose number is private; 0 where it is public."""
+        """Most examples (persons) of a silo, if their number is private; 0 if it is public."""
         if self.relation != "add/remove":
             return 0
         return math.ceil(2 * self.planned) if self.most is None else self.most
 
     @property
     def noisy_steps(self) -> NoisySteps:
-        """What the silo's trainer is to do."""
+        """Noisy steps of the silo's trainer."""
         noisy = NoisySteps(
             steps=self.steps,
             rate=self.rate,
@@ -165,42 +166,43 @@ class RecordDP(RecordPromise, ClientDefaults):
         return self._shares.steps(noisy)
 
     def noise_on_mean(self, silos: int) -> float:
-        """Deviation of the noise on a step's mean gradient over so many silos; the signal is at most C."""
+        """Return the deviation of the noise on a step's mean gradient over `silos`; the signal is at most C."""
         return self.deviation / (self.denominator * math.sqrt(silos))
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
-        """Figures of the noise on a step's mean gradient over the silos, whose length is at most the clip."""
+        """Return figures of the noise on a step's mean gradient over the silos, which is at most C long."""
         sigma = self.noise_on_mean(len(scales))
         ratio = sigma * math.sqrt(layout.size) / self.clip
         return {"sigma": sigma, "noise_to_clip": ratio, "signal_to_noise": 1 / ratio}
 
     def spend(self) -> Spend:
-        """What a round costs: the promise's own word."""
+        """Return the cost of a round, as the promise states it."""
         return self.promise.spend()
 
     def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
-        """On the steps planned, and on the total."""
+        """Return filters on the planned steps, and on the total."""
         return self.promise.budgets(epsilon, delta)
 
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend | Refusal:
-        """The cost of a round's steps, which nothing in the broadcast changes; a sum of other silos is declined."""
-        if reason := self._shares.refusal(broadcast.public):
+        """Return the cost of a round's steps, whatever the broadcast; a sum of other silos is declined."""
+        reason = self._shares.refusal(broadcast.public)
+        if reason:
             return Refusal(reason)
         if self.rounds is not None and broadcast.public.round > self.rounds:
             return Refusal(f"round {broadcast.public.round} lies beyond the {self.rounds} rounds planned")
         return self.spend()
 
     def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
-        """Pass on what was trained with this method's noise, or its share; everything else stays on the client."""
+        """Release the model that was trained with this noise, or its share; everything else stays on the client."""
         leaving = self._shares.leaving(releases, facts, self.noisy_steps)
         return Protected(leaving, self.spend() if leaving else nothing("local"), state)
 
     def question(self, broadcast: Broadcast, layout: Layout) -> SumContext | None:
-        """What the sites of a secure sum are asked by a broadcast, in this side's own terms; None of the others."""
+        """Return a broadcast's question to the sites of a secure sum, on this side's terms; None for other sums."""
         return self._shares.question(broadcast, layout)
 
     def agreed(self, dimension: int) -> str:
-        """What all sites of a secure sum have to agree on; "" of the others."""
+        """Return the terms that all sites of a secure sum have to agree on; "" for other sums."""
         return self._shares.agreed(dimension)
 
     def require_sites(self, sites: int, field: str) -> None:
@@ -208,16 +210,16 @@ class RecordDP(RecordPromise, ClientDefaults):
         self._shares.require_sites(sites, field)
 
     def terms(self, noised: NoisySteps) -> Releases:
-        """What all silos of a trusted sum have to agree on, all of it public; nothing for the others."""
+        """Return the public terms that all silos of a trusted sum have to agree on; nothing for other sums."""
         return self._shares.terms(noised)
 
     def require_terms(self, releases: Releases) -> None:
-        """Refuse a share that was made on other terms than these: it counts as a silo that dropped out.
+        """Refuse a share that was made on other terms; its silo then counts as dropped out.
 
         Raises
         ------
         ReplyError
-            Naming the first term that differs or is missing.
+            With the first term that differs or is missing.
         """
         given = figures_of(releases)
         for term in self.terms(replace(self.noisy_steps, lr=given.get("lr", 0.0))):

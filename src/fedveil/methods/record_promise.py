@@ -1,7 +1,7 @@
-"""What record- and person-level privacy promises: the parameters that a promise depends on, and what follows from them.
+"""Promise of record- and person-level privacy: its parameters, and the numbers that follow from them.
 
-`RecordPromise.spend` states the promise, and sees nothing else. What `RecordDP` adds (what a step is divided by, how
-many examples of a person are used) changes models, and no epsilon.
+`RecordPromise.spend` states the promise from these parameters alone. The other parameters of `RecordDP` (the divisor of
+a step, the examples used of a person) change models, and no epsilon.
 """
 
 import math
@@ -39,7 +39,7 @@ from fedveil.errors import FieldError
 from fedveil.ranges import require_within
 from fedveil.secure import require_honest
 
-OWN = {  # parameters that belong to one sum alone, those of its server side included
+OWN = {  # parameters that belong to one kind of sum alone, with those of its server side
     "trusted": ("silos", "tolerated"),
     "secure": ("least_sites", "colluding", "retries", "units", "lr"),
 }
@@ -48,47 +48,47 @@ TRUST: dict[str, Trust] = {"none": "local", "trusted": "trusted sum", "secure": 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordPromise(Parameters):
-    """The parameters of a promise at record or person level, and the numbers that follow from them.
+    """Parameters of a promise at record or person level, and the numbers that follow from them.
 
     Parameters
     ----------
     unit : {"record", "person"}
-        Whose contribution is clipped, and protected.
+        Unit that is clipped and protected.
     sum : {"none", "trusted", "secure"}
-        What becomes of the silos' steps, and so who is trusted: see `fedveil.methods.record`.
+        Summation of the silos' steps, which sets who is trusted (`fedveil.methods.record`).
     relation : {"zero-out", "add/remove", "replace-one"}
-        Which silos are neighbours. Under ``"add/remove"`` a silo's size is private, and nothing depends on it; it is
-        public under the others.
+        Neighbouring silos. Under ``"add/remove"`` a silo's size is private, and nothing depends on it; under the others
+        it is public.
     epsilon, delta : float, optional
-        Target of the total over `rounds`: z is the least noise that meets it.
+        Target of the total over `rounds`; z is the least noise that meets it.
     noise_multiplier : float, optional
-        z, in the place of `epsilon`: the noise on a step's sum has deviation z * C.
+        z, in place of `epsilon`: the noise on a step's sum has deviation z * C.
     clip : float
-        C, the longest gradient of one example, or of one person.
+        C, the clipping norm of the gradient of one example, or of one person.
     rate : float
-        Poisson sampling rate of a step: each example takes part with this probability; 1 is the full batch.
+        Poisson sampling rate of a step: the probability of each example to take part; 1 is the full batch.
     steps : int
         Noisy steps of a silo in a round.
     rounds : int, optional
-        Rounds planned; needed with `epsilon`. A broadcast beyond them is declined.
+        Planned number of rounds; needed with `epsilon`. A broadcast beyond them is declined.
     silos_per_person : int
-        The most silos at which one person may be; the noise is raised so that the promise holds for her in all.
+        Most silos at which one person may be; the noise is raised so that the promise holds for her in all.
     most : int, optional
-        Under ``"add/remove"``, the most examples (persons) that a silo may have, a condition of the promise; a full
-        batch has so many places, and costs so much. Twice what is planned by default.
+        Under ``"add/remove"``, most examples (persons) of a silo, a condition of the promise. A full batch has as many
+        places, with their cost. By default twice the planned number.
     silos : int
-        With ``sum="trusted"``, needed: n, the silos of every sum.
+        With ``sum="trusted"``, needed: n, the number of silos in every sum.
     tolerated : int
-        With ``sum="trusted"``: t silos that may drop out, lie about their noise, or pool what they know, all together.
-        Whoever reads the result and holds a share counts, so it is at least 1.
+        With ``sum="trusted"``: t, the number of silos that may drop out, lie about their noise, or pool what they know,
+        all together. A silo that reads the result holds a share itself, so t is at least 1.
     least_sites : int
-        With ``sum="secure"``, needed: m, the smallest roster that is answered, at least 3. A site that drops out costs
-        the others one more release each, and the sum needs m that stay.
+        With ``sum="secure"``, needed: m, the smallest roster that is answered, at least 3. If a site drops out, each of
+        the others pays one more release, and m must remain.
     colluding : int
-        With ``sum="secure"``: c sites that may pool what they know with the server, or leave out their noise; the noise
-        is that of m - c.
+        With ``sum="secure"``: c, the number of sites that may pool what they know with the server, or leave out their
+        noise. The noise is sized for m - c.
     retries : int
-        With ``sum="secure"``: sums beyond one a round that the total has room for, as when a site drops out.
+        With ``sum="secure"``: planned sums beyond one a round, for sites that drop out.
 
     Raises
     ------
@@ -154,32 +154,32 @@ class RecordPromise(Parameters):
 
     @property
     def trust(self) -> Trust:
-        """Who is trusted follows the sum."""
+        """Trust model, which follows the sum."""
         return TRUST[self.sum]
 
     @property
     def counted(self) -> str:
-        """What is counted in a silo."""
+        """Plural of the unit, for conditions."""
         return "people" if self.unit == "person" else "examples"
 
     @property
     def together(self) -> int:
-        """Shares of one sum that one unit may be in: they add up, while separate releases compose."""
+        """Number of shares of one sum that one unit may be in; they add up, while separate releases compose."""
         return 1 if self.sum == "none" else self.silos_per_person
 
     @property
     def sums(self) -> int:
-        """Releases of a whole run."""
+        """Number of releases in a whole run."""
         return (self.rounds or 0) + self.retries
 
     @property
     def counts(self) -> int:
-        """Noisy steps of a round that one unit may be in."""
+        """Number of noisy steps of a round that one unit may be in."""
         return self.steps * self.silos_per_person // self.together
 
     @property
     def multiplier(self) -> float:
-        """Noise that the promise counts: its deviation over what one unit can contribute to a sum."""
+        """Noise multiplier of the promise: deviation over the largest contribution of one unit to a sum."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier / self.together
         count = self.sums * self.counts
@@ -187,26 +187,30 @@ class RecordPromise(Parameters):
 
     @property
     def adding(self) -> int:
-        """Silos whose noise makes up what is promised."""
+        """Number of silos that together add the promised noise."""
         if self.sum == "trusted":
             return self.silos - self.tolerated
-        return self.least_sites - self.colluding if self.sum == "secure" else 1
+        if self.sum == "secure":
+            return self.least_sites - self.colluding
+        return 1
 
     @property
     def deviation(self) -> float:
-        """Of the noise that one silo adds to the sum of a step."""
+        """Deviation of the noise that one silo adds to the sum of a step."""
         in_units_of_clip = self.multiplier * self.together / math.sqrt(self.adding)
         return in_units_of_clip * self.clip
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """What has to hold beside the conditions of every silo."""
+        """Conditions of the sum, beside those of every silo."""
         if self.sum == "trusted":
             return SUM_IS_TRUSTED, dropout_condition(self.silos, self.tolerated)
-        return (KEYS_ARE_SECRET, collusion_condition(self.colluding, self.least_sites)) if self.sum == "secure" else ()
+        if self.sum == "secure":
+            return KEYS_ARE_SECRET, collusion_condition(self.colluding, self.least_sites)
+        return ()
 
     def spend(self) -> Spend:
-        """What a round costs.
+        """Return the cost of a round.
 
         Raises
         ------
@@ -215,15 +219,17 @@ class RecordPromise(Parameters):
         """
         private_size = self.relation == "add/remove"
         if private_size and self.most is None:
-            raise FieldError("most", None, 'is needed with relation = "add/remove": the most that a silo may have')
+            raise FieldError("most", None, 'it is needed with relation = "add/remove": the most that a silo may have')
         event = step_event(self.multiplier, self.rate)
         bound: Bound = PLD(((event, self.counts),))
         if isinstance(event, Gaussian):
             bound = GDP(FACTOR[self.relation] * math.sqrt(self.counts) / self.multiplier)
-        persons = (silos_condition(self.silos_per_person),) if self.unit == "person" else ()
-        sizes = (size_condition(self.most, self.counted),) if self.most is not None else ()
-        conditions = (*self.conditions, *persons, *sizes, LIVENESS, NO_FAILURE)
-        promise = of_round(bound, self.trust, self.relation, *conditions)
+        conditions = list(self.conditions)
+        if self.unit == "person":
+            conditions.append(silos_condition(self.silos_per_person))
+        if self.most is not None:
+            conditions.append(size_condition(self.most, self.counted))
+        promise = of_round(bound, self.trust, self.relation, *conditions, LIVENESS, NO_FAILURE)
         promise = replace(promise, unit=self.unit, public_size=not private_size)
         promise = replace(promise, silos_per_person=self.silos_per_person)
         moved = FACTOR[self.relation] * self.clip
@@ -231,7 +237,7 @@ class RecordPromise(Parameters):
         return Spend(guarantee=promise, mechanism="gaussian", scale=(self.deviation,), sensitivity=moved, draws=drawn)
 
     def _draw(self) -> Draw:
-        """What a silo's noise is drawn onto, for the ledger."""
+        """Describe the draw of a silo's noise, for the ledger."""
         parties = {
             "none": (1, 0),
             "trusted": (self.silos, self.tolerated),
@@ -251,18 +257,21 @@ class RecordPromise(Parameters):
         )
 
     def budget(self) -> StepFilter | None:
-        """A filter that holds a silo to the steps planned; None without a plan."""
+        """Return a filter that holds a silo to the planned steps; None without a plan."""
+        if self.rounds is None:
+            return None
         event = step_event(self.multiplier, self.rate)
-        return None if self.rounds is None else StepFilter(event, self.sums * self.counts)
+        return StepFilter(event, self.sums * self.counts)
 
     def within(self, epsilon: float, delta: float) -> StepFilter:
-        """A filter that holds a silo to a total."""
+        """Return a filter that holds a silo to a total."""
         return StepFilter.within(step_event(self.multiplier, self.rate), epsilon, delta, self.relation)
 
     def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
-        """On the steps planned, and on the total."""
+        """Return filters on the planned steps, and on the total."""
         filters: list[SpendFilter] = []
-        if (planned := self.budget()) is not None:
+        planned = self.budget()
+        if planned is not None:
             filters.append(planned)
         if epsilon is not None:
             filters.append(self.within(epsilon, delta))
@@ -270,13 +279,17 @@ class RecordPromise(Parameters):
 
 
 def fitting(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters without those that belong to another sum than the one among them."""
-    others = {key for name, own in OWN.items() if name != values.get("sum", "none") for key in own}
-    return {key: value for key, value in values.items() if key not in others}
+    """Drop parameters that belong to another kind of sum than the values name."""
+    kept = dict(values)
+    for sum_, own in OWN.items():
+        if sum_ != values.get("sum", "none"):
+            for name in own:
+                kept.pop(name, None)
+    return kept
 
 
 def require_own_sum(sum_: str, name: str, value: Any) -> None:
-    """Refuse a parameter that belongs to another sum."""
+    """Refuse a parameter that belongs to another kind of sum."""
     for other, own in OWN.items():
         if other != sum_ and name in own:
             raise FieldError(name, value, f'goes with sum = "{other}"')

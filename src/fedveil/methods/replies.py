@@ -1,4 +1,4 @@
-"""What arrived at the server: admitted, and as tensors."""
+"""Replies at the server: their checks, and their models and counts as tensors."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -16,14 +16,14 @@ from fedveil.methods.facts import Releases
 
 
 class Replies(Sequence[Releases]):
-    """The replies that a round combines; what is computed of all of them is computed once.
+    """Replies of a round to be combined; tensors over all of them are computed once.
 
     Parameters
     ----------
     releases : sequence of Releases
-        One a client, in the order of `ServerFacts.partitions`.
+        Releases of each client, in the order of `ServerFacts.partitions`.
     added : RunningSum, optional
-        The sum of their models, where these were added as they came: no reply holds its own.
+        Sum of their models, if these were added as they came. No reply then holds its own.
     """
 
     def __init__(self, releases: Sequence[Releases], added: RunningSum | None = None) -> None:
@@ -38,12 +38,12 @@ class Replies(Sequence[Releases]):
 
     @cached_property
     def models(self) -> Rows:
-        """The received models [d], one a reply, or all of them [n, d].
+        """Received models [d], one a reply, or all of them [n, d].
 
         Raises
         ------
         ReplyError
-            If a reply holds none.
+            If a reply holds no model.
         """
         if not self._models or len(self._models) < len(self):
             raise ReplyError("combine needs at least one reply, each with a model")
@@ -51,11 +51,13 @@ class Replies(Sequence[Releases]):
 
     @cached_property
     def counts(self) -> Tensor | None:
-        """The received example counts [n] in float64, or None unless every reply has one."""
-        return torch.tensor(self._counts, dtype=torch.float64) if len(self._counts) == len(self) else None
+        """Received example counts [n] in float64; None unless every reply has one."""
+        if len(self._counts) != len(self):
+            return None
+        return torch.tensor(self._counts, dtype=torch.float64)
 
     def updates(self, start: Tensor) -> Updates:
-        """The received models minus the one [d] that was broadcast."""
+        """Return the received models minus the broadcast one [d]."""
         if self._added is not None:
             return self._added
         if self._changed is None or self._changed[0].data_ptr() != start.data_ptr():
@@ -63,9 +65,9 @@ class Replies(Sequence[Releases]):
         return self._changed[1]
 
     def sound(self, start: Tensor, counted: bool) -> bool:
-        """Whether `check_reply` would admit each of them; they are looked at together."""
+        """Check all replies together: whether `check_reply` would admit each of them."""
         try:
-            if not self._alike(start):
+            if not self._fit(start):
                 return False
             self.updates(start).lengths  # noqa: B018 - of finite numbers, or an error
             counts = self.counts
@@ -76,8 +78,8 @@ class Replies(Sequence[Releases]):
         least, most = map(float, counts.aminmax())
         return 0 <= least <= most <= LARGEST_COUNT
 
-    def _alike(self, start: Tensor) -> bool:
-        """Whether the models are like the start; a reply with a model that was to be added has one that no sum took."""
+    def _fit(self, start: Tensor) -> bool:
+        """Whether the models have the type and shape of the start, and all are in the sum if there is one."""
         if self._added is not None:
             return not self._models
         return all(model.dtype == start.dtype and model.shape == start.shape for model in self._models)
@@ -92,13 +94,14 @@ class Replies(Sequence[Releases]):
 
 
 def in_one(rows: Sequence[Tensor]) -> Rows:
-    """The tensor [n, d] of which n tensors [d] are the rows, in order; the rows themselves where there is none."""
+    """Return the tensor [n, d] with these tensors [d] as its rows, in order; the rows themselves if there is none."""
     whole = rows[0]._base if rows else None
     if whole is None or whole.shape != (len(rows), *rows[0].shape) or whole.dtype != rows[0].dtype:
         return rows
-    own = zip(rows, whole, strict=True)
-    same = all(a._base is whole and a.data_ptr() == b.data_ptr() and a.stride() == b.stride() for a, b in own)
-    return whole if same else rows
+    for row, own in zip(rows, whole, strict=True):
+        if row._base is not whole or row.data_ptr() != own.data_ptr() or row.stride() != own.stride():
+            return rows
+    return whole
 
 
 UNMEASURED = "the model holds NaN, infinity or numbers too large to be measured"
@@ -113,13 +116,13 @@ def check_reply(
     Parameters
     ----------
     releases : Releases
-        The reply.
+        Reply of one client.
     dimension, dtype
-        Of the model that was broadcast.
+        Dimension and type of the broadcast model.
     counted : bool
         Whether the reply has to carry its count.
     added : bool
-        Whether its model was added to a sum as it came: then it holds none, unless that failed.
+        Whether its model was added to a sum as it came. It then holds no model, unless that failed.
 
     Raises
     ------
@@ -170,18 +173,21 @@ def check_figures(releases: Releases) -> None:
 
 
 def figures_of(releases: Releases) -> dict[str, float]:
-    """The metrics of a reply, by name.
+    """Return the metrics of a reply, by name.
 
     Raises
     ------
     ReplyError
         If one is no single number.
     """
-    metrics = [r for r in releases if r.kind == "metric"]
-    for metric in metrics:
-        if metric.value.numel() != 1:
-            raise ReplyError(f"the metric {metric.name!r} has {metric.value.numel()} values; needed: one")
-    return {metric.name: float(metric.value) for metric in metrics}
+    figures = {}
+    for release in releases:
+        if release.kind != "metric":
+            continue
+        if release.value.numel() != 1:
+            raise ReplyError(f"the metric {release.name!r} has {release.value.numel()} values; needed: one")
+        figures[release.name] = float(release.value)
+    return figures
 
 
 def _check_count(count: float | None) -> None:
@@ -190,24 +196,24 @@ def _check_count(count: float | None) -> None:
 
 
 def models_of(replies: Sequence[Releases]) -> Rows:
-    """The received models [d], one a reply, or all of them [n, d]."""
-    return _together(replies).models
+    """Return the received models [d], one a reply, or all of them [n, d]."""
+    return _as_replies(replies).models
 
 
 def stack_models(replies: Sequence[Releases]) -> Tensor:
-    """The received models as one tensor [n, d]."""
+    """Return the received models as one tensor [n, d]."""
     return torch.stack(list(models_of(replies)))
 
 
 def updates_of(replies: Sequence[Releases], start: Tensor) -> Updates:
-    """The received models minus the one [d] that was broadcast."""
-    return _together(replies).updates(start)
+    """Return the received models minus the broadcast one [d]."""
+    return _as_replies(replies).updates(start)
 
 
 def stack_counts(replies: Sequence[Releases]) -> Tensor | None:
-    """The received example counts [n] in float64, or None unless every reply has one."""
-    return _together(replies).counts
+    """Return the received example counts [n] in float64; None unless every reply has one."""
+    return _as_replies(replies).counts
 
 
-def _together(replies: Sequence[Releases]) -> Replies:
+def _as_replies(replies: Sequence[Releases]) -> Replies:
     return replies if isinstance(replies, Replies) else Replies(replies)

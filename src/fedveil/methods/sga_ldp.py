@@ -31,18 +31,18 @@ _mu = lru_cache(maxsize=1024)(mu_of_epsilon)
 
 @dataclass(frozen=True)
 class LastBroadcast:
-    """What a client remembers; none of it is private.
+    """State of a client; none of it is private.
 
     Attributes
     ----------
     round : int
-        Of the last broadcast that it received; 0: none yet.
+        Round of the last received broadcast; 0: none yet.
     model, released : Tensor, optional
-        That broadcast [d], and the model that it released then.
+        That broadcast [d], and the client's own release of that round.
     reference : Tensor, optional
-        [d], mean of the global updates until then, where it is averaged over rounds.
+        [d], mean of the global updates until then, if it is averaged over rounds.
     similarity : float, optional
-        Of that round's update, with its noise.
+        Noised similarity of that round's update.
     """
 
     round: int = 0
@@ -62,21 +62,21 @@ class SGALDP(ClientDefaults):
     Parameters
     ----------
     aggregator : Aggregator, optional
-        The server's rule; FedAvg by default. It works on what is noised.
+        Rule of the server, applied to noised models; FedAvg by default.
     epsilon_min, epsilon_max, delta : float
-        Range of the budget per release: the paper's calibration, not a guarantee. Where both ends are equal (static
-        local DP) the noise is the same in every round, and its cost for any two inputs is proven and composed.
+        Range of the budget per release: the paper's calibration, not a guarantee. If both limits are equal (static
+        local DP), the noise is the same in every round, and its cost for any two inputs is proven and composed.
     clip : float
         C.
     similarity : {"update", "released", "noised"}
-        Which cosine decides: that of this round's private update (the paper); of the update that the client released
-        last time (sound: the budget then follows from what the server knows already); or of last round's private
-        update, with Gaussian noise, which is charged as a release of its own (sound, too).
+        Update whose cosine sets the budget. "update": this round's private one (the paper). "released": the client's
+        last release, which the server knows already (sound). "noised": last round's private one, with Gaussian noise
+        that is charged as a release of its own (sound).
     similarity_noise : float
         Deviation of that noise; max(0, cosine) lies in [0, 1], so a round's similarity costs mu = 1 / deviation.
     memory : float
-        In [0, 1): the reference is memory times the one before plus (1 - memory) times the last global update. 0 is the
-        paper's. Clients know it from the broadcasts; after a missed one it begins anew.
+        Weight in [0, 1) of the former reference; the last global update has the rest. 0 is the paper's. Clients know
+        the reference from the broadcasts; after a missed one it begins anew.
 
     Examples
     --------
@@ -104,18 +104,18 @@ class SGALDP(ClientDefaults):
 
     @property
     def static(self) -> bool:
-        """Whether the budget is the same whatever the cosine (the paper's static rule): its noise tells nothing."""
+        """Whether the budget is fixed (the paper's static rule), so that the noise tells nothing of the cosine."""
         return self.epsilon_min == self.epsilon_max
 
     def init(self) -> LastBroadcast:  # type: ignore[override]
         return LastBroadcast()
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
-        """Figures of the median client's noise."""
+        """Return figures of the median client's noise."""
         return noise_figures(scales, layout, self.clip)
 
     def quote(self, broadcast: Broadcast, state: LastBroadcast) -> Spend:
-        """A heuristic participation; in the sound variants and under the static rule the exact cost."""
+        """Return the cost of a heuristic participation; in sound variants and under the static rule the exact cost."""
         return self._spend((), self._known_epsilon(broadcast, state))
 
     def protect(self, releases: Releases, facts: ClientFacts, state: LastBroadcast, source: Source) -> Protected:
@@ -127,7 +127,8 @@ class SGALDP(ClientDefaults):
         update = clip(model - facts.start, self.clip)
         reference = self._reference(facts.broadcast, state)
         if self.similarity == "update":
-            epsilon = calibrator.epsilon(update, None if facts.failed or self.static else reference)
+            unaligned = facts.failed or self.static
+            epsilon = calibrator.epsilon(update, None if unaligned else reference)
             sigma = calibrator.sigma(epsilon)
         else:
             epsilon = self._known_epsilon(facts.broadcast, state)
@@ -146,7 +147,7 @@ class SGALDP(ClientDefaults):
         return AlignmentLDP(self.epsilon_min, self.epsilon_max, self.delta, self.clip)
 
     def _known_epsilon(self, broadcast: Broadcast, state: LastBroadcast) -> float:
-        """The budget, as far as it follows from earlier releases; else epsilon_min."""
+        """Return the budget as far as it follows from earlier releases; else epsilon_min."""
         reference = None if self.static else self._reference(broadcast, state)
         if reference is None or state.model is None or state.released is None:
             return self.epsilon_min
@@ -157,39 +158,49 @@ class SGALDP(ClientDefaults):
         return self.epsilon_min
 
     def _reference(self, broadcast: Broadcast, state: LastBroadcast) -> Tensor | None:
-        """The last global update, or its mean over rounds, if the client received both broadcasts."""
+        """Return the last global update, or its mean over rounds; None unless the client received both broadcasts."""
         if state.model is None or state.round != broadcast.public.round - 1:
             return None
         last = broadcast.models[0] - state.model
         if not self.memory:
             return last
-        return (1 - self.memory) * last + (0 if state.reference is None else self.memory * state.reference)
+        remembered = 0 if state.reference is None else self.memory * state.reference
+        return (1 - self.memory) * last + remembered
 
     def _spend(self, scale: tuple[float, ...], epsilon: float) -> Spend:
         guarantee = _promise(self)
         if not guarantee.proven:
             return Spend(guarantee=guarantee, mechanism="gaussian", scale=scale)
-        charge = None if self.similarity == "update" else compose_mu((_mu(epsilon, self.delta), *_beside(self)))
+        charge = None
+        if self.similarity != "update":
+            charge = compose_mu((_mu(epsilon, self.delta), *_similarity_mu(self)))
         length = 2 * self.clip
-        drawn = tuple(Draw(unit="client", relation="replace-one", moved=length, noise=sigma) for sigma in scale)
+        drawn = [Draw(unit="client", relation="replace-one", moved=length, noise=sigma) for sigma in scale]
         if scale and self.similarity == "noised":
-            drawn += (Draw(unit="client", relation="replace-one", moved=1.0, noise=self.similarity_noise),)
+            drawn.append(Draw(unit="client", relation="replace-one", moved=1.0, noise=self.similarity_noise))
         return Spend(
-            guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=length, charge=charge, draws=drawn
+            guarantee=guarantee,
+            mechanism="gaussian",
+            scale=scale,
+            sensitivity=length,
+            charge=charge,
+            draws=tuple(drawn),
         )
 
 
 @lru_cache(maxsize=64)
 def _promise(side: SGALDP) -> Guarantee:
-    """The promise of a round, whatever is spent in it."""
+    """Return the promise of a round, whatever is spent in it."""
     if side.similarity == "update" and not side.static:
         return of_round(Heuristic("the noise's size depends on the private update"), "local")
     mu = _mu(side.epsilon_max, side.delta)
-    # static: calibrated to C, moved by 2C for any two inputs
-    bound = GDP(2 * mu if side.similarity == "update" else compose_mu((mu, *_beside(side))))
-    return of_round(bound, "local", "replace-one", LIVENESS)
+    if side.similarity == "update":
+        mu = 2 * mu  # static: calibrated to C, moved by 2C for any two inputs
+    else:
+        mu = compose_mu((mu, *_similarity_mu(side)))
+    return of_round(GDP(mu), "local", "replace-one", LIVENESS)
 
 
-def _beside(side: SGALDP) -> tuple[float, ...]:
-    """What a round costs beside its model: the noised similarity, which lies in [0, 1]."""
+def _similarity_mu(side: SGALDP) -> tuple[float, ...]:
+    """Return the cost of a round's noised similarity, which lies in [0, 1]; nothing if there is none."""
     return (1 / side.similarity_noise,) if side.similarity == "noised" else ()

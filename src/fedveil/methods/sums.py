@@ -1,16 +1,16 @@
-"""What becomes of the silos' noisy steps at record and person level: nothing more, a trusted sum, or a secure one.
+"""Summation of the silos' noisy steps at record and person level: none, a trusted sum, or a secure sum.
 
-`RecordPromise` says whose noise counts and what it promises; these say what leaves a silo, and who adds it up.
+`RecordPromise` states the noise and its promise. The classes here make the releases of a silo, and add them up.
 
-In the secure sum shares are random alone, and nobody is trusted with their sum. A site's step is an integer sum of
-clipped contributions on a grid; what leaves it is that sum with its share of the noise, under masks that cancel only
-where all sites of one question are added up (`fedveil.secure`, docs/secure-sum.md). Learning rate, momentum and the
-model belong to the server.
+In the secure sum a single share is random, and nobody is trusted with the sum. A site's step is an integer sum of
+clipped contributions on a grid. It leaves with its share of the noise, under masks that cancel only in the sum over all
+sites of one question (`fedveil.secure`, docs/secure-sum.md). Learning rate, momentum and the model are the server's.
 """
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -32,16 +32,16 @@ TERMS = ("clip", "deviation", "denominator", "rate", "images", "silos_per_person
 
 @dataclass(frozen=True)
 class NoSum:
-    """Each silo adds all the noise that its own promise needs: local steps are free, and any rule may combine.
+    """No sum: each silo adds all the noise of its own promise, so that local steps and the rule are free.
 
     Attributes
     ----------
     promise : RecordPromise
-        What is promised.
+        Promise of a silo.
     denominator : float
-        What a silo's step is divided by.
+        Divisor of a silo's step.
     units : int
-        The most examples (persons) of any site of a secure sum.
+        Most examples (persons) of any site of a secure sum.
     """
 
     promise: RecordPromise
@@ -51,29 +51,29 @@ class NoSum:
     server: ClassVar[type[Plain]] = Plain
 
     def check(self) -> None:
-        """Refuse what cannot be summed."""
+        """Refuse parameters that make no sum."""
 
     def steps(self, noisy: NoisySteps) -> NoisySteps:
-        """What the silo's trainer is to do."""
+        """Return the noisy steps of the silo's trainer for this sum."""
         return noisy
 
     def require_sites(self, sites: int, field: str) -> None:
         """Refuse a number of clients in a round that makes no such sum."""
 
     def refusal(self, public: PublicFacts) -> str:
-        """Why a silo declines such a round, or ""."""
+        """Say why a silo declines a round; "" if it takes part."""
         return ""
 
     def question(self, broadcast: Broadcast, layout: Layout) -> SumContext | None:
-        """What the sites of a secure sum are asked; None where there is none."""
+        """Return the question to the sites of a secure sum; None for other sums."""
         return None
 
     def agreed(self, dimension: int) -> str:
-        """What the sites of a secure sum have to agree on; "" where there is none."""
+        """Return the terms that the sites of a secure sum have to agree on; "" for other sums."""
         return ""
 
     def leaving(self, releases: Releases, facts: ClientFacts, noisy: NoisySteps) -> Releases:
-        """What leaves the silo: a model that was trained with this method's noise, and nothing else."""
+        """Return the releases of a silo: a model that was trained with this method's noise, and nothing else."""
         model = model_of(releases)
         if model is None:
             return ()
@@ -83,7 +83,7 @@ class NoSum:
         return (Release("model", model), *self.terms(facts.noised))
 
     def terms(self, noised: NoisySteps) -> Releases:
-        """What all silos of a sum have to agree on, all of it public."""
+        """Return the public terms that all silos of a sum have to agree on."""
         return ()
 
 
@@ -91,9 +91,9 @@ class NoSum:
 class TrustedSum(Plain):
     """Server side of ``sum = "trusted"``: the mean of all shares, and then any optimiser.
 
-    The server leaves out a share that was made on other terms (`RecordDP.require_terms`). Nothing is released if a rule
-    is not linear in the shares, or if so many silos are missing that one curious silo more would leave too little
-    noise.
+    The server leaves out a share that was made on other terms (`RecordDP.require_terms`). Rules that are not linear in
+    the shares are refused. Nothing is released if so many silos are missing that one curious silo more would leave too
+    little noise.
     """
 
     def __post_init__(self) -> None:
@@ -106,12 +106,12 @@ class TrustedSum(Plain):
 
     def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:
         """Check that the noise is whole, and average the shares."""
-        given = [{k: v for k, v in figures_of(releases).items() if k in TERMS} for releases in replies]
-        alike = max(given, key=given.count)
-        replies = [r for r, terms in zip(replies, given, strict=True) if terms == alike]
-        if set(alike) != set(TERMS):
+        given = [_terms_of(releases) for releases in replies]
+        terms = max(given, key=given.count)
+        replies = [reply for reply, its_terms in zip(replies, given, strict=True) if its_terms == terms]
+        if set(terms) != set(TERMS):
             raise ReplyError("shares of one sum name the terms on which they are made")
-        silos, tolerated = int(alike["silos"]), int(alike["tolerated"])
+        silos, tolerated = int(terms["silos"]), int(terms["tolerated"])
         gone = silos - len(replies)
         if gone > tolerated - 1:
             raise NoReplyError(
@@ -122,8 +122,14 @@ class TrustedSum(Plain):
         return super().combine(replies, facts, state, source)
 
 
+def _terms_of(releases: Releases) -> dict[str, float]:
+    """Return the terms that a share states."""
+    figures = figures_of(releases)
+    return {name: figures[name] for name in figures if name in TERMS}
+
+
 class TrustedShares(NoSum):
-    """n silos add shares of z C / sqrt(n - t): any n - t of them make up the noise of one sum."""
+    """Trusted sum: n silos add noise of z C / sqrt(n - t), so that any n - t of them add up to the noise of one sum."""
 
     server: ClassVar[type[Plain]] = TrustedSum
 
@@ -142,7 +148,10 @@ class TrustedShares(NoSum):
 
     def terms(self, noised: NoisySteps) -> Releases:
         known = {**vars(noised), **vars(self.promise)}
-        return tuple(Release("metric", torch.tensor(float(known[k]), dtype=torch.float64), k) for k in TERMS)
+        terms = []
+        for name in TERMS:
+            terms.append(Release("metric", torch.tensor(float(known[name]), dtype=torch.float64), name))
+        return tuple(terms)
 
 
 @dataclass(frozen=True)
@@ -152,7 +161,7 @@ class SecureSum(TrustedSum):
     Parameters
     ----------
     lr : float, optional
-        With ``sum = "secure"``, learning rate of the server's step; by default that of local training, where the engine
+        With ``sum = "secure"``, learning rate of the server's step; by default that of local training, if the engine
         knows it.
     """
 
@@ -168,7 +177,7 @@ class SecureSum(TrustedSum):
         ReplyError
             If it is not one share, int64 [d].
         """
-        kinds = [r.kind for r in releases]
+        kinds = [release.kind for release in releases]
         if kinds != ["share"]:
             raise ReplyError(f"a reply to a secure sum is one share, not {kinds}")
         value = releases[0].value
@@ -176,12 +185,13 @@ class SecureSum(TrustedSum):
             raise ReplyError(f"a share is int64 [{dimension}], not {value.dtype} {tuple(value.shape)}")
 
     def mean(self, replies: Sequence[Releases], context: SumContext) -> torch.Tensor:
-        """The noised mean gradient [d] of a roster, float64."""
-        total = unmasked([r.value for releases in replies for r in releases], context)
+        """Return the noised mean gradient [d] of a roster, float64."""
+        shares = [release.value for release in chain.from_iterable(replies)]
+        total = unmasked(shares, context)
         return total / (context.terms.denominator * len(context.roster))
 
     def step(self, facts: ServerFacts, gradient: torch.Tensor, state: Any, source: Source) -> Combined:
-        """One step of the rule against a gradient."""
+        """Make one step of the rule against a gradient."""
         if self.lr is None:
             raise FieldError("lr", None, "it is needed: the step is the server's")
         theta, rule = facts.broadcast.models[0], self.aggregator.for_round(state, source, facts.public_update)
@@ -194,7 +204,7 @@ class SecureSum(TrustedSum):
         Raises
         ------
         NoReplyError
-            If a site of the roster is missing: the others' shares are random numbers.
+            If a site of the roster is missing: the other shares are then random numbers.
         """
         context = facts.question
         if context is None:
@@ -206,7 +216,7 @@ class SecureSum(TrustedSum):
 
 
 class SecureShares(NoSum):
-    """Sites add masked shares of z C / sqrt(m - c): m - c honest ones make up the noise, and a roster has m or more."""
+    """Secure sum: sites add noise of z C / sqrt(m - c) under masks; a roster has m sites, at least m - c honest."""
 
     server: ClassVar[type[Plain]] = SecureSum
 
@@ -243,19 +253,22 @@ class SecureShares(NoSum):
         if sites < FEWEST:
             accepted = f'must be at least {FEWEST} for a secure sum: raise it, or set sum = "trusted" or "none"'
             raise FieldError(field, sites, accepted)
-        if sites < (least := self.promise.least_sites):
+        least = self.promise.least_sites
+        if sites < least:
             accepted = f"must be at least least_sites = {least}: raise it, or set least_sites to {sites} at the most"
             raise FieldError(field, sites, accepted)
 
     def refusal(self, public: PublicFacts) -> str:
         sites, least = len(public.roster), self.promise.least_sites
-        return f"a sum of {sites} sites; this one answers {least} or more" if sites < least else ""
+        if sites >= least:
+            return ""
+        return f"a sum of {sites} sites; this one answers {least} or more"
 
     def question(self, broadcast: Broadcast, layout: Layout) -> SumContext:
-        """The question that a broadcast puts, in this side's own terms."""
+        """Return the question of a broadcast, on this side's own terms."""
         public = broadcast.public
         planned = f"{digest((Release('model', broadcast.models),))} {public.rounds} {public.cohort}"
-        shapes = repr([(b.name, tuple(b.shape), str(b.dtype)) for b in layout.blocks])
+        shapes = repr([(block.name, tuple(block.shape), str(block.dtype)) for block in layout.blocks])
         return SumContext(
             run=public.run,
             round=public.round,
@@ -268,7 +281,7 @@ class SecureShares(NoSum):
 
     def leaving(self, releases: Releases, facts: ClientFacts, noisy: NoisySteps) -> Releases:
         """Add the noise and the masks; everything but the share stays on the site."""
-        sums = [r.value for r in releases if r.kind == "sum"]
+        sums = [release.value for release in releases if release.kind == "sum"]
         if facts.site is None:
             raise FieldError("site", None, "it is needed: a site has a key of its own, and pins those of the others")
         if facts.failed:

@@ -1,7 +1,7 @@
 """Keys of the sites of one study: X25519 (RFC 7748) by the `cryptography` package.
 
-There is no forward secrecy: whoever gets a site's key later unmasks every share of that site that was recorded. A key
-is therefore made for one study and destroyed at its end.
+There is no forward secrecy: a site's key, if it leaks later, unmasks every recorded share of that site. A key is
+therefore made for one study and destroyed at its end.
 """
 
 import hashlib
@@ -21,20 +21,20 @@ PublicKey = bytes
 
 
 def public_key(value: str | bytes, field: str = "peers") -> PublicKey:
-    """A public key from its text or bytes.
+    """Read a public key from its text or bytes.
 
     Parameters
     ----------
     value : str or bytes
         64 hexadecimal digits, or 32 bytes.
     field : str
-        Names it in an error.
+        Name of the field, for errors.
 
     Raises
     ------
     FieldError
-        If it is no key, or is written in one of the other ways in which X25519 accepts the same point: two spellings
-        of one key would count as two sites.
+        If it is no key, or is not in its canonical form. X25519 accepts other forms of the same point, which would
+        count as two sites.
     """
     try:
         raw = bytes.fromhex(value) if isinstance(value, str) else bytes(value)
@@ -56,7 +56,7 @@ def _derived(secret: bytes, salt: bytes, info: bytes) -> bytes:
 
 
 class SiteKey:
-    """The secret of one site in one study: its X25519 key, and the key of its noise.
+    """Secret of one site in one study: its X25519 key, and the key of its noise.
 
     Parameters
     ----------
@@ -81,25 +81,24 @@ class SiteKey:
 
     @classmethod
     def new(cls) -> "tuple[SiteKey, bytes]":
-        """A fresh key from the operating system, and its 64 secret bytes for a file of mode 0600."""
+        """Make a fresh key from the operating system, with its 64 secret bytes for a file of mode 0600."""
         secret = os.urandom(2 * _BYTES)
         return cls(secret), secret
 
     def pair_key(self, peer: PublicKey, info: bytes) -> bytes:
-        """32 bytes that this site and a peer share for one purpose, and nobody else can compute.
+        """Derive 32 bytes that only this site and a peer can compute, for one purpose.
 
         Parameters
         ----------
         peer : bytes
-            The peer's public key.
+            Public key of the peer.
         info : bytes
-            What the key is for; another purpose gives an independent key. Both public keys are bound beside it.
+            Purpose of the key; another purpose gives an independent key. Both public keys are bound, too.
 
         Raises
         ------
         FieldError
-            If the peer's key is this site's own, or a point of low order: the shared secret would be zero, which
-            everybody knows.
+            If the peer's key is this site's own, or a point of low order, with a shared secret of zero.
         """
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
@@ -113,10 +112,9 @@ class SiteKey:
         return _derived(shared, b"fedveil secure sum", bound + info)
 
     def source(self, context: bytes) -> KeyedSource:
-        """Randomness that this site alone can draw, the same for the same question.
+        """Make a source that this site alone can draw from, the same for the same question.
 
-        A site that is put back to an earlier state then gives the same answer again, and not a second one with other
-        noise.
+        A site that is put back to an earlier state then gives the same answer again, and none with other noise.
 
         Parameters
         ----------
@@ -143,12 +141,12 @@ def fingerprint(keys: Iterable[PublicKey]) -> str:
 
 
 def roster(keys: Iterable[Any], field: str = "roster") -> tuple[PublicKey, ...]:
-    """Public keys in ascending order.
+    """Return public keys in ascending order.
 
     Raises
     ------
     FieldError
-        If one is no key, or is there twice.
+        If one is no key, or occurs twice.
     """
     ordered = sorted(public_key(key, field) for key in keys)
     for one, other in pairwise(ordered):

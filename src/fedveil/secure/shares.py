@@ -1,14 +1,13 @@
-"""Shares of a secure sum: the terms that all sites agree on, what one site insists on, and the masked integers.
+"""Shares of a secure sum: the common terms of all sites, the contract of one site, and the masked integers.
 
-Shares are integers that are uniformly random alone, and the noised sum together. Each pair of sites draws one mask from
-a key that both can compute; one adds it, the other subtracts it (Bonawitz et al. 2017, without their secret sharing: a
-site that is missing leaves random numbers, and the round begins again).
+One share is a vector of uniformly random integers; all shares together are the noised sum. Each pair of sites draws one
+mask from a key that both can compute. One adds it, the other subtracts it (Bonawitz et al. 2017, without their secret
+sharing: a missing site leaves random numbers, and the round begins again).
 
-Notation: m sites at least in a roster, c of them (with the server) may pool all they know, so that m - c shares of
-noise count. A share is discrete Gaussian of deviation s in steps of the grid g; the sum of k such shares is, up to
-`residual`, the rounding of a continuous Gaussian of variance k s^2 - eta^2 (Peikert 2010; docs/secure-sum.md has the
-proof). The grid is chosen so that this is z C exactly: the release is a Gaussian one of multiplier z, and everything
-that is known of those holds.
+Notation: a roster has at least m sites, and c of them (with the server) may pool all they know, so that m - c shares of
+noise count. A share has discrete Gaussian noise of deviation s in steps of the grid g. The sum of k such shares is, up
+to `residual`, the rounding of a continuous Gaussian of variance k s^2 - eta^2 (Peikert 2010; docs/secure-sum.md has the
+proof). The grid makes this deviation z C exactly, so the release is a Gaussian one of multiplier z.
 """
 
 import hashlib
@@ -32,17 +31,17 @@ from fedveil.ranges import require_within
 from fedveil.secure.keys import PublicKey, SiteKey, roster
 
 VERSION = 1
-FEWEST = 3  # two sites: each knows the other's share from the sum and its own
+FEWEST = 3  # of two sites, each could subtract its own share from the sum
 MOST = 1000
-ETA = 2.0  # of the randomised rounding that turns a continuous Gaussian into a discrete one
+ETA = 2.0  # deviation of the randomised rounding between a continuous and a discrete Gaussian
 _HALF = 1 << 63
-_DEVIATIONS = 64  # of a share's noise: beyond it lies e^-2048
-_NONCE = bytes(16)  # a key is used for one mask
+_DEVIATIONS = 64  # bound on a share's noise in deviations; e^-2048 lies beyond
+_NONCE = bytes(16)  # constant, since each key is used for one mask
 _BLOCK = 1 << 20  # bytes of keystream at a time
 
 
 def require_honest(least_sites: int, colluding: int) -> None:
-    """Refuse a smallest roster that is too small or too large, or that has fewer than two honest sites."""
+    """Refuse a smallest roster that is too small or too large, or has fewer than two honest sites."""
     if not FEWEST <= least_sites <= MOST:
         raise FieldError("least_sites", least_sites, f"must be {FEWEST} to {MOST}")
     if colluding > least_sites - 2:
@@ -52,32 +51,32 @@ def require_honest(least_sites: int, colluding: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SumTerms(Parameters):
-    """The terms of a secure sum, all of them public and the same at every site.
+    """Terms of a secure sum, all of them public and the same at every site.
 
     Parameters
     ----------
-    unit : str
-        Whose contribution is clipped: "record" or "person".
+    unit : {"record", "person"}
+        Unit that is clipped.
     relation : {"zero-out", "add/remove", "replace-one"}
-        Which data are neighbours.
+        Neighbouring data.
     clip : float
-        C: the longest contribution of one unit.
+        C, the largest norm of one unit's contribution.
     noise_multiplier : float
         z: the noise that counts has deviation z C.
     denominator : float
-        What the server divides the sum of one site by: a planned number of units, times the sampling rate.
+        Divisor of one site's sum: a planned number of units, times the sampling rate.
     rate : float
         Poisson sampling rate of a step; 1 takes everybody.
     units : int
-        A public number of units that no site exceeds, so that sums do not overflow.
+        Public number of units that no site exceeds, so that sums do not overflow.
     dimension : int
-        Numbers in a sum, d.
+        d, the number of coordinates in a sum.
     least_sites : int
-        m: sites in the smallest roster that a site answers; at least 3.
+        m, the size of the smallest roster that a site answers; at least 3.
     colluding : int
-        c: sites that may pool what they know with the server, or leave out their noise; at least 1, at most m - 2.
+        c, the number of sites that may pool what they know with the server, or leave out their noise; from 1 to m - 2.
     silos_per_person : int
-        Of how many sites' data one person may be a part: what a sum costs her grows with it.
+        Most sites with data of one person; the cost of a sum to her grows with it.
 
     Raises
     ------
@@ -85,7 +84,7 @@ class SumTerms(Parameters):
         For a value out of range, or a sum that could overflow.
     """
 
-    noise: ClassVar[WideGaussianNoise] = WideGaussianNoise()  # that each site adds, in steps of the grid
+    noise: ClassVar[WideGaussianNoise] = WideGaussianNoise()  # noise of each site, in steps of the grid
 
     unit: Literal["record", "person"]
     relation: Relation
@@ -109,21 +108,21 @@ class SumTerms(Parameters):
 
     @property
     def text(self) -> str:
-        """All of them, for a site to compare with its own."""
+        """All terms as text, for a site to compare with its own."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @property
     def grid(self) -> float:
-        """g: one step, in the unit of the gradients. (m - c) s^2 - eta^2 steps^2 of variance are (z C)^2."""
+        """Grid g, one step in the unit of the gradients: a variance of (m - c) s^2 - eta^2 steps^2 is (z C)^2."""
         variance = (self.least_sites - self.colluding) * self.noise.sigma**2 - ETA**2
         return self.noise_multiplier * self.clip / math.sqrt(variance)
 
     def largest(self, sites: int) -> float:
-        """What no sum of so many sites exceeds, in steps, but with a probability below e^-2000 a number."""
+        """Bound a sum over `sites`, in steps; it is exceeded with a probability below e^-2000 a coordinate."""
         return sites * (self.units * self.clip / self.grid + _DEVIATIONS * self.noise.sigma)
 
     def residual(self, releases: int = 1) -> float:
-        """What the discrete sums add to epsilon over so many releases, beside that of Gaussian releases.
+        """Bound the epsilon that discrete sums add to that of Gaussian releases, over all `releases`.
 
         2 d T (tau_1 + tau_2): tau_1 for the sum of shares (Kairouz, Liu and Steinke 2021, arXiv 2102.06387), tau_2 for
         discrete noise as rounded continuous noise; the two levels of a draw are within tau_1.
@@ -135,22 +134,22 @@ class SumTerms(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class SumContext(Parameters):
-    """One question to the sites: whoever is asked another one draws other masks.
+    """Question to the sites; another question has other masks.
 
     Parameters
     ----------
     run : str
-        Names the run.
+        Name of the run.
     round, attempt : int
-        Which sum, from 1; and which try at it, from 0.
+        Number of the sum, from 1, and of the attempt at it, from 0.
     roster : tuple of bytes
         Public keys of all sites in the sum, ascending.
     broadcast : str
         Digest of the model and facts that the sites received.
     layout : str
-        Digest of the names and shapes of what is summed.
+        Digest of the names and shapes of the summed arrays.
     terms : SumTerms
-        See there.
+        Terms of the sum.
     """
 
     run: str
@@ -162,7 +161,7 @@ class SumContext(Parameters):
     terms: SumTerms
 
     def __post_init__(self) -> None:
-        """Check all that needs no key."""
+        """Check the roster against the terms."""
         super().__post_init__()
         object.__setattr__(self, "roster", roster(self.roster))
         least = self.terms.least_sites
@@ -171,26 +170,26 @@ class SumContext(Parameters):
 
     @cached_property
     def digest(self) -> bytes:
-        """32 bytes that differ wherever anything in the question does."""
+        """Digest of the whole question, 32 bytes."""
         values: dict[str, Any] = {**vars(self), "version": VERSION, "grid": self.terms.grid}
         values["roster"], values["terms"] = [key.hex() for key in self.roster], asdict(self.terms)
         text = json.dumps(values, sort_keys=True, separators=(",", ":"), default=_refuse)
         return hashlib.sha256(text.encode()).digest()
 
     def require(self, own: PublicKey, peers: tuple[PublicKey, ...]) -> None:
-        """Refuse, before data are touched, a sum in which a site takes no part.
+        """Refuse a sum that a site must not answer, before data are touched.
 
         Parameters
         ----------
         own : bytes
-            The site's public key.
+            Public key of the site.
         peers : tuple of bytes
-            The other sites' keys, as its policy pins them.
+            Keys of the other sites, as the site's policy pins them.
 
         Raises
         ------
         FieldError
-            If the site is not in the roster, or somebody is whose key is not pinned.
+            If the site is not in the roster, or a key in the roster is not pinned.
         """
         if own not in self.roster:
             raise FieldError("roster", len(self.roster), "does not hold this site: its share would unmask nothing")
@@ -206,20 +205,20 @@ def _refuse(value: object) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One site's side of the contract.
+    """Key and contract of one site.
 
     Parameters
     ----------
     key : SiteKey
-        Its own.
+        Key of the site.
     contract : SumPolicy
-        Public keys of the others, pinned when the contract was signed (no server adds one), and on what terms the site
-        takes part, whatever the method says.
+        Public keys of the other sites, pinned when the contract was signed, and the terms on which the site takes part.
+        No server can add a key, and no method can weaken the terms.
 
     Attributes
     ----------
     peers : tuple of bytes
-        Those public keys.
+        Public keys of the other sites.
 
     Raises
     ------
@@ -237,62 +236,66 @@ class Site:
             raise FieldError("peers", self.key.public.hex(), "is this site's own key: name the others alone")
 
     def require(self, context: SumContext) -> None:
-        """Refuse, before data are touched, a sum that is not the contract's.
+        """Refuse a sum that breaks the contract, before data are touched.
 
         Raises
         ------
         FieldError
-            Naming what differs.
+            With the first term that does.
         """
         terms, own = context.terms, self.contract
         for name in ("least_sites", "colluding", "silos_per_person"):
             given, least = getattr(terms, name), getattr(own, name)
-            if given < least and (name != "silos_per_person" or terms.unit == "person"):  # a record is at one site
+            concerned = name != "silos_per_person" or terms.unit == "person"  # a record is at one site
+            if given < least and concerned:
                 raise FieldError(name, given, f"must be at least the {least} of this site")
         context.require(self.key.public, self.peers)
 
 
 def on_grid(rows: Tensor, grid: float) -> Tensor:
-    """Clipped contributions [n, d] in whole steps of the grid, int64, truncated towards zero: none becomes longer.
+    """Truncate clipped contributions [n, d] to whole steps of the grid, int64, so that none becomes longer.
 
-    Nothing is refused: a refusal would depend on the data. What is not finite is 0.
+    Nothing is refused, because a refusal would depend on the data: a number that is not finite counts as 0.
     """
     steps = torch.nan_to_num(rows.to(torch.float64) / grid, nan=0.0, posinf=0.0, neginf=0.0)
     return steps.trunc_().to(torch.int64)
 
 
 def share(total: Tensor, key: SiteKey, context: SumContext, peers: tuple[PublicKey, ...]) -> Tensor:
-    """What one site sends: its sum, its noise and its masks, modulo 2^64.
+    """Make one site's share: its sum, its noise and its masks, modulo 2^64.
+
+    A site answers a question once, which its ledger has to ensure: two sums under one question have the *same* masks,
+    so that their difference is protected by this site's noise alone.
 
     Parameters
     ----------
     total : Tensor
-        [d] int64: the sum of contributions on the grid, see `on_grid`.
+        [d] int64, sum of contributions on the grid (`on_grid`).
     key : SiteKey
-        The site's.
+        Key of the site.
     context : SumContext
-        What it is asked.
+        Question to the site.
     peers : tuple of bytes
-        The keys that its policy pins.
+        Keys that its policy pins.
 
     Returns
     -------
     Tensor
-        [d] int64. Another question gives fresh noise under fresh masks, the same one about the same sum the same bits.
-        Another sum under one question has fresh noise under the *same* masks: two such answers show how the sums
-        differ, with this site's noise alone. So a site answers a question once, which is its ledger's affair.
+        [d] int64. Another question gives fresh noise under fresh masks; the same question about the same sum gives the
+        same bits.
 
     Raises
     ------
     FieldError
-        If the context is not this site's to answer; nothing in it depends on the sum's values.
+        If the site must not answer the question; this does not depend on the sum's values.
     """
     context.require(key.public, peers)
     if total.shape != (context.terms.dimension,) or total.dtype != torch.int64:
         raise FieldError("total", f"{total.dtype} {tuple(total.shape)}", f"must be int64 [{context.terms.dimension}]")
     mark = int.from_bytes(_digest(total), "big")  # other data under the same question: other noise
     source = key.source(context.digest).child("noise", mark)
-    noised = (total + context.terms.noise.sample(len(total), source=source)).numpy().view(np.uint64).copy()
+    noise = context.terms.noise.sample(len(total), source=source)
+    noised = (total + noise).numpy().view(np.uint64).copy()
     for peer in context.roster:
         if peer != key.public:
             _mask(noised, key.pair_key(peer, b"mask" + context.digest), add=key.public < peer)
@@ -300,14 +303,14 @@ def share(total: Tensor, key: SiteKey, context: SumContext, peers: tuple[PublicK
 
 
 def unmasked(shares: Iterable[Tensor], context: SumContext) -> Tensor:
-    """The noised sum of all sites of a roster.
+    """Add up the shares of all sites of a roster to the noised sum.
 
     Parameters
     ----------
     shares : iterable of Tensor
-        [d] int64, one of each site in the roster; the sum of fewer is random numbers.
+        [d] int64, one share of each site in the roster; the sum of fewer is random.
     context : SumContext
-        What was asked.
+        Question to the sites.
 
     Returns
     -------
@@ -321,7 +324,8 @@ def unmasked(shares: Iterable[Tensor], context: SumContext) -> Tensor:
     NoReplyError
         If the masks did not cancel: the numbers are larger than those of any sum.
     """
-    result, count = np.zeros(context.terms.dimension, dtype=np.uint64), 0
+    result = np.zeros(context.terms.dimension, dtype=np.uint64)
+    count = 0
     for one in shares:
         if one.shape != (context.terms.dimension,) or one.dtype != torch.int64:
             raise ReplyError(f"a share is int64 [{context.terms.dimension}], not {one.dtype} {tuple(one.shape)}")
@@ -343,7 +347,8 @@ def _mask(values: np.ndarray[tuple[int], np.dtype[np.uint64]], key: bytes, *, ad
     for start in range(0, len(values), _BLOCK // 8):
         part = values[start : start + _BLOCK // 8]
         drawn = np.frombuffer(stream.update(bytes(8 * len(part))), dtype="<u8")
-        np.add(part, drawn, out=part) if add else np.subtract(part, drawn, out=part)
+        combine = np.add if add else np.subtract
+        combine(part, drawn, out=part)
 
 
 def _digest(total: Tensor) -> bytes:
