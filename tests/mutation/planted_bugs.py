@@ -1449,8 +1449,8 @@ BUGS = (
     _bug(
         "record: a recurrent layer's second bias is left out",
         "_over_time",
-        "biases[1] if biases else None",
-        "None",
+        "F.linear(state[0], w_hidden, hidden_bias)",
+        "F.linear(state[0], w_hidden)",
         f"{WRITTEN}::test_gradients_are_those_of_one_example_a_call",
     ),
     _bug(
@@ -1476,9 +1476,9 @@ BUGS = (
     ),
     _bug(
         "record: places with nothing to look at are no numbers",
-        "attention",
-        "torch.where(nothing, 0.0, torch.where(nothing, 0.0, scores).softmax(-1))",
-        "scores.softmax(-1)",
+        "_masked_softmax",
+        "weights = torch.where(nothing, 0.0, scores).softmax(-1); return torch.where(nothing, 0.0, weights)",
+        "return scores.softmax(-1)",
         f"{WRITTEN}::test_gradients_are_those_of_one_example_a_call",
     ),
     _bug(

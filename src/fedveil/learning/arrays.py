@@ -1,4 +1,4 @@
-"""Numbers from what holds them: tensors, NumPy's arrays, data frames, lists, and the samples of data sets."""
+"""Numbers from tensors, NumPy's arrays, data frames, lists, and the samples of data sets."""
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -16,12 +16,14 @@ Array = NDArray[Any]
 
 _NUMBERS = "must be numbers, one row an example"
 _CLASSES = "number the classes from 0 on, in the same order for every client"
+_OTHER_KINDS = {"M": "times", "m": "times", "U": "texts", "S": "texts", "c": "complex numbers"}  # of NumPy's types
+_NO_NUMBERS = ("date", "time", "period", "duration", "str", "categ", "enum", "list")  # types of columns begin so
 _LABELS = ("y", "label", "labels", "target", "targets", "class", "classes")
 _PAIRS = "DataLoader(dataset, collate_fn=...), whose function returns (x, y) of a list of samples"
 
 
 def tensor_of(value: Any, name: str, *, labels: bool = False) -> Tensor:
-    """A tensor of the numbers that are given, with the same values; float64 becomes float32 where it is no label.
+    """Return a tensor of the same values; float64 becomes float32 where it is no label.
 
     Parameters
     ----------
@@ -37,27 +39,34 @@ def tensor_of(value: Any, name: str, *, labels: bool = False) -> Tensor:
     FieldError
         For texts, times, missing or masked values, and sparse or structured arrays.
     """
+    tensor = _as_tensor(value, name, labels)
+    if labels and not tensor.is_floating_point():
+        return tensor.to(torch.int64)
+    if not labels and tensor.dtype == torch.float64:
+        return tensor.to(torch.float32)
+    return tensor
+
+
+def _as_tensor(value: Any, name: str, labels: bool) -> Tensor:
+    """Return a tensor of the same values and type."""
     if isinstance(value, Tensor):
         if value.layout != torch.strided:
             raise FieldError(name, str(value.layout), "must be dense: x.to_dense()")
-        tensor = value
-    elif isinstance(value, list | tuple) and len(value) and all(isinstance(v, Tensor) for v in value):
-        if len({v.shape for v in value}) > 1:
+        return value
+    if isinstance(value, list | tuple) and len(value) and all(isinstance(row, Tensor) for row in value):
+        shapes = {row.shape for row in value}
+        if len(shapes) > 1:
             raise FieldError(name, "tensors of several shapes", "must be of one shape, one row an example")
-        tensor = torch.stack(tuple(value))
-    else:
-        array = array_of(value, name, labels=labels)
-        try:
-            tensor = torch.from_numpy(array)
-        except TypeError as error:
-            raise FieldError(name, str(array.dtype), f"{_NUMBERS} ({error})") from error
-    if labels:
-        return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
-    return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
+        return torch.stack(tuple(value))
+    array = array_of(value, name, labels=labels)
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        raise FieldError(name, str(array.dtype), f"{_NUMBERS} ({error})") from error
 
 
 def array_of(value: Any, name: str, *, labels: bool = False) -> Array:
-    """An array of numbers in this machine's byte order, row by row in memory, from anything but a tensor.
+    """Return an array of numbers in this machine's byte order, row by row in memory, from anything but a tensor.
 
     Parameters
     ----------
@@ -83,13 +92,16 @@ def array_of(value: Any, name: str, *, labels: bool = False) -> Array:
         accepted = f"has fields ({fields}): numpy.lib.recfunctions.structured_to_unstructured makes columns of them"
         raise FieldError(name, "a structured array", accepted)
     if array.dtype.kind not in "buif":
-        held_instead = {"M": "times", "m": "times", "U": "texts", "S": "texts", "c": "complex numbers"}
-        accepted = f"{_NUMBERS}, and holds {held_instead.get(array.dtype.kind, 'something else')}"
-        raise FieldError(name, str(array.dtype), f"{accepted}; {_CLASSES}" if labels else accepted)
+        held_instead = _OTHER_KINDS.get(array.dtype.kind, "something else")
+        accepted = f"{_NUMBERS}, and holds {held_instead}"
+        if labels:
+            accepted = f"{accepted}; {_CLASSES}"
+        raise FieldError(name, str(array.dtype), accepted)
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
     usual = array.dtype.newbyteorder("=")
-    if array.dtype != usual or not array.flags.writeable or any(stride < 0 for stride in array.strides):
+    is_backwards = any(stride < 0 for stride in array.strides)
+    if array.dtype != usual or not array.flags.writeable or is_backwards:
         return np.array(array, dtype=usual, order="C")
     return array
 
@@ -102,13 +114,16 @@ def _refuse_masked(value: Any, name: str) -> None:
                 _refuse_masked(one, f"{name}[{row}]")
     elif np.ma.is_masked(value):
         mask = np.ma.getmaskarray(value)
-        at = f"[{int(np.argwhere(mask)[0][0])}]" if mask.ndim else ""
+        field = name
+        if mask.ndim:
+            row = int(np.argwhere(mask)[0][0])
+            field = f"{name}[{row}]"
         accepted = f"must not be missing ({int(mask.sum())} in all): fill it in, as by x.filled(0), or remove the row"
-        raise FieldError(f"{name}{at}", "masked", accepted)
+        raise FieldError(field, "masked", accepted)
 
 
 def _from_frame(value: Any, name: str) -> Any:
-    """What a data frame or a series of pandas or Polars holds, refused by its row where a value is missing."""
+    """Return the array in a data frame or a series of pandas or Polars; refuse a missing value by its row."""
     if hasattr(value, "isna"):
         missing = np.asarray(value.isna())
         if missing.any():
@@ -117,26 +132,27 @@ def _from_frame(value: Any, name: str) -> Any:
             raise FieldError(f"{name}[{row}]{of}", None, "must not be missing: fill it in or remove the row")
     if hasattr(value, "columns") and hasattr(value, "dtypes"):
         for column, dtype in zip(value.columns, value.dtypes, strict=True):
-            if str(dtype).lower().startswith(("date", "time", "period", "duration", "str", "categ", "enum", "list")):
+            if str(dtype).lower().startswith(_NO_NUMBERS):
                 fix = "give each text a column of its own (pandas.get_dummies), and times as numbers"
                 raise FieldError(f"{name}, column {column!r}", str(dtype), f"must hold numbers: {fix}")
     return np.array(value.to_numpy())
 
 
 def _from_objects(array: Array, name: str, labels: bool) -> Array:
-    """Python's numbers in an array of objects; anything else is refused by its row."""
+    """Return Python's numbers in an array of objects; anything else is refused by its row."""
+    are_whole = True
     for at, one in np.ndenumerate(array):
         if not isinstance(one, Real | Decimal | np.bool_):
-            text, missing = isinstance(one, str), one is None or type(one).__name__ in ("NAType", "NaTType")
-            shown = None if missing else type(one).__name__
-            accepted = f"{_NUMBERS}; {_CLASSES}" if labels and text else f"{_NUMBERS}: x.astype(float) where they are"
-            raise FieldError(f"{name}[{at[0]}]" if at else name, shown, accepted)
-    classes = labels and all(isinstance(one, int | np.integer | np.bool_) for one in array.flat)
-    return array.astype(np.int64 if classes else np.float64)
+            is_missing = one is None or type(one).__name__ in ("NAType", "NaTType")
+            shown = None if is_missing else type(one).__name__
+            fix = _CLASSES if labels and isinstance(one, str) else "x.astype(float) where they are"
+            raise FieldError(f"{name}[{at[0]}]" if at else name, shown, f"{_NUMBERS}; {fix}")
+        are_whole = are_whole and isinstance(one, int | np.integer | np.bool_)
+    return array.astype(np.int64 if labels and are_whole else np.float64)
 
 
 def columns_of(value: Any) -> tuple[str, ...] | None:
-    """Names of the columns of a data frame; None of anything else."""
+    """Return the names of a data frame's columns; None for anything else."""
     if hasattr(value, "columns") and hasattr(value, "to_numpy"):
         return tuple(map(str, value.columns))
     return None
@@ -146,7 +162,8 @@ def refuse_misaligned(x: Any, y: Any, name: str) -> None:
     """Refuse a frame and labels of pandas whose rows are numbered differently, and labels that are an input, too."""
     index: Any = getattr(x, "index", None)
     other: Any = getattr(y, "index", None)
-    if hasattr(index, "equals") and hasattr(other, "equals") and len(x) == len(y) and not index.equals(other):
+    have_indices = hasattr(index, "equals") and hasattr(other, "equals")
+    if have_indices and len(x) == len(y) and not index.equals(other):
         accepted = "has another index than x: rows would be paired by place. Sort one by the other, or reset both"
         raise FieldError(name, "labels", accepted)
     label = getattr(y, "name", None)
@@ -155,7 +172,7 @@ def refuse_misaligned(x: Any, y: Any, name: str) -> None:
 
 
 def pair_of(sample: Any, name: str) -> tuple[Any, Any]:
-    """The two parts (x, y) of a sample or of a batch.
+    """Return the two parts (x, y) of a sample or of a batch.
 
     Raises
     ------
@@ -170,9 +187,9 @@ def pair_of(sample: Any, name: str) -> tuple[Any, Any]:
         raise FieldError(name, type(sample).__name__, f"must be a pair (x, y): {_PAIRS}")
     if len(sample) != 2:
         raise FieldError(name, f"{len(sample)} parts", f"must be a pair (x, y): leave the others out by {_PAIRS}")
-    first, second = (str(field).lower() for field in getattr(sample, "_fields", ("x", "y")))
+    fields = [str(field).lower() for field in getattr(sample, "_fields", ("x", "y"))]
+    first, second = fields
     if first in _LABELS and second not in _LABELS:
-        raise FieldError(
-            name, f"({first}, {second})", f"must be (x, y), and begins with its label: turn it by {_PAIRS}"
-        )
+        accepted = f"must be (x, y), and begins with its label: turn it by {_PAIRS}"
+        raise FieldError(name, f"({first}, {second})", accepted)
     return sample[0], sample[1]

@@ -1,4 +1,4 @@
-"""What one client holds: its examples, and those it keeps apart to measure.
+"""Data of one client: its examples, and those that it holds out to measure.
 
 PyTorch's data sets are read into memory where they are small, one batch at a time where they are large.
 """
@@ -51,19 +51,31 @@ class OnDemand(Tensor):
     _read: Callable[[Sequence[int]], Tensor]
 
     @staticmethod
-    def __new__(cls, read: Callable[[Sequence[int]], Tensor], shape: Sequence[int], dtype: torch.dtype) -> "OnDemand":
+    def __new__(
+        cls,
+        read: Callable[[Sequence[int]], Tensor],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+    ) -> "OnDemand":
         wrapper = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)
         wrapper._read = read
         return wrapper
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in (Tensor.__getitem__, Tensor.index_select) and isinstance(args[0], cls):
-            rows = args[-1].tolist() if isinstance(args[-1], Tensor) else range(len(args[0]))[args[1]]
-            return args[0]._read(rows) if len(rows) else torch.empty((0, *args[0].shape[1:]), dtype=args[0].dtype)
+        takes_rows = function in (Tensor.__getitem__, Tensor.index_select)
+        if takes_rows and isinstance(args[0], cls):
+            return args[0]._rows(args[-1])
         if function is torch.cat:
             return _joined(args[0])
         return super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+    def _rows(self, index: Any) -> Tensor:
+        """Read rows by their numbers, or a slice of them."""
+        rows = index.tolist() if isinstance(index, Tensor) else range(len(self))[index]
+        if not len(rows):
+            return torch.empty((0, *self.shape[1:]), dtype=self.dtype)
+        return self._read(rows)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
@@ -72,12 +84,16 @@ class OnDemand(Tensor):
 
 
 def _joined(parts: Sequence[Tensor]) -> OnDemand:
-    """Several clients' examples, one after another."""
+    """Join several clients' examples, one after another."""
     ends = list(accumulate(len(part) for part in parts))
 
     def read(rows: Sequence[int]) -> Tensor:
-        places = [(bisect(ends, row), row) for row in rows]
-        return torch.cat([parts[at][torch.tensor([row - ends[at]]) + len(parts[at])] for at, row in places])
+        found: list[Tensor] = []
+        for row in rows:
+            at = bisect(ends, row)
+            first = ends[at] - len(parts[at])
+            found.append(parts[at][torch.tensor([row - first])])
+        return torch.cat(found)
 
     return OnDemand(read, (ends[-1], *parts[0].shape[1:]), parts[0].dtype)
 
@@ -138,25 +154,17 @@ class ClientData:
         if self.buffers is not None:
             require_a("buffers", self.buffers, Mapping, "must be a table of names and tensors")
         if self.masks is not None:
-            wanted = (len(self.x), *self.x.shape[2:])
-            if self.x.dim() != 4 or self.masks.dtype != torch.bool or tuple(self.masks.shape) != wanted:
-                given = (tuple(self.masks.shape), self.masks.dtype)
-                raise FieldError("masks", given, f"must be bool [N, H, W] for images x {tuple(self.x.shape)}")
-        owners = ("person", self.person, self.examples), ("test_person", self.test_person, self.held_out)
-        for field, owner, n in owners:
-            is_tensor = isinstance(owner, Tensor) and owner.dtype == torch.int64
-            if owner is not None and not (is_tensor and tuple(owner.shape) == (n,)):
-                accepted = f"must be a tensor of int64 [{n}], one number an example: torch.as_tensor(ids)"
-                size = (len(owner),) if hasattr(owner, "__len__") else ()
-                raise FieldError(field, (type(owner).__name__, *size), accepted)
+            _check_masks(self.masks, self.x)
+        _check_owners("person", self.person, self.examples)
+        _check_owners("test_person", self.test_person, self.held_out)
         if self.test_x is None and self.test_y is None:
             return
         if self.test_x is None or self.test_y is None:
-            raise FieldError("test_x" if self.test_x is None else "test_y", None, "test_x and test_y go together")
+            absent = "test_x" if self.test_x is None else "test_y"
+            raise FieldError(absent, None, "test_x and test_y go together")
         _check("test_x", self.test_x, "test_y", self.test_y)
-        for name, test, train in (("test_x", self.test_x, self.x), ("test_y", self.test_y, self.y)):
-            if test.shape[1:] != train.shape[1:] or test.is_floating_point() != train.is_floating_point():
-                raise FieldError(name, (tuple(test.shape), test.dtype), f"must be like {name.removeprefix('test_')}")
+        _check_same_kind("test_x", self.test_x, self.x)
+        _check_same_kind("test_y", self.test_y, self.y)
 
     @cached_property
     def examples(self) -> int:
@@ -169,24 +177,61 @@ class ClientData:
         return 0 if self.test_x is None else len(self.test_x)
 
 
+def _check_masks(masks: Tensor, x: Tensor) -> None:
+    """Refuse masks that are not one an image."""
+    wanted = (len(x), *x.shape[2:])
+    if x.dim() != 4 or masks.dtype != torch.bool or tuple(masks.shape) != wanted:
+        given = (tuple(masks.shape), masks.dtype)
+        raise FieldError("masks", given, f"must be bool [N, H, W] for images x {tuple(x.shape)}")
+
+
+def _check_owners(field: str, owner: Any, n: int) -> None:
+    """Refuse what is no number of a person for each of n examples."""
+    if owner is None:
+        return
+    is_numbers = isinstance(owner, Tensor) and owner.dtype == torch.int64
+    if not is_numbers or tuple(owner.shape) != (n,):
+        accepted = f"must be a tensor of int64 [{n}], one number an example: torch.as_tensor(ids)"
+        size = (len(owner),) if hasattr(owner, "__len__") else ()
+        raise FieldError(field, (type(owner).__name__, *size), accepted)
+
+
+def _check_same_kind(name: str, test: Tensor, train: Tensor) -> None:
+    """Refuse held-out examples of another shape or kind of number than those that are trained on."""
+    same_kind = test.is_floating_point() == train.is_floating_point()
+    if test.shape[1:] != train.shape[1:] or not same_kind:
+        given = (tuple(test.shape), test.dtype)
+        raise FieldError(name, given, f"must be like {name.removeprefix('test_')}")
+
+
 def _check(x_name: str, x: Tensor, y_name: str, y: Tensor) -> None:
-    numbers = "must be floating point (for images e.g. x.float() / 255), or int64 where it numbers words"
-    classes = "must be int64 (classes) or floating point (targets)"
-    for name, value, accepted in ((x_name, x, numbers), (y_name, y, classes)):
-        if not isinstance(value, Tensor) or value.dim() < 1:
-            raise FieldError(name, type(value).__name__, "must be a tensor with one row an example")
-        if value.dtype != torch.int64 and not value.is_floating_point():
-            raise FieldError(name, value.dtype, accepted)
-        if value.is_floating_point() and not isinstance(value, OnDemand) and not torch.isfinite(value).all():
-            row = int((~torch.isfinite(value)).reshape(len(value), -1).any(1).nonzero()[0])
-            raise FieldError(f"{name}[{row}]", "NaN or infinity", "must be finite: remove the row or fill it in")
+    """Refuse examples and labels that are no finite numbers, or not as many."""
+    _check_numbers(x_name, x, "must be floating point (for images e.g. x.float() / 255), or int64 for numbers of words")
+    _check_numbers(y_name, y, "must be int64 (classes) or floating point (targets)")
     if len(x) != len(y):
         raise FieldError(y_name, len(y), f"must be as long as {x_name}, which has {len(x)} rows")
     if y.dtype == torch.int64 and y.numel() and int(y.min()) < 0:
         negative = y[(y < 0) & ~torch.isin(y, torch.tensor(VOID))]
         if len(negative):
-            accepted = f"classes are numbered from 0 on; a void label is {' or '.join(map(str, VOID))}"
-            raise FieldError(y_name, int(negative.min()), accepted)
+            void = " or ".join(map(str, VOID))
+            raise FieldError(y_name, int(negative.min()), f"classes are numbered from 0 on; a void label is {void}")
+
+
+def _check_numbers(name: str, value: Tensor, accepted: str) -> None:
+    """Refuse what is no tensor of finite numbers or of whole ones."""
+    if not isinstance(value, Tensor) or value.dim() < 1:
+        raise FieldError(name, type(value).__name__, "must be a tensor with one row an example")
+    if value.dtype == torch.int64:
+        return
+    if not value.is_floating_point():
+        raise FieldError(name, value.dtype, accepted)
+    if isinstance(value, OnDemand):
+        return
+    finite = torch.isfinite(value)
+    if not finite.all():
+        is_odd = (~finite).reshape(len(value), -1).any(1)
+        row = int(is_odd.nonzero()[0])
+        raise FieldError(f"{name}[{row}]", "NaN or infinity", "must be finite: remove the row or fill it in")
 
 
 def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
@@ -196,7 +241,9 @@ def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
     if isinstance(value, Dataset | DataLoader) or _is_map_style(value):
         return _read(value, name)
     if isinstance(value, Sequence) and len(value) == 2 and isinstance(value[0], Dataset | DataLoader):
-        train, test = (as_client(v, f"{name}[{i}]") for i, v in enumerate(value))
+        training, held_out = value
+        train = as_client(training, f"{name}[0]")
+        test = as_client(held_out, f"{name}[1]")
         return ClientData(train.x, train.y, test.x, test.y)
     if not isinstance(value, Sequence) or len(value) not in (2, 4):
         others = "a Dataset, a DataLoader, or two of them, the second held out"
@@ -209,8 +256,9 @@ def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
     if columns_of(value[0]) != columns_of(value[-2]):
         accepted = "must have the columns of x, in the same order"
         raise FieldError(f"{name}.test_x", columns_of(value[-2]), accepted)
-    given = zip(value, names, strict=False)
-    tensors = [tensor_of(v, f"{name}.{part}", labels=part.endswith("y")) for v, part in given]
+    tensors: list[Tensor] = []
+    for part, numbers in zip(names, value, strict=False):
+        tensors.append(tensor_of(numbers, f"{name}.{part}", labels=part.endswith("y")))
     try:
         return ClientData(*tensors)  # type: ignore[arg-type]
     except FieldError as error:
@@ -218,44 +266,55 @@ def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
 
 
 def _is_map_style(value: Any) -> bool:
-    """Whether this has ``len`` and ``[i]``, as Hugging Face's sets do, and is no array, frame or list."""
+    """Return whether this has ``len`` and ``[i]``, as Hugging Face's sets do, and is no array, frame or list."""
     if isinstance(value, Sequence | Mapping | Tensor) or hasattr(value, "to_numpy") or hasattr(value, "__array__"):
         return False
     return hasattr(value, "__getitem__") and hasattr(value, "__len__")
 
 
 def _plain(sample: Any, name: str) -> tuple[Any, Any]:
-    """The two parts of a sample, its arrays as PyTorch takes them."""
-    parts = zip(pair_of(sample, name), ("x", "y"), strict=True)
-    x, y = (array_of(v, f"{name}, {part}") if isinstance(v, np.ndarray) else v for v, part in parts)
+    """Return the two parts of a sample, its arrays as PyTorch takes them."""
+    x, y = pair_of(sample, name)
+    if isinstance(x, np.ndarray):
+        x = array_of(x, f"{name}, x")
+    if isinstance(y, np.ndarray):
+        y = array_of(y, f"{name}, y")
     return x, y
 
 
 def _check_sampling(loader: "DataLoader[Any]", name: str) -> None:
-    """Refuse a loader that leaves examples out, and say that one repeats or drops them: neither is carried over."""
-    sampler, batches = loader.sampler, loader.batch_sampler
-    chosen = f"uses all examples of its data set: give Subset(dataset, indices) for some of them, not {{}} (in {name})"
+    """Refuse a loader that leaves examples out, and warn of one that repeats or drops them: neither is carried over."""
+    sampler = loader.sampler
+    batches = loader.batch_sampler
+    accepted = "uses all examples of its data set: give Subset(dataset, indices) for some of them"
     if batches is not None and type(batches) is not BatchSampler:
-        raise FieldError(f"{name}.batch_sampler", type(batches).__name__, chosen.format("a batch sampler"))
+        kind = type(batches).__name__
+        raise FieldError(f"{name}.batch_sampler", kind, f"{accepted}, not a batch sampler (in {name})")
+    kind = type(sampler).__name__
     if not isinstance(sampler, SequentialSampler | RandomSampler | WeightedRandomSampler):
-        raise FieldError(f"{name}.sampler", type(sampler).__name__, chosen.format("a sampler"))
-    repeats = isinstance(sampler, WeightedRandomSampler) or (
-        isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != len(loader.dataset))  # type: ignore[arg-type]
-    )
-    if repeats:
-        said = f"{name}: its {type(sampler).__name__} is not used, every example counts once an epoch; "
-        warn(f"{said}for classes of unequal size give the loss weights: CrossEntropyLoss(weight=...)", stacklevel=5)
+        raise FieldError(f"{name}.sampler", kind, f"{accepted}, not a sampler (in {name})")
+    if _repeats(sampler, len(loader.dataset)):  # type: ignore[arg-type]
+        unused = f"{name}: its {kind} is not used, every example counts once an epoch"
+        fix = "for classes of unequal size give the loss weights: CrossEntropyLoss(weight=...)"
+        warn(f"{unused}; {fix}", stacklevel=5)
     if loader.drop_last:
         warn(f"{name}: drop_last is not used, the last batch of an epoch may be smaller", stacklevel=5)
+
+
+def _repeats(sampler: Any, examples: int) -> bool:
+    """Return whether a sampler takes examples more than once."""
+    if isinstance(sampler, WeightedRandomSampler):
+        return True
+    return isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != examples)
 
 
 def _read(value: Any, name: str) -> ClientData:
     """Read a map-style data set once, to check every example and to learn the labels.
 
-    Of a loader its data set and its ``collate_fn`` are used; how large batches are and in which order they come is
-    `LocalTraining`'s. A sampler that chooses among the examples is refused, and one that repeats them is said. Where
-    the examples take more than a GiB (`MOST`), they stay where they are and each batch is read when it is trained on;
-    random transforms are then drawn anew each time.
+    Of a loader its data set and its ``collate_fn`` are used. `LocalTraining` says how large batches are, and in which
+    order they come. A sampler that chooses among the examples is refused; one that repeats them gives a warning. Where
+    the examples take more than a GiB (`MOST`), each batch is read when it is trained on. Random transforms are then
+    drawn anew each time.
 
     Parameters
     ----------
@@ -269,9 +328,11 @@ def _read(value: Any, name: str) -> ClientData:
     FieldError
         If it has no length, is empty, or an example cannot be used.
     """
-    data: Any
-    data, collate = (value.dataset, value.collate_fn) if isinstance(value, DataLoader) else (value, default_collate)
+    data: Any = value
+    collate: Any = default_collate
     if isinstance(value, DataLoader):
+        data = value.dataset
+        collate = value.collate_fn
         _check_sampling(value, name)
     if isinstance(data, IterableDataset) or not len(data):
         accepted = "must have a length of at least 1 and [i]: give a map-style Dataset, or its examples as a list"
@@ -292,10 +353,19 @@ def _read(value: Any, name: str) -> ClientData:
             accepted = f"must give pairs (x, y) of numbers, all x of one shape ({error}); for images add ToTensor()"
             raise FieldError(f"{name}, examples {rows[0]} to {rows[-1]}", type(data).__name__, accepted) from error
 
-    count, first = len(data), read([0])
-    parts = (read(range(at, min(at + CHUNK, count))) for at in range(0, count, CHUNK))
-    if first.x.nbytes * count <= MOST:
-        held = list(parts)
-        return ClientData(torch.cat([p.x for p in held]), torch.cat([p.y for p in held]))
-    x = OnDemand(lambda rows: read(rows).x, (count, *first.x.shape[1:]), first.x.dtype)
-    return ClientData(x, torch.cat([p.y for p in parts]))
+    def read_x(rows: Sequence[int]) -> Tensor:
+        return read(rows).x
+
+    count = len(data)
+    first = read([0])
+    fits = first.x.nbytes * count <= MOST
+    x: list[Tensor] = []
+    y: list[Tensor] = []
+    for start in range(0, count, CHUNK):
+        part = read(range(start, min(start + CHUNK, count)))
+        y.append(part.y)
+        if fits:
+            x.append(part.x)
+    if fits:
+        return ClientData(torch.cat(x), torch.cat(y))
+    return ClientData(OnDemand(read_x, (count, *first.x.shape[1:]), first.x.dtype), torch.cat(y))

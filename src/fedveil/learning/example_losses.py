@@ -33,12 +33,14 @@ class OneExample(Labelwise):
         return str(getattr(self._function, "__name__", type(self._function).__name__))
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        """Losses [B]; no number, where the function raises for an example."""
-        return torch.stack([self._tried(one, target) for one, target in zip(output, y, strict=True)])
+        """Return losses [B]; no number, where the function raises for an example."""
+        losses = [self._tried(one, target) for one, target in zip(output, y, strict=True)]
+        return torch.stack(losses)
 
     def of_batch(self, output: Tensor, y: Tensor) -> Tensor:
-        """The mean of a batch; what the function raises is raised."""
-        return torch.stack([self._of_one(one, target) for one, target in zip(output, y, strict=True)]).mean()
+        """Return the mean of a batch; what the function raises is raised."""
+        losses = [self._of_one(one, target) for one, target in zip(output, y, strict=True)]
+        return torch.stack(losses).mean()
 
     def _of_one(self, output: Tensor, y: Tensor) -> Tensor:
         value: Any = self._function(output, y)
@@ -55,7 +57,7 @@ class OneExample(Labelwise):
 
 
 class ExampleLoss:
-    """A loss that is the mean over examples of a function of one example, as record level needs it.
+    """Mean over examples of a function of one example, as record level needs it.
 
     Parameters
     ----------
@@ -75,12 +77,12 @@ class ExampleLoss:
         return self.each.name
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        """The mean of a batch."""
+        """Return the mean of a batch."""
         return self.each.of_batch(output, y)
 
 
 def example_loss(function: OfExample) -> ExampleLoss:
-    """A loss of yours for record and person level, from a function of one example.
+    """Make a loss of yours for record and person level, from a function of one example.
 
     Parameters
     ----------
@@ -116,32 +118,36 @@ class DiceOfImage(Labelwise):
         return "dice" if self._entropy else "soft_dice"
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        """Losses [B] of logits [B, C, H, W] and classes [B, H, W]."""
+        """Return losses [B] of logits [B, C, H, W] and classes [B, H, W]."""
         here = y != self.ignored
-        classes = F.one_hot(y.where(here, 0), output.shape[1]).movedim(-1, 1).bool()
+        one_hot = F.one_hot(y.where(here, 0), output.shape[1])
+        classes = one_hot.movedim(-1, 1).bool()
         return self._of(output, classes & here[:, None], here)
 
     def of_mask(self, output: Tensor, mask: Tensor) -> Tensor:
-        """The mean loss of a batch, of classes as a mask [B, C, H, W]."""
+        """Return the mean loss of a batch, of classes as a mask [B, C, H, W]."""
         return self._of(output, mask, mask.any(1)).mean()
 
     def _of(self, output: Tensor, mask: Tensor, here: Tensor) -> Tensor:
+        """Return losses [B] of classes as a mask, over the pixels that are here [B, H, W]."""
         if output.dim() < 3:
             raise FieldError("loss", self.name, f"needs a class a pixel; the outputs are {tuple(output.shape)}")
         chances = (output.softmax(1) * here[:, None]).flatten(2)[:, 1:]
         truth = mask.flatten(2)[:, 1:].to(chances.dtype)
-        both, sums = (chances * truth).sum(2), chances.sum(2) + truth.sum(2)
+        both = (chances * truth).sum(2)
+        sums = chances.sum(2) + truth.sum(2)
         losses = (1 - (2 * both + 1) / (sums + 1)).mean(1)
         if not self._entropy:
             return losses
-        return losses - torch.where(mask, output.log_softmax(1), 0.0).sum(1).flatten(1).mean(1)
+        logs = torch.where(mask, output.log_softmax(1), 0.0).sum(1)
+        return losses - logs.flatten(1).mean(1)
 
 
 class Hazards(Labelwise):
     """Survival in discrete time: minus the log-likelihood of each person, from her hazards in K public intervals.
 
-    An output [B, K] holds logits of the hazards; a target [B, 2] the number of whole intervals that a person survived
-    and whether the event came in the next one (1) or she was last seen then (0). No person's loss needs another's.
+    An output [B, K] holds logits of the hazards. A target [B, 2] holds the number of whole intervals that a person
+    survived, and 1 if the event came in the next one, 0 if she was last seen then. No person's loss needs another's.
     Source: Brown 1975; as a network's loss Gensheimer and Narasimhan 2019 (PeerJ 7, e6257).
     """
 
@@ -149,14 +155,16 @@ class Hazards(Labelwise):
     name = "hazards"
 
     def __init__(self) -> None:
-        """It has no options."""
+        """Make the loss, which has no options."""
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        """Losses [B]."""
+        """Return losses [B]."""
         if output.dim() != 2 or y.dim() != 2 or y.shape[1] != 2:
             shapes = f"outputs {tuple(output.shape)} and targets {tuple(y.shape)}"
             raise FieldError("loss", "hazards", f"needs outputs [N, intervals] and targets [N, 2]: {shapes}")
-        time, event = y.to(output.dtype)[:, :1], y.to(output.dtype)[:, 1:]
+        targets = y.to(output.dtype)
+        time = targets[:, :1]
+        event = targets[:, 1:]
         interval = torch.arange(output.shape[1], device=output.device)
         survived = (interval < time) * F.softplus(output)
         ended = (interval == time) * event * F.softplus(-output)

@@ -4,7 +4,7 @@ A pretrained network is a public constant. What comes before its first trained l
 features in every round, so they are computed once.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from copy import deepcopy
 from itertools import takewhile
@@ -20,6 +20,7 @@ from fedveil.learning.rules import layer_rule
 from fedveil.logs import logger
 
 _LOG = logger(__name__)
+_FOLDABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class FixedNorm(nn.Module):
@@ -42,18 +43,26 @@ class FixedNorm(nn.Module):
         self.bias = _of(norm.bias, torch.zeros_like(norm.running_mean))
 
     def normal(self, x: Tensor) -> Tensor:
-        """The input [B, channels, ...] before scale and shift."""
-        shape = (-1, *[1] * (x.dim() - 2))
-        mean, factor = self.get_buffer("mean"), self.get_buffer("factor")
-        return (x - mean.view(shape)) * factor.view(shape)
+        """Return the input [B, channels, ...] before scale and shift."""
+        shape = _of_channels(x)
+        mean = self.get_buffer("mean").view(shape)
+        factor = self.get_buffer("factor").view(shape)
+        return (x - mean) * factor
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [B, channels, ...]."""
-        shape = (-1, *[1] * (x.dim() - 2))
+        shape = _of_channels(x)
         return self.normal(x) * self.weight.view(shape) + self.bias.view(shape)
 
 
+def _of_channels(x: Tensor) -> tuple[int, ...]:
+    """Return the shape in which a number a channel fits [B, channels, ...]."""
+    trailing = [1] * (x.dim() - 2)
+    return (-1, *trailing)
+
+
 def _of(parameter: nn.Parameter | None, usual: Tensor) -> nn.Parameter:
+    """Return a copy of a parameter, or the usual one, which is not trained."""
     if parameter is None:
         return nn.Parameter(usual, requires_grad=False)
     return nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
@@ -62,11 +71,12 @@ def _of(parameter: nn.Parameter | None, usual: Tensor) -> nn.Parameter:
 @layer_rule(FixedNorm)
 def _fixed_norm(layer: FixedNorm, a: Tensor, b: Tensor) -> dict[str, Tensor]:
     shape = (len(a), a.shape[1], -1)
-    return {"weight": (b * layer.normal(a)).reshape(shape).sum(2), "bias": b.reshape(shape).sum(2)}
+    weight = (b * layer.normal(a)).reshape(shape).sum(2)
+    return {"weight": weight, "bias": b.reshape(shape).sum(2)}
 
 
 def freeze(model: nn.Module, *, but: Iterable[str] = ()) -> nn.Module:
-    """A copy whose parameters never change, but for those of the named parts.
+    """Copy a model so that its parameters never change, but for those of the named parts.
 
     Statistics of batch normalisation become constants, everywhere. A frozen one that follows a frozen convolution or
     dense layer is folded into its weights: the same function, up to rounding, with no statistics left. (``mend`` puts
@@ -98,7 +108,7 @@ def freeze(model: nn.Module, *, but: Iterable[str] = ()) -> nn.Module:
 
 
 def require_parts(model: nn.Module, names: Iterable[str], field: str) -> tuple[str, ...]:
-    """The names of parts of a model, each of which must have parameters.
+    """Return the names of parts of a model, each of which must have parameters.
 
     Raises
     ------
@@ -108,24 +118,26 @@ def require_parts(model: nn.Module, names: Iterable[str], field: str) -> tuple[s
     if isinstance(names, str):
         raise FieldError(field, names, f"is one text: write the names in a list, [{names!r}]")
     chosen = tuple(names)
-    known = [name for name, part in model.named_modules() if name and any(True for _ in part.parameters())]
-    known += [name for name, _ in model.named_parameters()]
+    known: list[str] = []
+    for name, part in model.named_modules():
+        if name and list(part.parameters()):
+            known.append(name)
+    known += dict(model.named_parameters())
     for name in chosen:
         if name not in known:
             there = ", ".join(name for name in known if "." not in name)
-            raise FieldError(
-                field, name, f"is no part of {type(model).__name__}; {nearest(name, known)}; it has {there}"
-            )
+            accepted = f"is no part of {type(model).__name__}; {nearest(name, known)}; it has {there}"
+            raise FieldError(field, name, accepted)
     return chosen
 
 
 def within(name: str, parts: Iterable[str]) -> bool:
-    """Whether a parameter is one of these parts or lies in one."""
+    """Return whether a parameter is one of these parts or lies in one."""
     return any(name == part or name.startswith(f"{part}.") for part in parts)
 
 
 def _without_statistics(model: nn.Module) -> nn.Module:
-    """The same model in which no batch normalisation looks at a batch."""
+    """Return the same model in which no batch normalisation looks at a batch."""
     if isinstance(model, _BatchNorm):
         return FixedNorm(model)
     for layer, norm in _pairs(model):
@@ -139,7 +151,7 @@ def _without_statistics(model: nn.Module) -> nn.Module:
 
 
 def _pairs(model: nn.Module) -> list[tuple[str, str]]:
-    """Frozen layers, and the frozen normalisation that alone takes what each gives; each is called once."""
+    """Return frozen layers, each with the frozen normalisation that alone takes its output; each is called once."""
     if not any(isinstance(part, _BatchNorm) for part in model.modules()):
         return []
     try:
@@ -148,8 +160,9 @@ def _pairs(model: nn.Module) -> list[tuple[str, str]]:
         _LOG.info("normalisations are not folded, the model cannot be read: %s", error)
         return []
     calls = [node for node in nodes if node.op == "call_module"]
-    once = [node for node in calls if [n.target for n in calls].count(node.target) == 1]
-    pairs = []
+    times = Counter(node.target for node in calls)
+    once = [node for node in calls if times[node.target] == 1]
+    pairs: list[tuple[str, str]] = []
     for node in once:
         norm = model.get_submodule(str(node.target))
         if not isinstance(norm, _BatchNorm) or not _frozen(norm) or norm.running_mean is None:
@@ -158,11 +171,13 @@ def _pairs(model: nn.Module) -> list[tuple[str, str]]:
         if before not in once or len(before.users) != 1:
             continue
         layer = model.get_submodule(str(before.target))
-        if type(layer) in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d) and _frozen(layer):
+        if type(layer) in _FOLDABLE and _frozen(layer):
             pairs.append((str(before.target), str(node.target)))
-    used = {id(model.get_submodule(name)) for pair in pairs for name in pair}
-    shared = len(used) != 2 * len(pairs) or _shared_weights(model)
-    return [] if shared else pairs
+    used: set[int] = set()
+    for pair in pairs:
+        used.update(id(model.get_submodule(name)) for name in pair)
+    is_shared = len(used) != 2 * len(pairs) or _shared_weights(model)
+    return [] if is_shared else pairs
 
 
 class _Layers(fx.Tracer):
@@ -171,7 +186,7 @@ class _Layers(fx.Tracer):
 
 
 def _shared_weights(model: nn.Module) -> bool:
-    """Whether two layers hold one parameter."""
+    """Return whether two layers hold one parameter."""
     every = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
     return len(every) != len(set(every))
 
@@ -181,7 +196,7 @@ def _frozen(layer: nn.Module) -> bool:
 
 
 def _folded(layer: nn.Module, norm: nn.Module) -> nn.Module:
-    """The layer with the normalisation in its weights and bias."""
+    """Return the layer with the normalisation in its weights and bias."""
     assert isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
     assert isinstance(norm, _BatchNorm)
     assert norm.running_mean is not None
@@ -195,7 +210,8 @@ def _folded(layer: nn.Module, norm: nn.Module) -> nn.Module:
     if norm.bias is not None:
         shift = shift + norm.bias.detach().to(precise)
     weight = layer.weight.detach()
-    scaled = weight.to(precise) * scale.view(-1, *[1] * (weight.dim() - 1))
+    trailing = [1] * (weight.dim() - 1)
+    scaled = weight.to(precise) * scale.view(-1, *trailing)
     new = deepcopy(layer)
     new.weight = nn.Parameter(scaled.to(weight.dtype), requires_grad=False)
     new.bias = nn.Parameter(shift.to(weight.dtype), requires_grad=False)
@@ -209,7 +225,7 @@ def _put(model: nn.Module, name: str, part: nn.Module) -> None:
 
 
 def split(model: nn.Sequential) -> tuple[nn.Sequential, nn.Sequential]:
-    """What comes before a model's first trained part, and the rest.
+    """Split a model into what comes before its first trained part, and the rest.
 
     Parameters
     ----------
@@ -234,9 +250,9 @@ def split(model: nn.Sequential) -> tuple[nn.Sequential, nn.Sequential]:
 
 
 def features(model: nn.Module, x: Tensor) -> Tensor:
-    """What a frozen model gives for each example, each computed alone.
+    """Compute a frozen model's outputs for each example alone.
 
-    Its bits follow that example, the weights and public facts, and nobody else's data (docs/rounding.md). An example
+    Their bits follow that example, the weights and public facts, and nobody else's data (docs/rounding.md). An example
     on which the model fails has features that are no numbers, and counts as zero in private training.
 
     Parameters
@@ -261,29 +277,30 @@ def features(model: nn.Module, x: Tensor) -> Tensor:
     >>> fv.learning.features(torch.nn.Linear(3, 2).requires_grad_(False), torch.rand(5, 3)).shape
     torch.Size([5, 2])
     """
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    if trained:
-        raise FieldError(
-            "model", type(model).__name__, f"trains {trained[0]}: features are of a frozen model, freeze it"
-        )
-    if not any(True for _ in model.parameters()):
-        raise FieldError("model", type(model).__name__, "has no parameters: it is no backbone")
+    kind = type(model).__name__
+    parameters = dict(model.named_parameters())
+    if not parameters:
+        raise FieldError("model", kind, "has no parameters: it is no backbone")
+    for name, parameter in parameters.items():
+        if parameter.requires_grad:
+            raise FieldError("model", kind, f"trains {name}: features are of a frozen model, freeze it")
     inputs = Inputs.of(model)
 
     def one(example: Tensor) -> Tensor:
         answer = outputs_of(model(inputs(example)))
         if not answer.dim() or len(answer) != 1:
-            raise FieldError("model", type(model).__name__, f"gives {list(answer.shape)} for one example")
+            raise FieldError("model", kind, f"gives {list(answer.shape)} for one example")
         return answer[0].cpu()
 
+    zeros = torch.zeros_like(x[:1]) if len(x) else x.new_zeros((1, *x.shape[1:]))
     with evaluating(model), torch.no_grad():
         try:
-            made_up = one(torch.zeros_like(x[:1]) if len(x) else x.new_zeros((1, *x.shape[1:])))
+            made_up = one(zeros)
         except FieldError:
             raise
         except Exception as error:
             accepted = f"fails on a made-up example {list(x.shape[1:])}: {error}"
-            raise FieldError("model", type(model).__name__, accepted) from error
+            raise FieldError("model", kind, accepted) from error
         found = made_up.new_full((len(x), *made_up.shape), torch.nan)
         for i in range(len(x)):
             try:

@@ -1,4 +1,4 @@
-"""How a model is given its examples: where, of which type, and in which order of memory."""
+"""Examples as a model takes them: where, of which type, and in which order of memory."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ _OURS = ("fedveil", "fedveil_lab", "fedveil_studies")
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What examples become before a model sees them.
+    """Conversion of examples before a model sees them.
 
     Attributes
     ----------
@@ -31,27 +31,33 @@ class Inputs:
 
     @classmethod
     def of(cls, model: nn.Module) -> "Inputs":
-        """What this model takes."""
-        real = [p for p in model.parameters() if p.is_floating_point()]
-        return cls(real[0], frozenset(p.dtype for p in real), takes_channels_last(model))
+        """Return what this model takes."""
+        real = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
+        types = frozenset(parameter.dtype for parameter in real)
+        return cls(real[0], types, takes_channels_last(model))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Examples [B, ...] as the model takes them; integers stay integers."""
-        other = x.is_floating_point() and x.dtype not in self.types
-        return self.stored(x.to(self.like.device, self.like.dtype if other else x.dtype))
+        """Return examples [B, ...] as the model takes them; integers stay integers."""
+        has_other_type = x.is_floating_point() and x.dtype not in self.types
+        dtype = self.like.dtype if has_other_type else x.dtype
+        return self.stored(x.to(self.like.device, dtype))
 
     def stored(self, value: Tensor) -> Tensor:
-        """The same images or kernels, in the order of memory that this model takes."""
-        fast = self.last and value.dtype == torch.float32 and value.device.type == "cpu"
-        return channels_last(value) if fast else value.contiguous()
+        """Return the same images or kernels, in the order of memory that this model takes."""
+        if self._may_be_channels_last(value):
+            return channels_last(value)
+        return value.contiguous()
+
+    def _may_be_channels_last(self, value: Tensor) -> bool:
+        return self.last and value.dtype == torch.float32 and value.device.type == "cpu"
 
     def in_memory_order(self, x: Tensor) -> Tensor:
-        """The same values [B, ...] in the one memory order of their shape.
+        """Return the same values [B, ...] in the one memory order of their shape.
 
         Kernels are chosen by strides: where a dummy or a record that is not finite left other strides behind, it turned
         the rounding of all other rows (a sum by 13 C).
         """
-        if self.last and x.dim() == 4 and x.dtype == torch.float32 and x.device.type == "cpu":
+        if x.dim() == 4 and self._may_be_channels_last(x):
             batch, channels, height, width = x.shape
             flat = x.permute(0, 2, 3, 1).contiguous().view(-1)
             return flat.view(batch, height, width, channels).permute(0, 3, 1, 2)
@@ -59,30 +65,37 @@ class Inputs:
 
 
 def takes_channels_last(model: nn.Module) -> bool:
-    """Whether images may be stored channels last: for FedVeil's own networks, and for chains of known layers.
+    """Return whether images may be stored channels last: for FedVeil's own networks, and chains of known layers.
 
     A forward method of somebody's own may depend on strides (``.view``), and so may hooks. PyTorch's GroupNorm ends the
     process where such a batch comes to it without a gradient: then a trained layer has to come before it.
     """
-    modules = list(model.modules())
-    ours = [type(m).__module__.partition(".")[0] in _OURS for m in modules]
     try:
         refuse_hooks(model)
     except NotIsolated:
         return False
+    is_ours = _is_ours(model)
     trained = False
-    for module, own in zip(modules, ours, strict=True):
-        part = ours[0] and type(module).__module__.startswith("torch.nn.")
+    for module in model.modules():
+        own = _is_ours(module)
+        part = is_ours and type(module).__module__.startswith("torch.nn.")
         if not (own or part or is_known(module)):
             return False
         if isinstance(module, nn.GroupNorm) and not trained:
             return False
-        trained = trained or any(p.requires_grad for p in module.parameters(recurse=False))
+        for parameter in module.parameters(recurse=False):
+            trained = trained or parameter.requires_grad
     return True
 
 
+def _is_ours(module: nn.Module) -> bool:
+    """Return whether one of FedVeil's packages wrote a module's class."""
+    package, _, _ = type(module).__module__.partition(".")
+    return package in _OURS
+
+
 def channels_last(value: Tensor) -> Tensor:
-    """Four axes stored in the order batch, height, width, channel; others as they are.
+    """Store four axes in the order batch, height, width, channel; return others as they are.
 
     With a single channel torch sees no difference between the orders, keeps the other one, and then computes a first
     convolution and its pooling 15 times slower (measured at 40x40): so the strides are said outright.

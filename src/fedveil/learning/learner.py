@@ -1,7 +1,7 @@
-"""What a client does with a broadcast before its method protects the result: choose, train, score."""
+"""A client's work on a broadcast before its method protects the result: choose, train, score."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -23,13 +23,18 @@ from fedveil.mechanisms import Source
 class Trainer(Protocol):
     """Trains clients from their own starts; see `SequentialTrainer`."""
 
-    def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
+    def train(
+        self,
+        starts: Tensor,
+        clients: Sequence[ClientData],
+        keys: Sequence[Key],
+    ) -> list[Trained | Exception]:
         """Train each client; an exception takes the place of a failed one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """What one client's training gives its method; all of it is private.
+    """Result of one client's training, for its method; all of it is private.
 
     Attributes
     ----------
@@ -48,7 +53,7 @@ class Learned:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What the clients of one round are to do.
+    """Work of the clients of one round.
 
     Attributes
     ----------
@@ -61,8 +66,8 @@ class Task:
     sources : sequence of Source
         One a client, for ``noisy_steps``: the randomness of the noise inside training.
     then : callable, optional
-        Given a client's key and what its training gave, when it ends, if clients are trained one by one; returns what
-        takes its place, and keeps nothing of the model, whose memory the next client is trained in.
+        Called with a client's key and its result when its training ends, if clients are trained one by one. It returns
+        what takes the result's place. It keeps nothing of the model: the next client is trained in the same memory.
     """
 
     models: Tensor
@@ -78,13 +83,13 @@ Unmarked = Literal["everything", "uniform", "refuse"]
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring(Parameters):
-    """How a client scores layers on its sensitive pixels, for FedRE.
+    """Options for the scores of layers on a client's sensitive pixels, for FedRE.
 
     Parameters
     ----------
     images : int
-        How many it looks at; the paper takes ten of one format. A client is taken to have one format: the scores of
-        these images stand for all of its images, for `every` rounds.
+        Images that are looked at; the paper takes ten of one format. A client is taken to have one format: the scores
+        of these images stand for all of its images, for `every` rounds.
     every : int
         Rounds from one scoring to the next; in between a client uses its last scores. Above 1 everybody must take part
         in every round.
@@ -95,9 +100,9 @@ class Scoring(Parameters):
     probes : int
         Random directions of the estimate.
     unmarked : {"everything", "uniform", "refuse"}
-        What a client does that marks nothing: take every pixel as sensitive, split its budget evenly without scoring,
-        or fail, which leaves noise alone. A client's own choice stands in ``[[privacy.clients]]``. Each layer's noise
-        shows the server the split, and an even one that the client marks nothing or has failed.
+        For a client that marks nothing: take every pixel as sensitive, split its budget evenly without scoring, or
+        fail, which leaves noise alone. A client's own choice stands in ``[[privacy.clients]]``. Each layer's noise
+        shows the server the split. An even split shows that the client marks nothing, or has failed.
     pixels : {"marked", "all"}
         "all" scores layers on whole images, whatever is marked, on the server too: the baseline without regions.
     """
@@ -112,7 +117,7 @@ class Scoring(Parameters):
 
 
 class Learner:
-    """Binds a model and a way of training; the same under every engine.
+    """A model with a trainer and its options; the same under every engine.
 
     Parameters
     ----------
@@ -128,7 +133,7 @@ class Learner:
     scoring : Scoring, optional
         How it is scored.
     unmarked : mapping of int to str, optional
-        By partition, what clients of their own choice do that mark nothing, in place of `Scoring.unmarked`.
+        By partition, a client's own choice in place of `Scoring.unmarked`.
     trainer : Trainer, optional
         By default the one that `make_trainer` chooses.
     device : str
@@ -158,11 +163,16 @@ class Learner:
         require_a("model", model, nn.Module, "must be a torch.nn.Module that was built: Net()")
         require_a("layout", layout, Layout, "must be a Layout: Layout.from_module(model)")
         require_a("local", local, LocalTraining, "must be LocalTraining(...)")
-        for name, value, kind in (("scoring", scoring, Scoring), ("unmarked", unmarked, Mapping)):
-            if value is not None:
-                require_a(name, value, kind, f"must be a {kind.__name__}")
-        self.model, self.layout, self.local = model, layout, local
-        self.region, self.scoring, self.unmarked = region, scoring or Scoring(), dict(unmarked or {})
+        if scoring is not None:
+            require_a("scoring", scoring, Scoring, "must be a Scoring")
+        if unmarked is not None:
+            require_a("unmarked", unmarked, Mapping, "must be a Mapping")
+        self.model = model
+        self.layout = layout
+        self.local = local
+        self.region = region
+        self.scoring = scoring or Scoring()
+        self.unmarked = dict(unmarked or {})
         for partition, choice in self.unmarked.items():
             require_choice(f"unmarked[{partition}]", choice, get_args(Unmarked))
         self.trainer = trainer or make_trainer(model, layout, local, device=device)
@@ -196,58 +206,83 @@ class Learner:
         list of Learned or Exception
             In the order of the clients.
         """
-        return self.learn_together([Task(models, clients, keys, needs, sources)])[0]
+        task = Task(models, clients, keys, needs, sources)
+        [learned] = self.learn_together([task])
+        return learned
 
     def learn_together(self, tasks: Sequence[Task]) -> list[list[Learned | Exception]]:
         """Train the clients of several federations in one call of the trainer; each task as by `learn`."""
         prepared = [self._prepare(task) for task in tasks]
-        starts, clients, keys, sources = [], [], [], []
+        work = _Work()
         for task, ready in zip(tasks, prepared, strict=True):
-            own, models = task.sources or (None,) * len(task.clients), task.models.unbind()
-            for p, client, key, source in zip(ready, task.clients, task.keys, own, strict=True):
-                if not isinstance(p, Exception):
-                    starts.append(models[p[0]])
-                    clients.append(client)
-                    keys.append(key)
-                    sources.append(source)
-        if isinstance(self.trainer, PrivateTrainer) and starts:
-            given = [s for s in sources if s is not None]
-            outcomes = iter(self.trainer.train_noisily(_stacked(starts), clients, keys, given))
-        elif isinstance(self.trainer, WorkerTrainer) and starts:
-            outcomes = iter(self.trainer.train(_stacked(starts), clients, keys, tasks[0].then))
-        else:
-            outcomes = iter(self.trainer.train(_stacked(starts), clients, keys) if starts else ())
-        return [[p if isinstance(p, Exception) else _learned(next(outcomes), *p) for p in ready] for ready in prepared]
+            models = task.models.unbind()
+            for i, one in enumerate(ready):
+                if isinstance(one, Exception):
+                    continue
+                work.starts.append(models[one.chosen])
+                work.clients.append(task.clients[i])
+                work.keys.append(task.keys[i])
+                if task.sources:
+                    work.sources.append(task.sources[i])
+        outcomes = iter(self._train(work, tasks[0].then) if work.starts else ())
+        learned: list[list[Learned | Exception]] = []
+        for ready in prepared:
+            own: list[Learned | Exception] = []
+            for one in ready:
+                own.append(one if isinstance(one, Exception) else one.learned(next(outcomes)))
+            learned.append(own)
+        return learned
 
-    def _prepare(self, task: Task) -> list[tuple[int, dict[str, float] | None] | Exception]:
-        """Each client's hypothesis, and its layers' scores where the method needs them."""
+    def _train(self, work: "_Work", then: Then | None) -> list[Trained | Exception]:
+        """Train all clients in one call of the trainer."""
+        starts = _stacked(work.starts)
+        if isinstance(self.trainer, PrivateTrainer):
+            return self.trainer.train_noisily(starts, work.clients, work.keys, work.sources)
+        if isinstance(self.trainer, WorkerTrainer):
+            return self.trainer.train(starts, work.clients, work.keys, then)
+        return self.trainer.train(starts, work.clients, work.keys)
+
+    def _prepare(self, task: Task) -> "list[_Prepared | Exception]":
+        """Return each client's hypothesis, and its layers' scores where the method needs them."""
         chosen = choose_each(self.model, self.layout, task.models, task.clients, self.local.loss)
-        needed, every = "layer_scores" in task.needs, self.scoring.every
-        prepared: list[tuple[int, dict[str, float] | None] | Exception] = []
+        needed = "layer_scores" in task.needs
+        prepared: list[_Prepared | Exception] = []
         for client, key, choice in zip(task.clients, task.keys, chosen, strict=True):
+            if isinstance(choice, Exception):
+                prepared.append(choice)
+                continue
+            is_scored = needed and (key[1] - 1) % self.scoring.every == 0
             try:
-                if isinstance(choice, Exception):
-                    raise choice
-                scored = needed and (key[1] - 1) % every == 0
-                prepared.append((choice, self._scores(task.models[choice], client, key) if scored else None))
+                scores = self._scores(task.models[choice], client, key) if is_scored else None
+                prepared.append(_Prepared(choice, scores))
             except Exception as error:  # a client's failure is that client's alone
                 prepared.append(error)
         return prepared
 
     def _scores(self, start: Tensor, client: ClientData, key: Key) -> dict[str, float]:
-        layers, choice = self.layout.groups("module"), self.unmarked.get(key[2], self.scoring.unmarked)
+        """Return the scores of a client's layers, by name."""
+        layers = self.layout.groups("module")
+        choice = self.unmarked.get(key[2], self.scoring.unmarked)
         if choice == "uniform" and _marks_nothing(client, self.scoring):
             return dict.fromkeys(layers, 1.0)
-        scored = self._score(start[None], client, key, choice)
-        return dict(zip(layers, scored[0].tolist(), strict=True))
+        [scores] = self._score(start[None], client, key, choice)
+        return dict(zip(layers, scores.tolist(), strict=True))
 
     def public_scores(self, models: Tensor, public: ClientData) -> Tensor:
-        """Layer scores [n, L] of received models on public data: a ServerFact."""
+        """Score the layers [n, L] of received models on public data: a ServerFact."""
         return self._score(models, public, None, self.scoring.unmarked)
 
-    def _score(self, models: Tensor, data: ClientData, key: Key | None, unmarked: str) -> Tensor:
-        """Scores [n, L] on a few images with their sensitive pixels."""
-        masks, region, how = data.masks, self.region, self.scoring
+    def _score(
+        self,
+        models: Tensor,
+        data: ClientData,
+        key: Key | None,
+        unmarked: str,
+    ) -> Tensor:
+        """Return scores [n, L] on a few images with their sensitive pixels."""
+        masks = data.masks
+        region = self.region
+        how = self.scoring
         images = data.x if data.x.dim() > 2 else data.x[:, None, None]  # features are a row of pixels
         if how.pixels == "all":
             masks = torch.ones(len(images), *images.shape[2:], dtype=torch.bool)
@@ -256,20 +291,53 @@ class Learner:
             raise FieldError("region", None, accepted)
         if _marks_nothing(data, how):
             if unmarked == "refuse":
-                accepted = f"{'the public set' if key is None else 'the client'} marks nothing as sensitive"
-                raise FieldError("masks", "empty", f"{accepted}: mark something, or allow that")
+                owner = "the public set" if key is None else "the client"
+                raise FieldError("masks", "empty", f"{owner} marks nothing as sensitive: mark something, or allow that")
             masks = images.new_ones(len(images), *images.shape[2:], dtype=torch.bool)
         rows = scored_rows(data, how, key)
         where = region if masks is None else masks[rows]
         assert where is not None
-        x, y, loss = images[rows], data.y[rows], self.local.loss
-        return score_models(self.model, self.layout, loss, models, x, y, where, how.method, probes=how.probes)
+        return score_models(
+            self.model,
+            self.layout,
+            self.local.loss,
+            models,
+            images[rows],
+            data.y[rows],
+            where,
+            how.method,
+            probes=how.probes,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """A client's hypothesis, and its layers' scores where the method needs them."""
+
+    chosen: int
+    scores: dict[str, float] | None
+
+    def learned(self, outcome: Trained | Exception) -> Learned | Exception:
+        """Return what the method is given after training."""
+        if isinstance(outcome, Exception):
+            return outcome
+        return Learned(outcome, self.chosen, self.scores)
+
+
+@dataclass(eq=False)
+class _Work:
+    """Clients that are trained together, of one task after another."""
+
+    starts: list[Tensor] = field(default_factory=list)
+    clients: list[ClientData] = field(default_factory=list)
+    keys: list[Key] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
 
 
 def scored_rows(data: ClientData, how: Scoring, key: Key | None = None) -> Tensor:
-    """Which images of a client (with its key), or of the server's public ones, layers are scored on; ascending."""
+    """Choose the images of a client (with its key), or of the public set, that layers are scored on; ascending."""
     rows = torch.arange(len(data.x))
-    if data.masks is not None and how.pixels == "marked" and not _marks_nothing(data, how):
+    if data.masks is not None and how.pixels == "marked" and data.masks.any():
         rows = data.masks.flatten(1).any(1).nonzero().reshape(-1)
     if how.draw == "anew" and key is not None:
         rows = rows[torch.randperm(len(rows), generator=stream(key, "scored images"))]
@@ -277,15 +345,14 @@ def scored_rows(data: ClientData, how: Scoring, key: Key | None = None) -> Tenso
 
 
 def _marks_nothing(data: ClientData, how: Scoring) -> bool:
-    return how.pixels == "marked" and data.masks is not None and not bool(data.masks.any())
-
-
-def _learned(outcome: Trained | Exception, chosen: int, scores: dict[str, float] | None) -> Learned | Exception:
-    return outcome if isinstance(outcome, Exception) else Learned(outcome, chosen, scores)
+    if data.masks is None or how.pixels != "marked":
+        return False
+    return not bool(data.masks.any())
 
 
 def _stacked(rows: Sequence[Tensor]) -> Tensor:
-    """[n, d]; without a copy where all clients start from the same model."""
+    """Return [n, d]; without a copy where all clients start from the same model."""
     first = rows[0]
-    same = all(row.data_ptr() == first.data_ptr() for row in rows)
-    return first.expand(len(rows), -1) if same else torch.stack(list(rows))
+    if all(row.data_ptr() == first.data_ptr() for row in rows):
+        return first.expand(len(rows), -1)
+    return torch.stack(list(rows))

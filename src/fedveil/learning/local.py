@@ -1,4 +1,4 @@
-"""What a client does in a round, and what comes of it."""
+"""Options of a client's training in a round, and its result."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from fedveil.methods.facts import NoisySteps
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining(Parameters):
-    """What a client does with the model it receives.
+    """Options of a client's training on the model it receives.
 
     Parameters
     ----------
@@ -94,9 +94,8 @@ class LocalTraining(Parameters):
         if callable(self.lr):
             require_non_negative("lr(1)", self.lr(1))
         if self.weight_decay != 0.01 and self.optimizer != "adamw":
-            raise FieldError(
-                "weight_decay", self.weight_decay, f'is of "adamw"; {self.optimizer} has none: leave it out'
-            )
+            accepted = f'is of "adamw"; {self.optimizer} has none: leave it out'
+            raise FieldError("weight_decay", self.weight_decay, accepted)
         if isinstance(self.loss, type):
             raise FieldError("loss", self.loss.__name__, f"is a class: write {self.loss.__name__}()")
         loss_of(self.loss)
@@ -104,28 +103,32 @@ class LocalTraining(Parameters):
             raise FieldError("momentum", self.momentum, f"is SGD's; {self.optimizer} has none: set it to 0")
 
     def rate(self, round_: int = 1, step: int = 0, steps: int = 1) -> float:
-        """Learning rate of step `step` from 0, of so many in the round `round_` from 1."""
+        """Return the learning rate of step `step` from 0, of so many in the round `round_` from 1."""
         rate = require_non_negative(f"lr({round_})", self.lr(round_)) if callable(self.lr) else self.lr
         if self.decay < 1:
             rate *= self.decay ** ((round_ - 1) // self.decay_every)
         if self.cosine_rounds:
-            rate *= (1 + math.cos(math.pi * (min(round_, self.cosine_rounds) - 1) / self.cosine_rounds)) / 2
+            done = min(round_, self.cosine_rounds) - 1
+            rate *= (1 + math.cos(math.pi * done / self.cosine_rounds)) / 2
         if self.schedule == "constant":
             return rate
-        rising, done = (step + 1) / math.ceil(0.1 * steps), (step + 0.5) / steps
-        return rate * min(rising, (1 + math.cos(math.pi * done)) / 2)
+        rising = (step + 1) / math.ceil(0.1 * steps)
+        falling = (1 + math.cos(math.pi * ((step + 0.5) / steps))) / 2
+        return rate * min(rising, falling)
 
     @property
     def unusual(self) -> str:
-        """The first key set, a rate that is no number among them, which one client after another follows alone."""
+        """The first key that only the sequential trainer follows, or ""; a rate that is no number counts."""
         usual = {"slack": 0.0, "keep": 1.0, "decay": 1.0, "cosine_rounds": 0, "schedule": "constant"}
-        key = next((name for name, value in usual.items() if getattr(self, name) != value), "")
-        return key or "lr" * callable(self.lr)
+        for name, value in usual.items():
+            if getattr(self, name) != value:
+                return name
+        return "lr" if callable(self.lr) else ""
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What local training gives; nothing of it leaves a client before `protect`.
+    """Result of local training; nothing of it leaves a client before `protect`.
 
     Attributes
     ----------

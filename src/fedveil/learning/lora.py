@@ -7,7 +7,6 @@ A are public.
 
 from collections.abc import Iterable
 from copy import deepcopy
-from itertools import islice
 from typing import Any
 
 import torch
@@ -35,28 +34,27 @@ class LowRank(nn.Module):
         Draws A; B begins at 0, so that the model begins as the base.
     """
 
-    def __init__(self, base: nn.Linear | nn.Conv2d, rank: int, scale: float, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        base: nn.Linear | nn.Conv2d,
+        rank: int,
+        scale: float,
+        generator: torch.Generator,
+    ) -> None:
         super().__init__()
-        self.base, self.scale = base, scale
-        place, kind = base.weight.device, base.weight.dtype
-        down: nn.Linear | nn.Conv2d
-        up: nn.Linear | nn.Conv2d
-        if isinstance(base, nn.Conv2d):
-            how: Any = {"stride": base.stride, "padding": base.padding, "dilation": base.dilation}
-            kernel: Any = base.kernel_size
-            down = nn.Conv2d(base.in_channels, rank, kernel, bias=False, padding_mode=base.padding_mode, **how)
-            up = nn.Conv2d(rank, base.out_channels, 1, bias=False)
-        else:
-            down = nn.Linear(base.in_features, rank, bias=False)
-            up = nn.Linear(rank, base.out_features, bias=False)
+        self.base = base
+        self.scale = scale
+        down, up = _narrow_layers(base, rank)
         with torch.no_grad():
             edge = (3 / down.weight[0].numel()) ** 0.5  # variance 1 over the inputs
-            down.weight.copy_(torch.rand(down.weight.shape, generator=generator) * 2 * edge - edge)
+            drawn = torch.rand(down.weight.shape, generator=generator)
+            down.weight.copy_(drawn * 2 * edge - edge)
             up.weight.zero_()
-        self.down, self.up = down.to(place, kind), up.to(place, kind)
+        self.down = down.to(base.weight.device, base.weight.dtype)
+        self.up = up.to(base.weight.device, base.weight.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The base's outputs, and the adapter's added."""
+        """Add the adapter's outputs to the base's."""
         added: Tensor = self.up(self.down(x))
         outputs: Tensor = self.base(x)
         return outputs + added * self.scale
@@ -64,8 +62,8 @@ class LowRank(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The weights of the merged layer, for modules that read a layer's weights instead of calling it."""
-        base, down, up = self.base.weight, self.down.weight, self.up.weight
-        product = up.flatten(1) @ down.flatten(1)
+        base = self.base.weight
+        product = self.up.weight.flatten(1) @ self.down.weight.flatten(1)
         return base + product.view(base.shape) * self.scale
 
     @property
@@ -74,14 +72,31 @@ class LowRank(nn.Module):
         return self.base.bias
 
     def merged(self) -> nn.Module:
-        """A layer of the base's kind with the adapter in its weights."""
-        base = self.base
+        """Return a layer of the base's kind with the adapter in its weights."""
+        old = self.base.weight
         with torch.no_grad():
-            product = self.up.weight.double().flatten(1) @ self.down.weight.double().flatten(1)
-            weight = base.weight.double() + product.view(base.weight.shape) * self.scale
-            new = deepcopy(base)
-            new.weight = nn.Parameter(weight.to(base.weight.dtype), requires_grad=base.weight.requires_grad)
+            up = self.up.weight.double().flatten(1)
+            down = self.down.weight.double().flatten(1)
+            weight = old.double() + (up @ down).view(old.shape) * self.scale
+            new = deepcopy(self.base)
+            new.weight = nn.Parameter(weight.to(old.dtype), requires_grad=old.requires_grad)
         return new
+
+
+def _narrow_layers(base: nn.Linear | nn.Conv2d, rank: int) -> tuple[nn.Linear | nn.Conv2d, nn.Linear | nn.Conv2d]:
+    """Return the two layers whose product has the shape of a base's weights."""
+    if isinstance(base, nn.Linear):
+        down = nn.Linear(base.in_features, rank, bias=False)
+        return down, nn.Linear(rank, base.out_features, bias=False)
+    options: Any = {
+        "stride": base.stride,
+        "padding": base.padding,
+        "dilation": base.dilation,
+        "padding_mode": base.padding_mode,
+    }
+    kernel: Any = base.kernel_size
+    first = nn.Conv2d(base.in_channels, rank, kernel, bias=False, **options)
+    return first, nn.Conv2d(rank, base.out_channels, 1, bias=False)
 
 
 def lora(
@@ -93,7 +108,7 @@ def lora(
     alpha: float | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """A frozen copy of a model with low-rank adapters on some layers.
+    """Make a frozen copy of a model with low-rank adapters on some layers.
 
     Frozen batch normalisation is folded or kept as a constant, see `freeze`. `merged` gives the model without adapters.
 
@@ -146,7 +161,7 @@ def lora(
 
 
 def merged(model: nn.Module) -> nn.Module:
-    """A copy in which every adapter is part of its layer's weights: the architecture that `lora` was given, frozen.
+    """Copy a model with every adapter in its layer's weights: the architecture that `lora` was given, frozen.
 
     Parameters
     ----------
@@ -163,35 +178,40 @@ def merged(model: nn.Module) -> nn.Module:
 
 
 def _targeted(model: nn.Module, targets: Iterable[str]) -> list[str]:
-    """Names of the layers that the targets mean, in the model's order."""
+    """Return the names of the layers that the targets mean, in the model's order."""
     if isinstance(targets, str):
         raise FieldError("targets", targets, f"is one text: write the names in a list, [{targets!r}]")
     wanted = tuple(targets)
     known = [name for name, part in model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)]
-    shown = ", ".join(islice(known, _SHOWN)) + (f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else "")
-    there = f"the layers there are: {shown}" if known else f"{type(model).__name__} has no dense layer or convolution"
+    kind = type(model).__name__
+    there = f"the layers there are: {_shown(known)}" if known else f"{kind} has no dense layer or convolution"
     if not wanted:
         raise FieldError("targets", wanted, f"names no layer, so nothing would be adapted; {there}")
     every = [name for name, _ in model.named_modules() if name]
-    found: list[str] = []
+    found: set[str] = set()
     for target in wanted:
         meant = [name for name in every if name == target or name.endswith(f".{target}")]
         if not target or not meant:
-            raise FieldError(
-                "targets", target, f"is no layer of {type(model).__name__}; {nearest(target, known)}; {there}"
-            )
-        found += meant
+            raise FieldError("targets", target, f"is no layer of {kind}; {nearest(target, known)}; {there}")
+        found.update(meant)
     return [name for name in every if name in found]
+
+
+def _shown(names: list[str]) -> str:
+    """Return the first names, and how many more there are."""
+    shown = ", ".join(names[:_SHOWN])
+    more = len(names) - _SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _require_adaptable(model: nn.Module, name: str, rank: int) -> None:
     """Refuse a layer without such an adapter, and a rank that spares nothing."""
-    layer, parent = model.get_submodule(name), model.get_submodule(name.rpartition(".")[0])
+    layer = model.get_submodule(name)
+    parent, _, _ = name.rpartition(".")
     kind = type(layer).__name__
-    if isinstance(parent, nn.MultiheadAttention):
-        accepted = (
-            "is read by its weights and never called: adapt the dense layers around it, or write q, k, v as layers"
-        )
+    if isinstance(model.get_submodule(parent), nn.MultiheadAttention):
+        fix = "adapt the dense layers around it, or write q, k, v as layers"
+        accepted = f"is read by its weights and never called: {fix}"
         raise FieldError("targets", name, accepted)
     if type(layer) not in (nn.Linear, nn.Conv2d):
         raise FieldError("targets", name, f"is a {kind}: adapters are of nn.Linear and nn.Conv2d")
@@ -205,12 +225,16 @@ def _require_adaptable(model: nn.Module, name: str, rank: int) -> None:
     if rank >= min(shape):
         accepted = f"must be below {min(shape)}, the rank of {name} {tuple(layer.weight.shape)}: train that layer whole"
         raise FieldError("rank", rank, accepted)
-    own = {other: [id(p) for p in part.parameters(recurse=False)] for other, part in model.named_modules()}
-    held = [other for other, known in own.items() if other != name and id(layer.weight) in known]
+    held: list[str] = []
+    for other, part in model.named_modules():
+        is_shared = any(parameter is layer.weight for parameter in part.parameters(recurse=False))
+        if is_shared and other != name:
+            held.append(other)
     if held:
         raise FieldError("targets", name, f"shares its weights with {', '.join(held)}: untie them first")
 
 
 def _set(model: nn.Module, name: str, part: nn.Module) -> None:
+    """Put a part under its name."""
     parent, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(parent), leaf, part)

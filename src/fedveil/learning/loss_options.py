@@ -13,12 +13,17 @@ from fedveil.learning.torch_losses import Paired
 
 
 def _weights(field: str, value: Any) -> Tensor:
+    """Return weights of classes, or of one."""
     numbers = value if isinstance(value, list | tuple) else [value]
-    if not numbers or any(isinstance(v, bool) or not isinstance(v, int | float) for v in numbers):
+    if not numbers or not all(_is_number(one) for one in numbers):
         raise FieldError(field, value, "must be a list of numbers above 0, declared without looking at the data")
     for one in numbers:
         require_positive(field, one)
-    return torch.tensor([float(v) for v in numbers])
+    return torch.tensor([float(one) for one in numbers])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _truth(field: str, value: Any) -> bool:
@@ -46,7 +51,7 @@ _KINDS: Mapping[str, tuple[type[nn.Module], Mapping[str, _Check]]] = {
 
 
 def with_options(text: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """A loss from its name and options, of which nothing is run.
+    """Make a loss from its name and options, of which nothing is run.
 
     Weights of classes are public; at record level they multiply an example's loss, and are not divided out in a batch.
 

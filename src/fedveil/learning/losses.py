@@ -16,7 +16,7 @@ from fedveil.learning.inputs import Inputs
 from fedveil.learning.loss_options import with_options
 from fedveil.learning.own_state import OwnState
 from fedveil.learning.torch_losses import IGNORED as IGNORED
-from fedveil.learning.torch_losses import NAMES, Labelwise, Paired, labelwise, mean_of_mask
+from fedveil.learning.torch_losses import NAMES, Labelwise, Paired, labelwise, mean_of_mask, paired
 from fedveil.registry import Registry
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -30,7 +30,7 @@ RMSE_FLOOR = 1e-12  # under the root, so that its derivative exists where the er
 
 
 def cross_entropy(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy of logits [B, classes, ...] against int64 classes [B, ...]; the mean, or ("none") one a label.
+    """Return the cross-entropy of logits [B, classes, ...] and int64 classes [B, ...]: the mean, or ("none") a label's.
 
     Raises
     ------
@@ -41,11 +41,12 @@ def cross_entropy(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         return F.cross_entropy(output, y, reduction=reduction)
     except IndexError as error:
         accepted = f"classes must be numbered from 0 to {output.shape[1] - 1}, the model's last output"
-        raise FieldError("y", f"from {int(y.min())} to {int(y.max())}", accepted) from error
+        given = f"from {int(y.min())} to {int(y.max())}"
+        raise FieldError("y", given, accepted) from error
 
 
 def mse(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-    """Squared error; an output [B, 1] fits targets [B]. The mean, or ("none") one a number.
+    """Return the squared error: the mean, or ("none") that of each number; an output [B, 1] fits targets [B].
 
     Against classes [B] it is that of outputs [B, classes] to 1 for the class and 0 for the others.
 
@@ -56,29 +57,31 @@ def mse(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     """
     if of_classes(output.shape, y, 1):
         y = F.one_hot(y, output.shape[1])
-    fitted = output.reshape(y.shape) if output.numel() == y.numel() else output
+    fitted, targets = paired(output, y)
     if fitted.shape != y.shape:
         raise FieldError("y", tuple(y.shape), f"must be like the outputs, {tuple(output.shape)}")
-    return F.mse_loss(fitted, y.to(output.dtype), reduction=reduction)
+    return F.mse_loss(fitted, targets, reduction=reduction)
 
 
 def of_classes(outputs: Sequence[int], y: Tensor, axes: int) -> bool:
-    """Whether targets, of so many axes, are classes of outputs of the shape [..., classes], one of several."""
-    return not y.is_floating_point() and y.dim() == axes == len(outputs) - 1 and outputs[-1] > 1
+    """Return whether targets of so many axes are classes of outputs of the shape [..., classes], one of several."""
+    if y.is_floating_point():
+        return False
+    return y.dim() == axes == len(outputs) - 1 and outputs[-1] > 1
 
 
 def rmse(output: Tensor, y: Tensor) -> Tensor:
-    """Root of the batch's mean squared error (plus 1e-12); no mean of losses of single examples."""
+    """Return the root of the batch's mean squared error (plus 1e-12); no mean of losses of single examples."""
     return (mse(output, y) + RMSE_FLOOR).sqrt()
 
 
 def dice(output: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy plus `soft_dice`, for a class a pixel of which some are rare."""
+    """Return cross-entropy plus `soft_dice`, for a class a pixel of which some are rare."""
     return soft_dice(output, y) + cross_entropy(output, y)
 
 
 def soft_dice(output: Tensor, y: Tensor) -> Tensor:
-    """The soft Dice loss of the classes above 0, for a class a pixel; a weak detector answers to it, too.
+    """Return the soft Dice loss of the classes above 0, for a class a pixel; a weak detector answers to it, too.
 
     Logits [B, classes, H, W], classes [B, H, W]. Of each image and class 1 - (2 sum p t + 1) / (sum p + sum t + 1) with
     the softmax p and the truth t (Milletari et al. 2016, arXiv 1606.04797, with sums instead of sums of squares).
@@ -87,13 +90,15 @@ def soft_dice(output: Tensor, y: Tensor) -> Tensor:
         raise FieldError("loss", "dice", f"needs a class a pixel; the outputs are {tuple(output.shape)}")
     here = (y != IGNORED).flatten(1)
     rare = output.softmax(1)[:, 1:].flatten(2) * here[:, None]
-    truth = F.one_hot(y.flatten(1) * here, output.shape[1]).movedim(-1, 1)[:, 1:].to(rare.dtype)
-    both, sums = (rare * truth).sum(2), rare.sum(2) + truth.sum(2)
+    one_hot = F.one_hot(y.flatten(1) * here, output.shape[1]).movedim(-1, 1)
+    truth = one_hot[:, 1:].to(rare.dtype)
+    both = (rare * truth).sum(2)
+    sums = rare.sum(2) + truth.sum(2)
     return (1 - (2 * both + 1) / (sums + 1)).mean()
 
 
 def hazards(output: Tensor, y: Tensor) -> Tensor:
-    """Survival in discrete time, see `Hazards`: outputs [B, intervals], targets [B, 2]."""
+    """Return the loss of survival in discrete time, see `Hazards`: outputs [B, intervals], targets [B, 2]."""
     return Hazards().of_batch(output, y)
 
 
@@ -113,10 +118,11 @@ LOSSES: Registry[LossFunction] = Registry(
     },
 )
 _OF_EXAMPLES: dict[Any, Labelwise] = {
-    **dict.fromkeys(("dice", dice), DiceOfImage(entropy=True)),
-    **dict.fromkeys(("soft_dice", soft_dice), DiceOfImage(entropy=False)),
-    **dict.fromkeys(("hazards", hazards), Hazards()),
+    "dice": DiceOfImage(entropy=True),
+    "soft_dice": DiceOfImage(entropy=False),
+    "hazards": Hazards(),
 }
+_OF_EXAMPLES |= {dice: _OF_EXAMPLES["dice"], soft_dice: _OF_EXAMPLES["soft_dice"], hazards: _OF_EXAMPLES["hazards"]}
 LABELWISE: dict[str, LossFunction] = {
     "cross_entropy": partial(cross_entropy, reduction="none"),
     "mse": partial(mse, reduction="none"),
@@ -137,12 +143,15 @@ def loss_of(loss: str | LossFunction) -> LossFunction:
 
 
 def base_name(loss: object) -> str:
-    """The name of a loss without its options, or "" for a function."""
-    return loss.partition("(")[0].strip() if isinstance(loss, str) else ""
+    """Return the name of a loss without its options, or "" for a function."""
+    if not isinstance(loss, str):
+        return ""
+    name, _, _ = loss.partition("(")
+    return name.strip()
 
 
 def losses_of(loss: str | LossFunction) -> LossFunction:
-    """The loss of every single label [B, ...], of which the loss asked for is the mean.
+    """Return the loss of every single label [B, ...], of which the loss asked for is the mean.
 
     Raises
     ------
@@ -155,7 +164,7 @@ def losses_of(loss: str | LossFunction) -> LossFunction:
 
 
 def single(loss: str | LossFunction) -> str | Labelwise:
-    """A loss that is the mean over examples: a name of `LABELWISE`, or one of PyTorch's as one loss a label.
+    """Return a loss that is the mean over examples: a name of `LABELWISE`, or one of PyTorch's as one loss a label.
 
     Raises
     ------
@@ -178,8 +187,9 @@ def single(loss: str | LossFunction) -> str | Labelwise:
 
 
 def _why_not(loss: LossFunction) -> str:
-    """Why a loss has no gradients of single examples that could be clipped."""
-    kind, name = type(loss).__name__, str(getattr(loss, "__name__", type(loss).__name__))
+    """Say why a loss has no gradients of single examples that could be clipped."""
+    kind = type(loss).__name__
+    name = str(getattr(loss, "__name__", kind))
     if "cox" in name.lower():
         return MIXES_PEOPLE
     if loss is rmse:
@@ -194,9 +204,9 @@ def _why_not(loss: LossFunction) -> str:
 
 
 def usable(y: Tensor, outputs: Sequence[int], loss: str | Labelwise) -> tuple[Tensor, Tensor]:
-    """Targets without what is no class of a model, and which examples had none such.
+    """Return targets without numbers of no class, and which examples had none.
 
-    What raises for one label would raise for the whole batch.
+    A label that raises would raise for the whole batch.
 
     Parameters
     ----------
@@ -221,31 +231,43 @@ def usable(y: Tensor, outputs: Sequence[int], loss: str | Labelwise) -> tuple[Te
         return y, good
     if y.is_floating_point() or len(outputs) < 2 or not y.numel():
         return y, good
-    low, high = (int(value) for value in y.aminmax())
-    if low >= 0 and high < outputs[1]:
+    classes = outputs[1]
+    low, high = y.aminmax()
+    if int(low) >= 0 and int(high) < classes:
         return y, good
-    fits = (y >= 0) & (y < outputs[1])
+    fits = (y >= 0) & (y < classes)
     if loss != "mse":
-        fits |= y == (loss.ignored if isinstance(loss, Labelwise) else IGNORED)
+        ignored = loss.ignored if isinstance(loss, Labelwise) else IGNORED
+        fits |= y == ignored
     return y.masked_fill(~fits, 0), fits.reshape(len(y), -1).all(1)
 
 
 def masked(y: Tensor, outputs: Sequence[int], loss: str | Labelwise) -> tuple[Tensor, LossFunction]:
-    """Targets as numbers, and the mean loss of a batch of them: no index, which raises, is taken from a label."""
+    """Return targets as numbers, and the mean loss of a batch of them: an index taken from a label may raise."""
     if isinstance(loss, Labelwise) and (y.is_floating_point() or not loss.has_mask):
         return y, loss.of_batch
-    if y.is_floating_point():
-        return y, mse if loss == "mse" else F.cross_entropy
     if loss == "mse":
-        return (F.one_hot(y, outputs[-1]) if of_classes(outputs, y, 1) else y), mse
-    each = torch.arange(outputs[1], device=y.device).view(-1, *[1] * (y.dim() - 1))
+        if of_classes(outputs, y, 1):
+            y = F.one_hot(y, outputs[-1])
+        return y, mse
+    if y.is_floating_point():
+        return y, F.cross_entropy
+    trailing = [1] * (y.dim() - 1)
+    each = torch.arange(outputs[1], device=y.device).view(-1, *trailing)
+    mask = y[:, None] == each
     if isinstance(loss, Labelwise):
-        return (y[:, None] == each) & (y != loss.ignored)[:, None], loss.of_mask
-    return y[:, None] == each, lambda output, mask: mean_of_mask(output.log_softmax(1), mask)
+        here = y != loss.ignored
+        return mask & here[:, None], loss.of_mask
+    return mask, _entropy_of_mask
+
+
+def _entropy_of_mask(output: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean cross-entropy of a batch, of classes as a mask [B, classes, ...]."""
+    return mean_of_mask(output.log_softmax(1), mask)
 
 
 def outputs_of(answer: Any) -> Tensor:
-    """The outputs [B, ...] in what a module returns: every trainer, measure and attack sees these.
+    """Return the outputs [B, ...] in a module's answer: every trainer, measure and attack sees these.
 
     Parameters
     ----------
@@ -274,7 +296,8 @@ def outputs_of(answer: Any) -> Tensor:
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[nn.Module]:
     """Put a module into evaluation mode, and every part of it back into its own mode and state afterwards."""
-    modes, state = [(part, part.training) for part in module.modules()], OwnState(module)
+    modes = [(part, part.training) for part in module.modules()]
+    state = OwnState(module)
     module.eval()
     try:
         yield module
@@ -293,7 +316,7 @@ def predict(
     batch: int = 512,
     buffers: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
-    """Outputs of a module under other parameters; the module itself stays as it is.
+    """Compute a module's outputs under other parameters; the module itself stays as it is.
 
     Parameters
     ----------
@@ -317,11 +340,15 @@ def predict(
     """
     inputs = Inputs.of(module)
     device = inputs.like.device
-    parameters = {name: inputs.stored(value.to(device)) for name, value in layout.unflatten(vector).items()}
-    parameters |= {name: value.to(device) for name, value in (buffers or {}).items()}
-    outputs = []
+    state: dict[str, Tensor] = {}
+    for name, value in layout.unflatten(vector).items():
+        state[name] = inputs.stored(value.to(device))
+    for name, value in (buffers or {}).items():
+        state[name] = value.to(device)
+    outputs: list[Tensor] = []
     with evaluating(module), torch.no_grad():
         for start in range(0, len(x), batch):
             rows = inputs(x[start : start + batch])
-            outputs.append(outputs_of(torch.func.functional_call(module, parameters, (rows,))).cpu())
+            answer = torch.func.functional_call(module, state, (rows,))
+            outputs.append(outputs_of(answer).cpu())
     return torch.cat(outputs)

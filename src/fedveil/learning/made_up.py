@@ -11,7 +11,7 @@ Example = tuple[Tensor, Tensor]  # x and y [N, ...] of which the shapes and type
 
 
 def probes(x: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of so many made-up examples like x [N, ...], each with another batch of the same shape.
+    """Yield batches of so many made-up examples like x [N, ...], each with another batch of the same shape.
 
     Parameters
     ----------
@@ -29,7 +29,8 @@ def probes(x: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
     zeros = torch.zeros(shape, dtype=x.dtype)
     if x.is_floating_point():
         generator = torch.Generator().manual_seed(0)
-        yield torch.rand(shape, generator=generator, dtype=torch.float32).to(x.dtype), zeros + 0.5
+        drawn = torch.rand(shape, generator=generator, dtype=torch.float32)
+        yield drawn.to(x.dtype), zeros + 0.5
         yield zeros, zeros + 1
         yield zeros + 1, zeros
     else:
@@ -39,15 +40,18 @@ def probes(x: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def labels(y: Tensor, rows: int, classes: int = 1) -> Tensor:
-    """As many made-up labels like y [N, ...]: the first classes in turn, or targets in [0, 1]."""
+    """Make so many labels like y [N, ...]: the first classes in turn, or targets in [0, 1]."""
     shape = (rows, *y.shape[1:])
     if not y.is_floating_point():
-        return (torch.arange(rows) % classes).view(-1, *[1] * (y.dim() - 1)).expand(shape).contiguous()
-    return torch.rand(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float32).to(y.dtype)
+        trailing = [1] * (y.dim() - 1)
+        in_turn = torch.arange(rows) % classes
+        return in_turn.view(-1, *trailing).expand(shape).contiguous()
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(shape, generator=generator, dtype=torch.float32).to(y.dtype)
 
 
 def not_trainable(model: nn.Module, x: Tensor, y: Tensor, failure: Exception | None) -> FieldError:
-    """Why a model is not trained: what it raised on made-up examples like x and y [N, ...]."""
+    """Return the refusal of a model that raised on made-up examples like x and y [N, ...]."""
     shapes = f"x {list(x.shape[1:])} and y {list(y.shape[1:])}"
     accepted = f"cannot be trained on made-up examples of the declared shape ({shapes}): {failure}"
     return FieldError("model", type(model).__name__, accepted)

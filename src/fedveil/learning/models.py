@@ -18,6 +18,8 @@ from fedveil.learning.unet import sharpness, unet
 from fedveil.mechanisms.source import keyed_seed
 from fedveil.registry import Registry
 
+Parts = list[tuple[str, nn.Module]]
+
 MOST_PARAMETERS = 1_000_000_000  # of a model of the registry
 _GIVEN = "Parameters named input_shape and outputs are given; others are keys of [model], or have defaults"
 
@@ -31,20 +33,29 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 def logistic(input_shape: Sequence[int], outputs: int, *, bias: bool = True) -> nn.Module:
-    """One dense layer on the flattened input (multinomial logistic or linear regression)."""
-    return _stack([("flatten", nn.Flatten()), ("dense", nn.Linear(prod(input_shape), outputs, bias=bias))])
+    """Build one dense layer on the flattened input (multinomial logistic or linear regression)."""
+    dense = nn.Linear(prod(input_shape), outputs, bias=bias)
+    return _stack([("flatten", nn.Flatten()), ("dense", dense)])
 
 
 def mlp(
-    input_shape: Sequence[int], outputs: int, *, hidden: Sequence[int] = (64,), activation: str = "relu"
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    hidden: Sequence[int] = (64,),
+    activation: str = "relu",
 ) -> nn.Module:
-    """Dense layers of the given hidden sizes, with ``"relu"`` or ``"tanh"`` between them."""
+    """Build dense layers of the given hidden sizes, with ``"relu"`` or ``"tanh"`` between them."""
     require_choice("activation", activation, ("relu", "tanh"))
-    sizes = [prod(input_shape), *(require_count("hidden", h) for h in hidden)]
-    parts: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten())]
-    for i, (a, b) in enumerate(pairwise(sizes), start=1):
-        parts += [(f"dense{i}", nn.Linear(a, b)), (f"act{i}", ACTIVATIONS[activation]())]
-    return _stack([*parts, (f"dense{len(sizes)}", nn.Linear(sizes[-1], outputs))])
+    sizes = [prod(input_shape)]
+    for size in hidden:
+        sizes.append(require_count("hidden", size))
+    parts: Parts = [("flatten", nn.Flatten())]
+    for i, (before, after) in enumerate(pairwise(sizes), start=1):
+        parts.append((f"dense{i}", nn.Linear(before, after)))
+        parts.append((f"act{i}", ACTIVATIONS[activation]()))
+    parts.append((f"dense{len(sizes)}", nn.Linear(sizes[-1], outputs)))
+    return _stack(parts)
 
 
 def small_cnn(
@@ -55,39 +66,63 @@ def small_cnn(
     dense: int = 64,
     activation: str = "tanh",
 ) -> nn.Module:
-    """Convolutions 3x3 with average pooling for small images (8x8, 28x28), then two dense layers.
+    """Build convolutions 3x3 with average pooling for small images (8x8, 28x28), then two dense layers.
 
     All activations but ``"relu"`` are twice differentiable, which gradient inversion and layer scores want.
     """
     make = ACTIVATIONS[require_choice("activation", activation, ACTIVATIONS)]
     before, height, width = image_shape(input_shape, 1 << len(channels))
-    parts: list[tuple[str, nn.Module]] = []
+    parts: Parts = []
     for i, after in enumerate(channels, start=1):
-        conv = nn.Conv2d(before, require_count("channels", after), 3, padding=1)
-        parts += [(f"conv{i}", conv), (f"act{i}", make()), (f"pool{i}", nn.AvgPool2d(2))]
-        before, height, width = after, height // 2, width // 2
+        convolution = nn.Conv2d(before, require_count("channels", after), 3, padding=1)
+        parts.append((f"conv{i}", convolution))
+        parts.append((f"act{i}", make()))
+        parts.append((f"pool{i}", nn.AvgPool2d(2)))
+        before = after
+        height //= 2
+        width //= 2
     hidden = nn.Linear(before * height * width, require_count("dense", dense))
-    parts += [("flatten", nn.Flatten()), ("dense1", hidden), ("act", make()), ("dense2", nn.Linear(dense, outputs))]
+    parts.append(("flatten", nn.Flatten()))
+    parts.append(("dense1", hidden))
+    parts.append(("act", make()))
+    parts.append(("dense2", nn.Linear(dense, outputs)))
     return _stack(parts)
 
 
-def lenet(input_shape: Sequence[int], outputs: int, *, channels: int = 12, activation: str = "sigmoid") -> nn.Module:
-    """Three convolutions 5x5, the first two of stride 2, and one dense layer: what gradient inversion is measured on.
+def lenet(
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    channels: int = 12,
+    activation: str = "sigmoid",
+) -> nn.Module:
+    """Build three convolutions 5x5, the first two of stride 2, and one dense layer, as gradient inversion attacks it.
 
     Source: Zhu, Liu and Han 2019 (arXiv 1906.08935), section 4; weights start as PyTorch's.
     """
     make = ACTIVATIONS[require_choice("activation", activation, ACTIVATIONS)]
     before, height, width = image_shape(input_shape, 4)
-    parts: list[tuple[str, nn.Module]] = []
+    parts: Parts = []
     for i, stride in enumerate((2, 2, 1), start=1):
         after = require_count("channels", channels)
-        parts += [(f"conv{i}", nn.Conv2d(before, after, 5, stride=stride, padding=2)), (f"act{i}", make())]
-        before, height, width = after, -(-height // stride), -(-width // stride)
-    return _stack([*parts, ("flatten", nn.Flatten()), ("dense", nn.Linear(before * height * width, outputs))])
+        parts.append((f"conv{i}", nn.Conv2d(before, after, 5, stride=stride, padding=2)))
+        parts.append((f"act{i}", make()))
+        before = after
+        height = -(-height // stride)
+        width = -(-width // stride)
+    parts.append(("flatten", nn.Flatten()))
+    parts.append(("dense", nn.Linear(before * height * width, outputs)))
+    return _stack(parts)
 
 
-def alzheimer_cnn(input_shape: Sequence[int], outputs: int, *, dropout: float = 0.1, init: str = "glorot") -> nn.Module:
-    """The CNN of the metric-privacy paper for any image of at least 18x18 (6,517,476 parameters at 1x128x128).
+def alzheimer_cnn(
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    dropout: float = 0.1,
+    init: str = "glorot",
+) -> nn.Module:
+    """Build the CNN of the metric-privacy paper for an image of at least 18x18 (6,517,476 parameters at 1x128x128).
 
     Convolutions 3x3 ("valid", our assumption: the paper prints no kernel size) of 32, 64 and 128 channels, dense
     layers of 64, 32 and the outputs. Pooling comes before ReLU: the two commute, and it is a quarter of the work.
@@ -95,8 +130,9 @@ def alzheimer_cnn(input_shape: Sequence[int], outputs: int, *, dropout: float = 
     """
     require_choice("init", init, ("glorot", "torch"))
     channels, height, width = image_shape(input_shape, 18)
-    for pooled in (True, True, False):
-        height, width = ((height - 2) // 2, (width - 2) // 2) if pooled else (height - 2, width - 2)
+    for pooling in (2, 2, 1):
+        height = (height - 2) // pooling
+        width = (width - 2) // pooling
     if isinstance(dropout, bool) or not 0 <= dropout < 1:
         raise FieldError("dropout", dropout, "must be a probability of at least 0 and below 1")
     model = _stack(
@@ -119,12 +155,18 @@ def alzheimer_cnn(input_shape: Sequence[int], outputs: int, *, dropout: float = 
             ("dense3", nn.Linear(32, outputs)),
         ]
     )
-    for part in model if init == "glorot" else ():
+    if init == "glorot":
+        _start_as_keras(model)
+    return model
+
+
+def _start_as_keras(model: nn.Sequential) -> None:
+    """Draw Glorot's uniform weights, and set biases to 0."""
+    for part in model:
         if isinstance(part, nn.Conv2d | nn.Linear):
             nn.init.xavier_uniform_(part.weight)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
-    return model
 
 
 MODELS: Registry[Callable[..., nn.Module]] = Registry(
@@ -176,25 +218,44 @@ def build_model(name: str, *, input_shape: Sequence[int], outputs: int, seed: in
     >>> sum(p.numel() for p in model.parameters())
     2410
     """
-    return halves(name, input_shape=input_shape, outputs=outputs, seed=seed, **options)[1]
+    _, model = halves(name, input_shape=input_shape, outputs=outputs, seed=seed, **options)
+    return model
 
 
 def halves(
-    name: str, *, input_shape: Sequence[int], outputs: int, seed: int, **options: Any
+    name: str,
+    *,
+    input_shape: Sequence[int],
+    outputs: int,
+    seed: int,
+    **options: Any,
 ) -> tuple[nn.Module | None, nn.Module]:
-    """What computes features once, if the model is ``cached``, and what is trained; see `build_model`."""
+    """Build a model in two parts: one that computes features once, if it is ``cached``, and one that is trained.
+
+    Parameters
+    ----------
+    name, input_shape, outputs, seed, **options
+        See `build_model`.
+    """
     factory = MODELS.find(name)
-    own = {k: v for k, v in options.items() if k not in tuning_of(name)}
+    of_tuning = tuning_of(name)
+    own: dict[str, Any] = {}
+    tuning: dict[str, Any] = {}
+    for key, value in options.items():
+        (tuning if key in of_tuning else own)[key] = value
     model = _built(name, factory, own, input_shape=input_shape, outputs=outputs, seed=seed)
     with _of_model():
-        model = tuned(model, **{k: v for k, v in options.items() if k not in own})
-        return front_of(model) if options.get("cached") and "cached" not in own else (None, model)
+        model = tuned(model, **tuning)
+        if tuning.get("cached"):
+            return front_of(model)
+        return None, model
 
 
 def tuning_of(name: str) -> tuple[str, ...]:
-    """The keys of `tuned` that a model takes: those that its own factory does not have."""
+    """Return the keys of `tuned` that a model takes: those that its own factory does not have."""
     own = inspect.signature(MODELS.find(name)).parameters
-    return tuple(key for key in list(inspect.signature(tuned).parameters)[1:] if key not in own)
+    _, *keys = inspect.signature(tuned).parameters
+    return tuple(key for key in keys if key not in own)
 
 
 @contextmanager
@@ -217,17 +278,21 @@ def _built(
     outputs: int,
     seed: int,
 ) -> nn.Module:
-    """The model as its factory makes it."""
+    """Build the model as its factory makes it."""
     parameters = inspect.signature(factory).parameters
-    accepted = [p for p in parameters if p not in ("input_shape", "outputs")]
+    accepted = [key for key in parameters if key not in ("input_shape", "outputs")]
     for option in options:
         if option not in accepted:
             hint = nearest(option, accepted) if accepted else "this model has no options"
             raise FieldError(f"model.{option}", options[option], f"{name} has no such option; {hint}")
-    shape = tuple(require_count("input_shape", s) for s in input_shape)
+    shape = tuple(require_count("input_shape", side) for side in input_shape)
     outputs = require_count("outputs", outputs)
-    facts = {"input_shape": shape, "outputs": outputs}
-    given = {**{k: v for k, v in facts.items() if k in parameters}, **options}
+    given: dict[str, Any] = {}
+    if "input_shape" in parameters:
+        given["input_shape"] = shape
+    if "outputs" in parameters:
+        given["outputs"] = outputs
+    given |= options
     if name in MODELS:
         _require_memory(name, factory, given, options)
     with torch.random.fork_rng(devices=[]):
@@ -244,7 +309,10 @@ def _built(
 
 
 def _require_memory(
-    name: str, factory: Callable[..., nn.Module], given: dict[str, Any], options: dict[str, Any]
+    name: str,
+    factory: Callable[..., nn.Module],
+    given: dict[str, Any],
+    options: dict[str, Any],
 ) -> None:
     """Count the parameters before any is there, and refuse what no machine here trains."""
     try:
@@ -253,19 +321,20 @@ def _require_memory(
     except Exception as error:  # what the factory refuses it will refuse again; some cannot be built without memory
         size = MOST_PARAMETERS + 1 if "overflow" in str(error).lower() else 0
     if size > MOST_PARAMETERS:
-        field, value = max(options.items(), key=lambda item: _largest(item[1]), default=("name", name))
+        field = max(options, key=lambda option: _largest(options[option]), default="name")
         accepted = f"makes more than {MOST_PARAMETERS:,} parameters, the most there may be: lower it"
-        raise FieldError(f"model.{field}", value, accepted)
+        raise FieldError(f"model.{field}", options.get(field, name), accepted)
 
 
 def _largest(value: Any) -> float:
-    """The largest number in an option, 0 where there is none."""
+    """Return the largest number in an option, 0 where there is none."""
     every = value if isinstance(value, list | tuple) else [value]
-    return max((float(v) for v in every if isinstance(v, int | float)), default=0.0)
+    numbers = [float(one) for one in every if isinstance(one, int | float)]
+    return max(numbers, default=0.0)
 
 
 def initial_models(factory: str | Callable[[int], nn.Module], *, k: int, seed: int, **options: Any) -> Tensor:
-    """Initial vectors of k hypotheses, each from its own seed.
+    """Return initial vectors of k hypotheses, each from its own seed.
 
     Parameters
     ----------
@@ -281,17 +350,24 @@ def initial_models(factory: str | Callable[[int], nn.Module], *, k: int, seed: i
     Tensor
         [k, d].
     """
-    seeds = [keyed_seed("hypothesis", seed, j) if j else seed for j in range(require_count("k", k))]
-    made = (build_model(factory, seed=s, **options) if isinstance(factory, str) else factory(s) for s in seeds)
-    return torch.stack([Layout.from_module(module).read(module) for module in made])
+    vectors: list[Tensor] = []
+    for j in range(require_count("k", k)):
+        own_seed = keyed_seed("hypothesis", seed, j) if j else seed
+        if isinstance(factory, str):
+            module = build_model(factory, seed=own_seed, **options)
+        else:
+            module = factory(own_seed)
+        vectors.append(Layout.from_module(module).read(module))
+    return torch.stack(vectors)
 
 
-def _stack(parts: list[tuple[str, nn.Module]]) -> nn.Sequential:
+def _stack(parts: Parts) -> nn.Sequential:
     return nn.Sequential(OrderedDict(parts))
 
 
 def image_shape(input_shape: Sequence[int], least: int) -> tuple[int, int, int]:
-    """Channels, height and width of an input that is an image of at least `least` x `least` pixels."""
+    """Return channels, height and width of an image of at least `least` x `least` pixels; refuse any other input."""
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         raise FieldError("input_shape", tuple(input_shape), f"must be (channels, height, width), {least} or larger")
-    return input_shape[0], input_shape[1], input_shape[2]
+    channels, height, width = input_shape
+    return channels, height, width

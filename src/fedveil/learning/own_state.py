@@ -1,4 +1,4 @@
-"""What a module's own code keeps in attributes from one call to the next: a hidden state, a cache, a list."""
+"""Attributes in which a module's own code keeps something from one call to the next: a state, a cache, a list."""
 
 from collections.abc import MutableMapping, MutableSequence, MutableSet
 from copy import copy
@@ -21,11 +21,15 @@ class OwnState:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        foreign = [m for m in model.modules() if not type(m).__module__.startswith(_NOT_FOREIGN)]
-        self._kept = [(m, {name: (v, _copied(v)) for name, v in _own(m).items()}) for m in foreign]
+        self._kept: list[tuple[nn.Module, dict[str, tuple[Any, Any]]]] = []
+        for module in model.modules():
+            if type(module).__module__.startswith(_NOT_FOREIGN):
+                continue
+            own = {name: (value, _copied(value)) for name, value in _own(module).items()}
+            self._kept.append((module, own))
 
     def restore(self) -> None:
-        """Put them back, and drop those that came later: the next client must not begin where the last one ended."""
+        """Put the attributes back and drop later ones: the next client must not begin where the last one ended."""
         for module, kept in self._kept:
             for name in _own(module):
                 if name not in kept:
@@ -36,17 +40,21 @@ class OwnState:
 
 
 def _own(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes that no module of PyTorch has."""
     return {name: value for name, value in vars(module).items() if name not in _TORCH}
 
 
 def _copied(value: Any) -> Any:
-    """A copy of what can be written in place; of a container, not of what is in it."""
+    """Copy what can be written in place; of a container, not of what is in it."""
     if isinstance(value, Tensor):
         return value.detach().clone()
-    return copy(value) if isinstance(value, MutableSequence | MutableMapping | MutableSet) else None
+    if isinstance(value, MutableSequence | MutableMapping | MutableSet):
+        return copy(value)
+    return None
 
 
 def _put_back(value: Any, before: Any) -> None:
+    """Write into an object what it held before."""
     if isinstance(value, Tensor):
         if not torch.equal(value, before):
             with torch.no_grad():

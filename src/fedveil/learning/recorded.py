@@ -41,7 +41,7 @@ def recorded(function: Callable[..., Any], *inputs: Tensor, layers: Sequence[str
 
 
 def running_layers(model: nn.Module) -> list[str]:
-    """The names of a model's layers that are running at any time, as they are called; the innermost is the last."""
+    """Return a list that names a model's running layers while it is called; the innermost is the last."""
     running: list[str] = []
 
     def enter(layer: nn.Module, given: Any, name: str) -> None:
@@ -51,28 +51,30 @@ def running_layers(model: nn.Module) -> list[str]:
         running.pop()
 
     for name, layer in model.named_modules():
-        layer.register_forward_pre_hook(partial(enter, name=f"{name} ({type(layer).__name__})" if name else ""))
+        shown = f"{name} ({type(layer).__name__})" if name else ""
+        layer.register_forward_pre_hook(partial(enter, name=shown))
         layer.register_forward_hook(leave)
     return running
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down every operator; tensors are told apart by what they are, and not held."""
+    """A mode that adds every operator to a graph; tensors are told apart by identity, and not held."""
 
     def __init__(self, layers: Sequence[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.graph, self.constants = Graph(), nn.Module()
-        self._layers, self._nodes = layers, WeakTensorKeyDictionary()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Say no: PyTorch would import its compiler, which takes a second."""
-        return False
+        self.graph = Graph()
+        self.constants = nn.Module()
+        self._layers = layers
+        self._nodes = WeakTensorKeyDictionary()
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run an operator, and write it down."""
+        """Run an operator, and add it to the graph."""
         named = kwargs or {}
         given = tree_map_only(Tensor, self.node_of, (tuple(args), named))
         result = func(*args, **named)
@@ -92,7 +94,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._nodes[value] = node
 
     def node_of(self, value: Tensor) -> Node:
-        """The node that a tensor comes from; a constant's is made at its first use."""
+        """Return the node that a tensor comes from; a constant's is made at its first use."""
         node: Node | None = self._nodes.get(value)  # type: ignore[no-untyped-call]
         if node is None:
             name = f"constant_{len(list(self.constants.buffers()))}"

@@ -24,15 +24,17 @@ _SHARED_AXES: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.D
 
 
 def stream(key: Key, purpose: str, generator: torch.Generator | None = None) -> torch.Generator:
-    """A generator seeded for one client, round and purpose; an existing one may be seeded anew."""
-    generator = torch.Generator() if generator is None else generator
+    """Return a generator seeded for one client, round and purpose; an existing one may be seeded anew."""
+    if generator is None:
+        generator = torch.Generator()
     return generator.manual_seed(keyed_seed("train", *key, purpose))
 
 
 @contextmanager
 def drawing(seed: int) -> Iterator[None]:
     """Seed what others' code draws from, of torch, NumPy and Python, and put it back."""
-    numbers, python = np.random.get_state(), random.getstate()  # noqa: NPY002 - what others' code draws from
+    numbers = np.random.get_state()  # noqa: NPY002 - what others' code draws from
+    python = random.getstate()
     with torch.random.fork_rng(devices=[]):
         draw_from(seed)
         try:
@@ -50,7 +52,7 @@ def draw_from(seed: int) -> None:
 
 
 def epoch_orders(keys: Sequence[Key], examples: Sequence[int] | Ints, epochs: int) -> Ints:
-    """The order in which clients go through their examples: every epoch another permutation.
+    """Return the order in which clients go through their examples: every epoch another permutation.
 
     The hash of (key, epoch, example) is sorted, so that a client's order depends on its own key alone, and many
     clients are shuffled in one pass. (Shuffling is no mechanism: nothing about privacy rests on it.)
@@ -71,23 +73,29 @@ def epoch_orders(keys: Sequence[Key], examples: Sequence[int] | Ints, epochs: in
     """
     counts = np.asarray(examples, np.int64)
     index: Words = np.arange(counts.max(initial=0), dtype=np.uint64)
-    words: Words = _mixed(_seeds(keys)[:, None] + _GOLDEN * np.arange(1, epochs + 1, dtype=np.uint64))
+    epoch: Words = np.arange(1, epochs + 1, dtype=np.uint64)
+    words = _mixed(_seeds(keys)[:, None] + _GOLDEN * epoch)
     hashed = _mixed(words[:, :, None] + _GOLDEN * index)
     if counts.min(initial=len(index)) < len(index):
-        np.copyto(hashed, np.uint64(_MASK), where=(index >= counts[:, None])[:, None])
+        is_empty = index >= counts[:, None]
+        np.copyto(hashed, np.uint64(_MASK), where=is_empty[:, None])
     return hashed.argsort(axis=2, kind="stable")  # so that no hash stands behind the places that nobody fills
 
 
 def _seeds(keys: Sequence[Key]) -> Words:
-    columns = _mixed(np.array([[part & _MASK for part in key] for key in keys], dtype=np.uint64).T + _GOLDEN)
+    """Hash each key."""
+    words: list[list[int]] = []
+    for key in keys:
+        words.append([part & _MASK for part in key])
+    columns = np.array(words, dtype=np.uint64).T
     state = np.zeros(len(keys), dtype=np.uint64)
-    for column in columns:
+    for column in _mixed(columns + _GOLDEN):
         state = _mixed((state + _GOLDEN) ^ column)
     return state
 
 
 def _mixed(words: Words) -> Words:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
     for shift, factor in _ROUNDS:
         words = (words ^ (words >> shift)) * factor
     return words ^ (words >> _LAST)
@@ -109,17 +117,23 @@ class KeyedDropout(nn.Module):
 
     def __init__(self, p: float, axes: int, generator: torch.Generator | None) -> None:
         super().__init__()
-        self.p, self.axes, self.generator = p, axes, generator
+        self.p = p
+        self.axes = axes
+        self.generator = generator
 
     def forward(self, x: Tensor) -> Tensor:
         """Drop and rescale in training mode, pass through otherwise."""
         if not self.training or self.p == 0:
             return x
-        shape = x.shape[: max(x.dim() - self.axes, 0)] + (1,) * min(self.axes, x.dim())
+        shared = min(self.axes, x.dim())
+        shape = (*x.shape[: x.dim() - shared], *[1] * shared)
         keep = self._drawn(shape)
-        return x * (keep.to(x.device, x.dtype) / (1 - self.p) if self.p < 1 else torch.zeros((), device=x.device))
+        if self.p == 1:
+            return x * torch.zeros((), device=x.device)
+        return x * (keep.to(x.device, x.dtype) / (1 - self.p))
 
     def _drawn(self, shape: Sequence[int]) -> Tensor:
+        """Draw which decisions keep."""
         if self.generator is None:
             return torch.bernoulli(torch.empty(shape), 1 - self.p)
         return torch.rand(shape, generator=self.generator, dtype=torch.float32) >= self.p
@@ -138,8 +152,11 @@ def with_keyed_dropout(module: nn.Module, generator: torch.Generator) -> None:
     replaced: dict[int, KeyedDropout] = {}
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) in _SHARED_AXES:
-                rate: float = vars(child)["p"]
-                new = replaced.setdefault(id(child), KeyedDropout(rate, _SHARED_AXES[type(child)], generator))
-                new.training = child.training
-                setattr(parent, name, new)
+            axes = _SHARED_AXES.get(type(child))
+            if axes is None:
+                continue
+            if id(child) not in replaced:
+                replaced[id(child)] = KeyedDropout(vars(child)["p"], axes, generator)
+            new = replaced[id(child)]
+            new.training = child.training
+            setattr(parent, name, new)

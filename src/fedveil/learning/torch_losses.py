@@ -27,12 +27,12 @@ NAMES = tuple(kind.__name__ for kind in (*_CLASS_LOSSES, *_NUMBER_LOSSES))
 
 
 def mean_of_mask(logs: Tensor, mask: Tensor) -> Tensor:
-    """The mean over labels of minus the logarithms [B, classes, ...] that a mask picks out; a void label counts 0."""
+    """Return the mean over labels of minus the masked logarithms [B, classes, ...]; a void label counts 0."""
     return -torch.where(mask, logs, 0.0).sum(1).mean()
 
 
 def paired(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs and targets that are numbers, in one shape: an output [B, 1] fits targets [B]."""
+    """Return outputs and targets that are numbers in one shape: an output [B, 1] fits targets [B]."""
     fitted = output.reshape(y.shape) if output.numel() == y.numel() else output
     return fitted, y.to(output.dtype)
 
@@ -50,7 +50,7 @@ class Paired:
         self.loss = loss
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        """The mean of a batch.
+        """Return the mean of a batch.
 
         Raises
         ------
@@ -99,7 +99,7 @@ class Labelwise:
         return type(self._loss).__name__
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        """Losses [B, ...]; outputs and targets that are numbers must have one shape."""
+        """Return losses [B, ...]; outputs and targets that are numbers must have one shape."""
         if self._paired:
             output, y = paired(output, y)
         if not self.of_classes and output.shape != y.shape:
@@ -109,14 +109,15 @@ class Labelwise:
         return losses
 
     def of_batch(self, output: Tensor, y: Tensor) -> Tensor:
-        """The mean loss of a batch."""
+        """Return the mean loss of a batch."""
         return self(output, y).mean()
 
     def of_mask(self, output: Tensor, mask: Tensor) -> Tensor:
-        """The mean loss of a batch, of classes as a mask [B, classes, ...]: no index, which raises, is taken."""
+        """Return the mean loss of a batch, of classes as a mask [B, classes, ...]: an index may raise."""
         logs = output if isinstance(self._loss, nn.NLLLoss) else output.log_softmax(1)
         if self._loss.weight is not None:
-            logs = logs * self._loss.weight.to(logs).view(-1, *[1] * (logs.dim() - 2))
+            trailing = [1] * (logs.dim() - 2)
+            logs = logs * self._loss.weight.to(logs).view(-1, *trailing)
         return mean_of_mask(logs, mask)
 
     @property
@@ -126,18 +127,30 @@ class Labelwise:
 
 
 def labelwise(loss: Any) -> Labelwise | str | None:
-    """A loss of PyTorch as one loss a label, the name under which FedVeil has it, or None for any other loss."""
-    keywords = loss.keywords if isinstance(loss, partial) and not loss.args else {}
-    function = loss.func if keywords else loss
-    kind = next((kind for known, kind in _FUNCTIONS if known is function), None)
-    if kind is not None:
-        try:
-            loss = kind(**keywords)
-        except TypeError:  # a keyword that only the function has
-            return None
-    if type(loss) not in (*_CLASS_LOSSES, *_NUMBER_LOSSES) or loss.reduction != "mean":
+    """Return a loss of PyTorch as one loss a label, or its name if FedVeil has it; None for any other loss."""
+    module = _as_module(loss)
+    if type(module) not in (*_CLASS_LOSSES, *_NUMBER_LOSSES) or module.reduction != "mean":
         return None
-    if type(loss) is nn.CrossEntropyLoss:
-        usual = loss.weight is None and not loss.label_smoothing and loss.ignore_index == IGNORED
-        return "cross_entropy" if usual else Labelwise(loss)
-    return Labelwise(loss)
+    if type(module) is nn.CrossEntropyLoss and _has_no_options(module):
+        return "cross_entropy"
+    return Labelwise(module)
+
+
+def _as_module(loss: Any) -> Any:
+    """Return the module of a loss that is a function of PyTorch's, with its keywords; anything else as it is."""
+    function = loss
+    keywords: dict[str, Any] = {}
+    if isinstance(loss, partial) and loss.keywords and not loss.args:
+        function = loss.func
+        keywords = loss.keywords
+    for known, kind in _FUNCTIONS:
+        if known is function:
+            try:
+                return kind(**keywords)
+            except TypeError:  # a keyword that only the function has
+                return None
+    return loss
+
+
+def _has_no_options(loss: nn.CrossEntropyLoss) -> bool:
+    return loss.weight is None and not loss.label_smoothing and loss.ignore_index == IGNORED

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -60,11 +59,19 @@ class WorkerTrainer:
         if unknown is not None:
             _LOG.info("training on one worker: %s may draw from the shared generator", unknown)
             workers = 1
-        self._threads, shared = Threads(), workers == 1
-        how: dict[str, Any] = {"precision": precision, "before_step": self._threads.raise_if_stopped}
-        self._trainers = [
-            SequentialTrainer(model, layout, local, device, shared_random=shared, **how) for _ in range(workers)
-        ]
+        self._threads = Threads()
+        self._trainers: list[SequentialTrainer] = []
+        for _ in range(workers):
+            trainer = SequentialTrainer(
+                model,
+                layout,
+                local,
+                device,
+                precision=precision,
+                shared_random=workers == 1,
+                before_step=self._threads.raise_if_stopped,
+            )
+            self._trainers.append(trainer)
 
     @property
     def workers(self) -> int:
@@ -72,14 +79,18 @@ class WorkerTrainer:
         return len(self._trainers)
 
     def train(
-        self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key], then: Then | None = None
+        self,
+        starts: Tensor,
+        clients: Sequence[ClientData],
+        keys: Sequence[Key],
+        then: Then | None = None,
     ) -> list[Trained | Exception]:
         """Train each client from its own start; see `SequentialTrainer.train`, and `Task` for `then`."""
         check_request(self._trainers[0].layout, starts, clients, keys)
         results: dict[int, Trained | Exception] = {}
 
         def work(trainer: SequentialTrainer, i: int) -> None:
-            trainer.lends = then is not None
+            trainer.reuses_memory = then is not None
             [outcome] = trainer.train(starts[i : i + 1], [clients[i]], [keys[i]])
             results[i] = outcome if then is None else then(keys[i], outcome)
 
@@ -101,7 +112,7 @@ def make_trainer(
     noisy: NoisySteps | None = None,
     example: Example | None = None,
 ) -> BatchedTrainer | WorkerTrainer | PrivateTrainer:
-    """A trainer by name.
+    """Make a trainer by name.
 
     Parameters
     ----------
@@ -148,7 +159,7 @@ def make_trainer(
 def _unknown(model: nn.Module) -> str | None:
     """Name the first module whose class is not from torch.nn or this library, or that is known to draw.
 
-    A module of yours is no such one where it can be read, and is no more than known layers.
+    A module of yours that can be read, and is no more than known layers, is left out.
     """
     with suppress(NotIsolated):
         recognised(model)

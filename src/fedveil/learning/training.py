@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,14 @@ from fedveil.learning.streams import Key, epoch_orders, stream, with_keyed_dropo
 from fedveil.mechanisms.source import keyed_seed
 
 
-def rehearse(model: nn.Module, layout: Layout, local: LocalTraining, device: str, x: Tensor, y: Tensor) -> None:
+def rehearse(
+    model: nn.Module,
+    layout: Layout,
+    local: LocalTraining,
+    device: str,
+    x: Tensor,
+    y: Tensor,
+) -> None:
     """Train a copy on two made-up examples like x and y [N, ...], whose values are not used.
 
     Raises
@@ -84,27 +90,34 @@ class SequentialTrainer:
         before_step: Callable[[], None] | None = None,
     ) -> None:
         self._half = require_choice("precision", precision, ("full", "bfloat16")) == "bfloat16"
-        self._shared_random, self._before_step = shared_random, before_step
-        self.layout, self.local = layout, local
+        self._shared_random = shared_random
+        self._before_step = before_step
+        self.layout = layout
+        self.local = local
         self._device = device_of(device)
         self._model = deepcopy(model).to(self._device).train()
         self._generator = torch.Generator()
         with_keyed_dropout(self._model, self._generator)
         every = dict(self._model.named_parameters())
-        missing = [name for name in layout.names if name not in every]
-        if missing:
-            raise FieldError("layout", missing[0], "is no parameter of the model: take Layout.from_module(model)")
+        for name in layout.names:
+            if name not in every:
+                raise FieldError("layout", name, "is no parameter of the model: take Layout.from_module(model)")
         self._parameters = [every[name] for name in layout.names]
         self._inputs = Inputs.of(self._model)
         self._values: Tensor | None = None  # all parameters [d], where they are of one type
-        self.lends = False  # whether a result is read before the next client is trained, whose memory it then is
-        self._room: Tensor | None = None  # that memory
-        self._buffers = {name: b.detach().clone() for name, b in self._model.named_buffers()}
+        self.reuses_memory = False  # a result is then valid until the next client is trained
+        self._memory: Tensor | None = None
+        self._buffers = {name: buffer.detach().clone() for name, buffer in self._model.named_buffers()}
         self._own_state = OwnState(self._model)
         self._kept = sorted(self._buffers.keys() & set(layout.kept))
         self._loss = loss_of(local.loss)
 
-    def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
+    def train(
+        self,
+        starts: Tensor,
+        clients: Sequence[ClientData],
+        keys: Sequence[Key],
+    ) -> list[Trained | Exception]:
         """Train each client from its own start.
 
         Parameters
@@ -140,24 +153,25 @@ class SequentialTrainer:
         if not client.examples:
             return Trained(start.detach().clone(), 0, 0.0)
         self._reset(start, client.buffers)
-        local, model, step, total = self.local, self._model, 0, 0.0
-        steps = local.epochs * math.ceil(client.examples / local.batch_size)
+        local = self.local
         optimizer = Stepper(self._parameters, local)
-        anchors = [p.detach().clone() for p in self._parameters] if local.prox else []
+        anchors = [parameter.detach().clone() for parameter in self._parameters] if local.prox else []
         orders = torch.from_numpy(epoch_orders([key], [client.examples], local.epochs)[0])
         stream(key, "dropout", self._generator)
         seed = keyed_seed("train", *key, "module")
+        steps = local.epochs * math.ceil(client.examples / local.batch_size)
+        step = 0
+        total = 0.0  # of the losses of the last epoch
         with _seeded(seed, self._device) if self._shared_random else nullcontext():
             for order in orders:
-                losses = []
+                losses: list[Tensor] = []
                 for rows in torch.split(order, local.batch_size):
                     if self._before_step is not None:
                         self._before_step()
                     rate = local.rate(key[1], step, steps)
                     loss = self._gradients(*batch_of(client, rows, self._inputs))
-                    if not local.slack or (self._moved(start) > local.slack):
-                        for p, anchor in zip(self._parameters, anchors, strict=False):
-                            p.grad = _gradient(p).add_(p.detach() - anchor, alpha=local.prox)
+                    if anchors and self._is_beyond_slack(start):
+                        self._pull(anchors)
                     optimizer.step(rate)
                     losses.append(loss.detach() * len(rows))
                     step += 1
@@ -166,69 +180,95 @@ class SequentialTrainer:
         trained = self._read()
         if local.keep < 1:
             trained = start + _longest(trained - start, local.keep)
-        state = model.state_dict() if self._kept else {}
-        own = {name: state[name].detach().cpu().clone() for name in self._kept} or None
-        return Trained(trained, client.examples, total / client.examples, buffers=own)
+        return Trained(trained, client.examples, total / client.examples, buffers=self._kept_buffers())
+
+    def _is_beyond_slack(self, start: Tensor) -> bool:
+        """Return whether FedProx's term counts at this distance from the start [d]."""
+        if not self.local.slack:
+            return True
+        return float((self._read() - start).norm()) > self.local.slack
+
+    def _pull(self, anchors: Sequence[Tensor]) -> None:
+        """Add FedProx's term to the gradients."""
+        for parameter, anchor in zip(self._parameters, anchors, strict=True):
+            gradient = _gradient(parameter)
+            parameter.grad = gradient.add_(parameter.detach() - anchor, alpha=self.local.prox)
+
+    def _kept_buffers(self) -> dict[str, Tensor] | None:
+        """Return the buffers that the layout keeps with each client."""
+        if not self._kept:
+            return None
+        state = self._model.state_dict()
+        return {name: state[name].detach().cpu().clone() for name in self._kept}
 
     def _require_constants(self) -> None:
         """Refuse a model whose own code wrote a buffer that was taken for a constant."""
-        now = dict(self._model.named_buffers()) if self.layout.constants else {}
+        if not self.layout.constants:
+            return
+        now = dict(self._model.named_buffers())
         for name in self.layout.constants:
             if name not in now or not torch.equal(now[name], self._buffers[name]):
-                accepted = (
-                    "is a buffer that training writes, which nobody shares or noises: leave it out of the model, or "
-                )
-                raise FieldError("module", name, f'{accepted}in Python Federation(..., shared=Shared(buffers="keep"))')
-
-    def _moved(self, start: Tensor) -> float:
-        return float((self._read() - start).norm())
+                accepted = "is a buffer that training writes, which nobody shares or noises: leave it out of the model,"
+                fix = 'or in Python Federation(..., shared=Shared(buffers="keep"))'
+                raise FieldError("module", name, f"{accepted} {fix}")
 
     def _gradients(self, x: Tensor, y: Tensor) -> Tensor:
         """Leave the gradient of a batch in the parameters, and return the mean loss."""
         self._model.zero_grad()
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
             outputs = outputs_of(self._model(x))
-            if y.numel() and void_labels(self.local.loss, y, outputs.shape).all():
+            is_void = y.numel() and void_labels(self.local.loss, y, outputs.shape).all()
+            if is_void:
                 loss = 0.0 * outputs.sum()  # nothing is asked for, where a mean over no label would be no number
             else:
                 loss = self._loss(outputs, y)
         torch.autograd.backward(loss)
-        for p in self._parameters:
-            if p.grad is not None and p.grad.is_sparse:  # of an embedding with sparse=True
-                p.grad = p.grad.to_dense()
+        for parameter in self._parameters:
+            if parameter.grad is not None and parameter.grad.is_sparse:  # of an embedding with sparse=True
+                parameter.grad = parameter.grad.to_dense()
         return loss.detach()
 
     def _read(self) -> Tensor:
-        """The parameters [d], on the CPU."""
-        return (self.layout.read(self._model) if self._values is None else self._values).cpu()
+        """Return the parameters [d], on the CPU."""
+        values = self.layout.read(self._model) if self._values is None else self._values
+        return values.cpu()
 
     def _reset(self, start: Tensor, buffers: Mapping[str, Tensor] | None = None) -> None:
-        if {block.dtype for block in self.layout.blocks} != {self.layout.dtype}:
-            self.layout.load(self._model, start.to(self._device))
+        """Put a model's parameters [d] and buffers into the module, and what its own code keeps back."""
+        kinds = {block.dtype for block in self.layout.blocks}
+        if kinds == {self.layout.dtype}:
+            self._train_in_place(start)
         else:
-            if not self.lends or self._room is None:  # what is trained in place is what is returned
-                values = start.to(self._device, self.layout.dtype, copy=True)
-                self._room = values if self.lends else None
-            else:
-                values = self._room.copy_(start)
-            self._values = values
-            for p, block in zip(self._parameters, self.layout.blocks, strict=True):
-                p.data = values[block.start : block.stop].view(block.shape)
-        for name, value in {**self._buffers, **(buffers or {})}.items():
+            self.layout.load(self._model, start.to(self._device))
+        own = {**self._buffers, **(buffers or {})}
+        for name, value in own.items():
             owner, _, leaf = name.rpartition(".")
             setattr(self._model.get_submodule(owner), leaf, value.to(self._device, copy=True))
         self._own_state.restore()
         self._model.zero_grad()
         self._model.train()
 
+    def _train_in_place(self, start: Tensor) -> None:
+        """Make the module's parameters views of one vector [d], which is what is returned."""
+        if self.reuses_memory and self._memory is not None:
+            values = self._memory.copy_(start)
+        else:
+            values = start.to(self._device, self.layout.dtype, copy=True)
+            self._memory = values if self.reuses_memory else None
+        self._values = values
+        for parameter, block in zip(self._parameters, self.layout.blocks, strict=True):
+            parameter.data = values[block.start : block.stop].view(block.shape)
+
 
 def batch_of(client: ClientData, rows: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Some rows of a client's examples and labels, as a model takes them."""
-    return inputs(client.x.index_select(0, rows)), client.y[rows].to(inputs.like.device)
+    """Return some rows of a client's examples and labels, as a model takes them."""
+    x = inputs(client.x.index_select(0, rows))
+    y = client.y[rows].to(inputs.like.device)
+    return x, y
 
 
 class Stepper:
-    """What torch.optim's optimiser of that name does, to the bit, by its own functions.
+    """The steps of torch.optim's optimiser of that name, to the bit, by its own functions.
 
     The classes load a compiler that nobody asked for: half a second of every process.
 
@@ -241,55 +281,102 @@ class Stepper:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], local: LocalTraining) -> None:
-        self._parameters, self._local, self._device = parameters, local, parameters[0].device
-        self._state: dict[Tensor, list[Any]] = {}
+        self._parameters = parameters
+        self._local = local
+        self._velocities: dict[Tensor, Tensor | None] = {}  # of SGD
+        self._moments: dict[Tensor, tuple[Tensor, Tensor, Tensor]] = {}  # of Adam: means, squares, numbers of steps
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """One step."""
-        local = self._local
-        own: list[Tensor] = [p for p in self._parameters if p.grad is not None]
-        plain = local.optimizer == "sgd"
-        for p in own:
-            if p not in self._state:
-                self._state[p] = (
-                    [None] if plain else [*map(torch.zeros_like, (p, p)), torch.zeros((), device=self._device)]
-                )
-        grads: list[Any] = [p.grad for p in own]
-        first, *others = [[self._state[p][i] for p in own] for i in range(1 if plain else 3)]
-        if not plain:
-            adam_step(local, lr, own, grads, first, *others)
-            return
-        more: dict[str, Any] = {"dampening": 0, "weight_decay": 0, "nesterov": False, "maximize": False}
-        sgd(own, grads, first, momentum=local.momentum, lr=lr, fused=_fused(own), **more)
-        self._state.update({p: [buffer] for p, buffer in zip(own, first, strict=True)})
+        """Take one step."""
+        values: list[Tensor] = []
+        gradients: list[Tensor] = []
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                values.append(parameter)
+                gradients.append(parameter.grad)
+        if self._local.optimizer == "sgd":
+            self._sgd_step(lr, values, gradients)
+        else:
+            self._adam_step(lr, values, gradients)
+
+    def _sgd_step(self, lr: float, values: list[Tensor], gradients: list[Tensor]) -> None:
+        velocities = [self._velocities.get(value) for value in values]
+        sgd(
+            values,
+            gradients,
+            velocities,
+            momentum=self._local.momentum,
+            lr=lr,
+            fused=_fused(values),
+            dampening=0,
+            weight_decay=0,
+            nesterov=False,
+            maximize=False,
+        )
+        self._velocities.update(zip(values, velocities, strict=True))
+
+    def _adam_step(self, lr: float, values: list[Tensor], gradients: list[Tensor]) -> None:
+        means: list[Tensor] = []
+        squares: list[Tensor] = []
+        counts: list[Tensor] = []
+        for value in values:
+            if value not in self._moments:
+                count = torch.zeros((), device=value.device)
+                self._moments[value] = torch.zeros_like(value), torch.zeros_like(value), count
+            mean, square, count = self._moments[value]
+            means.append(mean)
+            squares.append(square)
+            counts.append(count)
+        adam_step(self._local, lr, values, gradients, means, squares, counts)
 
 
 def adam_step(
-    local: LocalTraining, lr: float, values: list[Tensor], gradients: list[Tensor], *state: list[Tensor]
+    local: LocalTraining,
+    lr: float,
+    values: list[Tensor],
+    gradients: list[Tensor],
+    *state: list[Tensor],
 ) -> None:
-    """One step of Adam (Kingma and Ba, 2015), or of AdamW, in place, with torch's defaults and its fused kernel.
+    """Take one step of Adam (Kingma and Ba, 2015), or of AdamW, in place, with torch's defaults and its fused kernel.
 
     The state is the means, the squares and the numbers of steps, one of each a value.
     """
     means, squares, counts = state
     decay = local.weight_decay if local.optimizer == "adamw" else 0.0
-    more: dict[str, Any] = {"amsgrad": False, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "maximize": False}
-    more |= {"weight_decay": decay, "decoupled_weight_decay": decay > 0, "fused": _fused(values)}
-    adam(values, gradients, means, squares, [], counts, lr=lr, **more)
+    adam(
+        values,
+        gradients,
+        means,
+        squares,
+        [],
+        counts,
+        lr=lr,
+        amsgrad=False,
+        beta1=0.9,
+        beta2=0.999,
+        eps=1e-8,
+        maximize=False,
+        weight_decay=decay,
+        decoupled_weight_decay=decay > 0,
+        fused=_fused(values),
+    )
 
 
 def _fused(values: Sequence[Tensor]) -> bool:
-    """Whether torch's fused step is right for these: on a CPU it leaves most of a half-precision parameter as it was.
+    """Return whether torch's fused step is right for these.
 
-    Seen in torch 2.13, and so does ``torch.optim.SGD(..., fused=True)``: 48 of 48 bfloat16 values do not move.
+    On a CPU it leaves most of a half-precision parameter as it was. Seen in torch 2.13, and so does
+    ``torch.optim.SGD(..., fused=True)``: 48 of 48 bfloat16 values do not move.
     """
-    exact = all(value.dtype in (torch.float32, torch.float64) for value in values)
-    return all(value.device.type == "cuda" or (value.device.type == "cpu" and exact) for value in values)
+    devices = {value.device.type for value in values}
+    kinds = {value.dtype for value in values}
+    is_exact = kinds <= {torch.float32, torch.float64}
+    return devices <= {"cuda"} or (devices <= {"cpu", "cuda"} and is_exact)
 
 
 def _longest(update: Tensor, share: float) -> Tensor:
-    """The update with all but this share of its coordinates, the longest ones, at 0."""
+    """Return the update with all but this share of its coordinates, the longest ones, at 0."""
     kept = torch.zeros_like(update)
     places = update.abs().topk(max(1, round(share * len(update)))).indices
     kept[places] = update[places]
@@ -297,7 +384,7 @@ def _longest(update: Tensor, share: float) -> Tensor:
 
 
 def device_of(device: str | torch.device) -> torch.device:
-    """The device itself, where PyTorch has it.
+    """Return the device itself, where PyTorch has it.
 
     Raises
     ------
@@ -310,7 +397,12 @@ def device_of(device: str | torch.device) -> torch.device:
         raise FieldError("device", device, "is no device that PyTorch can use here; accepted: cpu") from error
 
 
-def check_request(layout: Layout, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> None:
+def check_request(
+    layout: Layout,
+    starts: Tensor,
+    clients: Sequence[ClientData],
+    keys: Sequence[Key],
+) -> None:
     """Refuse starts, clients and keys that do not fit together."""
     layout.check(starts, "starts")
     if starts.dim() != 2 or not len(starts) == len(clients) == len(keys):
@@ -319,6 +411,7 @@ def check_request(layout: Layout, starts: Tensor, clients: Sequence[ClientData],
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
+    """Return a parameter's gradient, which is made where there is none."""
     if parameter.grad is None:  # an unused layer has no gradient; it is 0
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
@@ -326,8 +419,10 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Set the global random state, and put it back."""
     on_cuda = device.type == "cuda"
-    with torch.random.fork_rng(devices=[device] if on_cuda else []):
+    devices = [device] if on_cuda else []
+    with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)
         if on_cuda:
             with torch.cuda.device(device):

@@ -1,4 +1,4 @@
-"""What is done to a model of any name before it is trained: weights from a file, frozen parts, adapters."""
+"""Changes to a model of any name before it is trained: weights from a file, frozen parts, adapters."""
 
 from torch import nn
 
@@ -24,7 +24,7 @@ def tuned(
     rank: Count = 4,
     cached: bool = False,
 ) -> nn.Module:
-    """A model as it is trained. These are keys of ``[model]`` for every model that has no key of that name itself.
+    """Prepare a model for training: keys of ``[model]`` for every model that has no such key itself.
 
     Parameters
     ----------
@@ -54,7 +54,8 @@ def tuned(
         For names that the model does not have, or a file that does not fit.
     """
     if not weights:
-        for key, value in (("sha256", sha256), ("source", source), ("licence", licence), ("anew", anew)):
+        given: dict[str, object] = {"sha256": sha256, "source": source, "licence": licence, "anew": anew}
+        for key, value in given.items():
             if value:
                 raise FieldError(key, value, "is of a file of weights: set weights, or leave it out")
     known: WeightsFile | None = None
@@ -64,7 +65,7 @@ def tuned(
         try:
             model = with_adapters(model, rank, lora, train=train)
         except FieldError as error:
-            field = {"targets": "lora"}.get(error.field, error.field)
+            field = "lora" if error.field == "targets" else error.field
             raise FieldError(field, error.value, error.accepted) from error
     elif train:
         model = freeze(model, but=require_parts(model, train, "train"))
@@ -76,21 +77,22 @@ def tuned(
 
 
 def front_of(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """What gives the features of a model that is ``cached``, and what is trained on them."""
+    """Return the part of a ``cached`` model that gives features, and the part that is trained on them."""
     try:
         front, rest = split(model)  # type: ignore[arg-type]
     except FieldError as error:
         raise FieldError("cached", True, error.accepted) from error
-    if (known := weights_in(model)) is not None:
+    known = weights_in(model)
+    if known is not None:
         keep(rest, known)
     return front, rest
 
 
 def keep(model: nn.Module, known: WeightsFile) -> None:
-    """Let a model keep what is known of its weights' file."""
+    """Attach the description of its weights' file to a model."""
     object.__setattr__(model, _KEPT, known)
 
 
 def weights_in(model: nn.Module) -> WeightsFile | None:
-    """What is known of the file that a model's weights are from."""
+    """Return the description of the file that a model's weights are from."""
     return getattr(model, _KEPT, None)

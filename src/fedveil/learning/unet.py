@@ -61,22 +61,33 @@ class UNet(nn.Module):
         rank: int = 0,
     ) -> None:
         super().__init__()
-        self.mean, self.deviation, self.patch, self.residuals = mean, deviation, patch, residuals
-        first = channels * patch**2 * (1 + residuals * len(_FILTERS))
-        self.down = nn.ModuleList(_block(a, b, activation, rank) for a, b in pairwise([first, *widths]))
-        self.up = nn.ModuleList(_block(a + b, b, activation, rank) for a, b in pairwise(reversed(widths)))
-        self.pool, self.grow = nn.MaxPool2d(2), nn.Upsample(scale_factor=2)
+        self.mean = mean
+        self.deviation = deviation
+        self.patch = patch
+        self.residuals = residuals
+        filters = len(_FILTERS) if residuals else 0
+        first = channels * patch**2 * (1 + filters)
+        self.down = nn.ModuleList()
+        for before, after in pairwise([first, *widths]):
+            self.down.append(_block(before, after, activation, rank))
+        self.up = nn.ModuleList()
+        for below, after in pairwise(reversed(widths)):
+            self.up.append(_block(below + after, after, activation, rank))
+        self.pool = nn.MaxPool2d(2)
+        self.grow = nn.Upsample(scale_factor=2)
         self.head = nn.Conv2d(widths[0], classes * patch**2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images [B, C, H, W] to scores [B, classes, H, W]."""
+        """Map images [B, C, H, W] to scores [B, classes, H, W]."""
         kept: list[Tensor] = []
         seen = (x - self.mean) / self.deviation
         if self.residuals:
             seen = torch.cat([seen, _residuals(x)], 1)
         x = pixel_unshuffle(seen, self.patch)
         for level, block in enumerate(self.down):
-            x = block(self.pool(x) if level else x)
+            if level:
+                x = self.pool(x)
+            x = block(x)
             kept.append(x)
         for block, skip in zip(self.up, reversed(kept[:-1]), strict=True):
             x = block(torch.cat([self.grow(x), skip], 1))
@@ -96,17 +107,19 @@ def unet(
     frozen: int = 0,
     rank: int = 0,
 ) -> nn.Module:
-    """A small U-Net for a class a pixel; height and width must be divisible by patch, and by 2 at each later level.
+    """Build a small U-Net for a class a pixel; patch, and 2 at each later level, must divide height and width.
 
     Fewer parameters carry noise if the first `frozen` levels on the way down stay as they begin, or if convolutions
     learn a change of low `rank` (at least 1; 0 learns all of them).
     """
     require_count("rank", rank, least=0)
     require_choice("activation", activation, _ACTIVATIONS)
-    if not widths or any(require_count("widths", w) % 4 for w in widths):
+    are_multiples = all(require_count("widths", width) % 4 == 0 for width in widths)
+    if not widths or not are_multiples:
         raise FieldError("widths", list(widths), "must be multiples of 4, one a level")
     step = require_count("patch", patch) << (len(widths) - 1)
-    if len(input_shape) != 3 or any(side % step or side < 2 * step for side in input_shape[1:]):
+    sides_fit = all(side % step == 0 and side >= 2 * step for side in input_shape[1:])
+    if len(input_shape) != 3 or not sides_fit:
         raise FieldError("input_shape", tuple(input_shape), f"must be (channels, height, width), multiples of {step}")
     require_non_negative("mean", mean)
     require_positive("deviation", deviation)
@@ -118,14 +131,15 @@ def unet(
 
 
 class Sharpness(nn.Module):
-    """A trivial detector of tampering: how sharp edges are within a window around a pixel, and nothing else."""
+    """A trivial detector of tampering: it looks at the sharpness of edges around a pixel alone."""
 
     def __init__(self, classes: int, window: int) -> None:
         super().__init__()
-        self.window, self.head = window, nn.Conv2d(2, classes, 1)
+        self.window = window
+        self.head = nn.Conv2d(2, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images [B, C, H, W] to scores [B, classes, H, W]."""
+        """Map images [B, C, H, W] to scores [B, classes, H, W]."""
         edges = _residuals(x.mean(1, keepdim=True))[:, 2:3].abs()
         mean = avg_pool2d(edges, self.window, 1, self.window // 2, count_include_pad=False)
         scores: Tensor = self.head(torch.cat([mean, mean.sqrt()], 1))
@@ -133,7 +147,7 @@ class Sharpness(nn.Module):
 
 
 def sharpness(input_shape: Sequence[int], outputs: int, *, window: int = 9) -> nn.Module:
-    """A trivial detector of tampered pixels, from the sharpness of edges in an odd `window`; 6 parameters."""
+    """Build a trivial detector of tampered pixels, from the sharpness of edges in an odd `window`; 6 parameters."""
     if require_count("window", window) % 2 == 0:
         raise FieldError("window", window, "must be odd")
     if len(input_shape) != 3 or min(input_shape[1:]) < window:
@@ -142,10 +156,13 @@ def sharpness(input_shape: Sequence[int], outputs: int, *, window: int = 9) -> n
 
 
 def _residuals(x: Tensor) -> Tensor:
-    """Images [B, C, H, W] of at least 3x3 to residuals [B, 4 C, H, W], each in (-3, 3)."""
-    filters = (_FILTERS / _FILTERS.amin((1, 2), keepdim=True).abs())[:, None].to(x.device, x.dtype)
-    residuals = conv2d(pad(x, (2, 2, 2, 2), mode="replicate").flatten(0, 1)[:, None], filters)
-    return _MOST * torch.tanh(_GAIN / _MOST * residuals.reshape(len(x), -1, *x.shape[2:]))
+    """Map images [B, C, H, W] of at least 3x3 to residuals [B, 4 C, H, W], each in (-3, 3)."""
+    scaled = _FILTERS / _FILTERS.amin((1, 2), keepdim=True).abs()
+    filters = scaled[:, None].to(x.device, x.dtype)
+    padded = pad(x, (2, 2, 2, 2), mode="replicate")
+    residuals = conv2d(padded.flatten(0, 1)[:, None], filters)
+    by_image = residuals.reshape(len(x), -1, *x.shape[2:])
+    return _MOST * torch.tanh(_GAIN / _MOST * by_image)
 
 
 class _LowRank(nn.Module):
@@ -158,12 +175,18 @@ class _LowRank(nn.Module):
         self.expand = nn.Parameter(torch.zeros(after, rank, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.add(self.fixed(x), conv2d(conv2d(x, self.reduce, padding=1), self.expand))
+        reduced = conv2d(x, self.reduce, padding=1)
+        return torch.add(self.fixed(x), conv2d(reduced, self.expand))
 
 
 def _block(before: int, after: int, activation: str, rank: int) -> nn.Sequential:
+    """Return two convolutions, each with its normalisation and activation."""
     parts: list[nn.Module] = []
-    for a in (before, after):
-        conv = _LowRank(a, after, rank) if rank else nn.Conv2d(a, after, 3, padding=1, bias=False)
-        parts += [conv, nn.GroupNorm(4, after), _ACTIVATIONS[activation]()]
+    for inputs in (before, after):
+        if rank:
+            parts.append(_LowRank(inputs, after, rank))
+        else:
+            parts.append(nn.Conv2d(inputs, after, 3, padding=1, bias=False))
+        parts.append(nn.GroupNorm(4, after))
+        parts.append(_ACTIVATIONS[activation]())
     return nn.Sequential(*parts)

@@ -1,4 +1,4 @@
-"""What a model must not have to be trained on clipped gradients of single examples, and how to mend it."""
+"""Obstacles to training a model on clipped gradients of single examples, and their repair."""
 
 from copy import deepcopy
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _ROWS = 3  # of a batch that is looked at
 
 @dataclass(frozen=True)
 class Offence:
-    """One module that stands in the way.
+    """A module that stands in the way of gradients of single examples.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class Offence:
     kind : str
         Its class.
     problem : str
-        What it does.
+        Its effect.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Offence:
 
 
 def offences(model: nn.Module) -> tuple[Offence, ...]:
-    """Modules that cannot give, or spoil, the gradients of single examples; empty if there are none.
+    """Find modules that cannot give, or spoil, the gradients of single examples; empty if there are none.
 
     Parameters
     ----------
     model : torch.nn.Module
         Is left as it is.
     """
-    offending = []
+    offending: list[Offence] = []
     for name, module in model.named_modules():
         problem = _problem(module)
         if problem:
@@ -57,7 +57,7 @@ def offences(model: nn.Module) -> tuple[Offence, ...]:
 
 
 def mend(model: nn.Module) -> nn.Module:
-    """A copy without the offences that can be mended.
+    """Copy a model without the offences that can be mended.
 
     Batch normalisation becomes group normalisation (new scales and shifts), in-place activations become ordinary ones,
     running statistics of instance normalisation are dropped. Embeddings lose ``sparse``, ``scale_grad_by_freq`` and
@@ -71,14 +71,16 @@ def mend(model: nn.Module) -> nn.Module:
     mended = deepcopy(model)
     for name, module in list(mended.named_modules()):
         if isinstance(module, _BatchNorm | _InstanceNorm) and _problem(module):
-            parent, _, leaf = name.rpartition(".")
             if not name:
                 return mend(nn.Sequential(mended))
+            parent, _, leaf = name.rpartition(".")
             setattr(mended.get_submodule(parent), leaf, _normalisation(module))
         if getattr(module, "inplace", False):
             module.inplace = False
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            module.sparse, module.scale_grad_by_freq, module.max_norm = False, False, None
+            module.sparse = False
+            module.scale_grad_by_freq = False
+            module.max_norm = None
     require_separable(mended)
     return mended
 
@@ -94,10 +96,9 @@ def require_separable(model: nn.Module) -> None:
     offending = offences(model)
     if offending:
         reasons = "; ".join(map(str, offending))
-        accepted = (
-            f"cannot be trained on the gradients of single examples: {reasons}. fedveil.learning.mend(model) repairs it"
-        )
-        raise FieldError("model", type(model).__name__, accepted)
+        accepted = f"cannot be trained on the gradients of single examples: {reasons}."
+        fix = "fedveil.learning.mend(model) repairs it"
+        raise FieldError("model", type(model).__name__, f"{accepted} {fix}")
 
 
 def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
@@ -119,34 +120,46 @@ def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
     FieldError
         If it mixes them, or fails on made-up ones.
     """
-    copy, inputs = deepcopy(model).train(), Inputs.of(model)
+    inputs = Inputs.of(model)
+    copy = deepcopy(model).train()
     for part in copy.modules():
-        drops = "dropout" in type(part).__name__.lower() and not any(True for _ in part.children())
-        if drops or isinstance(part, nn.RReLU):  # which draws as often as values are negative
+        if _draws(part):
             part.eval()
     generator = torch.Generator().manual_seed(0)
-    for drawn in (False, True):  # layers that begin at zero hide what comes before them; a server's models do not
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            for name, parameter in copy.named_parameters():
-                if drawn and name in layout.names:  # what is frozen no server sends, and it may be a variance
-                    parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-            failure: Exception | None = None
-            for probe, other in probes(x, _ROWS):
-                try:
-                    _require_separable_in(copy, inputs(probe), inputs(other))
-                    break
-                except FieldError:
-                    raise
-                except Exception as error:  # the model is the user's
-                    failure = failure or error
-            else:
-                if not drawn:
-                    accepted = f"fails on made-up examples {list(x.shape[1:])} of the declared shape: {failure}"
-                    raise FieldError("model", type(model).__name__, accepted) from failure
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        failure = _failure(copy, inputs, x)
+        if failure is not None:
+            accepted = f"fails on made-up examples {list(x.shape[1:])} of the declared shape: {failure}"
+            raise FieldError("model", type(model).__name__, accepted) from failure
+        # layers that begin at zero hide what comes before them; a server's models do not
+        for name, parameter in copy.named_parameters():
+            if name in layout.names:  # what is frozen no server sends, and it may be a variance
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+        _failure(copy, inputs, x)
+
+
+def _draws(part: nn.Module) -> bool:
+    """Return whether a module is dropout, or RReLU, which draws as often as values are negative."""
+    is_dropout = "dropout" in type(part).__name__.lower() and not list(part.children())
+    return is_dropout or isinstance(part, nn.RReLU)
+
+
+def _failure(model: nn.Module, inputs: Inputs, x: Tensor) -> Exception | None:
+    """Refuse a model that mixes examples like x [N, ...]; return what it raised if it takes none of them."""
+    failure: Exception | None = None
+    for probe, other in probes(x, _ROWS):
+        try:
+            _require_separable_in(model, inputs(probe), inputs(other))
+            return None
+        except FieldError:
+            raise
+        except Exception as error:  # the model is the user's
+            failure = failure or error
+    return failure
 
 
 def _require_separable_in(model: nn.Module, probe: Tensor, other: Tensor) -> None:
-    """Compare each row of the output, in a batch, with the same row among others, and alone."""
+    """Compare each row of the output, in a batch, with the same row among others, and by itself."""
 
     def answer(batch: Tensor, seed: int = 0) -> Tensor:
         torch.default_generator.manual_seed(seed)  # for dropout that is no module
@@ -161,27 +174,34 @@ def _require_separable_in(model: nn.Module, probe: Tensor, other: Tensor) -> Non
         raise refuse(f"gives {shape} for {len(probe)} examples, and not one row an example: is batch_first=True there?")
     if together.isnan().all():
         raise refuse("its output is no number on small random weights: whether it mixes examples cannot be seen")
-    for place in range(len(probe)):
+    for place, row in enumerate(together):
         changed = other.clone()
         changed[place] = probe[place]
-        # both are computed alike, so that they agree to the last digits; what a model remembers may be a faint mean
-        if not torch.allclose(together[place], answer(changed)[place], rtol=1e-6, atol=1e-9, equal_nan=True):
+        among_others = answer(changed)[place]
+        # both are computed in the same way, so that they agree to the last digits; a model may remember a faint mean
+        if not torch.allclose(row, among_others, rtol=1e-6, atol=1e-9, equal_nan=True):
             raise refuse(
                 "its output for one example depends on the other examples it sees: no clipping bounds that. "
                 "nn.GRU, nn.LSTM and attention need batch_first=True where the first axis numbers the examples"
             )
     if not torch.allclose(together, answer(probe, seed=1), rtol=1e-3, equal_nan=True):
         return  # it draws, and draws otherwise for one example
-    for place in range(len(probe)):
-        alone = answer(probe[place : place + 1])
-        least = 1e-3 * float(together.nan_to_num().abs().max())
-        if alone.numel() != together[place].numel() or not torch.allclose(
-            alone.reshape(together[place].shape), together[place], rtol=1e-3, atol=least, equal_nan=True
-        ):
+    least = 1e-3 * float(together.nan_to_num().abs().max())
+    for place, row in enumerate(together):
+        single = answer(probe[place : place + 1])
+        is_same = single.numel() == row.numel() and torch.allclose(
+            single.reshape(row.shape),
+            row,
+            rtol=1e-3,
+            atol=least,
+            equal_nan=True,
+        )
+        if not is_same:
             raise refuse("its output for one example alone is another one than in a batch: no clipping bounds that")
 
 
 def _problem(module: nn.Module) -> str:
+    """Say how a module spoils the gradients of single examples; "" if it does not."""
     if isinstance(module, _BatchNorm):
         return "mixes the examples of a batch"
     if isinstance(module, _InstanceNorm) and module.track_running_stats:
@@ -202,10 +222,13 @@ def _embedding_problem(table: nn.Embedding | nn.EmbeddingBag) -> str:
 
 
 def _normalisation(module: nn.Module) -> nn.Module:
+    """Return the normalisation that takes the place of one with statistics."""
     if isinstance(module, _InstanceNorm):
         return type(module)(module.num_features, eps=module.eps, affine=module.affine)
     norm = cast(_BatchNorm, module)
     channels = norm.num_features
-    groups = next(g for g in range(min(32, max(1, channels // 2)), 0, -1) if channels % g == 0)
+    groups = min(32, max(1, channels // 2))
+    while channels % groups:
+        groups -= 1
     new = nn.GroupNorm(groups, channels, eps=norm.eps, affine=norm.affine)
     return new.to(norm.weight.dtype) if norm.affine else new

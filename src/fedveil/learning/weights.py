@@ -19,10 +19,9 @@ _INSIDE = ("state_dict", "model_state_dict", "model")  # under which checkpoints
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """What is known of a file of weights.
+    """Description of a file of weights, which are taken as public.
 
-    They are taken as public. Weights that were trained on the silos' own records are a release of their own, which no
-    guarantee of a run counts.
+    Weights that were trained on the silos' own records are a release of their own, which no guarantee of a run counts.
 
     Attributes
     ----------
@@ -31,7 +30,7 @@ class WeightsFile:
     sha256 : str
         Of its bytes.
     source, licence : str
-        As declared by who uses it; "" where nobody did.
+        As declared by the user; "" where they are not.
     anew : tuple of str
         Parts that were left as they began.
     """
@@ -73,7 +72,7 @@ def load_weights(
     Returns
     -------
     WeightsFile
-        What to write down of them.
+        Description for the summary.
 
     Raises
     ------
@@ -87,26 +86,49 @@ def load_weights(
     if sha256 and (len(sha256) < 8 or not digest.startswith(sha256.lower())):
         accepted = f"the file's begins with {digest[:16]}: it is another file, or say so if you trust it"
         raise FieldError("sha256", sha256, accepted)
-    state = _state(file) if rename is None else rename(_state(file))
-    given = {name: value for name, value in state.items() if not within(name, parts)}
-    wanted = {name: value for name, value in model.state_dict().items() if not within(name, parts)}
-    counters = {name for name in wanted if name.endswith("num_batches_tracked")}
-    missing = [f"{name} {_shape(wanted[name])}" for name in wanted if name not in given and name not in counters]
-    unknown = [f"{name} {_shape(given[name])}" for name in given if name not in wanted]
-    differing = [
-        f"{name} {_shape(value)}, the model's {_shape(wanted[name])}"
-        for name, value in given.items()
-        if name in wanted and value.shape != wanted[name].shape
-    ]
-    said = [("lacks", missing), ("has unknown", unknown), ("has other shapes:", differing)]
-    wrong = "; ".join(f"{what} {_some(names)}" for what, names in said if names)
-    if wrong:
-        accepted = f"are weights of another architecture: the file {wrong}. A part that should begin anew: anew = [...]"
-        raise FieldError("weights", str(path), accepted)
-    if not any(parameter.is_meta for parameter in model.parameters()):  # which only counts what there will be
+    state = _state(file)
+    if rename is not None:
+        state = rename(state)
+    given = _outside(state, parts)
+    wanted = _outside(model.state_dict(), parts)
+    problem = _difference(given, wanted)
+    if problem:
+        accepted = f"are weights of another architecture: the file {problem}."
+        raise FieldError("weights", str(path), f"{accepted} A part that should begin anew: anew = [...]")
+    is_counted_only = any(parameter.is_meta for parameter in model.parameters())  # and has no memory yet
+    if not is_counted_only:
         with torch.no_grad():
             model.load_state_dict(given, strict=False)
     return WeightsFile(file.name, digest, source, licence, parts)
+
+
+def _outside(state: Mapping[str, Tensor], parts: tuple[str, ...]) -> dict[str, Tensor]:
+    """Return the tensors that are not of these parts."""
+    return {name: value for name, value in state.items() if not within(name, parts)}
+
+
+def _difference(given: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
+    """Say what a file lacks, has beside, or has in another shape than the model; "" if nothing."""
+    missing: list[str] = []
+    for name, value in wanted.items():
+        is_counter = name.endswith("num_batches_tracked")
+        if name not in given and not is_counter:
+            missing.append(f"{name} {_shape(value)}")
+    unknown: list[str] = []
+    differing: list[str] = []
+    for name, value in given.items():
+        if name not in wanted:
+            unknown.append(f"{name} {_shape(value)}")
+        elif value.shape != wanted[name].shape:
+            differing.append(f"{name} {_shape(value)}, the model's {_shape(wanted[name])}")
+    problems: list[str] = []
+    if missing:
+        problems.append(f"lacks {_some(missing)}")
+    if unknown:
+        problems.append(f"has unknown {_some(unknown)}")
+    if differing:
+        problems.append(f"has other shapes: {_some(differing)}")
+    return "; ".join(problems)
 
 
 def _content(file: Path) -> bytes:
@@ -116,33 +138,41 @@ def _content(file: Path) -> bytes:
 
 
 def _state(file: Path) -> dict[str, Tensor]:
-    """Names and tensors of a file."""
-    if file.suffix == ".safetensors":
-        safe = optional("safetensors.torch", "files of safetensors need their package", "safetensors")
-        try:
-            loaded: Any = safe.load_file(str(file))
-        except Exception as error:
-            raise FieldError("weights", str(file), f"is no file of safetensors: {error}") from error
-    else:
-        try:
-            loaded = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:
-            accepted = (
-                "cannot be read with weights_only=True, which runs nothing that a file holds: save model.state_dict()"
-            )
-            raise FieldError("weights", str(file), f"{accepted} ({str(error).partition(chr(10))[0][:200]})") from error
+    """Return names and tensors of a file."""
+    loaded = _from_safetensors(file) if file.suffix == ".safetensors" else _from_torch(file)
     for key in _INSIDE:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
-    if not isinstance(loaded, Mapping) or not loaded or not all(isinstance(v, Tensor) for v in loaded.values()):
+    is_state = isinstance(loaded, Mapping) and loaded and all(isinstance(value, Tensor) for value in loaded.values())
+    if not is_state:
         raise FieldError("weights", str(file), "must hold a state dictionary: names and tensors")
     state = {str(name): value for name, value in loaded.items()}
     if all(name.startswith("module.") for name in state):  # saved inside DataParallel
         state = {name.removeprefix("module."): value for name, value in state.items()}
-    unfit = [name for name, value in state.items() if value.is_floating_point() and not value.isfinite().all()]
+    unfit: list[str] = []
+    for name, value in state.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            unfit.append(name)
     if unfit:
         raise FieldError("weights", str(file), f"holds numbers that are not finite: {_some(unfit)}")
     return state
+
+
+def _from_safetensors(file: Path) -> Any:
+    safe = optional("safetensors.torch", "files of safetensors need their package", "safetensors")
+    try:
+        return safe.load_file(str(file))
+    except Exception as error:
+        raise FieldError("weights", str(file), f"is no file of safetensors: {error}") from error
+
+
+def _from_torch(file: Path) -> Any:
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        first_line, _, _ = str(error).partition("\n")
+        accepted = "cannot be read with weights_only=True, which runs nothing that a file holds"
+        raise FieldError("weights", str(file), f"{accepted}: save model.state_dict() ({first_line[:200]})") from error
 
 
 def _shape(value: Tensor) -> str:
@@ -150,5 +180,7 @@ def _shape(value: Tensor) -> str:
 
 
 def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    """Return the first names, and how many more there are."""
+    shown = ", ".join(names[:_SHOWN])
+    more = len(names) - _SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown

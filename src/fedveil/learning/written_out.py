@@ -23,10 +23,15 @@ class WrittenOut(TorchFunctionMode):
     """Replace the functions that have a form here, within the context."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Call the form of a function, or the function itself."""
-        return _FORMS.get(func, func)(*args, **(kwargs or {}))
+        form = _FORMS.get(func, func)
+        return form(*args, **(kwargs or {}))
 
 
 def embedding(
@@ -38,7 +43,13 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """Rows of a table; a number that the table does not have gives NaN, so that its example counts as zero alone."""
+    """Take rows of a table; a number that the table does not have gives NaN, so that its example counts as zero alone.
+
+    Raises
+    ------
+    ByValue
+        For options or inputs under which a row follows other rows, or none is meant.
+    """
     if max_norm is not None or scale_grad_by_freq or sparse:
         raise ByValue("an embedding with max_norm, scale_grad_by_freq or sparse=True")
     rows, width = weight.shape
@@ -72,7 +83,13 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """Sums or means of rows of a table, of bags of one public length."""
+    """Add or average rows of a table, of bags of one public length.
+
+    Raises
+    ------
+    ByValue
+        For bags of other lengths, or the largest of their rows.
+    """
     if input.dim() != 2 or offsets is not None or mode == "max":
         raise ByValue("an embedding bag with offsets, or the largest of its rows")
     found = embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
@@ -82,7 +99,10 @@ def embedding_bag(
         return found.sum(1) if mode == "sum" else found.mean(1)
     kept = (input != padding_idx % len(weight))[:, :, None]
     total = torch.where(kept, found, 0.0).sum(1)
-    return total if mode == "sum" else total / kept.to(total.dtype).sum(1).clamp(min=1)
+    if mode == "sum":
+        return total
+    count = kept.to(total.dtype).sum(1)
+    return total / count.clamp(min=1)
 
 
 def attention(
@@ -95,26 +115,36 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Softmax of products, times values; a place that may look at nothing gets 0."""
+    """Return the softmax of products, times values; a place that may look at nothing gets 0."""
     if enable_gqa:
         times = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
-    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
+        key = key.repeat_interleave(times, -3)
+        value = value.repeat_interleave(times, -3)
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query * factor) @ key.transpose(-2, -1)
     if is_causal:
+        looking = torch.arange(scores.shape[-2], device=scores.device)
         places = torch.arange(scores.shape[-1], device=scores.device)
-        attn_mask = places <= torch.arange(scores.shape[-2], device=scores.device)[:, None]
-    if attn_mask is None:
-        weights = scores.softmax(-1)
+        attn_mask = places <= looking[:, None]
+    weights = scores.softmax(-1) if attn_mask is None else _masked_softmax(scores, attn_mask)
+    if dropout_p:
+        weights = F.dropout(weights, dropout_p)
+    return weights @ value
+
+
+def _masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
+    """Return softmax over places that a mask leaves: one of bool, or one that is added; 0 where it leaves none."""
+    if mask.dtype == torch.bool:
+        scores = scores.masked_fill(mask.logical_not(), -math.inf)
     else:
-        seen = attn_mask.dtype == torch.bool
-        scores = scores.masked_fill(attn_mask.logical_not(), -math.inf) if seen else scores + attn_mask
-        nothing = scores.amax(-1, keepdim=True) == -math.inf
-        weights = torch.where(nothing, 0.0, torch.where(nothing, 0.0, scores).softmax(-1))
-    return F.dropout(weights, dropout_p) @ value if dropout_p else weights @ value
+        scores = scores + mask
+    nothing = scores.amax(-1, keepdim=True) == -math.inf
+    weights = torch.where(nothing, 0.0, scores).softmax(-1)
+    return torch.where(nothing, 0.0, weights)
 
 
 def _heads(*args: Any, **more: Any) -> Any:
-    """Attention of several heads: with its weights it is computed as written, without them by a fused kernel."""
+    """Call attention of several heads with its weights: without them a fused kernel computes it."""
     bound = inspect.signature(F.multi_head_attention_forward).bind(*args, **more)
     given = bound.arguments
     unmasked = given.get("attn_mask") is None and given.get("key_padding_mask") is None
@@ -134,7 +164,7 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Normalisation of each channel of an example alone: groups of one channel."""
+    """Normalise each channel of an example alone: groups of one channel."""
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     return F.group_norm(input, input.shape[1], weight, bias, eps)
@@ -159,10 +189,20 @@ def batch_norm(
     """
     if training or running_mean is None or running_var is None:
         raise ByValue("a normalisation by the batch's own statistics")
-    shape = (1, -1, *[1] * (input.dim() - 2))
-    normal = (input - running_mean.view(shape)) * (running_var + eps).rsqrt().view(shape)
-    normal = normal if weight is None else normal * weight.view(shape)
-    return normal if bias is None else normal + bias.view(shape)
+    shape = _of_channels(input)
+    factor = (running_var + eps).rsqrt()
+    normal = (input - running_mean.view(shape)) * factor.view(shape)
+    if weight is not None:
+        normal = normal * weight.view(shape)
+    if bias is not None:
+        normal = normal + bias.view(shape)
+    return normal
+
+
+def _of_channels(input: Tensor) -> tuple[int, ...]:
+    """Return the shape in which a number a channel fits [B, channels, ...]."""
+    trailing = [1] * (input.dim() - 2)
+    return (1, -1, *trailing)
 
 
 def rms_norm(
@@ -171,29 +211,34 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """Division by the root of the mean square."""
+    """Divide by the root of the mean square."""
     axes = tuple(range(-len(normalized_shape), 0))
     least = torch.finfo(input.dtype).eps if eps is None else eps
-    normal = input * (input.square().mean(axes, keepdim=True) + least).rsqrt()
+    mean = input.square().mean(axes, keepdim=True)
+    normal = input * (mean + least).rsqrt()
     return normal if weight is None else normal * weight
 
 
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
-    """A slope of its own below 0, for all channels or each."""
-    shape = (1, -1, *[1] * (input.dim() - 2)) if weight.numel() > 1 else ()
+    """Multiply by a slope below 0, of all channels or of each."""
+    shape = _of_channels(input) if weight.numel() > 1 else ()
     return torch.where(input > 0, input, input * weight.reshape(shape))
 
 
 def bilinear(first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A product of both inputs with each slice of the weights."""
-    formed: Tensor = (torch.tensordot(first, weight, ([-1], [1])) * second[..., None, :]).sum(-1)
+    """Return the product of both inputs with each slice of the weights."""
+    half = torch.tensordot(first, weight, ([-1], [1]))
+    formed: Tensor = (half * second[..., None, :]).sum(-1)
     return formed if bias is None else formed + bias
 
 
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """Directions times lengths."""
-    axes = [axis for axis in range(v.dim()) if axis != dim % v.dim()] if dim != -1 else list(range(v.dim()))
-    return v * (g / v.square().sum(axes, keepdim=True).sqrt())
+    """Return directions times lengths."""
+    axes = list(range(v.dim()))
+    if dim != -1:
+        axes.remove(dim % v.dim())
+    length = v.square().sum(axes, keepdim=True).sqrt()
+    return v * (g / length)
 
 
 # ---- recurrent layers, unrolled over a public number of steps
@@ -209,7 +254,8 @@ def _lstm_step(inner: Tensor, outer: Tensor, state: State) -> State:
 
 
 def _gru_step(inner: Tensor, outer: Tensor, state: State) -> State:
-    (r, z, n), (hr, hz, hn) = inner.chunk(3, -1), outer.chunk(3, -1)
+    r, z, n = inner.chunk(3, -1)
+    hr, hz, hn = outer.chunk(3, -1)
     update = (z + hz).sigmoid()
     new = (n + (r + hr).sigmoid() * hn).tanh()
     return (new + update * (state[0] - new),)
@@ -224,52 +270,81 @@ def _relu_step(inner: Tensor, outer: Tensor, state: State) -> State:
 
 
 def _unrolled(step: Cell, states: int) -> Callable[..., tuple[Tensor, ...]]:
-    """The form of a recurrent layer with so many states."""
+    """Return the form of a recurrent layer with so many states."""
 
     def run(input: Tensor, hx: Any, params: Any, *options: Any) -> tuple[Tensor, ...]:
-        packed = isinstance(hx, Tensor) and not hx.is_floating_point()  # sizes of batches
-        if packed or not isinstance(params, list | tuple) or len(options) != 6:
+        is_packed = isinstance(hx, Tensor) and not hx.is_floating_point()  # sizes of batches
+        if is_packed or not isinstance(params, list | tuple) or len(options) != 6:
             raise ByValue("a packed sequence, whose form follows lengths: pad to one length, and mask")
-        biases, layers, dropout, training, both, first = options
+        has_biases, layers, dropout, training, bidirectional, batch_first = options
         begin: State = tuple(hx) if states > 1 else (hx,)
-        each = 4 if biases else 2
-        if len(params) != each * layers * (1 + both):
+        directions = 2 if bidirectional else 1
+        each = 4 if has_biases else 2
+        if len(params) != each * layers * directions:
             raise ByValue("a recurrent layer with projections")
-        rows = input.transpose(0, 1) if first else input
+        rows = input.transpose(0, 1) if batch_first else input
         ends: list[State] = []
         for layer in range(layers):
-            outputs = []
-            for way in range(1 + both):
-                k = layer * (1 + both) + way
-                out, end = _over_time(step, rows, tuple(s[k] for s in begin), params[k * each : (k + 1) * each], way)
-                outputs.append(out)
+            outputs: list[Tensor] = []
+            for direction in range(directions):
+                k = layer * directions + direction
+                own = params[k * each : (k + 1) * each]
+                state = tuple(one[k] for one in begin)
+                output, end = _over_time(step, rows, state, own, backwards=direction == 1)
+                outputs.append(output)
                 ends.append(end)
-            rows = torch.cat(outputs, -1) if both else outputs[0]
-            if dropout and training and layer + 1 < layers:
+            rows = torch.cat(outputs, -1) if bidirectional else outputs[0]
+            is_last = layer + 1 == layers
+            if dropout and training and not is_last:
                 rows = F.dropout(rows, dropout)
-        final = [torch.stack([end[i] for end in ends]) for i in range(states)]
-        return (rows.transpose(0, 1) if first else rows, *final)
+        final: list[Tensor] = []
+        for i in range(states):
+            final.append(torch.stack([end[i] for end in ends]))
+        outputs_in_order = rows.transpose(0, 1) if batch_first else rows
+        return (outputs_in_order, *final)
 
     return run
 
 
-def _over_time(step: Cell, rows: Tensor, state: State, weights: Sequence[Tensor], back: int) -> tuple[Tensor, State]:
-    """Outputs [T, B, H] of one layer in one direction, and its last state."""
+def _over_time(
+    step: Cell,
+    rows: Tensor,
+    state: State,
+    weights: Sequence[Tensor],
+    *,
+    backwards: bool,
+) -> tuple[Tensor, State]:
+    """Return outputs [T, B, H] of one layer in one direction, and its last state."""
     w_in, w_hidden, *biases = weights
-    inner = F.linear(rows, w_in, biases[0] if biases else None)
+    inner_bias, hidden_bias = biases or (None, None)
+    parts = list(F.linear(rows, w_in, inner_bias).unbind(0))
+    if backwards:
+        parts.reverse()
     outputs: list[Tensor] = []
-    for part in reversed(inner.unbind(0)) if back else inner.unbind(0):
-        state = step(part, F.linear(state[0], w_hidden, biases[1] if biases else None), state)
+    for part in parts:
+        hidden = F.linear(state[0], w_hidden, hidden_bias)
+        state = step(part, hidden, state)
         outputs.append(state[0])
-    return torch.stack(outputs[::-1] if back else outputs), state
+    if backwards:
+        outputs.reverse()
+    return torch.stack(outputs), state
 
 
 def _cell(step: Cell, states: int) -> Callable[..., Any]:
-    """The form of one step of a recurrent layer."""
+    """Return the form of one step of a recurrent layer."""
 
-    def run(input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Any:
+    def run(
+        input: Tensor,
+        hx: Any,
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Any = None,
+        b_hh: Any = None,
+    ) -> Any:
         state: State = tuple(hx) if states > 1 else (hx,)
-        after = step(F.linear(input, w_ih, b_ih), F.linear(state[0], w_hh, b_hh), state)
+        inner = F.linear(input, w_ih, b_ih)
+        hidden = F.linear(state[0], w_hh, b_hh)
+        after = step(inner, hidden, state)
         return after if states > 1 else after[0]
 
     return run
