@@ -6,6 +6,7 @@
 #   PYTEST_ARGS  extra arguments for pytest
 #   JOBS         processes of tests and of the demo's runs, each with one thread
 #   SLICE        a slice of the long checks for `make rotate`; `make rotate SLICE=list` names them
+#   MINUTES      after which no test of a slice begins
 #   BENCH_ARGS   extra arguments for the benchmarks, e.g. BENCH_ARGS=--quick
 
 PYTHON      ?= python3
@@ -13,6 +14,7 @@ TORCH_ARGS  ?=
 PYTEST_ARGS ?=
 JOBS        ?= 2
 SLICE       ?=
+MINUTES     ?= 20
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -66,7 +68,7 @@ slow: $(DEV)  ## run the long checks
 	@$(PYTEST) -m slow $(PYTEST_ARGS)
 
 rotate: $(TEST)  ## run one slice of all long checks (at most 25 minutes), another with each commit
-	@$(BIN)/python tests/rotate.py $(SLICE)
+	@$(BIN)/python tests/rotate.py $(SLICE) --minutes $(MINUTES)
 
 mutation: $(TEST)  ## plant bugs in copies of the library: the tests have to notice each of them
 	@$(PYTEST) -m slow tests/mutation $(PYTEST_ARGS)

@@ -21,8 +21,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # Looks at the page from inside, and leaves what it saw where --dump-dom shows it.
 LOOK = """<script>
 addEventListener("load", () => {
-  const box = document.querySelector("figure input"), known = box.dataset.line;  // of an earlier version's page
-  const line = known ? document.getElementById(known) : box.closest("figure").querySelector(".drawn0");
+  const box = document.querySelector("figure input"), line = box.closest("figure").querySelector(".drawn0");
   const shown = [line.getBoundingClientRect().width > 0];
   for (let i = 0; i < 2; i++) { box.click(); shown.push(getComputedStyle(line).display !== "none"); }
   const luminance = (text) => {
