@@ -1,7 +1,7 @@
-"""Noise as it was drawn onto a release, in numbers that no accountant has touched: its cost follows from them alone.
+"""Draws: the noise of a release in the mechanism's own numbers, from which its cost follows.
 
-A ledger's line holds them beside the promise that was made of them. So whoever reads it later computes the promise
-anew (`fedveil.evidence.recomputed`), and takes none on its word.
+A ledger's line holds them beside the promise. So a later reader computes the promise anew
+(`fedveil.evidence.recomputed`), and does not have to believe it.
 """
 
 from dataclasses import dataclass
@@ -18,26 +18,26 @@ class Draw(Parameters):
     Parameters
     ----------
     unit : {"client", "record", "person", "parameter vector"}
-        Whose contribution is bounded.
+        Unit with a bounded contribution.
     relation : {"zero-out", "add/remove", "replace-one"}
-        Which inputs are neighbours.
+        Neighbouring inputs.
     moved : float
-        The most by which one unit changes a sum: C where its contribution is cut to C and comes or goes, C / n in a
-        mean of n, twice that where another takes its place.
+        Largest change of a sum by one unit. That is C for a contribution clipped to C that comes or goes, C / n in a
+        mean of n, and twice that if another unit takes its place.
     noise : float
-        Standard deviation that each of the parties adds to a coordinate of the sum.
+        Standard deviation of each party's noise on a coordinate of the sum.
     steps : int
-        Sums of this release that one unit may be in.
+        Number of sums of this release that one unit may be in.
     rate : float
-        q: a unit is in each with this probability.
+        q, the probability of a unit to be in each sum.
     parties : int
-        That add noise to one sum: n of a trusted sum, m of a secure one.
+        Number of parties that add noise to one sum: n of a trusted sum, m of a secure one.
     lost : int
-        Parties whose noise is not counted on: t, or c.
+        Number of parties without countable noise: t of a trusted sum, c of a secure one.
     silos_per_person : int
-        The most silos at which one person may be; `moved` and `steps` are of all of them.
+        Most silos at which one person may be; `moved` and `steps` cover all of them.
     slope : float, optional
-        How far the sum moves per unit of distance that one client's clipped update moves.
+        Change of the sum per unit of distance by which one client's clipped update moves.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What leaves a party (Release), what it cost (Spend), and the ledger to which both were committed before.
+"""Releases of a party, their cost (Spend), and the ledger to which both are committed first.
 
 A ledger's lines are chained by checksums. Nothing here writes a file: engines do.
 """
@@ -15,31 +15,31 @@ from fedveil.accounting.guarantee import BEFORE_ORDER, BEFORE_ROUNDING, PARTS, G
 from fedveil.errors import FieldError, LedgerError, require_a, require_choice
 from fedveil.reading import json_of
 
-if TYPE_CHECKING:  # whoever only plans does not wait for PyTorch
+if TYPE_CHECKING:  # planning alone does not import PyTorch
     from torch import Tensor
 
 Kind = Literal["model", "update", "gradient", "index", "metric", "count", "sum", "share"]
 _KINDS = get_args(Kind)
 Key = tuple[int, str]  # (round, purpose): the party is the ledger's own
 _encoded = json.JSONEncoder(sort_keys=True).encode
-RUN_OF_SITES = "sites_run"  # of an opening: the framework's id, by which clients' own ledgers know the run
-OPEN = "open"  # the digest of an intent: nothing was handed over yet
-FORMAT = 3  # of the lines written now; what noise did not cover where one is older is said by `Entry.doubt`
+RUN_OF_SITES = "sites_run"  # key of an opening: the framework's id of the run, as in the clients' own ledgers
+OPEN = "open"  # digest of an intent: nothing was handed over yet
+FORMAT = 3  # format of lines written now; `Entry.doubt` states the weakness of older ones
 
 
 @dataclass(frozen=True)
 class Release:
-    """One value on its way out of a party.
+    """One value that leaves a party.
 
     Parameters
     ----------
     kind : {"model", "update", "gradient", "index", "metric", "count", "sum", "share"}
-        What it is. A client's model is [d]; a server's is [k, d]; a sum on a grid, and a share of a secure one, are
-        int64 [d]; the others are 0-d.
+        Kind of the value. A client's model is [d], a server's [k, d]. A sum on a grid, and a share of a secure sum, are
+        int64 [d]. The others are 0-d.
     value : Tensor
-        The value itself.
+        Value that leaves.
     name : str
-        Tells several metrics apart.
+        Name of a metric.
     """
 
     kind: Kind
@@ -56,7 +56,7 @@ class Release:
 
 
 def digest(releases: tuple[Release, ...]) -> str:
-    """SHA-256 over kinds, names, types, shapes and bits of releases that leave together."""
+    """Compute SHA-256 over kinds, names, types, shapes and bits of releases that leave together."""
     import torch
 
     h = hashlib.sha256()
@@ -69,45 +69,45 @@ def digest(releases: tuple[Release, ...]) -> str:
 
 
 def model_of(releases: tuple[Release, ...]) -> "Tensor | None":
-    """The model among releases, or None."""
-    models = [r.value for r in releases if r.kind == "model"]
+    """Return the model among releases, or None."""
+    models = [release.value for release in releases if release.kind == "model"]
     if len(models) > 1:
         raise FieldError("releases", len(models), "a party releases at most one model a round")
     return models[0] if models else None
 
 
 def count_of(releases: tuple[Release, ...]) -> float | None:
-    """The example count among releases, or None."""
-    counts = [r.value for r in releases if r.kind == "count"]
-    if len(counts) > 1 or any(v.numel() != 1 or v.is_complex() for v in counts):
-        raise FieldError("releases", [tuple(v.shape) for v in counts], "a party releases at most one count, one number")
+    """Return the example count among releases, or None."""
+    counts = [release.value for release in releases if release.kind == "count"]
+    if len(counts) > 1 or any(count.numel() != 1 or count.is_complex() for count in counts):
+        shapes = [tuple(count.shape) for count in counts]
+        raise FieldError("releases", shapes, "a party releases at most one count, one number")
     return float(counts[0]) if counts else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spend:
-    """The cost of one party's releases of one round.
+    """Cost of one party's releases of one round.
 
     Parameters
     ----------
     guarantee : Guarantee
-        What that round's release promises by itself.
+        Guarantee of that round's release by itself.
     mechanism : str
         ``"gaussian"``, ``"discrete gaussian"``, ``"euclidean-laplace"`` or ``"none"``.
     scale : tuple of float
-        The noise's scale: standard deviation per coordinate (one entry, or one a layer); epsilon per unit of distance
-        for Euclidean Laplace. Empty without noise.
+        Scale of the noise: standard deviation per coordinate (one entry, or one a layer), or epsilon per unit of
+        distance for Euclidean Laplace. Empty without noise.
     sensitivity : float, optional
-        Euclidean sensitivity that the guarantee rests on.
+        Euclidean sensitivity of the guarantee.
     charge : float, optional
-        Mu of this very round where it followed earlier releases: what a filter charges. The guarantee then holds the
-        public worst case, since a sum of such charges is a random number and no promise.
+        Mu of this very round, if it followed earlier releases; a filter charges it. The guarantee then holds the public
+        worst case, because a sum of such charges is a random number and no promise.
     leakage : float, optional
-        Heuristic neighbourhood leakage n / nu of this participation (group privacy as printed), or what the reported
-        index of one of k hypotheses tells at most, ln k (IFCA): no guarantee, but it is public and adds up.
+        Leakage that adds up but is no guarantee: the neighbourhood leakage n / nu of this participation (group privacy
+        as printed), or ln k for the reported index of one of k hypotheses (IFCA).
     draws : tuple of Draw
-        The noise behind a proven guarantee in the mechanism's own numbers, from which the guarantee is computed anew.
-        Without any, a reader has the guarantee's word.
+        Noise of a proven guarantee in the mechanism's own numbers, from which the guarantee can be computed anew.
 
     Examples
     --------
@@ -127,24 +127,28 @@ class Spend:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Spend":
-        """From plain values, as a ledger's line has them."""
+        """Read a spend from plain values, as a ledger's line has them."""
         require_a("spend", values, Mapping, "must be a table, as a ledger's line has it")
         for name in ("guarantee", "scale"):
             if name not in values:
                 raise FieldError(f"spend.{name}", None, "it is needed, as in a ledger's line")
         guarantee = Guarantee.from_dict(values["guarantee"])
         draws = tuple(Draw(**draw) for draw in values.get("draws", ()))
-        return cls(**{**values, "guarantee": guarantee, "scale": tuple(values["scale"]), "draws": draws})
+        read = {"guarantee": guarantee, "scale": tuple(values["scale"]), "draws": draws}
+        return cls(**{**values, **read})
 
     def values(self) -> dict[str, Any]:
-        """All but the guarantee as plain values for JSON."""
-        own = {name: value for name, value in vars(self).items() if name not in ("guarantee", "draws")}
-        return {**own, "draws": [vars(draw) for draw in self.draws]} if self.draws else own
+        """Return plain values for JSON, without the guarantee."""
+        values = dict(vars(self))
+        del values["guarantee"], values["draws"]
+        if self.draws:
+            values["draws"] = [vars(draw) for draw in self.draws]
+        return values
 
 
 @cache
 def nothing(trust: str = "central") -> Spend:
-    """The spend of a release without noise, or of a declared identity."""
+    """Return the spend of a release without noise."""
     return Spend(guarantee=unprotected("local" if trust == "local" else "central"))
 
 
@@ -157,18 +161,18 @@ class Entry:
     key : tuple of (int, str)
         Round and purpose.
     attempt : int
-        Counts redraws after a crash, from 0.
+        Number of the attempt, from 0; a redraw after a crash is a new one.
     digest : str
-        SHA-256 of the released bits; `OPEN` for an intent, which is charged before data are touched. The line that
-        closes it has the same key and attempt, and takes its place.
+        SHA-256 of the released bits, or `OPEN` for an intent, which is charged before data are touched. The line that
+        closes the intent has the same key and attempt, and takes its place.
     spend : Spend
-        What it cost.
+        Cost of the release.
     source : str
         Kind of the noise's source: ``"secure"``, ``"reproducible"``, ``"none"``; empty in older ledgers.
     rounds : int, optional
-        Rounds that were planned when a client released this.
+        Planned number of rounds when a client released this.
     format : int
-        Of the line, which tells what arithmetic the release was made with.
+        Format of the line, which identifies the arithmetic of the release.
     """
 
     key: Key
@@ -181,39 +185,40 @@ class Entry:
 
     @property
     def doubt(self) -> str:
-        """What has to hold, or its true cost may be far above the stated one: see SECURITY.md. Empty where nothing."""
+        """Condition of an older release without which its true cost may be far above the stated one (SECURITY.md)."""
         promised = self.spend.guarantee
         if self.format >= FORMAT or promised.unit not in PARTS or not promised.proven:
             return ""
-        return BEFORE_ROUNDING if self.format < 2 and promised.unit == "record" else BEFORE_ORDER
+        unrounded = self.format < 2 and promised.unit == "record"
+        return BEFORE_ROUNDING if unrounded else BEFORE_ORDER
 
 
 class Ledger:
-    """The committed releases of one party: of one run, or of all runs on its data set (a lifetime ledger).
+    """Committed releases of one party: in one run, or in all runs on its data set (a lifetime ledger).
 
     Parameters
     ----------
     run : str
-        The run's id.
+        Id of the run.
     party : str
-        ``"server"`` or the partition number; of a lifetime ledger the data set's name.
+        ``"server"`` or the partition number; in a lifetime ledger the data set's name.
     head : str, optional
-        The first line of a lifetime ledger, which says who began it and when. Without it lines of other runs are
-        refused; with it they are kept apart, and every budget is charged with them.
+        First line of a lifetime ledger, with who began it and when. Without it lines of other runs are refused. With it
+        they are kept apart, and every budget is charged with them.
 
     Attributes
     ----------
     entries : list of Entry
-        Of this run: one an attempt, in the order in which they were begun.
+        Entries of this run, one for each attempt, in the order in which they were begun.
     earlier : list of Entry
-        Of other runs.
+        Entries of other runs.
     lines : int
-        Lines committed; more than entries where intents were closed or a budget was declared.
+        Number of committed lines; closed intents and a declared budget make them more than the entries.
     budget : dict, optional
-        Terms of the filter under which the first release was made; see `declare`.
+        Terms of the filter under which the first release was made (`declare`).
     openings : list of dict
-        What the first line binds, and the lines of a deployed run that went on; see `bind`. Empty in ledgers of earlier
-        versions.
+        Content of the first line, and of such lines of a deployed run that went on (`bind`). Empty in ledgers of
+        earlier versions.
 
     Examples
     --------
@@ -239,21 +244,21 @@ class Ledger:
 
     @property
     def checksum(self) -> str:
-        """What chains the next line to all before it."""
+        """Checksum that chains the next line to all before it."""
         return self._chain
 
     @property
     def all_entries(self) -> list[Entry]:
-        """Everything that was ever spent from this ledger: what a budget is charged with."""
+        """All entries of this ledger, with which a budget is charged."""
         return [*self.earlier, *self.entries]
 
     def find(self, key: Key) -> Entry | None:
-        """The latest attempt recorded under a key in this run, or None."""
+        """Return the latest attempt under a key in this run, or None."""
         return self._find(self.run, key)
 
     def _find(self, run: str, key: Key) -> Entry | None:
-        at = self._latest.get((run, key))
-        return None if at is None else self._of(run)[at]
+        place = self._latest.get((run, key))
+        return None if place is None else self._of(run)[place]
 
     def _of(self, run: str) -> list[Entry]:
         return self.entries if run == self.run else self.earlier
@@ -269,14 +274,15 @@ class Ledger:
         Raises
         ------
         LedgerError
-            If the attempt was recorded before: a key never goes out under two digests of one attempt.
+            If the attempt was recorded before: one attempt never has two digests.
         """
         return self._commit(entry, self.run)
 
     def _commit(self, entry: Entry, run: str) -> str:
         known, entries = self._find(run, entry.key), self._of(run)
         closes = known is not None and known.digest == OPEN != entry.digest and known.attempt == entry.attempt
-        if not closes and entry.attempt != (0 if known is None else known.attempt + 1):
+        following = 0 if known is None else known.attempt + 1
+        if not closes and entry.attempt != following:
             raise LedgerError(f"{self.party}: attempt {entry.attempt} of {entry.key} is not the next one")
         text = _encoded({"run": run, **self._body(entry)})
         line = self._chained(text.replace('"guarantee": 0', f'"guarantee": {entry.spend.guarantee.text}', 1))
@@ -289,19 +295,19 @@ class Ledger:
 
     @property
     def opening(self) -> Mapping[str, Any] | None:
-        """What the first line binds; None in ledgers of earlier versions."""
+        """Content of the first line; None in ledgers of earlier versions."""
         return self.openings[0] if self.openings else None
 
     def bind(self, opening: Mapping[str, Any]) -> str:
-        """Record, as the first line, what a run is: who may release, and what every epsilon of it rests on.
+        """Bind a run in the first line: the parties that may release, and the terms of every epsilon.
 
-        A deployed run that goes on is bound again, under the framework's new id of it (`RUN_OF_SITES`); nothing else
-        may differ.
+        A deployed run that goes on is bound again, under the framework's new id (`RUN_OF_SITES`); nothing else may
+        differ.
 
         Parameters
         ----------
         opening : mapping
-            Plain values: of the server the parties by name, trust, delta, terms; of any other party the digest of
+            Plain values. For the server: the parties by name, trust, delta, terms. For other parties: the digest of
             these (`opening_digest`), as ``{"of": digest}``.
 
         Returns
@@ -312,25 +318,26 @@ class Ledger:
         Raises
         ------
         LedgerError
-            If another line is the first, or the first binds something else; for a data set's ledger, which many runs
-            share.
+            If another line is the first, or the first binds something else; or for a data set's ledger, which many
+            runs share.
         """
         known = self.opening
         if self.head is not None or (known is None and self.lines):
             raise LedgerError(f"{self.party}: a run is bound in the first line of its own ledger, and there is another")
         if known is not None and (RUN_OF_SITES not in known or _without_run(known) != _without_run(opening)):
-            other = ", ".join(sorted(k for k in {*known, *opening} if known.get(k) != opening.get(k)))
+            differing = [name for name in {*known, *opening} if known.get(name) != opening.get(name)]
+            other = ", ".join(sorted(differing))
             raise LedgerError(f"{self.party}: the ledger's first line binds another run (see {other}); start a new one")
         self.openings.append(dict(opening))
         return self._chained(_encoded({"run": self.run, "party": self.party, "opening": self.openings[-1]}))
 
     def declare(self, budget: Mapping[str, float]) -> str:
-        """Record the budget that a filter will hold the party to: only one set before the first release is a promise.
+        """Record the budget of a filter; it is a promise only if it is set before the first release.
 
         Parameters
         ----------
         budget : mapping of str to float
-            The filter's terms (`SpendFilter.terms`).
+            Terms of the filter (`SpendFilter.terms`).
 
         Returns
         -------
@@ -340,7 +347,7 @@ class Ledger:
         Raises
         ------
         LedgerError
-            If something was released before: a budget chosen after looking promises nothing.
+            If something was released before: a budget that is chosen afterwards promises nothing.
         """
         if self.all_entries:
             raise LedgerError(f"{self.party}: a budget is declared before the first release, of which there are some")
@@ -384,11 +391,11 @@ class Ledger:
                 ledger.declare(budget)
             else:
                 ledger._commit(entry, owner[0])
-            ledger._chain = checksum  # of the line as it was written, by whatever version
+            ledger._chain = checksum  # the line's own: another version may have written it
         return ledger
 
     def _body(self, entry: Entry) -> dict[str, Any]:
-        """A line's values; the guarantee, which many clients share, is written beside it."""
+        """Return a line's values with 0 for the guarantee, whose text many clients share."""
         return {
             "party": self.party,
             "round": entry.key[0],
@@ -411,12 +418,12 @@ def _without_run(opening: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def opening_digest(opening: Mapping[str, Any]) -> str:
-    """SHA-256 of what a server's first line binds, by which the other parties' first lines know it."""
+    """Compute SHA-256 of the server's first line, to which the other parties' first lines refer."""
     return hashlib.sha256(_encoded(dict(opening)).encode()).hexdigest()
 
 
 def _opening_of(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a line binds; None for any other line."""
+    """Return the content of an opening line; None for other lines."""
     if "opening" not in values:
         return None
     opening = values["opening"]

@@ -1,16 +1,17 @@
-"""What a run's ledgers carry, with no word of anybody beside them: parties, trust, delta, conditions and promises.
+"""Facts of a run that its ledgers prove by themselves: parties, trust, delta, conditions and promises.
 
 The first lines of a run's ledgers bind its parties and the terms of every epsilon (`fedveil_lab.runs.opening`). Ledgers
-of earlier versions bind nothing: what only an opening says is then taken from the author, and `Carried.bound` tells so.
+of earlier versions bind nothing. The terms are then taken from the author, and `Carried.bound` is False.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
-from fedveil.accounting import Ledger
+from fedveil.accounting import Entry, Ledger
 from fedveil.accounting.ledger import RUN_OF_SITES, opening_digest
 from fedveil.engines.history import totals_of
 from fedveil.engines.party import COMBINE, SERVER
@@ -24,34 +25,34 @@ CLIENT, VALIDATION = "worst client", "validation clients"
 
 @dataclass(frozen=True, eq=False)
 class Carried:
-    """One run, as its ledgers have it.
+    """One run, as its ledgers prove it.
 
     Attributes
     ----------
     run : str
-        The id in its ledgers.
+        Id in the ledgers.
     bound : bool
-        Whether the ledgers' first lines bind the parties and the terms; else the author said them.
+        Whether the ledgers' first lines bind the parties and the terms; else the author stated them.
     setting, method, trust, delta, engine : str, str, str, float, str
-        Of the run.
+        Terms of the run.
     clients : int or None
-        That train; None where the ledgers do not know.
+        Number of training clients; None if the ledgers do not know it.
     rounds : int
-        The server's last one.
+        Last round of the server.
     source : str
-        Of the noise.
+        Kind of the noise's source.
     mechanisms : list of str
-        That drew it.
+        Mechanisms of the noise.
     budgets : list of dict
-        Declared before the first release.
+        Budgets that were declared before the first release.
     promises : dict
-        By party, of whoever released something under a promise, or without one.
+        Promises by party, of every party that released something.
     ledgers : list of dict
-        Heads and digests, by party.
+        Heads and digests of the ledgers, by party.
     sites : list of dict
-        The same, of clients' own data sets.
+        Heads and digests of the ledgers of clients' own data sets.
     faults : list of str
-        What contradicts itself, or is missing.
+        Contradictions, and missing parties.
     """
 
     run: str
@@ -73,9 +74,9 @@ class Carried:
 
     @property
     def head(self) -> str:
-        """One head of all ledgers together: SHA-256 over parties and heads."""
-        heads = "".join(f"{one['party']} {one['head']}\n" for one in (*self.ledgers, *self.sites))
-        return hashlib.sha256(heads.encode()).hexdigest()
+        """Common head of all ledgers: SHA-256 over parties and heads."""
+        heads = [f"{one['party']} {one['head']}\n" for one in (*self.ledgers, *self.sites)]
+        return hashlib.sha256("".join(heads).encode()).hexdigest()
 
 
 def carried(run: str, books: Mapping[str, Book], told: Mapping[str, Any], sets: Mapping[str, Book]) -> Carried:
@@ -84,31 +85,24 @@ def carried(run: str, books: Mapping[str, Book], told: Mapping[str, Any], sets: 
     Parameters
     ----------
     run : str
-        Its id.
+        Id of the run.
     books : mapping of str to Book
-        Its ledgers, by party.
+        Ledgers of the run, by party.
     told : mapping
-        What the author says; used where no opening says it.
+        Statements of the author, used if no opening makes them.
     sets : mapping of str to Book
         Ledgers of clients' own data sets.
     """
     ledgers = {party: book.ledger for party, book in sorted(books.items())}
-    opening = ledgers[SERVER].opening if SERVER in ledgers else None
+    opening = _opening_of(ledgers)
     terms = dict(told) if opening is None else opening
-    trust = _trust_of(ledgers, str(terms["trust"])) if opening is None else str(terms["trust"])
+    trust = str(terms["trust"])
+    if opening is None:
+        trust = _trust_of(ledgers, trust)
     delta = float(terms["delta"])
-    promises: dict[str, dict[str, Any]] = {}
-    if ledgers and (trust == "central" or len(ledgers) > 1):  # of a deployed run the clients' ledgers lie with them
-        totals = totals_of(trust, ledgers, terms["conditions"])
-        promises[SERVER if trust == "central" else CLIENT] = plain(totals.worst, delta)
-        if totals.validation is not None:
-            promises[VALIDATION] = plain(totals.validation, delta)
     own = books_of_sites(books, told, sets)
-    promises |= promise_of_sites(trust, own, delta)
     every = [*ledgers.values(), *(book.ledger for book in own.values())]
-    entries = [entry for ledger in every for entry in ledger.entries]
-    weaker = [too_small(ledger.party, ledger.entries, terms.get("terms", {})) for ledger in every]
-    kinds = {entry.source for entry in entries} - {"none", ""}
+    entries = list(chain.from_iterable(ledger.entries for ledger in every))
     values = Carried(
         run=run,
         bound=opening is not None,
@@ -118,46 +112,97 @@ def carried(run: str, books: Mapping[str, Book], told: Mapping[str, Any], sets: 
         delta=delta,
         engine=str(terms["engine"]),
         clients=terms["clients"],
-        rounds=max((e.key[0] for e in entries if e.key[1] == COMBINE), default=0),
-        source=REPRODUCIBLE if "reproducible" in kinds else ", ".join(sorted(kinds)) or "none",
+        rounds=_last_round(entries),
+        source=_source_of(entries),
         mechanisms=sorted({entry.spend.mechanism for entry in entries if entry.source != "none"}),
-        budgets=_distinct([ledger.budget for ledger in ledgers.values() if ledger.budget]),
-        promises=promises,
+        budgets=_distinct_budgets(ledgers.values()),
+        promises=_promises_of_run(ledgers, trust, delta, terms) | promise_of_sites(trust, own, delta),
         ledgers=[book.values() for _, book in sorted(books.items())],
         sites=[book.values() for _, book in sorted(own.items())],
-        faults=[*_of_parties(ledgers, trust), *filter(None, weaker)],
+        faults=[*_of_parties(ledgers, trust), *_too_small(every, terms.get("terms", {}))],
     )
-    return Carried(**json.loads(json.dumps(vars(values))))  # as a report holds it
+    return Carried(**json.loads(json.dumps(vars(values))))  # plain values, as in a report
+
+
+def _opening_of(ledgers: Mapping[str, Ledger]) -> Mapping[str, Any] | None:
+    """Return the first line of the server's ledger; None if it binds nothing."""
+    return ledgers[SERVER].opening if SERVER in ledgers else None
+
+
+def _promises_of_run(
+    ledgers: Mapping[str, Ledger], trust: str, delta: float, terms: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Add up the ledgers that lie with the server; those of a deployed run's clients lie with them."""
+    central = trust == "central"
+    if not ledgers or (not central and len(ledgers) == 1):
+        return {}
+    totals = totals_of(trust, ledgers, terms["conditions"])
+    promises = {SERVER if central else CLIENT: plain(totals.worst, delta)}
+    if totals.validation is not None:
+        promises[VALIDATION] = plain(totals.validation, delta)
+    return promises
+
+
+def _last_round(entries: Iterable[Entry]) -> int:
+    combined = [entry.key[0] for entry in entries if entry.key[1] == COMBINE]
+    return max(combined, default=0)
+
+
+def _source_of(entries: Iterable[Entry]) -> str:
+    kinds = {entry.source for entry in entries} - {"none", ""}
+    if "reproducible" in kinds:
+        return REPRODUCIBLE
+    return ", ".join(sorted(kinds)) or "none"
+
+
+def _distinct_budgets(ledgers: Iterable[Ledger]) -> list[Mapping[str, float]]:
+    budgets: list[Mapping[str, float]] = []
+    for ledger in ledgers:
+        if ledger.budget and ledger.budget not in budgets:
+            budgets.append(ledger.budget)
+    return budgets
+
+
+def _too_small(ledgers: Iterable[Ledger], options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the promises that are smaller than their lines' own noise gives."""
+    for ledger in ledgers:
+        why = too_small(ledger.party, ledger.entries, options)
+        if why:
+            yield why
 
 
 def books_of_sites(books: Mapping[str, Book], told: Mapping[str, Any], sets: Mapping[str, Book]) -> dict[str, Book]:
-    """Ledgers of clients' own data sets, as far as they are of one deployed run; see `carried` for the arguments."""
-    runs = _runs_of_sites({party: book.ledger for party, book in books.items()}, told)
-    seen = {name: whole.of(*runs) for name, whole in sets.items()} if runs else {}
-    return {name: book for name, book in seen.items() if book.ledger.entries}
+    """Return the part of clients' own data sets' ledgers that belongs to one deployed run (arguments of `carried`)."""
+    runs = _runs_of_sites(books, told)
+    found = {}
+    for name, whole in sets.items() if runs else ():
+        book = whole.of(*runs)
+        if book.ledger.entries:
+            found[name] = book
+    return found
 
 
-def _runs_of_sites(ledgers: Mapping[str, Ledger], told: Mapping[str, Any]) -> list[str]:
-    """The framework's ids of a deployed run: one, and more where its server went on."""
-    openings = ledgers[SERVER].openings if SERVER in ledgers else []
-    named = [one.get(RUN_OF_SITES) for one in openings] if openings else [told.get(RUN_OF_SITES)]
-    return list(dict.fromkeys(str(name) for name in named if name))
-
-
-def _distinct(budgets: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
-    return [budget for i, budget in enumerate(budgets) if budget not in budgets[:i]]
+def _runs_of_sites(books: Mapping[str, Book], told: Mapping[str, Any]) -> list[str]:
+    """Return the framework's ids of a deployed run: one, and more if its server went on."""
+    openings = books[SERVER].ledger.openings if SERVER in books else []
+    sayings: Sequence[Mapping[str, Any]] = openings or [told]
+    named = [one.get(RUN_OF_SITES) for one in sayings]
+    return list(dict.fromkeys(map(str, filter(None, named))))
 
 
 def _trust_of(ledgers: Mapping[str, Ledger], told: str) -> str:
-    """The trust model, from lines of an earlier version: that of clients which protect themselves, if any do."""
-    clients = [ledger for party, ledger in ledgers.items() if party != SERVER]
-    apart = sorted({entry.spend.guarantee.trust for ledger in clients for entry in ledger.entries} - {"central"})
-    return apart[0] if apart else told
+    """Return the trust model in lines of an earlier version: that of clients with noise of their own, if any."""
+    models = set()
+    for party, ledger in ledgers.items():
+        if party != SERVER:
+            models |= {entry.spend.guarantee.trust for entry in ledger.entries}
+    local = sorted(models - {"central"})
+    return local[0] if local else told
 
 
 def _of_parties(ledgers: Mapping[str, Ledger], trust: str) -> Iterator[str]:
-    """Parties that are missing or unknown, and first lines of another run."""
-    opening = ledgers[SERVER].opening if SERVER in ledgers else None
+    """Yield faults: parties that are missing or unknown, and first lines of another run."""
+    opening = _opening_of(ledgers)
     if opening is None:
         if any(ledger.opening is not None for ledger in ledgers.values()):
             yield "the server's ledger, which names the parties, is missing or names none"

@@ -31,18 +31,18 @@ APART = "promises"  # of a run's evidence
 
 @dataclass(frozen=True)
 class Checked:
-    """One thing that was looked at; `holds` is None where it could not be.
+    """Result of one check.
 
     Attributes
     ----------
     what : str
-        A file, or what a run says.
+        File or statement that was checked.
     holds : bool or None
-        Whether it agrees.
+        Whether it agrees; None if it could not be checked.
     why : str
-        Why not.
+        Reason, unless it holds.
     kind : {"", "promise", "file"}
-        Whether it is a run's promise, added up anew; or a file, compared whole.
+        Kind of check: a run's promise that is added up anew, or a file that is compared whole.
     """
 
     what: str
@@ -62,18 +62,18 @@ def no_files(report: Path, raw: bytes, values: Mapping[str, Any]) -> Iterable[Ch
 def check_promises(
     report: Path, ledgers: Sequence[Path], heads: Path | None = None, files: Files = no_files
 ) -> list[Checked]:
-    """Compare what a report says that ledgers carry with the ledgers.
+    """Compare a report with its ledgers.
 
     Parameters
     ----------
     report : Path
-        report.json.
+        Path of report.json.
     ledgers : sequence of Path
-        Of runs and data sets; files and folders.
+        Files and folders with ledgers of runs and data sets.
     heads : Path, optional
-        The second place of data sets' ledgers.
+        Folder with the heads of data sets' ledgers, their second place.
     files : callable, optional
-        Compares what lies beside the report: a function of its path, its bytes and what they say.
+        Function that compares files beside the report, from its path, its bytes and its values.
 
     Raises
     ------
@@ -90,13 +90,21 @@ def check_promises(
             books = read_books(ledgers)
         except LedgerError as error:
             return [*checks, Checked("ledgers", False, str(error))]
-        values = earlier.as_today(values) if values["format"] == earlier.FORMAT else values
-        checks += [*_promises(values, books), *_sets(values, books, heads), *files(report, raw, values)]
+        if values["format"] == earlier.FORMAT:
+            values = earlier.as_today(values)
+        checks += _promises(values, books)
+        checks += _sets(values, books, heads)
+        checks += files(report, raw, values)
     except FieldError:
         raise
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise damaged("REPORT", report, error, "restore the file") from error
-    return [one if one.holds is not True else replace(one, why="") for one in checks]
+    return list(map(_without_reason, checks))
+
+
+def _without_reason(check: Checked) -> Checked:
+    """Drop the reason of a check that holds."""
+    return replace(check, why="") if check.holds is True else check
 
 
 def _promises(values: Mapping[str, Any], books: Books) -> Iterator[Checked]:
@@ -106,7 +114,9 @@ def _promises(values: Mapping[str, Any], books: Books) -> Iterator[Checked]:
         name = str(held["setting"]) if seed is None else f"{held['setting']}, seed {seed}"
         own = books.runs.get(held["run"], {})
         known = {one["party"]: one["lines"] for one in held["sites"]}
-        sets = {party: book.up_to(known[party]) if party in known else book for party, book in books.sets.items()}
+        sets = dict(books.sets)
+        for party in known.keys() & sets.keys():
+            sets[party] = sets[party].up_to(known[party])
         if not own and not known.keys() & sets.keys():
             yield Checked(f"{name}: promise", None, "its ledgers are not among --ledgers", "promise")
             continue
@@ -118,8 +128,11 @@ def _run(
 ) -> Iterator[Checked]:
     found = carried(held["run"], own, said, sets)
     given = vars(found)
-    differ = [k for k in given if k in held and k != APART and not agree(given[k], held[k])]
-    why = "; ".join([*found.faults, *([f"they give other {', '.join(differ)}"] if differ else [])])
+    differ = [part for part in given if part in held and part != APART and not agree(given[part], held[part])]
+    faults = list(found.faults)
+    if differ:
+        faults.append(f"they give other {', '.join(differ)}")
+    why = "; ".join(faults)
     yield Checked(f"{name}: ledgers", not why, why)
     quoted = sorted(said.get("promises", {}).keys() - found.promises.keys())
     if quoted:
@@ -133,13 +146,15 @@ def _run(
         unbound = "they name no parties: one may be missing, and who the author says to trust, at which delta"
         yield Checked(f"{name}: ledgers of an earlier version", None, unbound)
     every = [*own.values(), *books_of_sites(own, said, sets).values()]
-    count = on_their_word(entry for book in every for entry in book.ledger.entries)
+    count = sum(on_their_word(book.ledger.entries) for book in every)
     if count:
         why = "scale and sensitivity allow them; they name no draws from which they could be computed anew"
         yield Checked(f"{name}: {count} lines on their word", None, why)
     both = found.promises.keys() & held["promises"].keys()
-    doubts = [doubt for party in both for doubt in found_since(found.promises[party], held["promises"][party])]
-    for doubt in dict.fromkeys(doubts):
+    doubts: dict[str, None] = {}
+    for party in both:
+        doubts |= dict.fromkeys(found_since(found.promises[party], held["promises"][party]))
+    for doubt in doubts:
         yield Checked(f"{name}: lines of an earlier version", None, f"it holds if, too, {doubt}")
 
 
@@ -172,20 +187,23 @@ def _head(name: str, book: Book, heads: Path | None) -> Checked:
 
 
 def encoded(values: Mapping[str, Any]) -> bytes:
-    """The one way to write these values, with the digest of all others at the end."""
-    plain = {k: v for k, v in values.items() if k != "digest"}
+    """Write the values of a report in their one form, with the digest of all others."""
+    plain = dict(values)
+    plain.pop("digest", None)
     text = json.dumps(plain, indent=1, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
     return (json.dumps({**plain, "digest": digest}, indent=1, sort_keys=True) + "\n").encode()
 
 
 def rule_of(policy: Mapping[str, Any]) -> Policy:
-    """The policy in force; without one, one that counts what is spent."""
+    """Return the policy in force; without one, a policy that counts what is spent."""
     return Policy.from_dict(dict(policy)) if policy else Policy(distance=1.0)
 
 
 def set_values(book: Book, policy: Mapping[str, Any]) -> dict[str, Any]:
-    """A data set's ledger, and what was spent of it, for JSON."""
+    """Return a data set's ledger and its costs, for JSON."""
     spent = spent_of(book.ledger, rule_of(policy))
-    rows = [["" if cell == NOTHING else str(cell) for cell in row] for row in spent.rows]
+    rows = []
+    for row in spent.rows:
+        rows.append(["" if cell == NOTHING else str(cell) for cell in row])
     return {"ledger": book.values(), "header": list(spent.header), "spent": rows}

@@ -1,9 +1,9 @@
-"""Each line's promise computed anew from the noise that the line says was drawn, and compared with what it states.
+"""Promises of ledger lines, computed anew from the lines' own noise and compared with the stated ones.
 
-A line states a promise, and beside it draws (`fedveil.accounting.Draw`): what one unit moves, the noise, steps, rate,
-and how many parties' noise counts. A promise below what these give is refused. Every attempt has a line of its own, and
-each is charged. Lines of earlier versions, and of methods that give no draws, state a sensitivity and a scale at most:
-their promise may not be below these two, and `on_their_word` counts them.
+A line states a promise and its draws (`fedveil.accounting.Draw`): the change by one unit, the noise, steps, rate, and
+the number of parties with countable noise. A promise that is smaller than its draws give is refused. Every attempt has
+a line of its own, and each is charged. Lines of earlier versions, and of methods without draws, state at most a
+sensitivity and a scale. Their promise may not be smaller than these give, and `on_their_word` counts them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,16 +21,16 @@ GAUSSIAN = ("gaussian", "discrete gaussian")
 
 
 def too_small(party: str, entries: Sequence[Entry], terms: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """Name the first promise that is smaller than its line's own noise gives; empty where there is none.
+    """Name the first promise that is smaller than its line's own noise gives; an empty text if there is none.
 
     Parameters
     ----------
     party : str
-        Whose ledger it is.
+        Party of the ledger.
     entries : sequence of Entry
-        Of one run, or of all runs on a data set.
+        Entries of one run, or of all runs on a data set.
     terms : mapping, optional
-        The method's options that the run's opening binds; none where nobody says.
+        Options of the method, as the run's opening binds them.
     """
     whole = _shares(terms)
     for entry in entries:
@@ -41,7 +41,7 @@ def too_small(party: str, entries: Sequence[Entry], terms: Mapping[str, Any] = M
 
 
 def on_their_word(entries: Iterable[Entry]) -> int:
-    """How many proven promises stand in lines without draws."""
+    """Count the proven promises in lines without draws."""
     return sum(map(_unfounded, entries))
 
 
@@ -53,7 +53,7 @@ def _unfounded(entry: Entry) -> bool:
 
 
 def _fault(entry: Entry, whole: float) -> str:
-    """Why a line's promise is refused; empty where it holds."""
+    """Say why a line's promise is refused; an empty text if it holds."""
     spend = entry.spend
     if not spend.guarantee.proven:
         return ""
@@ -81,17 +81,17 @@ def _fault_of_draws(entry: Entry, whole: float) -> str:
 
 
 def _counted(draw: Draw) -> int:
-    """Parties whose noise is in a sum for certain."""
+    """Return the number of parties with countable noise in a sum."""
     return draw.parties - draw.lost
 
 
 def _moved_by_noise(draw: Draw) -> float:
-    """Mu of one sum, for a unit that is in it."""
+    """Return mu of one sum for a unit that is in it."""
     return draw.moved / (draw.noise * sqrt(_counted(draw)))
 
 
 def _covers(bound: Bound, draws: Sequence[Draw]) -> bool:
-    """Whether a bound promises no more than the draws give."""
+    """Whether a bound is no smaller than the draws give."""
     mu = compose_mu(_moved_by_noise(draw) * sqrt(draw.steps) for draw in draws)
     if isinstance(bound, GDP):
         return bound.mu >= mu * (1 - SLACK) and _slope_covers(bound.mu_per_distance, draws)
@@ -101,7 +101,7 @@ def _covers(bound: Bound, draws: Sequence[Draw]) -> bool:
 
 
 def _among(stated: Mapping[Event, int], draw: Draw) -> bool:
-    """Whether the events behind a bound have so many steps that are no quieter, and no rarer, than a draw's."""
+    """Whether the events of a bound have as many steps as a draw, with no more noise and no smaller rate."""
     noise = FACTOR[draw.relation] / _moved_by_noise(draw) * (1 + SLACK)
     for event, count in stated.items():
         rate = event.rate if isinstance(event, Poisson) else 1.0
@@ -113,7 +113,7 @@ def _among(stated: Mapping[Event, int], draw: Draw) -> bool:
 
 
 def _slope_covers(stated: float | None, draws: Sequence[Draw]) -> bool:
-    """Whether a curve over a distance is no flatter than the draws give; without a curve nothing is promised."""
+    """Whether a slope over distance is no smaller than the draws give; without a slope nothing is promised."""
     if stated is None:
         return True
     if any(draw.slope is None for draw in draws):
@@ -123,7 +123,7 @@ def _slope_covers(stated: float | None, draws: Sequence[Draw]) -> bool:
 
 
 def _fault_over_distance(entry: Entry) -> str:
-    """Why a promise over a distance is refused: its noise's scale alone gives it."""
+    """Say why a promise over a distance is refused; it follows from the noise's scale alone."""
     spend, bound = entry.spend, entry.spend.guarantee.bound
     if len(spend.scale) != 1 or spend.scale[0] <= 0:
         return ""
