@@ -184,9 +184,8 @@ def books_of_sites(books: Mapping[str, Book], told: Mapping[str, Any], sets: Map
 
 def _runs_of_sites(books: Mapping[str, Book], told: Mapping[str, Any]) -> list[str]:
     """Return the framework's ids of a deployed run: one, and more if its server went on."""
-    openings = books[SERVER].ledger.openings if SERVER in books else []
-    sayings: Sequence[Mapping[str, Any]] = openings or [told]
-    named = [one.get(RUN_OF_SITES) for one in sayings]
+    openings: Sequence[Mapping[str, Any]] = books[SERVER].ledger.openings if SERVER in books else ()
+    named = [one.get(RUN_OF_SITES) for one in openings or (told,)]
     return list(dict.fromkeys(map(str, filter(None, named))))
 
 
