@@ -43,7 +43,7 @@ TEST := $(VENV)/.test-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check slow rotate mutation crash hostile fresh browser notebooks deploy-test deploy-demo wheels docs flare-2.7 flare-2.8 newest data-test bench bench-check clean distclean
+.PHONY: help demo test lint types check slow rotate mutation crash hostile fuzz fresh browser notebooks deploy-test deploy-demo wheels docs flare-2.7 flare-2.8 newest data-test bench bench-check clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9. -]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ crash: $(TEST)  ## kill runs at every step and at random moments, and go on with
 
 hostile: $(TEST)  ## play a hostile server and hostile clients, 28,000 games and cases, 20,000 policies and 30,000 orders of them, forged reports; prints the figures
 	@$(PYTEST) -n 0 -s -m slow tests/hostile $(PYTEST_ARGS)
+
+fuzz: $(TEST)  ## read a hundred thousand hostile inputs (30 minutes): files, configurations, ledgers, messages, reports
+	@FUZZ=1 $(PYTEST) -m slow tests/fuzz $(PYTEST_ARGS)
 
 fresh: $(TEST)  ## every page, help, preset and module in a process of its own
 	@$(PYTEST) -m slow tests/fresh $(PYTEST_ARGS)

@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MINUTES = 20
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-ELSEWHERE = ("mutation", "crash", "hostile", "fresh")  # folders whose slow tests have slices of their own
+ELSEWHERE = ("mutation", "crash", "hostile", "fresh", "fuzz")  # folders whose slow tests have slices of their own
 
 
 def browser() -> str:
@@ -63,6 +63,7 @@ SLICES: dict[str, tuple[Step, ...]] = {
     **parts("crash", 3, "-n 2"),
     **parts("slow", 4, " ".join(f"--ignore=tests/{folder}" for folder in ELSEWHERE)),
     **parts("fresh", 2),
+    **parts("fuzz", 2),
     **parts("deploy-test", 2),
     "pages": (Step("browser", lacks=browser), Step("notebooks", lacks=index), Step("docs", lacks=index)),
     "wheels": (Step("wheels", lacks=index),),

@@ -434,5 +434,9 @@ def _opening_of(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _entry_of(values: Mapping[str, Any]) -> Entry:
     key = (values["round"], values["purpose"])
+    kinds = {"round": int, "purpose": str, "attempt": int, "digest": str}
+    for name, kind in kinds.items():
+        if type(values[name]) is not kind:
+            raise ValueError(f"{name} is no {kind.__name__}")
     spend, source, rounds = Spend.from_dict(values["spend"]), values.get("source", ""), values.get("rounds")
     return Entry(key, values["attempt"], values["digest"], spend, source, rounds, int(values.get("format", 1)))

@@ -10,7 +10,7 @@ from fedveil.accounting.composition import epsilon as epsilon_of
 from fedveil.accounting.events import Event, Gaussian, Poisson, Relation, factor_of
 from fedveil.accounting.filters import StepFilter
 from fedveil.accounting.guarantee import VACUOUS
-from fedveil.errors import FieldError, require_count, require_positive
+from fedveil.errors import FieldError, require_a, require_count, require_positive
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon, noise_of_epsilon, rounded_up
 from fedveil.ranges import require_within
 
@@ -37,7 +37,6 @@ def least_places(examples: int, rate: float, chance: float) -> int:
     return max(high, 1)
 
 
-@lru_cache(maxsize=64)
 def least_noise(
     epsilon: float, delta: float, steps: int, *, rate: float = 1.0, relation: Relation = "zero-out"
 ) -> float:
@@ -69,6 +68,14 @@ def least_noise(
         accepted = f"says no more than its delta of {delta:g}, and leaves nothing to learn: raise it, or lower delta"
         raise FieldError("epsilon", epsilon, accepted)
     steps = require_count("steps", steps)
+    require_a("rate", rate, (int, float), "must be a number")
+    require_a("relation", relation, str, "must be the name of a relation")
+    return _least_noise(epsilon, delta, steps, float(rate), relation)
+
+
+@lru_cache(maxsize=64)
+def _least_noise(epsilon: float, delta: float, steps: int, rate: float, relation: Relation) -> float:
+    """The search of `least_noise`, whose arguments are checked."""
     sampled = step_event(1.0, rate) != Gaussian(1.0)
     change = factor_of(relation) * math.sqrt(steps)
     most = noise_of_epsilon(epsilon, delta, change)

@@ -1,7 +1,10 @@
 """Arrays from an npz file: checked, scaled and brought into the order of the models."""
 
+import lzma
 import math
+import struct
 import zipfile
+import zlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -95,6 +98,13 @@ def _unused(arrays: Collection[str], used: Collection[str | None]) -> str:
     return f" Not used of it: {rest}." if rest else ""
 
 
+# what zipfile, its decompressors and NumPy's reader raise for damaged files
+_UNREADABLE = (
+    *(OSError, EOFError, MemoryError, RuntimeError, ValueError, TypeError, KeyError, SyntaxError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+)
+
+
 def read_npz(file: Path, max_gib: float = 4.0) -> dict[str, Array]:
     """The arrays of an npz file that unpacks to at most `max_gib` GiB; pickled objects are refused."""
     if not file.is_file():
@@ -110,7 +120,7 @@ def read_npz(file: Path, max_gib: float = 4.0) -> dict[str, Array]:
             return {key: stored[key] for key in stored.files}
     except FieldError:
         raise
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise FieldError("data.path", str(file), f"cannot be read as an npz file without pickle ({error})") from error
 
 

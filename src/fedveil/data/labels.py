@@ -52,7 +52,8 @@ def count_classes(labels: Mapping[str, Array], declared: int = 0, absent: Sequen
     if outside:
         raise FieldError("data.absent", outside, f"must be classes, 0 to {number - 1}")
     lowest = int(classes.min())
-    if lowest and not set(range(lowest)) <= set(absent):
+    left_out = {c for c in absent if c < lowest}
+    if len(left_out) < lowest:
         accepted = f"the lowest label is {lowest}, but classes are numbered from 0 on: subtract {lowest} from all"
         for name, values in labels.items():
             _refuse(name, values, values == lowest, accepted)

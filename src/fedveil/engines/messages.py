@@ -1,9 +1,11 @@
 """Plain values of every framework's messages: public facts, metrics, and the mark of a protected reply."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,6 +78,23 @@ def read_public(facts: Mapping[str, Any], layout: Layout) -> tuple[PublicFacts, 
     return public, require_hypotheses("hypotheses", count)
 
 
+def tensor_of(name: str, array: Any) -> Tensor:
+    """An array of a message as a tensor, in the machine's own byte order.
+
+    Raises
+    ------
+    FieldError
+        If it holds no numbers that PyTorch knows.
+    """
+    if isinstance(array, Tensor):
+        return array
+    numbers = np.asarray(array)
+    try:
+        return torch.from_numpy(numbers.astype(numbers.dtype.newbyteorder("="), order="C"))
+    except (TypeError, ValueError):
+        raise FieldError(name[:64], str(numbers.dtype), "must be an array of numbers") from None
+
+
 def read_metrics(metrics: Mapping[str, Any], counted: bool = True) -> Releases:
     """Read the known releases beside a model: the count (if `counted`), IFCA's index, scalar metrics."""
     released: list[Release] = []
@@ -137,5 +156,9 @@ def whole(record: str, key: str, values: Mapping[str, Any]) -> int:
     return value
 
 
-def _scalar(value: object) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64)
+def _scalar(value: int | float) -> Tensor:
+    """A number as a tensor; a whole one too large for float64 is infinite, which no average takes."""
+    try:
+        return torch.tensor(float(value), dtype=torch.float64)
+    except OverflowError:
+        return torch.tensor(math.copysign(math.inf, value), dtype=torch.float64)

@@ -181,7 +181,7 @@ def test_the_command_advises_and_reads(tmp_path):
     assert code == 0
     assert text.index("trusted sum") < text.index("hopeless")
     assert "10 records of one person together epsilon is 81.5" in text
-    assert "accuracy 0.679" in text
+    assert "67.9%" in text
     assert said("--clients", 3)[0] != 0
     file.write_text("[advise]\nsilos = 10\n")
     assert said(file)[0] != 0

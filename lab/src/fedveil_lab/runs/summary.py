@@ -72,7 +72,7 @@ class Summary:
             if len(rows) != rounds:
                 file = folder / METRICS_FILE
                 raise ValueError(f"it has {len(rows)} lines, and there were {rounds} rounds")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise damaged("run", file, error, remedy(folder)) from error
         return cls(values, rows)
 

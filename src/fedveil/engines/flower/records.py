@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, cast, get_type_hints
 
-import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from torch import Tensor
@@ -50,7 +49,7 @@ def tensors_in(content: RecordDict, name: str) -> dict[str, Tensor]:
     """Named tensors of a record, none where it is missing or holds something else."""
     record = content.get(name)
     arrays = record.items() if isinstance(record, ArrayRecord) else ()
-    return {name: torch.from_numpy(np.asarray(array.numpy())) for name, array in arrays}
+    return {name: messages.tensor_of(name, array.numpy()) for name, array in arrays}
 
 
 def values_in(content: RecordDict, name: str) -> dict[str, Any]:
@@ -68,7 +67,7 @@ def from_arrays(layout: Layout, arrays: ArrayRecord) -> Tensor:
         For an array that is missing, has another shape, or is not declared by the layout.
     """
     messages.require_shared(layout, {name: array.shape for name, array in arrays.items()})
-    return layout.flatten({n: torch.from_numpy(np.asarray(arrays[n].numpy())) for n in layout.names if n in arrays})
+    return layout.flatten({n: messages.tensor_of(n, arrays[n].numpy()) for n in layout.names if n in arrays})
 
 
 def write_broadcast(broadcast: Broadcast, layout: Layout, config: ConfigRecord | None = None) -> RecordDict:

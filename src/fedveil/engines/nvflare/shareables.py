@@ -166,7 +166,7 @@ def read_reply(result: Shareable, layout: Layout, client: ClientSide) -> Release
     if client.trust == "secure sum":
         if list(dxo.data) != [SHARE]:
             raise FieldError(SHARE, len(dxo.data), "must be all that a reply to a secure sum holds")
-        return (Release("share", torch.as_tensor(dxo.data[SHARE])),)
+        return (Release("share", messages.tensor_of(SHARE, dxo.data[SHARE])),)
     metrics = dxo.meta.get(MetaKey.INITIAL_METRICS)
     releases = messages.read_metrics(metrics if isinstance(metrics, dict) else {}, counted)
     return (Release("model", _vector(layout, dxo.data)), *releases)
@@ -192,7 +192,7 @@ def _arrays(layout: Layout, vector: Tensor) -> dict[str, Any]:
 
 
 def _vector(layout: Layout, arrays: Mapping[str, Any]) -> Tensor:
-    tensors = {name: torch.as_tensor(value) for name, value in arrays.items()}
+    tensors = {name: messages.tensor_of(name, value) for name, value in arrays.items()}
     messages.require_shared(layout, {name: value.shape for name, value in tensors.items()})
     return layout.flatten({name: tensors[name] for name in layout.names if name in tensors})
 

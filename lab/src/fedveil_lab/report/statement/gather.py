@@ -11,7 +11,7 @@ from typing import Any
 import fedveil
 from fedveil.accounting import RUN_OF_SITES, read_off
 from fedveil.engines import SERVER, read_policy
-from fedveil.errors import FieldError, LedgerError, damaged, nearest, require_choice
+from fedveil.errors import FedVeilError, FieldError, LedgerError, damaged, nearest, require_choice
 from fedveil.evidence import CLIENT, Book, Books, read_books, require_carried, set_values, summary_so_far
 from fedveil.evidence.carried import carried
 from fedveil.files import AUDIT, CELLS, COMPARISON, CONFIG, kind_of
@@ -62,6 +62,24 @@ def gather(
     LedgerError
         If a ledger was edited, or does not give what a summary says.
     """
+    try:
+        return _gathered(folders, ledgers, policy, people, setting, pictures)
+    except FedVeilError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        where = ", ".join(str(folder) for folder in folders)
+        accepted = f"a file there is damaged ({type(error).__name__}: {error}): restore it, or run again"
+        raise FieldError("RUN", where, accepted) from error
+
+
+def _gathered(
+    folders: Sequence[Path],
+    ledgers: Sequence[Path],
+    policy: Path | None,
+    people: Path | None,
+    setting: str | None,
+    pictures: bool,
+) -> Subject:
     runs, audits, names, drawn = list[tuple[Run, Summary]](), list[Mapping[str, Any]](), list[str](), dict[str, bytes]()
     sets = read_books(ledgers).sets
     for folder in folders:
