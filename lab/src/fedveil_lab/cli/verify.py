@@ -11,7 +11,7 @@ from fedveil_lab.cli.shared import fail, refusals, say, show
 if TYPE_CHECKING:
     from fedveil_lab.verify import Judged
 
-SUBJECT = "A mechanism FILE.py:FUNCTION; without it, and without --scores, FedVeil's own methods."
+SUBJECT = "A mechanism FILE.py:FUNCTION, or a Flower app's folder; without any, FedVeil's own methods."
 CLAIM = "What is claimed: eps=1 delta=1e-5 (or mu=0.5), relation, client or record, total or round, central or local."
 ROWS = "What a score is of: runs (each its own), canaries (of one run, by fair coins) or records (no coin: no bound)."
 STEPS = "What the code does, to be composed: noise_multiplier=1.1 lots=poisson rate=0.01 steps=1000, say."
@@ -55,6 +55,7 @@ def verify(
     \b
     Scores of any tool:   fedveil verify --scores FILE.csv --rows runs --claim "eps=1 delta=1e-5 ..."
     Anybody's function:   fedveil verify my.py:mechanism --claim "eps=1 delta=1e-5 zero-out client total central"
+    A Flower app:         fedveil verify APPFOLDER --claim "..."
     Steps as described:   fedveil verify --steps "noise_multiplier=1.5 steps=50" --claim "..."
     FedVeil's methods:    fedveil verify (the worst case of each, and its noise over ten rounds; or --canaries M)
 
@@ -133,6 +134,7 @@ def _played(
 ) -> "Judged":
     """Play a mechanism in worst-case worlds."""
     from fedveil.errors import FieldError
+    from fedveil_lab.verify.apps import verify_app
     from fedveil_lab.verify.claim import EXAMPLE, PrivacyClaim
     from fedveil_lab.verify.described import MechanismSteps
     from fedveil_lab.verify.playing import Effort, verify_mechanism
@@ -141,26 +143,33 @@ def _played(
 
     place, colon, function = subject.rpartition(":")
     file = Path(place)
-    if not colon or not file.is_file():
-        raise FieldError("SUBJECT", subject, "names no file: write FILE.py:FUNCTION, as in my.py:mechanism")
-    section = section_beside(file.parent)
-    text = section.get("claim", claim)
-    if text is None:
-        raise FieldError("--claim", claim, f"is missing: say what is claimed, as in {EXAMPLE!r}")
-    own = PrivacyClaim.parse(text)
-    given = {name: section.get(name, value) for name, value in sizes.items()}
-    made = Sizes(**{name: value for name, value in given.items() if value is not None})
+    app = Path(subject)
+    if not app.is_dir() and not (colon and file.is_file()):
+        accepted = (
+            "names no file and no folder: write FILE.py:FUNCTION, as in my.py:mechanism, or a Flower app's folder"
+        )
+        raise FieldError("SUBJECT", subject, accepted)
+    section = section_beside(app if app.is_dir() else file.parent)
     described = None
     if steps is not None:
         described = MechanismSteps.parse(steps)
     elif section.steps:
         described = MechanismSteps.of(section.steps)
+    spent = Effort(**effort, timeout=section.get("timeout", timeout, 30.0))
+    text = section.get("claim", claim)
+    if app.is_dir():
+        return verify_app(app, text, section, effort=spent, steps=described, say=say)
+    if text is None:
+        raise FieldError("--claim", claim, f"is missing: say what is claimed, as in {EXAMPLE!r}")
+    own = PrivacyClaim.parse(text)
+    given = {name: section.get(name, value) for name, value in sizes.items()}
+    made = Sizes(**{name: value for name, value in given.items() if value is not None})
     return verify_mechanism(
         file,
         function,
         own,
         library(own, made, section.get("without", without, [])),
-        effort=Effort(**effort, timeout=section.get("timeout", timeout, 30.0)),
+        effort=spent,
         steps=described,
         say=say,
     )

@@ -81,11 +81,13 @@ class FreshProcesses:
         Takes what a world holds, and a seed.
     timeout : float
         Seconds that a run may take.
+    libraries : list of str, optional
+        Modules that are imported before copies are made; by default the installed ones that the file imports.
     """
 
-    def __init__(self, file: Path, function: str, *, timeout: float = 30.0) -> None:
+    def __init__(self, file: Path, function: str, *, timeout: float = 30.0, libraries: list[str] | None = None) -> None:
         self.file, self.function, self.timeout = file.resolve(), function, timeout
-        self.libraries = libraries_of(self.file)
+        self.libraries = libraries_of(self.file) if libraries is None else libraries
         self.whole = any(name.partition(".")[0] in THREADED for name in self.libraries)
         self._worlds: dict[str, Any] = {}
         self._own = ("", "")

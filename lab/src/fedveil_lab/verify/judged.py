@@ -53,6 +53,8 @@ class Judged:
         The two worlds that showed it.
     caught : tuple of Caught
         What speaks against the claim.
+    printed : str
+        Epsilons that the subject prints itself.
     effort : dict
         Runs and seconds that were planned, and used.
     notes : tuple of str
@@ -65,6 +67,7 @@ class Judged:
     measured: Measurement | None = None
     world: str = ""
     caught: tuple[Caught, ...] = ()
+    printed: str = ""
     effort: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -105,6 +108,8 @@ class Judged:
         """Claimed, proven, measured, world and verdict below one another."""
         rows = [("subject", self.subject)]
         rows.append(("claimed", NOTHING if self.claim is None else self.claim.describe()))
+        if self.printed:
+            rows.append(("printed", f"eps={self.printed}"))
         rows.append(("proven", "not asked: no steps are described" if self.proven is None else self.proven.describe()))
         rows.append(("measured", self._measured()))
         if self.world:
@@ -133,6 +138,7 @@ class Judged:
         return {
             "subject": self.subject,
             "claim": None if self.claim is None else dict(vars(self.claim)),
+            "printed": self.printed,
             "proven": None if self.proven is None else self.proven.to_dict(),
             "measured": None if self.measured is None else self.measured.to_dict(),
             "world": self.world,

@@ -60,7 +60,7 @@ class Effort:
 
     def __post_init__(self) -> None:
         if self.runs is not None:
-            require_count("--runs", self.runs, least=100)
+            require_count("--runs", self.runs, least=32)
         require_number("--seconds", self.seconds, lambda s: 1 <= s <= 1e6, "must be at least 1")
         require_number("--timeout", self.timeout, lambda s: 0 < s <= 1e5, "must be above 0")
         require_count("--seed", self.seed, least=0, most=2**32 - 1)

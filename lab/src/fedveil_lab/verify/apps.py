@@ -1,0 +1,225 @@
+"""A Flower app as it is, on neighbouring data with canaries: what left is judged like any mechanism's output."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import FieldError, damaged, nearest, require_choice, require_count
+from fedveil.reading import toml_of
+from fedveil.registry import optional
+from fedveil_lab.verify.claim import EXAMPLE, PrivacyClaim
+from fedveil_lab.verify.described import MechanismSteps, prove
+from fedveil_lab.verify.isolation import FreshProcesses, NoVerdict, libraries_of
+from fedveil_lab.verify.judged import WORLD, Judged, judge_bounds
+from fedveil_lab.verify.playing import Effort, Say, play, said_of, silent
+from fedveil_lab.verify.sections import VerifySection
+from fedveil_lab.verify.worlds import TwoWorlds
+
+CANARIES = {
+    "outlier": "numbers ten times as large as any that the client holds",
+    "mislabelled": "an ordinary row with the next label",
+}
+FLARE = ("meta.json", "job.py", "app", "config/config_fed_server.json", "config/config_fed_server.conf")
+NUMBER = r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
+DELTA = re.compile(r"(?:\bdelta\b|δ)\s*(?:=|:|\bis\b|\bof\b)?" + NUMBER, re.IGNORECASE)
+EPSILON = re.compile(r"(?:\beps(?:ilon)?\b|ε)[^\n]{0,50}?(?:=|:|\bis\b)" + NUMBER, re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppTable:
+    """What `[verify.app]` says of an app.
+
+    Attributes
+    ----------
+    clients : int
+        Nodes.
+    data : str
+        ``module:function`` that loads a client's data; needed, unless a client is the unit and counts as nothing.
+    neighbours : str
+        ``module:function`` of ``(data, unit, relation)`` that returns what the client holds in both worlds.
+    target : int
+        Partition that is asked about; -1: the last.
+    canaries : tuple of str
+        Of `CANARIES`.
+    config : dict
+        Values of the run's configuration in place of the app's own.
+    """
+
+    clients: int = 2
+    data: str = ""
+    neighbours: str = ""
+    target: int = -1
+    canaries: tuple[str, ...] = tuple(CANARIES)
+    config: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        require_count("[verify.app] clients", self.clients)
+        require_count("[verify.app] target", self.target, least=-1, most=self.clients - 1)
+        for name in self.canaries:
+            require_choice("[verify.app] canaries", name, CANARIES)
+        for name in ("data", "neighbours"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or (value and ":" not in value):
+                raise FieldError(f"[verify.app] {name}", value, "must be module:function, as in task:load_data")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "AppTable":
+        """From the table; an unknown key is refused."""
+        known = list(cls.__dataclass_fields__)
+        for name in values:
+            if name not in known:
+                raise FieldError(f"[verify.app] {name}", values[name], nearest(name, known))
+        canaries = tuple(values.get("canaries", CANARIES))
+        return cls(**{**values, "canaries": canaries, "config": values.get("config", {})})
+
+
+def components(folder: Path) -> tuple[str, str, dict[str, Any]]:
+    """Server app, client app and configuration that a Flower app's pyproject.toml names.
+
+    Raises
+    ------
+    FieldError
+        For a folder that is none, a FLARE job say.
+    """
+    file = folder / "pyproject.toml"
+    if not file.is_file():
+        if any((folder / name).exists() for name in FLARE):
+            accepted = "looks like a FLARE job, which is not run here: its simulator takes minutes a run; "
+            raise FieldError("SUBJECT", folder.name, f"{accepted}verify its filter as a function, FILE.py:FUNCTION")
+        raise FieldError("SUBJECT", folder.name, "is no Flower app: it has no pyproject.toml")
+    try:
+        values = toml_of(file.read_text(encoding="utf-8"))
+        app = values["tool"]["flwr"]["app"]
+        parts = app["components"]
+        return parts["serverapp"], parts["clientapp"], dict(app.get("config", {}))
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged("SUBJECT", file, error, "a Flower app names [tool.flwr.app.components] there") from error
+
+
+def verify_app(
+    folder: Path,
+    claim: str | None,
+    section: VerifySection,
+    *,
+    effort: Effort,
+    steps: MechanismSteps | None = None,
+    say: Say = silent,
+) -> Judged:
+    """Run a Flower app unchanged in both worlds of a claim, and judge what left.
+
+    Parameters
+    ----------
+    folder : path
+        With pyproject.toml.
+    claim : str, optional
+        What is claimed; the section may say it.
+    section : VerifySection
+        `[verify]` with its tables.
+    effort : Effort
+        Runs, time and error; each run is a whole run of the app in a process of its own.
+    steps : MechanismSteps, optional
+        What the app does.
+    say : callable
+        Is told the budget first.
+
+    Raises
+    ------
+    NoVerdict
+        If the app raises, hangs or asks for the network.
+    """
+    optional("flwr.app", "a Flower app needs Flower", '"fedveil[flower]"')
+    server, client, config = components(folder)
+    table = AppTable.of(section.app)
+    beside = Path(__file__).with_name("flower_side.py")
+    libraries = sorted({*libraries_of(beside), *_libraries(folder)})
+    with FreshProcesses(beside, "left", timeout=effort.timeout, libraries=libraries) as processes:
+        base = {
+            "folder": str(folder.resolve()),
+            "serverapp": server,
+            "clientapp": client,
+            "config": {**config, **table.config},
+            "clients": table.clients,
+            "target": table.target % table.clients,
+            "data": table.data,
+            "neighbours": table.neighbours,
+        }
+        printed = printed_epsilons(processes, base)
+        if printed:
+            say(f"the app prints epsilon {', '.join(printed)}")
+        if claim is None:
+            heard = f"; the app prints {', '.join(printed)}" if printed else ""
+            raise FieldError("--claim", claim, f"is missing{heard}: say what is claimed, as in {EXAMPLE!r}")
+        own = PrivacyClaim.parse(claim)
+        judged = play(processes, app_worlds(base, own, table), own, effort, say)
+    proven = None if steps is None else prove(steps, own)
+    return replace(
+        judged,
+        subject=folder.resolve().name,
+        printed=", ".join(printed),
+        proven=proven,
+        caught=(*judged.caught, *judge_bounds(own, None, WORLD, proven=proven)),
+        notes=(*judged.notes, "the app ran unchanged on FedVeil's in-process grid, its network closed"),
+    )
+
+
+def printed_epsilons(processes: FreshProcesses, base: Mapping[str, Any]) -> list[str]:
+    """Epsilons that the app prints in a run on its own data; an app that does not run gets no verdict."""
+    processes.hold("as it is", {**base, "zeroed": None, "trust": "central"})
+    one = processes.run("as it is", 0)
+    if one.kind != "ok":
+        raise NoVerdict(f"no verdict: the app {said_of(one)}")
+    return epsilons_in(one.said)
+
+
+def epsilons_in(text: str) -> list[str]:
+    """Epsilons that a text names, each once; deltas beside them are none."""
+    return list(dict.fromkeys(EPSILON.findall(DELTA.sub("", text))))
+
+
+def app_worlds(base: Mapping[str, Any], claim: PrivacyClaim, table: AppTable) -> list[TwoWorlds]:
+    """Two worlds for each canary, in the claimed relation.
+
+    Raises
+    ------
+    FieldError
+        For a relation that an unchanged app cannot be shown.
+    """
+    own = bool(table.neighbours)
+    if not own:
+        _require_shown(claim)
+    if not table.data:
+        raise FieldError("[verify.app] data", table.data, "must name the app's function that loads a client's data")
+    shared = {**base, "unit": claim.unit, "relation": claim.relation, "trust": claim.trust, "zeroed": False}
+    nothing = claim.unit == "client" and claim.relation == "zero-out" and not own
+    made = []
+    for name in ("of the app's author",) if own else table.canaries:
+        inside = {**shared, "canary": name, "inside": True}
+        if nothing:
+            outside = {**inside, "zeroed": True}
+            why = "in the other world the arrays that it answers are those that it was sent"
+        else:
+            outside = {**inside, "inside": False}
+            why = f"in the other world it is another ({claim.relation})"
+        made.append(TwoWorlds(name, f"{CANARIES.get(name, 'two data sets')}; {why}", inside, outside))
+    return made
+
+
+def _require_shown(claim: PrivacyClaim) -> None:
+    """Refuse relations that cannot be shown to an app which loads its own data."""
+    if claim.unit == "client" and claim.relation == "add/remove":
+        accepted = "of a client changes how an app deals data to all others: claim zero-out or replace-one"
+        raise FieldError("--claim", claim.describe(), accepted)
+    if claim.relation == "zero-out" and (claim.unit == "record" or claim.trust == "local"):
+        accepted = "an app cannot be told to count it as nothing: claim replace-one (records: add/remove), or name "
+        raise FieldError("--claim", claim.describe(), f"{accepted}a function neighbours in [verify.app]")
+
+
+def _libraries(folder: Path) -> list[str]:
+    """Installed modules that the app's files import."""
+    found: set[str] = set()
+    own = {path.name for path in folder.iterdir()} | {path.stem for path in folder.rglob("*.py")}
+    for file in folder.rglob("*.py"):
+        found |= {name for name in libraries_of(file) if name.partition(".")[0] not in own}
+    return sorted(found)

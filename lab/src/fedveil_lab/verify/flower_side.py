@@ -1,0 +1,182 @@
+"""One run of a Flower app in a process of its own: everything that left, as numbers.
+
+The app runs unchanged on FedVeil's in-process grid; only what its loading function returns for one client is another
+in one of two worlds. `fedveil_lab.verify.apps` asks for such runs.
+"""
+
+import importlib
+import random
+import socket
+import sys
+import tempfile
+import zlib
+from copy import deepcopy
+from os import chdir
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.common.config import flatten_dict
+
+from fedveil.flower import InProcessGrid, run_in_process
+from fedveil_lab.verify.neighbours import canary_data
+
+MOST = 20_000  # numbers of an answer that are kept as they are; of more, as many signed sums of them
+CLOSED = "the network is closed to an app under test"
+
+
+class Recorder(InProcessGrid):
+    """Keeps what crosses between server and clients.
+
+    Attributes
+    ----------
+    target : int
+        The client that is asked about, by partition.
+    asked, answered : list of RecordDict
+        Contents of what the server sent to the target, and of what it answered, in order.
+    failed : list of str
+        What clients that failed said.
+    zeroed : bool
+        Whether the target's arrays are those that it was sent: it counts as nothing.
+    now : int
+        The client whose turn it is.
+    """
+
+    target = -1
+    zeroed = False
+    now = -1
+
+    def _ask(self, message: Message) -> Message:
+        self.now = self._partitions[message.metadata.dst_node_id]
+        asked = deepcopy(message.content)  # a server may go on with its own
+        reply = super()._ask(message)
+        if reply.has_error():
+            self.failed.append(str(reply.error.reason))
+            return reply
+        if self.now == self.target:
+            if self.zeroed:
+                _zero(asked, reply.content)
+            self.asked.append(asked)
+            self.answered.append(reply.content)
+        return reply
+
+    def begin(self, target: int, zeroed: bool) -> None:
+        """Start a run."""
+        self.target, self.zeroed = target, zeroed
+        self.asked: list[RecordDict] = []
+        self.answered: list[RecordDict] = []
+        self.failed: list[str] = []
+
+
+def left(world: dict[str, Any], seed: int) -> list[Any]:
+    """Everything that the adversary of a claim sees of one run.
+
+    Under central trust: what the server sends out, round by round, and what it keeps at the end. Under local trust:
+    what the client that is asked about answers.
+    """
+    _close_network()
+    chdir(tempfile.mkdtemp())  # what the app writes stays within this run
+    _seed(seed)
+    sys.path.insert(0, world["folder"])
+    clients = world["clients"]
+    configs = [{"partition-id": i, "num-partitions": clients} for i in range(clients)]
+    recorder: list[Recorder] = []
+    _patch(world, recorder)
+    server_app, client_app = _named(world["serverapp"]), _named(world["clientapp"])
+    config = flatten_dict(world["config"])
+    grid = Recorder(client_app, configs, config)
+    grid.begin(world["target"], world["zeroed"])
+    recorder.append(grid)
+    try:
+        context = run_in_process(server_app, run_config=config, grid=grid)
+    except Exception as error:
+        if grid.failed:  # a server that was not written for it stumbles over a failure
+            raise RuntimeError(f"its clients fail: {grid.failed[0]}") from error
+        raise
+    if not grid.answered or any(CLOSED in one for one in grid.failed):
+        raise RuntimeError(f"its clients fail: {grid.failed[0]}" if grid.failed else "it asks no client anything")
+    if world["trust"] == "local":
+        seen = grid.answered
+    else:
+        seen = [*grid.asked, context.state]
+    return [len(grid.failed), len(seen), sketched(np.concatenate([numbers_of(one) for one in seen] or [np.zeros(0)]))]
+
+
+def numbers_of(content: RecordDict) -> np.ndarray[Any, Any]:
+    """All numbers of a message: arrays, metrics and configurations; of words, a check sum."""
+    parts = [np.zeros(0)]
+    for name in sorted(content):
+        record = content[name]
+        for key in sorted(record):
+            value = record[key]
+            if isinstance(value, Array):
+                parts.append(np.asarray(value.numpy(), dtype=np.float64).reshape(-1))
+            elif isinstance(value, str | bytes):
+                raw = value.encode() if isinstance(value, str) else value
+                parts.append(np.array([float(zlib.crc32(raw))]))
+            else:
+                parts.append(np.atleast_1d(np.asarray(value, dtype=np.float64)).reshape(-1))
+    return np.concatenate(parts)
+
+
+def sketched(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Numbers as they are, or signed sums of them where there are too many: the same sums in every run."""
+    if len(numbers) <= MOST:
+        return numbers
+    rng = np.random.default_rng(0)
+    signs = rng.choice((-1.0, 1.0), len(numbers))
+    return np.bincount(rng.integers(MOST, size=len(numbers)), weights=signs * numbers, minlength=MOST)
+
+
+def _patch(world: dict[str, Any], recorder: list[Recorder]) -> None:
+    """Let the app's own loading function return a neighbour's data to the client that is asked about."""
+    if world["zeroed"] is None:
+        return
+    place, _, name = world["data"].rpartition(":")
+    module = importlib.import_module(place)
+    original = getattr(module, name)
+    own = None if not world["neighbours"] else _named(world["neighbours"])
+
+    def loaded(*arguments: Any, **options: Any) -> Any:
+        data = original(*arguments, **options)
+        if not recorder or recorder[0].now != world["target"]:
+            return data
+        if own is not None:
+            return own(data, world["unit"], world["relation"])[not world["inside"]]
+        return canary_data(data, world["unit"], world["relation"], world["canary"], world["inside"])
+
+    setattr(module, name, loaded)
+
+
+def _named(name: str) -> Any:
+    """What ``module:attribute`` names."""
+    place, _, attribute = name.rpartition(":")
+    return getattr(importlib.import_module(place), attribute)
+
+
+def _zero(asked: RecordDict, answered: RecordDict) -> None:
+    """Put the arrays that were sent in place of those that are answered."""
+    sent = [record for record in asked.values() if isinstance(record, ArrayRecord)]
+    for name in list(answered):
+        if isinstance(answered[name], ArrayRecord) and sent:
+            answered[name] = sent.pop(0)
+
+
+def _seed(seed: int) -> None:
+    """Give the libraries' own generators this run's seed."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - an app may draw from the global generator
+    torch.manual_seed(seed)
+
+
+def _close_network() -> None:
+    """Let no socket connect."""
+
+    def refused(*_arguments: Any, **_options: Any) -> None:
+        raise OSError(CLOSED)
+
+    for name in ("connect", "connect_ex"):
+        setattr(socket.socket, name, refused)
+    for name in ("create_connection", "getaddrinfo"):
+        setattr(socket, name, refused)

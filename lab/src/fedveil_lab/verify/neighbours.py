@@ -1,0 +1,148 @@
+"""Neighbouring data for an app that loads its own: one canary among the rows that it would have had.
+
+Rows are taken out of what an app's loading function returns and put back in the same kind: arrays or tensors
+``(x, y)``, a data class with x and y, or a PyTorch loader whose items are pairs or mappings. What is not among these
+needs a function of the app's author.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+
+from fedveil.errors import FieldError
+
+FIELD = "[verify.app] data"
+SCALE = 10.0  # of an outlier, over the largest number that there is
+Item = tuple[Any, Any]  # numbers and label of one row
+Rebuilt = Callable[[list[Item]], Any]
+
+
+def canary_data(data: Any, unit: str, relation: str, canary: str, inside: bool) -> Any:
+    """The data of one world.
+
+    Parameters
+    ----------
+    data : object
+        What the app's function returned for the client that is asked about.
+    unit, relation : str
+        Of the claim.
+    canary : {"outlier", "mislabelled"}
+        What the unit holds.
+    inside : bool
+        In which of the two worlds.
+    """
+    items, rebuilt = rows_of(data)
+    if not items:
+        raise FieldError(FIELD, "no rows", "the client that is asked about needs some")
+    if unit == "client":
+        changed = [held(item, items, canary) for item in items]
+        return rebuilt(changed if inside else [opposite(item) for item in changed])
+    own = held(items[0], items, canary)
+    if inside:
+        return rebuilt([*items[:-1], own])
+    if relation == "add/remove":
+        return rebuilt(items[:-1])
+    return rebuilt([*items[:-1], opposite(own)])
+
+
+def held(item: Item, items: Sequence[Item], canary: str) -> Item:
+    """A canary in place of a row: far away, or with another label."""
+    x, y = item
+    if canary == "outlier":
+        largest = max(float(np.abs(np.asarray(one[0], dtype=np.float64)).max()) for one in items)
+        return like(x, SCALE * max(largest, 1.0)), y
+    labels = sorted({float(np.asarray(one[1]).reshape(-1)[0]) for one in items})
+    at = labels.index(float(np.asarray(y).reshape(-1)[0]))
+    return x, like(y, labels[(at + 1) % len(labels)])
+
+
+def opposite(item: Item) -> Item:
+    """The same row with its numbers turned round."""
+    return -item[0], item[1]
+
+
+def like(value: Any, number: float) -> Any:
+    """A number in the kind and shape of a value."""
+    if isinstance(value, torch.Tensor):
+        return torch.full_like(value, number)
+    if isinstance(value, np.ndarray):
+        return np.full_like(value, number)
+    return type(value)(number)
+
+
+def rows_of(data: Any) -> tuple[list[Item], Rebuilt]:
+    """Rows of what an app loads, and how to put others in their place.
+
+    Raises
+    ------
+    FieldError
+        For a kind that is not known here.
+    """
+    if isinstance(data, DataLoader):
+        return _loader(data)
+    if is_dataclass(data) and not isinstance(data, type) and hasattr(data, "x") and hasattr(data, "y"):
+        items, pair = _arrays(data.x, data.y)
+        return items, lambda rows: replace(data, **dict(zip("xy", pair(rows), strict=True)))
+    if isinstance(data, tuple | list) and data:
+        if len(data) >= 2 and _array(data[0]) and _array(data[1]) and len(data[0]) == len(data[1]):
+            items, pair = _arrays(data[0], data[1])
+            return items, lambda rows: type(data)([*pair(rows), *data[2:]])
+        items, first = rows_of(data[0])
+        return items, lambda rows: type(data)([first(rows), *data[1:]])
+    accepted = "returns no arrays (x, y), data class with x and y, or DataLoader: name a function neighbours of yours"
+    raise FieldError(FIELD, type(data).__name__, accepted)
+
+
+def _array(value: Any) -> bool:
+    return isinstance(value, np.ndarray | torch.Tensor)
+
+
+def _arrays(x: Any, y: Any) -> tuple[list[Item], Callable[[list[Item]], list[Any]]]:
+    """Rows of two arrays, and the arrays of other rows."""
+    stack: Callable[[list[Any]], Any] = torch.stack if isinstance(x, torch.Tensor) else np.stack
+
+    def rebuilt(rows: list[Item]) -> list[Any]:
+        labels = [one[1] for one in rows]
+        ys = torch.stack(labels) if isinstance(y, torch.Tensor) else np.array(labels, dtype=y.dtype)
+        return [stack([one[0] for one in rows]), ys]
+
+    return list(zip(x, y, strict=True)), rebuilt
+
+
+def _loader(loader: DataLoader[Any]) -> tuple[list[Item], Rebuilt]:
+    """Items of a loader's data set, and a loader of the same kind."""
+    size = len(loader.dataset)  # type: ignore[arg-type]
+    kept = [loader.dataset[i] for i in range(size)]
+    names = _names(kept)
+
+    def rebuilt(rows: list[Item]) -> DataLoader[Any]:
+        made: list[Any] = []
+        for x, y in rows:
+            made.append((x, y) if names is None else {names[0]: x, names[1]: y})
+        return DataLoader(
+            made,  # type: ignore[arg-type]
+            batch_size=loader.batch_size,
+            shuffle=isinstance(loader.sampler, RandomSampler),
+            collate_fn=loader.collate_fn,
+            drop_last=loader.drop_last,
+        )
+
+    if names is None:
+        return [(one[0], one[1]) for one in kept], rebuilt
+    return [(one[names[0]], one[names[1]]) for one in kept], rebuilt
+
+
+def _names(items: Sequence[Any]) -> tuple[str, str] | None:
+    """Keys of numbers and label, where items are mappings; None where they are pairs."""
+    if not items or not isinstance(items[0], Mapping):
+        return None
+    numbers = [key for key, value in items[0].items() if np.ndim(value) > 0]
+    labels = [key for key, value in items[0].items() if np.ndim(value) == 0]
+    if len(numbers) != 1 or len(labels) != 1:
+        accepted = "items need one array and one label: name a function neighbours of yours"
+        raise FieldError(FIELD, ", ".join(map(str, items[0])), accepted)
+    return numbers[0], labels[0]
