@@ -1,4 +1,4 @@
-"""The two halves of every aggregation rule, reduce the updates, then step the model; and the plain means."""
+"""Aggregation rules: the base class with its two halves, reduce and step, and the plain means."""
 
 from abc import ABC, abstractmethod
 from copy import copy
@@ -17,21 +17,21 @@ from fedveil.mechanisms import Source, zeros
 
 Weighting = Literal["uniform", "examples"]
 
-_MANY = 1000  # up to here rounding in float64 adds less than 1e-9 to what one client moves
+_MANY = 1000  # clients up to which rounding in float64 adds less than 1e-9 to one client's influence
 
 
 @dataclass(frozen=True)
 class NoState:
-    """The state of a rule that remembers nothing."""
+    """State of a rule without memory."""
 
 
 def require_rule(field: str, value: Any) -> None:
-    """Refuse what is no aggregation rule, such as its class or its name.
+    """Refuse anything but an aggregation rule, such as its class or its name.
 
     Raises
     ------
     FieldError
-        Saying what to write instead.
+        With the way to write it.
     """
     if isinstance(value, type) and issubclass(value, Aggregator):
         raise FieldError(field, value.__name__, f"is a class: write {value.__name__}()")
@@ -43,18 +43,18 @@ def require_rule(field: str, value: Any) -> None:
 
 
 class Aggregator(Parameters, ABC):
-    """A rule that turns the updates of a round into the next model.
+    """Rule that turns the updates of a round into the next model.
 
     A rule is a frozen dataclass; its memory is an explicit state.
 
     Attributes
     ----------
     identity_step : bool
-        Whether `step` only adds the reduced update: the noise may then go on the output (order "printed").
+        Whether `step` only adds the reduced update, so that the noise may go on the output (order "printed").
     columnwise : bool
         Whether a coordinate of the reduced update follows from that coordinate of the updates and the weights alone.
     linear : bool
-        Whether the reduced update is the weighted sum: factors on updates may then be factors on weights.
+        Whether the reduced update is the weighted sum, so that factors on updates may become factors on weights.
 
     Examples
     --------
@@ -69,15 +69,15 @@ class Aggregator(Parameters, ABC):
     linear: ClassVar[bool] = False
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
-        """The state before the first round, for models of d coordinates."""
+        """Return the state before the first round, for models of d coordinates."""
         return NoState()
 
     def weights(self, counts: Tensor | None, n: int) -> Tensor:
-        """Weights [n] (float64, summing to 1) for n replies; `counts` are their numbers of examples, if sent."""
+        """Return weights [n] (float64, summing to 1) for n replies; `counts` are their example counts, if sent."""
         return even(n)
 
     def planned_weights(self, counts: Tensor | None, n: int, cohort: int) -> Tensor:
-        """Weights [n] of n replies against a planned cohort: each at most 1/cohort, so that absent clients weigh 0.
+        """Return weights [n] of n replies in a planned cohort: at most 1/cohort each, so that absent clients weigh 0.
 
         Raises
         ------
@@ -88,44 +88,44 @@ class Aggregator(Parameters, ABC):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Fields of ServerFacts that `for_round` is to be given: nothing or ``{"public_update"}``."""
+        """Fields of ServerFacts that `for_round` needs: nothing or ``{"public_update"}``."""
         return frozenset()
 
     def for_round(self, state: Any, source: Source, public_update: Tensor | None = None) -> "Aggregator":
-        """The rule of one round, filled in with what it remembers, draws or is told; most rules are the same in all.
+        """Return the rule of one round, with its state, draws or public data; most rules do not change.
 
         Parameters
         ----------
         state : object
-            The rule's own.
+            State of the rule.
         source : Source
-            Of the round; a rule that draws takes a child of it.
+            Source of the round; a rule that draws takes a child of it.
         public_update : Tensor, optional
-            [d], the update that the server trained on public data.
+            [d], update that the server trained on public data.
         """
         return self
 
     @property
     def by_examples(self) -> bool:
-        """Whether weights follow the example counts that clients send."""
+        """Whether weights follow the clients' example counts."""
         return False
 
     @property
     def least(self) -> int:
-        """The fewest updates on which the rule works; where fewer arrive, engines count absent clients as zeros."""
+        """Fewest updates on which the rule works; engines count absent clients as zeros to reach it."""
         return 1
 
     def bears(self, n: int) -> int:
-        """The most malicious updates among n that the rule is made for."""
+        """Return the most malicious updates among n that the rule withstands."""
         return 0
 
     def admit(self, malicious: int, n: int) -> None:
-        """Refuse more malicious updates than the rule can bear.
+        """Refuse more malicious updates than the rule withstands.
 
         Raises
         ------
         FieldError
-            With the largest number that it bears.
+            With the largest number.
         """
         most = self.bears(n)
         if malicious > most:
@@ -133,38 +133,38 @@ class Aggregator(Parameters, ABC):
             raise FieldError("malicious", malicious, f"{name} bears at most {most} among {n} updates")
 
     def _filled(self, **values: Any) -> Self:
-        """A copy with values that are no parameters."""
+        """Return a copy with values that are no parameters."""
         filled = copy(self)
         for name, value in values.items():
             object.__setattr__(filled, name, value)
         return filled
 
     def shares(self, updates: Tensor, weights: Tensor) -> Tensor | None:
-        """What part [n] (float64) of the result each update makes; None where coordinates differ in that."""
+        """Return the share [n] (float64) of each update in the result; None if coordinates differ in it."""
         return None
 
     @abstractmethod
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Combine updates [n, d] with weights [n] into one update [d]; float64, and a tensor of its own.
 
-        Noise is added to it before anything is rounded to the updates' type. In float32 one client moves a sum of many
-        by more than its own share: every later sum is rounded another way (at n = 20,000 by up to 7 C / n).
+        Noise is added before anything is rounded to the updates' type. In float32 one client would move a sum of many
+        by more than its own share, because every later sum is rounded differently (at n = 20,000 by up to 7 C / n).
         """
 
     def step(self, model: Tensor, update: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Apply the reduced update [d] to the model [d]; returns the next model, a tensor of its own, and state."""
+        """Apply the reduced update [d] to the model [d]; return the next model, a tensor of its own, and state."""
         return model + update, state
 
     @abstractmethod
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
-        """Largest Euclidean change of `reduce` when one client changes, its update clipped to `clip`.
+        """Bound the Euclidean change of `reduce` when one client changes, with updates clipped to `clip`.
 
-        `rounding` is part of it. None if there is no bound. Zero-out replaces the client's update by zero and keeps all
-        weights; replace-one replaces it by any other update within the clip.
+        The bound includes `rounding`; None if there is no bound. Zero-out replaces the client's update by zero and
+        keeps all weights; replace-one replaces it by any other update within the clip.
         """
 
     def lipschitz(self, weights: Tensor) -> float | None:
-        """How far `reduce` moves at most per unit of distance that one update moves; None if it can jump."""
+        """Bound the change of `reduce` per unit of distance that one update moves; None if it can jump."""
         return None
 
 
@@ -177,8 +177,8 @@ class WeightedMean(Aggregator):
     weighting : {"uniform", "examples"}
         Uniform weights are public; weights by examples are as public as the counts.
     max_examples : int, optional
-        Declared bound: a client counts as at most this many examples, whatever it reports. Formal noise needs it when
-        clients are weighted by examples.
+        Declared bound: a client counts as at most this many examples, whatever it reports. Formal noise with weights by
+        examples needs it.
     """
 
     weighting: Weighting = "uniform"
@@ -194,11 +194,11 @@ class WeightedMean(Aggregator):
 
     @property
     def by_examples(self) -> bool:
-        """As `weighting` says."""
+        """Whether `weighting` is "examples"."""
         return self.weighting == "examples"
 
     def weights(self, counts: Tensor | None, n: int) -> Tensor:
-        """Uniform, or proportional to the counts."""
+        """Return uniform weights, or weights proportional to the counts."""
         if self.weighting == "uniform":
             return super().weights(counts, n)
         counted = self._counted(counts, n)
@@ -208,7 +208,7 @@ class WeightedMean(Aggregator):
         return counted / total
 
     def planned_weights(self, counts: Tensor | None, n: int, cohort: int) -> Tensor:
-        """1/cohort, or a client's share of the declared bound: min(count, bound) / (bound * cohort)."""
+        """Return 1/cohort, or a client's share of the declared bound: min(count, bound) / (bound * cohort)."""
         if self.weighting == "uniform":
             return super().planned_weights(counts, n, cohort)
         if self.max_examples is None:
@@ -219,27 +219,29 @@ class WeightedMean(Aggregator):
         if counts is None or len(counts) != n:
             raise FieldError("weighting", "examples", 'needs every reply to carry its count; use weighting="uniform"')
         counted = counts.to(torch.float64)
-        return counted if self.max_examples is None else counted.clamp(max=self.max_examples)
+        if self.max_examples is None:
+            return counted
+        return counted.clamp(max=self.max_examples)
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         return weighted_sum(updates, weights)
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
-        """C times the largest weight (twice that for replace-one), and rounding."""
+        """Return C times the largest weight (twice that for replace-one), with rounding."""
         return float(weights.max()) * clip * FACTOR[relation] * (1 + rounding(len(weights)))
 
     def lipschitz(self, weights: Tensor) -> float:
-        """The largest weight."""
+        """Return the largest weight."""
         return float(weights.max())
 
 
 def even(n: int) -> Tensor:
-    """Equal weights [n], float64, that sum to 1."""
+    """Return equal weights [n], float64, that sum to 1."""
     return torch.full((n,), 1 / n, dtype=torch.float64)
 
 
 def weighted_sum(rows: Rows, weights: Tensor, start: Tensor | None = None) -> Tensor:
-    """Sum [d] (float64) of rows [n, d], or of n rows [d] minus `start`, with weights [n]."""
+    """Compute the sum [d] (float64) of rows [n, d], or of n rows [d] minus `start`, with weights [n]."""
     if isinstance(rows, Tensor) and len(blocks_of(*rows.shape)) == 1:
         return weights @ rows.to(torch.float64)
     return add_weighted(zeros(rows[0].shape[0]), rows, weights, start)
@@ -253,14 +255,16 @@ def add_weighted(total: Tensor, rows: Rows, weights: Tensor, start: Tensor | Non
 
 
 def rounding(n: int) -> float:
-    """What rounding adds at most to one client's influence on a float64 sum of n updates, as a share of it.
+    """Bound the share that rounding adds to one client's influence on a float64 sum of n updates.
 
-    In whatever order n products w_i x_i are added, the result is off by at most g sum w_i |x_i| a coordinate, with
-    g = 2 n 2^-53 for the products, the sums and the sums of their blocks (Higham 2002, section 3.1). Over all
-    coordinates that is at most g n w C, with w the largest weight, before and after the client's change: 2 g n of its
-    share w C, 1.1e-6 at n = 50,000. Left out up to n = 1,000, where it is below 1e-9.
+    In any order of n products w_i x_i, the result is off by at most g sum w_i |x_i| a coordinate. Here g = 2 n 2^-53
+    covers the products, the sums and the sums of their blocks (Higham 2002, section 3.1). Over all coordinates that is
+    at most g n w C, with w the largest weight, before and after the client's change. So it is 2 g n of its share w C,
+    1.1e-6 at n = 50,000. Up to n = 1,000 it is left out, being below 1e-9.
     """
-    return n * n * 2.0**-51 if n > _MANY else 0.0
+    if n <= _MANY:
+        return 0.0
+    return n * n * 2.0**-51
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Rules that look for a centre, or measure updates: GeometricMedian, CentredClipping, NormBounding, FLTrust.
+"""Rules with a centre, or by the size of updates: GeometricMedian, CentredClipping, NormBounding, FLTrust.
 
-The first stays in the span of the updates, so it is worked out on weights of the updates and on squared distances
-D [n, n]: for weights w that sum to 1, |x_i - sum_j w_j x_j|^2 = (D w)_i - w.D w / 2.
+The geometric median is a weighted mean of the updates, so its weights follow from squared distances D [n, n] alone: for
+weights w that sum to 1, |x_i - sum_j w_j x_j|^2 = (D w)_i - w.D w / 2.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from fedveil.mechanisms import Source
 
 @dataclass(frozen=True)
 class GeometricMedian(Aggregator):
-    """The point with the least sum of distances to the updates, by the smoothed Weiszfeld iteration.
+    """Point with the least sum of distances to the updates, by the smoothed Weiszfeld iteration.
 
     Source: RFA (Pillutla, Kakade and Harchaoui 2022, arXiv 1912.13445, algorithm 2). It starts at the mean and is
     unweighted.
@@ -32,7 +32,7 @@ class GeometricMedian(Aggregator):
     smoothing : float
         Least distance that counts, in the updates' unit.
     iterations : int
-        At most this many; they end earlier where no weight changes by more than 1e-9.
+        Most iterations; they end earlier when no weight changes by more than 1e-9.
 
     Examples
     --------
@@ -47,7 +47,7 @@ class GeometricMedian(Aggregator):
         return (n - 1) // 2
 
     def shares(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """The final weights: in proportion to one over the distance from the median."""
+        """Return the final weights, proportional to one over the distance from the median."""
         squared = squared_distances(updates)
         shares = even(len(updates))
         for _ in range(self.iterations):
@@ -60,34 +60,34 @@ class GeometricMedian(Aggregator):
         return shares
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """The geometric median; `weights` only say how many updates there are."""
+        """Return the geometric median; of `weights` only their number counts."""
         return weighted_sum(updates, self.shares(updates, weights))
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
-        """2C: the result is a mean of updates, which lie within C, before and after.
+        """Return 2C: the result is a mean of updates within C, before and after.
 
-        It does not fall with n: of k updates at -C and k + 1 at C one that changes sides takes the result along.
+        It does not fall with n: among k updates at -C and k + 1 at C, one that changes sides takes the result along.
         """
         return 2 * clip
 
 
 @dataclass(frozen=True)
 class Centre:
-    """The last reduced update [d] (with its noise, where there was any); zeros before the first round."""
+    """Last reduced update [d], with its noise if there was any; zeros before the first round."""
 
     update: Tensor
 
 
 @dataclass(frozen=True)
 class CentredClipping(Aggregator):
-    """Move from a centre by the mean of clipped deviations (Karimireddy, He and Jaggi 2021, arXiv 2012.10333, eq. 3).
+    """Centre that moves by the mean of clipped deviations (Karimireddy, He and Jaggi 2021, arXiv 2012.10333, eq. 3).
 
     Parameters
     ----------
     radius : float
-        tau: no update pulls the centre harder than this.
+        tau, the largest pull of one update on the centre.
     iterations : int
-        L: how often the centre moves in a round.
+        L, the number of moves of the centre in a round.
     remember : bool
         Whether a round starts at the last round's result (as published), or at 0.
 
@@ -107,7 +107,7 @@ class CentredClipping(Aggregator):
         return Centre(torch.zeros(dimension, dtype=dtype))
 
     def for_round(self, state: Centre, source: Source, public_update: Tensor | None = None) -> "CentredClipping":
-        """Start where the last round ended."""
+        """Return the rule with the last round's result as its start."""
         return self._filled(centre=state.update) if self.remember else self
 
     def step(self, model: Tensor, update: Tensor, state: Centre) -> tuple[Tensor, Centre]:
@@ -115,14 +115,14 @@ class CentredClipping(Aggregator):
         return model + update, Centre(update.clone())
 
     def bears(self, n: int) -> int:
-        """Less than half: a malicious client pulls by at most L tau / n."""
+        """Return less than half of n: a malicious client pulls by at most L tau / n."""
         return (n - 1) // 2
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """The last centre; `weights` only say how many updates there are.
+        """Return the last centre; of `weights` only their number counts.
 
-        Distances are taken anew each time, in float64: those of a Gram matrix are rounded another way wherever one
-        update changes, and n such changes are more than what the update itself moves.
+        Distances are computed anew each time, in float64. In a Gram matrix one changed update changes the rounding of
+        all distances, which could move the result by more than the update itself.
         """
         n, d = updates.shape
         centre = torch.zeros(d, dtype=torch.float64) if self.centre is None else self.centre.to(torch.float64)
@@ -135,7 +135,7 @@ class CentredClipping(Aggregator):
         return centre
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
-        """L min(2 tau, C) / n under zero-out, L min(2 tau, 2C) / n under replace-one; none for add/remove.
+        """Return L min(2 tau, C) / n for zero-out, L min(2 tau, 2C) / n for replace-one, None for add/remove.
 
         The centre is public: 0, or released before. One iteration takes v to the mean of x_i - r(x_i - v), where
         r(u) = u - clip(u) is 1-Lipschitz (u less its projection on a ball): where v has moved by s, the next centre
@@ -148,7 +148,7 @@ class CentredClipping(Aggregator):
         return self.iterations * min(2 * self.radius, change) / len(weights) * (1 + rounding(len(weights)))
 
     def lipschitz(self, weights: Tensor) -> float:
-        """L / n."""
+        """Return L / n."""
         return self.iterations / len(weights)
 
 
@@ -156,13 +156,13 @@ class CentredClipping(Aggregator):
 class NormBounding(Aggregator):
     """Mean of updates that are scaled down to a norm (Sun et al. 2019, arXiv 1911.07963, section 5).
 
-    It bounds what each malicious client does, to bound / n, and does not bear any number of them in the sense of the
+    It bounds the influence of each malicious client to bound / n. It withstands no number of them in the sense of the
     other rules: enough of them pull the mean anywhere within the bound.
 
     Parameters
     ----------
     bound : float
-        M.
+        M, the largest norm.
 
     Examples
     --------
@@ -173,23 +173,24 @@ class NormBounding(Aggregator):
     bound: Clip = 1.0
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Weighted mean of the scaled updates."""
+        """Return the weighted mean of the scaled updates."""
         factors = (self.bound * (1 - SHRINK) / norms(updates)).clamp_(max=1.0)
         return weighted_sum(updates, weights * factors)
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
-        """min(C, M) times the largest weight, twice that for replace-one: a mean of updates within both bounds."""
+        """Return min(C, M) times the largest weight (twice that for replace-one): a mean of updates within both."""
         return WeightedMean().sensitivity(min(clip, self.bound), weights, relation)
 
     def lipschitz(self, weights: Tensor) -> float:
-        """The largest weight: scaling down to a ball brings no two updates further apart."""
+        """Return the largest weight: scaling down to a ball brings no two updates further apart."""
         return float(weights.max())
 
 
 @dataclass(frozen=True)
 class FLTrust(Aggregator):
-    """Trust by direction (Cao, Fang, Liu and Gong 2021, arXiv 2012.13995, equations 2 to 4).
+    """Mean of updates by their agreement with the server's own.
 
+    Source: Cao, Fang, Liu and Gong 2021 (arXiv 2012.13995, equations 2 to 4).
     With g0 the server's own update, ``TS_i = max(0, cos(x_i, g0))`` and the result is the mean of
     ``x_i |g0| / |x_i|`` weighted by TS. The server needs public data like the clients' and trains on them as a client
     does; engines hand g0 over as the server fact ``public_update``, to `for_round`. If no update is trusted the model
@@ -206,19 +207,19 @@ class FLTrust(Aggregator):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The server's own update."""
+        """Facts that the rule needs: the server's own update."""
         return frozenset({"public_update"})
 
     def for_round(self, state: Any, source: Source, public_update: Tensor | None = None) -> "FLTrust":
-        """Take the server's update of this round."""
+        """Return the rule with the server's update of this round."""
         return self._filled(reference=public_update)
 
     def bears(self, n: int) -> int:
-        """Any number, as long as the public data are like the clients': none of them moves the server's own update."""
+        """Return n, if the public data are like the clients': no client moves the server's own update."""
         return n
 
     def shares(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Trust scores, scaled to sum to 1; all 0 where nobody is trusted."""
+        """Return the trust scores, scaled to sum to 1; all 0 if no update is trusted."""
         if self.reference is None or self.reference.shape != updates.shape[1:]:
             given = None if self.reference is None else tuple(self.reference.shape)
             accepted = f"FLTrust needs the server's own update [{updates.shape[1]}]: give the federation public data"
@@ -232,17 +233,19 @@ class FLTrust(Aggregator):
         return trust / total if total > 0 else trust
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Trusted updates at the length of the server's; `weights` only say how many updates there are."""
+        """Return the mean of trusted updates at the length of the server's; of `weights` only their number counts."""
         shares = self.shares(updates, weights)
         assert self.reference is not None
         scale = norms(self.reference) / norms(updates)
         return weighted_sum(updates, torch.where(shares > 0, shares * scale, shares))
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
-        """None that noise could be calibrated to beforehand.
+        """Return 2 |g0| of a round; None beforehand, so that no noise can be calibrated to it.
 
         The result is a mean of vectors of length |g0|, so it moves by at most 2 |g0|, which is public but changes
-        with the rounds. It does not fall with n: where one client alone is trusted, the result is |g0| long, and 0
+        with the rounds. It does not fall with n: if one client alone is trusted, the result has length |g0|, and 0
         without it.
         """
-        return None if self.reference is None else 2 * float(norms(self.reference))
+        if self.reference is None:
+            return None
+        return 2 * float(norms(self.reference))

@@ -1,4 +1,4 @@
-"""What combines models where no rule does: group privacy's k-means, and FedRE's weights layer by layer.
+"""Combinations of models without a rule: group privacy's k-means, and FedRE's weights layer by layer.
 
 k-means starts at the hypotheses (group-privacy paper, Algorithm 1, lines 9 and 10); the weights are PDA-PAM (FedRE,
 equations 10 and 11).
@@ -13,8 +13,8 @@ from fedveil.calibration.distance import squared_distances
 from fedveil.clipping import blocks_of
 from fedveil.errors import FieldError
 
-_PAIRED = 64  # up to this many vectors their distances are taken once; above, every iteration reads the models again
-_LEAST = 1 << 8  # columns of a block
+_PAIRED = 64  # most vectors whose distances are computed once; with more, every iteration reads the models again
+_LEAST = 1 << 8  # least columns of a block
 
 
 def cluster_means(models: Tensor, hypotheses: Tensor, iterations: int = 300) -> tuple[Tensor, Tensor]:
@@ -25,33 +25,34 @@ def cluster_means(models: Tensor, hypotheses: Tensor, iterations: int = 300) -> 
     models : Tensor
         [n, d], received models.
     hypotheses : Tensor
-        [k, d], the initial centres.
+        [k, d], initial centres.
     iterations : int
-        At most this many of Lloyd's.
+        Most iterations of Lloyd's algorithm.
 
     Returns
     -------
     centres : Tensor
         [k, d]; a hypothesis without members is carried over unchanged.
     labels : Tensor
-        [n], int64: each model's cluster. Nothing is drawn: the same input has the same clusters.
+        [n], int64, cluster of each model. Nothing is drawn: the same input has the same clusters.
 
     Notes
     -----
-    Fewer models than hypotheses is legal, which scikit-learn's KMeans refuses, and it moves an empty cluster to a
-    far-away point instead of keeping the hypothesis: hence Lloyd's iteration here. A centre is a mean of models, so a
-    few models (long ones, as a rule) are clustered by their distances from each other alone.
+    Lloyd's iteration is written out here, because scikit-learn's KMeans refuses fewer models than hypotheses, and moves
+    an empty cluster to a far-away point. A centre is a mean of models, so a few models are clustered by their distances
+    from each other alone.
     """
     if models.dim() != 2 or hypotheses.dim() != 2 or models.shape[1] != hypotheses.shape[1]:
         raise FieldError("models", tuple(models.shape), f"must be [n, d] with hypotheses {tuple(hypotheses.shape)}")
     n, k = len(models), len(hypotheses)
-    lloyd = (_Pairs if n + k <= _PAIRED else _Blocks)(models, hypotheses)
+    few = n + k <= _PAIRED
+    lloyd = _Pairs(models, hypotheses) if few else _Blocks(models, hypotheses)
     labels = torch.full((n,), -1, dtype=torch.int64)
-    twins = [next(i for i in range(k) if torch.equal(hypotheses[i], h)) for h in hypotheses]
+    first_equal = _first_equal(hypotheses)
     for number in range(iterations):
         distances = lloyd.distances(member_weights(labels, k))
         if number == 0:  # rounding must not decide between two equal hypotheses
-            distances = distances[:, twins]
+            distances = distances[:, first_equal]
         assigned = torch.from_numpy(np.argmin(distances.numpy(), axis=1))  # ties go to the lowest index
         if torch.equal(assigned, labels):
             break
@@ -65,12 +66,21 @@ def cluster_means(models: Tensor, hypotheses: Tensor, iterations: int = 300) -> 
     return result, labels
 
 
-def halves(models: Tensor, start: Tensor) -> Tensor:
-    """Which of the models [n, d] trained from one start [d] are the second half of their cluster, [n] bool.
+def _first_equal(rows: Tensor) -> list[int]:
+    """Return for each row the index of the first row that is equal to it."""
+    indices = []
+    for row in rows:
+        equal = [torch.equal(other, row) for other in rows]
+        indices.append(equal.index(True))
+    return indices
 
-    Cut at the median along the direction in which their steps differ most. It is found from the products of two
-    clients' steps alone: independent noises are nearly at right angles in many dimensions, so that the products keep
-    the steps where the steps' own lengths are mostly noise. Of fewer than two models there is no second half.
+
+def halves(models: Tensor, start: Tensor) -> Tensor:
+    """Mark the second half [n] (bool) of a cluster of models [n, d] that were trained from one start [d].
+
+    The cluster is cut at the median along the direction in which the steps differ most. This direction follows from the
+    products of two clients' steps alone. In many dimensions independent noises are nearly orthogonal, so that the
+    products show the steps, whose own lengths are mostly noise. Fewer than two models have no second half.
     """
     n = len(models)
     if n < 2:
@@ -85,16 +95,16 @@ def halves(models: Tensor, start: Tensor) -> Tensor:
 
 
 def perturbation_weights(scores: Tensor, normalised: bool = True) -> Tensor:
-    """Weights of the clients, layer by layer, from public scores.
+    """Compute the weights of the clients, layer by layer, from public scores.
 
     Parameters
     ----------
     scores : Tensor
         [n, L], S_l of each received model on the public set.
     normalised : bool
-        True: proportional to 1/alpha with alpha = softmax over clients of S, normalised to sum to 1, which is exactly
-        softmax(-S). False: the printed 1 / (K alpha), which sums to about K (the step is about K times too long).
-        Normalised, a model so extreme that its score is infinite or no number weighs 0.
+        True: weights proportional to 1/alpha with alpha = softmax over clients of S, which sum to 1: exactly
+        softmax(-S). A model whose score is infinite or no number then weighs 0. False: the printed 1 / (K alpha), which
+        sums to about K, so that the step is about K times too long.
 
     Returns
     -------
@@ -102,7 +112,8 @@ def perturbation_weights(scores: Tensor, normalised: bool = True) -> Tensor:
         [n, L] float64.
     """
     usable = torch.isfinite(scores)
-    if scores.dim() != 2 or (scores < 0).any() or not (usable.any(0) if normalised else usable).all():
+    enough = usable.any(0) if normalised else usable
+    if scores.dim() != 2 or (scores < 0).any() or not enough.all():
         accepted = "must be finite, at least 0, and [n, L]; where noise drowned the models, raise privacy.epsilon"
         raise FieldError("public_scores", tuple(scores.shape), accepted)
     s = torch.where(usable, scores.to(torch.float64), torch.inf)
@@ -115,16 +126,19 @@ def perturbation_weights(scores: Tensor, normalised: bool = True) -> Tensor:
 
 
 class _Pairs:
-    """Centres that move, as weights of the n models and k hypotheses: |x - Sum w y|^2 = w.D(x, y) - w.D(y, y).w / 2."""
+    """Moving centres as weights of the n models and k hypotheses: |x - Sum w y|^2 = w.D(x, y) - w.D(y, y).w / 2."""
 
     def __init__(self, models: Tensor, hypotheses: Tensor) -> None:
         self._squared = squared_distances(models, hypotheses, close=1e-3)
         self._weights = torch.eye(len(self._squared), dtype=torch.float64)[len(models) :]
 
     def distances(self, shares: Tensor) -> Tensor:
-        """Move each centre to the mean of its members; squared distances to the centres [n, k], up to one a model.
+        """Move each centre to the mean of its members, and return the squared distances to the centres.
 
-        A centre without members stays where it is. One product with the matrix of distances.
+        Returns
+        -------
+        Tensor
+            [n, k], up to one summand for each model. A centre without members stays.
         """
         moved, n = shares.any(1), shares.shape[1]
         self._weights[moved] = torch.nn.functional.pad(shares[moved], (0, len(shares)))
@@ -133,15 +147,16 @@ class _Pairs:
 
 
 class _Blocks:
-    """Centres that move, as vectors: each iteration passes over the models once."""
+    """Moving centres as vectors; each iteration passes over the models once."""
 
     def __init__(self, models: Tensor, hypotheses: Tensor) -> None:
         self._models, self._centres = models, hypotheses.to(torch.float64, copy=True)
 
     def distances(self, shares: Tensor) -> Tensor:
-        """As in `_Pairs`, by float32 products around the middle of the centres: raw ones cancel for close models.
+        """Move the centres and return distances as `_Pairs` does, by float32 products around the middle of the centres.
 
-        The middle is a median, so that one far centre does not blur the others.
+        Raw products would cancel for close models. The middle is a median, so that one far centre does not blur the
+        others.
         """
         moved, total = shares.any(1), torch.zeros(shares.T.shape, dtype=torch.float64)
         shares = shares[moved].to(torch.float32)
@@ -157,6 +172,6 @@ class _Blocks:
 
 
 def member_weights(labels: Tensor, k: int) -> Tensor:
-    """Weights [k, n] of members in the mean of their cluster, by their labels [n]; zeros for one without members."""
+    """Return the weights [k, n] of members in the mean of their cluster, by labels [n]; zeros without members."""
     member = (labels == torch.arange(k)[:, None]).to(torch.float64)
     return member / member.sum(1, keepdim=True).clamp(min=1.0)

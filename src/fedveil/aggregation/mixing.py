@@ -1,4 +1,4 @@
-"""What comes before a rule: nearest-neighbour mixing and bucketing make updates more alike first."""
+"""Mixing before a rule: nearest-neighbour mixing and bucketing first make updates more alike."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -21,12 +21,12 @@ from fedveil.mechanisms import Source
 
 @dataclass(frozen=True)
 class Mixing(Aggregator):
-    """Mix updates, then apply a rule to the mixtures; the base of `NNM` and `Bucketing`.
+    """Rule that is applied to mixtures of updates; the base of `NNM` and `Bucketing`.
 
     Parameters
     ----------
     inner : Aggregator
-        The rule; its server optimiser, if it has one, acts as without the mixing.
+        Rule for the mixtures; its server optimiser, if it has one, acts as without the mixing.
     """
 
     inner: Aggregator = field(default_factory=FedMedian)
@@ -44,11 +44,11 @@ class Mixing(Aggregator):
         return self.inner.least
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
-        """The inner rule's state."""
+        """Return the inner rule's state."""
         return self.inner.init(dimension, dtype)
 
     def for_round(self, state: Any, source: Source, public_update: Tensor | None = None) -> Self:
-        """Fill in the inner rule."""
+        """Return the rule with the inner rule of this round."""
         return self._filled(inner=self.inner.for_round(state, source, public_update))
 
     def step(self, model: Tensor, update: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -56,23 +56,25 @@ class Mixing(Aggregator):
 
     @abstractmethod
     def mixture(self, updates: Tensor) -> Tensor:
-        """Weights [m, n] (float64, rows sum to 1) of the m mixtures."""
+        """Return the weights [m, n] (float64, rows sum to 1) of the m mixtures."""
 
     def shares(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Shares of the updates in the mixtures, by the mixtures' shares in the result (equal where it has none)."""
+        """Return the shares of the updates by the mixtures' shares in the result, which are equal by default."""
         mixture = self.mixture(updates)
         equal = even(len(mixture))
         inner = self.inner.shares(self._mixed(updates, mixture), equal)
         return (equal if inner is None else inner) @ mixture
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """The inner rule on the mixtures; `weights` only say how many updates there are."""
+        """Apply the inner rule to the mixtures; of `weights` only their number counts."""
         mixture = self.mixture(updates)
         return self.inner.reduce(self._mixed(updates, mixture), even(len(mixture)))
 
     def _mixed(self, updates: Tensor, mixture: Tensor) -> Tensor:
-        blocks = blocks_of(*updates.shape)
-        return torch.cat([mixture @ updates[:, columns].to(torch.float64) for columns in blocks], 1)
+        mixed = []
+        for columns in blocks_of(*updates.shape):
+            mixed.append(mixture @ updates[:, columns].to(torch.float64))
+        return torch.cat(mixed, 1)
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class NNM(Mixing):
     Parameters
     ----------
     malicious : int
-        Bad clients to withstand, f, less than half.
+        f, the number of malicious clients to withstand, less than half.
 
     Examples
     --------
@@ -96,15 +98,15 @@ class NNM(Mixing):
 
     @property
     def least(self) -> int:
-        """2 f + 1, or what the inner rule needs."""
+        """Fewest updates: 2 f + 1, or those that the inner rule needs."""
         return max(2 * self.malicious + 1, self.inner.least)
 
     def bears(self, n: int) -> int:
-        """Less than half, and no more than the inner rule."""
+        """Return less than half of n, and no more than for the inner rule."""
         return min((n - 1) // 2, self.inner.bears(n))
 
     def mixture(self, updates: Tensor) -> Tensor:
-        """1 / (n - f) for each of the nearest; ties go to the lower index."""
+        """Return 1 / (n - f) for each of the nearest; ties go to the lower index."""
         n = len(updates)
         if 2 * self.malicious >= n:
             raise FieldError("malicious", self.malicious, f"NNM bears at most {(n - 1) // 2} among {n} updates")
@@ -113,10 +115,10 @@ class NNM(Mixing):
         return torch.zeros(n, n, dtype=torch.float64).scatter_(1, nearest, 1 / (n - self.malicious))
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> None:
-        """None: one update may move every mixture, and rounding decides between neighbours that are equally near.
+        """Return None: one update may move every mixture, and rounding decides between equally near neighbours.
 
-        In exact arithmetic each mixture exchanges one update at most, and moves by 2C / (n - f); but distances are
-        rounded, and where many are equal the change of one update may reorder the rest.
+        In exact arithmetic each mixture exchanges one update at most, and moves by 2C / (n - f). But distances are
+        rounded, and the change of one update may reorder others that are equally near.
         """
         return
 
@@ -130,7 +132,7 @@ class Bucketing(Mixing):
     Parameters
     ----------
     size : int
-        Updates in a bucket, s; the last one may hold fewer.
+        s, the number of updates in a bucket; the last bucket may hold fewer.
 
     Examples
     --------
@@ -143,25 +145,25 @@ class Bucketing(Mixing):
 
     @property
     def columnwise(self) -> bool:  # type: ignore[override]
-        """The inner rule's: buckets do not look at the updates."""
+        """Whether coordinates are independent: as for the inner rule, since buckets do not depend on the updates."""
         return self.inner.columnwise
 
     def for_round(self, state: Any, source: Source, public_update: Tensor | None = None) -> Self:
-        """Draw the buckets and fill in the inner rule."""
+        """Return the rule with fresh buckets and the inner rule of this round."""
         filled = super().for_round(state, source, public_update)
         return filled._filled(draw=int(source.child("buckets").bits(1)))
 
     @property
     def least(self) -> int:
-        """Enough to fill the buckets that the inner rule needs."""
+        """Fewest updates: enough to fill the buckets that the inner rule needs."""
         return (self.inner.least - 1) * self.size + 1
 
     def bears(self, n: int) -> int:
-        """What the inner rule bears among the buckets: in the worst case each malicious client spoils another one."""
+        """Return the number for the inner rule among buckets: at worst each malicious client spoils another bucket."""
         return self.inner.bears(-(-n // self.size))
 
     def mixture(self, updates: Tensor) -> Tensor:
-        """One over the size of a bucket for each of its members."""
+        """Return one over the size of a bucket for each of its members."""
         n = len(updates)
         order = torch.arange(n)
         if self.draw is not None:
@@ -170,11 +172,11 @@ class Bucketing(Mixing):
         return member_weights(bucket, -(-n // self.size))
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
-        """That of the inner rule for one bucket, whose mean moves by a share of what the update moves.
+        """Return the inner rule's sensitivity for one bucket; None for add/remove, which shifts buckets.
 
-        The buckets are drawn without looking at the updates. One update moves one mean by at most 1 / s' of its own
-        change, s' the size of the smallest bucket: by the inner rule's slope, where it has one. Any two means lie
-        within C, so the inner rule's replace-one sensitivity holds as well. None for add/remove, which shifts buckets.
+        The buckets do not depend on the updates. One update moves one mean by at most 1 / s' of its own change, with s'
+        the size of the smallest bucket. The inner rule's slope bounds what follows, if it has one. Any two means lie
+        within C, so the inner rule's replace-one sensitivity holds as well.
         """
         if relation == "add/remove":
             return None
@@ -183,11 +185,13 @@ class Bucketing(Mixing):
         slope = self.lipschitz(weights)
         if slope is not None:
             bounds.append(slope * clip * FACTOR[relation])
-        known = [b for b in bounds if b is not None]
-        return min(known) if known else None
+        known = [bound for bound in bounds if bound is not None]
+        return min(known, default=None)
 
     def lipschitz(self, weights: Tensor) -> float | None:
-        """The inner rule's over the size of the smallest bucket."""
+        """Return the inner rule's slope over the size of the smallest bucket."""
         n = len(weights)
         slope = self.inner.lipschitz(even(-(-n // self.size)))
-        return None if slope is None else slope / (n % self.size or self.size)
+        if slope is None:
+            return None
+        return slope / (n % self.size or self.size)

@@ -1,8 +1,8 @@
 """Rules with an optimiser on the server: FedAvgM, FedOpt, FedAdam, FedAdagrad, FedYogi.
 
 All of them reduce by the mean; `step` treats the mean update as the negative pseudo-gradient (Reddi et al. 2021,
-arXiv 2003.00295, Algorithm 2). But for FedOpt at rate 1 none has an identity step, so as printed (noise on the output)
-they are heuristic; in the formal order their input is already noised and everything they do is post-processing.
+arXiv 2003.00295, Algorithm 2). In the formal order their input is already noised, and they are post-processing. As
+printed (noise on the output) they are heuristic, except FedOpt at rate 1, the only one with an identity step.
 """
 
 from abc import abstractmethod
@@ -38,7 +38,7 @@ class FedOpt(WeightedMean):
 
     @property
     def identity_step(self) -> bool:  # type: ignore[override]
-        """At rate 1 it is FedAvg's."""
+        """Whether the step only adds the update: at rate 1, as FedAvg's."""
         return self.lr == 1.0
 
     def step(self, model: Tensor, update: Tensor, state: NoState) -> tuple[Tensor, NoState]:
@@ -62,7 +62,7 @@ class FedAvgM(WeightedMean):
     lr : float
         Server learning rate.
     momentum : float
-        In [0, 1).
+        Decay of the velocity, in [0, 1).
 
     Examples
     --------
@@ -82,7 +82,7 @@ class FedAvgM(WeightedMean):
         return MomentumState(torch.zeros(dimension, dtype=dtype))
 
     def step(self, model: Tensor, update: Tensor, state: MomentumState) -> tuple[Tensor, MomentumState]:
-        """One step with momentum."""
+        """Make one step with momentum."""
         velocity = self.momentum * state.velocity + update
         return model + self.lr * velocity, MomentumState(velocity)
 
@@ -97,7 +97,7 @@ class AdaptiveState:
 
 @dataclass(frozen=True)
 class _Adaptive(WeightedMean):
-    """What FedAdam, FedAdagrad and FedYogi share.
+    """Common part of FedAdam, FedAdagrad and FedYogi.
 
     Parameters
     ----------
@@ -120,14 +120,14 @@ class _Adaptive(WeightedMean):
         return AdaptiveState(torch.zeros(dimension, dtype=dtype), torch.zeros(dimension, dtype=dtype))
 
     def step(self, model: Tensor, update: Tensor, state: AdaptiveState) -> tuple[Tensor, AdaptiveState]:
-        """One adaptive step along the mean update."""
+        """Make one adaptive step along the mean update."""
         first = self.beta1 * state.first + (1 - self.beta1) * update
         second = self._second(state.second, update.square())
         return model + self.lr * first / (second.sqrt() + self.tau), AdaptiveState(first, second)
 
     @abstractmethod
     def _second(self, second: Tensor, square: Tensor) -> Tensor:
-        """The next second moment."""
+        """Return the next second moment."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The mean of the middle values of each coordinate: medians and trimmed means, column block by column block.
+"""Mean of the middle values of each coordinate: medians and trimmed means, by blocks of columns.
 
 Few rows go through a sorting network (Batcher's odd-even merge sort, 1968) whose comparators are minima and maxima of
 whole rows, less those that cannot change the result; many rows are sorted after a transposition, which makes a
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Comparator(NamedTuple):
-    """Puts the smaller of two rows first; `lower` and `upper` say which of the two results anybody needs."""
+    """Comparator that puts the smaller of two rows first; `lower` and `upper` tell which results are needed."""
 
     first: int
     second: int
@@ -29,19 +29,19 @@ class Comparator(NamedTuple):
 
 
 def middle_mean(updates: Tensor, cut: int) -> Tensor:
-    """Mean of each coordinate without its `cut` smallest and `cut` largest values.
+    """Compute the mean of each coordinate without its `cut` smallest and `cut` largest values.
 
     Parameters
     ----------
     updates : Tensor
-        [n, d], finite; left as it is.
+        [n, d], finite; not changed.
     cut : int
         At least 0 and less than n / 2.
 
     Returns
     -------
     Tensor
-        [d], float64: the noise comes before anything is rounded to the updates' type.
+        [d], float64, because noise is added before anything is rounded to the updates' type.
     """
     n, d = updates.shape
     rows, result = updates.detach().numpy(), np.empty(d)
@@ -64,17 +64,17 @@ def middle_mean(updates: Tensor, cut: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def network(n: int, cut: int) -> tuple[Comparator, ...]:
-    """Comparators after which rows cut, ..., n - cut - 1 hold the values of these ranks, in any order among them.
+    """Return comparators that put the values of the ranks cut, ..., n - cut - 1 into these rows, in any order.
 
     Parameters
     ----------
     n, cut : int
-        Rows, and how many of each end do not matter.
+        Number of rows, and of the lowest and highest ranks that are left out.
 
     Returns
     -------
     tuple of Comparator
-        In the order in which they act.
+        Comparators in the order in which they act.
     """
     kept = set(range(cut, n - cut))
     needed, touched = set(kept), set[int]()
@@ -91,10 +91,11 @@ def network(n: int, cut: int) -> tuple[Comparator, ...]:
 
 
 def _batcher(n: int) -> list[tuple[int, int]]:
-    """Odd-even merge sort of n rows: that of the next power of two, as if the rows beyond n held infinity."""
+    """Return the pairs of the odd-even merge sort of n rows, that of the next power of two without rows beyond n."""
     power = 1 << (n - 1).bit_length()
     pairs = []
-    for p in (1 << i for i in range(power.bit_length() - 1)):  # sorted runs of p are merged
+    p = 1
+    while p < power:  # sorted runs of p are merged
         k = p
         while k >= 1:
             for j in range(k % p, power - k, 2 * k):
@@ -102,18 +103,19 @@ def _batcher(n: int) -> list[tuple[int, int]]:
                     if i // (2 * p) == (i + k) // (2 * p) and i + k < n:
                         pairs.append((i, i + k))
             k //= 2
+        p *= 2
     return pairs
 
 
 class _Network:
-    """A network at work on blocks of at most `width` columns, in n + 1 rows of scratch; the input is only read."""
+    """Sorting network for blocks of at most `width` columns, with n + 1 rows of scratch; the input is only read."""
 
     def __init__(self, n: int, cut: int, width: int, dtype: np.dtype[Any]) -> None:
         self._cut, self._comparators = cut, network(n, cut)
         self._scratch = np.empty((n + 1, width), dtype=dtype)
 
     def __call__(self, block: Array) -> list[Array]:
-        """The rows that are kept; overwritten by the next call."""
+        """Return the rows that are kept; the next call overwrites them."""
         n, width = block.shape
         free = list(self._scratch[:, :width])
         rows, own = list(block), [False] * n
@@ -122,7 +124,8 @@ class _Network:
             spare = []
             if lower:
                 rows[first] = np.minimum(a, b, out=free.pop())
-                spare += [a] if own[first] else []
+                if own[first]:
+                    spare.append(a)
                 own[first] = True
             if upper:
                 rows[second] = np.maximum(a, b, out=b if own[second] else free.pop())

@@ -1,5 +1,6 @@
 """Rules that resist a few bad updates: FedMedian, TrimmedMean, Krum, MultiKrum, Bulyan."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ from fedveil.errors import FieldError, require_non_negative
 
 @dataclass(frozen=True)
 class FedMedian(Aggregator):
-    """Coordinate-wise median (Yin et al. 2018, arXiv 1803.01498); an even number of updates takes the middle mean.
+    """Coordinate-wise median (Yin et al. 2018, arXiv 1803.01498); for an even number of updates the middle mean.
 
     One client moves each coordinate by at most its own change, so the sensitivity is C whatever n (C/2 for even n under
     zero-out: the two middle values together move by at most the change).
@@ -27,28 +28,28 @@ class FedMedian(Aggregator):
     --------
     >>> fv.FedMedian().reduce(updates, equal)
     tensor([1., 0.], dtype=torch.float64)
-    >>> fv.FedMedian().bears(5)  # of five clients so many may lie
+    >>> fv.FedMedian().bears(5)  # number of malicious clients among five
     2
     """
 
     columnwise: ClassVar[bool] = True
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Median of each coordinate; the weights only say how many updates there are."""
+        """Return the median of each coordinate; of `weights` only their number counts."""
         return middle_mean(updates, (len(updates) - 1) // 2)
 
     def bears(self, n: int) -> int:
         return (n - 1) // 2
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
-        """C (odd) or C/2 (even), twice that for replace-one; C for add/remove, which changes the parity."""
+        """Return C (odd n) or C/2 (even n), twice that for replace-one; C for add/remove, which changes the parity."""
         if relation == "add/remove":
             return clip
         base = clip if len(weights) % 2 else clip / 2
         return base * FACTOR[relation]
 
     def lipschitz(self, weights: Tensor) -> float:
-        """1 (odd) or 1/2 (even)."""
+        """Return 1 (odd n) or 1/2 (even n)."""
         return self.sensitivity(1.0, weights, "zero-out")
 
 
@@ -76,15 +77,15 @@ class TrimmedMean(Aggregator):
             raise FieldError("fraction", self.fraction, "must be in [0, 0.5): something has to be left")
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Mean of what is left of each coordinate; the weights only say how many updates there are."""
+        """Return the mean of the kept values of each coordinate; of `weights` only their number counts."""
         return middle_mean(updates, self.bears(len(updates)))
 
     def bears(self, n: int) -> int:
-        """As many as are cut off at each end."""
+        """Return the number of values that are cut off at each end."""
         return int(self.fraction * n)
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
-        """C / (n - 2b), twice that for replace-one, and rounding; none for add/remove, which changes b."""
+        """Return C / (n - 2b) with rounding, twice that for replace-one; None for add/remove, which changes b."""
         if relation == "add/remove":
             return None
         n = len(weights)
@@ -92,12 +93,12 @@ class TrimmedMean(Aggregator):
         return bound * FACTOR[relation]
 
     def lipschitz(self, weights: Tensor) -> float | None:
-        """1 / (n - 2b)."""
+        """Return 1 / (n - 2b)."""
         return self.sensitivity(1.0, weights, "zero-out")
 
 
 def krum_order(squared: Tensor, malicious: int) -> Tensor:
-    """Indices [n] from the most to the least central by Krum's score, from squared distances [n, n].
+    """Return indices [n] from the most to the least central by Krum's score, from squared distances [n, n].
 
     The score is the sum of squared distances to the n - malicious - 2 nearest others (at least one). Ties go to the
     lower index, as far as rounding leaves them ties.
@@ -116,9 +117,9 @@ class MultiKrum(Aggregator):
     Parameters
     ----------
     malicious : int
-        Bad clients to withstand, f; the rule needs n >= 2 f + 3.
+        f, the number of malicious clients to withstand; the rule needs n >= 2 f + 3.
     selected : int
-        Updates averaged.
+        Number of updates that are averaged.
 
     Examples
     --------
@@ -131,15 +132,16 @@ class MultiKrum(Aggregator):
 
     @property
     def least(self) -> int:
-        """2 f + 3, or as many as are selected."""
-        return max(self.selected, 2 * self.malicious + 3 if self.malicious else 1)
+        """Fewest updates: 2 f + 3, or the number of selected ones."""
+        needed = 2 * self.malicious + 3 if self.malicious else 1
+        return max(self.selected, needed)
 
     def bears(self, n: int) -> int:
-        """(n - 3) / 2, rounded down."""
+        """Return (n - 3) / 2, rounded down."""
         return max(0, (n - 3) // 2)
 
     def shares(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """One share each for the selected."""
+        """Return equal shares of the selected updates."""
         n = len(updates)
         self.admit(self.malicious, n)
         if self.selected > n:
@@ -148,18 +150,18 @@ class MultiKrum(Aggregator):
         return torch.zeros(n, dtype=torch.float64).index_fill_(0, best, 1 / self.selected)
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Mean of the selected updates, unweighted; the zero update of an absent client may be among them."""
+        """Return the unweighted mean of the selected updates; an absent client's zero update may be among them."""
         chosen = self.shares(updates, weights).nonzero().flatten()
         return weighted_sum(updates[chosen], even(len(chosen)))
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
-        """2C: another selection moves the result from anywhere within C to anywhere within C."""
+        """Return 2C: another selection moves the result from anywhere within C to anywhere within C."""
         return 2 * clip
 
 
 @dataclass(frozen=True)
 class Krum(MultiKrum):
-    """The one update that is closest to its neighbours.
+    """Update that is closest to its neighbours.
 
     Examples
     --------
@@ -184,7 +186,7 @@ class Bulyan(Aggregator):
     Parameters
     ----------
     malicious : int
-        Bad clients to withstand, f; the rule needs n >= 4 f + 3.
+        f, the number of malicious clients to withstand; the rule needs n >= 4 f + 3.
 
     Examples
     --------
@@ -197,29 +199,32 @@ class Bulyan(Aggregator):
 
     @property
     def least(self) -> int:
-        """4 f + 3."""
+        """Fewest updates: 4 f + 3."""
         return 4 * self.malicious + 3 if self.malicious else 1
 
     def bears(self, n: int) -> int:
-        """(n - 3) / 4, rounded down."""
+        """Return (n - 3) / 4, rounded down."""
         return max(0, (n - 3) // 4)
 
     def shares(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """One share each for the selected, before single coordinates are left out."""
+        """Return equal shares of the selected updates, before single coordinates are left out."""
         n, f = len(updates), self.malicious
         self.admit(f, n)
         others, squared = torch.arange(n), squared_distances(updates)
         chosen: list[int] = []
         while len(chosen) < n - 2 * f:
-            best = int(krum_order(squared[others[:, None], others], f)[0]) if len(others) > 1 else 0
+            best = 0
+            if len(others) > 1:
+                best = int(krum_order(squared[others[:, None], others], f)[0])
             chosen.append(int(others[best]))
             others = torch.cat([others[:best], others[best + 1 :]])
         return torch.zeros(n, dtype=torch.float64).index_fill_(0, torch.tensor(chosen), 1 / len(chosen))
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Trimmed mean around the median of each coordinate of the selected updates; summed in float64."""
+        """Return the trimmed mean around the median of each coordinate of the selected updates, in float64."""
         rows = self.shares(updates, weights).nonzero().flatten()
-        kept, result = len(rows) - 2 * self.malicious, torch.empty(updates.shape[1], dtype=torch.float64)
+        kept = len(rows) - 2 * self.malicious
+        result = torch.empty(updates.shape[1], dtype=torch.float64)
         for columns in blocks_of(*updates.shape):
             block = updates[rows, columns].to(torch.float64).sort(dim=0).values
             middle = (block[(len(rows) - 1) // 2] + block[len(rows) // 2]) / 2
@@ -228,11 +233,13 @@ class Bulyan(Aggregator):
         return result
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
-        """2 C sqrt(theta / beta), whatever n; none for add/remove, which changes both.
+        """Return 2 C sqrt(theta / beta), whatever n; None for add/remove, which changes both.
 
-        By Cauchy and Schwarz the square of a coordinate is at most the mean of the beta squares behind it, so the
+        By Cauchy and Schwarz the square of a coordinate is at most the mean of the beta squares behind it. So the
         square of the result is at most the sum of the theta squared norms over beta: the result lies within
-        C sqrt(theta / beta), before and after. It does not fall with n: one update decides which Krum selects.
+        C sqrt(theta / beta), before and after. It does not fall with n: one update decides Krum's selection.
         """
-        n, f = max(len(weights), self.least), self.malicious  # of fewer updates nothing is made
-        return None if relation == "add/remove" else 2 * clip * float((n - 2 * f) / (n - 4 * f)) ** 0.5
+        if relation == "add/remove":
+            return None
+        n, f = max(len(weights), self.least), self.malicious  # fewer updates give no result
+        return 2 * clip * math.pow((n - 2 * f) / (n - 4 * f), 0.5)

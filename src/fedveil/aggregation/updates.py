@@ -1,4 +1,4 @@
-"""The updates of a round, computed block of columns by block of columns while the received models stay as they are."""
+"""Updates of a round, computed by blocks of columns; the received models are not changed."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -14,35 +14,35 @@ from fedveil.mechanisms import zeros
 
 
 class Updates:
-    """What clients changed: received models minus the model they started from, possibly clipped.
+    """Updates of clients: received models minus the broadcast one, possibly clipped.
 
-    Only a rule or a distance that has to see all coordinates at once makes the whole stack [n, d].
+    The whole stack [n, d] is made only for a rule or a distance that needs all coordinates at once.
 
     Parameters
     ----------
     models : sequence of Tensor or Tensor
         n received models [d], or all of them [n, d].
     start : Tensor
-        [d], the broadcast model.
+        [d], broadcast model.
     """
 
     def __init__(self, models: Rows, start: Tensor) -> None:
         self._models, self._start = models, start
         self._bound: float | None = None
-        self._before: Updates | None = None  # clipping; never itself: a cycle would keep models alive
+        self._before: Updates | None = None  # updates before clipping; never self, as a cycle would keep models alive
 
     def __len__(self) -> int:
         return len(self._models)
 
     def clipped(self, bound: float) -> "Updates":
-        """The same, each scaled down to a norm of at most `bound`."""
+        """Return the updates, each scaled down to a norm of at most `bound`."""
         result = Updates(self._models, self._start)
         result._bound, result._before, result.lengths = bound, self, self.lengths
         return result
 
     @cached_property
     def stack(self) -> Tensor:
-        """All of them, [n, d]."""
+        """All updates, [n, d]."""
         return self._columns(slice(None))
 
     @cached_property
@@ -58,7 +58,7 @@ class Updates:
         return require_finite(parts.square_().sum(0).sqrt_())
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Columns and the updates [n, w] there, in order."""
+        """Yield columns with the updates [n, w] there, in order."""
         if "stack" in self.__dict__ or self._fits:
             yield slice(None), self.stack
             return
@@ -66,7 +66,7 @@ class Updates:
             yield columns, self._columns(columns)
 
     def reduce(self, rule: Aggregator, weights: Tensor, cohort: int | None = None) -> Tensor:
-        """The rule's update [d] (float64); where a `cohort` is planned, clients without a reply count as zero updates.
+        """Compute the rule's update [d] (float64); in a planned `cohort` clients without a reply count as zeros.
 
         Raises
         ------
@@ -79,7 +79,8 @@ class Updates:
             return rule.reduce(padded(self.stack, size), weights)
         if rule.linear:  # absent clients add nothing, and clipping is a factor, better applied in float64
             weights = weights[: len(self)]
-            weights = weights if self._bound is None else weights * factors(self.lengths, self._bound)
+            if self._bound is not None:
+                weights = weights * factors(self.lengths, self._bound)
             if self._fits:
                 return rule.reduce(self._unclipped._wide, weights)
             return weighted_sum(self._models, weights, self._start)
@@ -108,25 +109,28 @@ class Updates:
         elif isinstance(self._models, Tensor):
             block = self._models[:, columns] - self._start[columns]
         else:
-            whole = columns == slice(None)  # then nothing is cut: cutting twenty models takes as long as adding them
-            models = list(self._models) if whole else [model[columns] for model in self._models]
+            models = list(self._models)
+            if columns != slice(None):  # cutting twenty models takes as long as adding them
+                models = [model[columns] for model in models]
             block = torch.stack(models).sub_(self._start[columns])
-        return block if self._bound is None else clip(block, self._bound, lengths=self.lengths)
+        if self._bound is None:
+            return block
+        return clip(block, self._bound, lengths=self.lengths)
 
 
 class RunningSum(Updates):
     """Updates that are measured, clipped and added as they come, so that few of them are held at once.
 
-    They come in any order and from several threads, and are added by place, two at a time: in the bits of `Updates`.
+    They come in any order and from several threads. They are added by place, two at a time, to the bits of `Updates`.
 
     Parameters
     ----------
     start : Tensor
-        [d], the broadcast model.
+        [d], broadcast model.
     bound : float
-        Of the updates' norms.
+        Clipping norm of the updates.
     weights : Tensor
-        [n], float64, of all that may come.
+        [n], float64, weights of all updates that may come.
     """
 
     def __init__(self, start: Tensor, bound: float, weights: Tensor) -> None:
@@ -150,16 +154,16 @@ class RunningSum(Updates):
 
     @property
     def lengths(self) -> Tensor:
-        """Norms before clipping of those that came, float64."""
+        """Norms before clipping of the updates that came, float64."""
         return self._every[self._arrived]
 
     def take(self, place: int, model: Tensor | None) -> None:
-        """Add what was trained at a place, or say that nothing was; the model is written over.
+        """Add the model that was trained at a place, or None if there is none; the model is overwritten.
 
         Raises
         ------
         FieldError
-            If it is not finite, or of another shape or type than the start: nothing is added.
+            If it is not finite, or of another shape or type than the start; nothing is then added.
         """
         update: Tensor | None = None
         try:
@@ -186,13 +190,17 @@ class RunningSum(Updates):
         self._every[place] = require_finite(parts.square_().sum(0).sqrt_())[place]
 
     def _add(self) -> None:
-        """Add those whose turn it is."""
+        """Add all updates in order, up to the first missing pair."""
         n = len(self._weights)
         while self._added < n:
             pair = range(self._added, min(self._added + 2, n))
             if not self._waiting.keys() >= set(pair):
                 return
-            rows = {i: update for i in pair if (update := self._waiting.pop(i)) is not None}
+            rows: dict[int, Tensor] = {}
+            for place in pair:
+                update = self._waiting.pop(place)
+                if update is not None:
+                    rows[place] = update
             if rows:
                 some = torch.tensor(list(rows))
                 weights = self._weights[some] * factors(self._every[some], self._bound)
@@ -203,18 +211,18 @@ class RunningSum(Updates):
         raise FieldError("updates", "a stack", "were added as they came: nothing but their sum and lengths is left")
 
     def clipped(self, bound: float) -> "RunningSum":
-        """The same: what comes is clipped, to the bound that was said before."""
+        """Return itself: updates are clipped as they come, to the bound of the constructor."""
         if bound != self._bound:
             raise FieldError("bound", bound, f"must be {self._bound}, to which updates were clipped as they came")
         return self
 
     def reduce(self, rule: Aggregator, weights: Tensor, cohort: int | None = None) -> Tensor:
-        """The sum itself, which is to be left as it is; see `Updates.reduce`.
+        """Return the sum itself, which must not be changed (`Updates.reduce`).
 
         Raises
         ------
         FieldError
-            If the rule is no weighted sum, has other weights than those that were said before, or somebody is missing.
+            If the rule is no weighted sum, has other weights than the constructor, or an update is missing.
         """
         same = torch.equal(weights[: len(self)], self._weights[self._arrived])
         if not (rule.linear and same and self._added == len(self._weights)):
@@ -223,7 +231,7 @@ class RunningSum(Updates):
 
 
 def padded(rows: Tensor, cohort: int) -> Tensor:
-    """Zeros for planned clients that did not reply; of updates [n, d] or weights [n].
+    """Fill updates [n, d] or weights [n] with zeros for planned clients that did not reply.
 
     Raises
     ------

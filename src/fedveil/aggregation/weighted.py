@@ -1,9 +1,9 @@
-"""Robust rules with declared weights: of whom one update counts more, by how much, and what that costs.
+"""Robust rules with declared weights.
 
-A weight is declared and public: a hospital's size as it is agreed on, and no count of its data. None is above a public
-cap, so that no site decides alone. Proofs, coordinate by coordinate, for an update that moves by v:
+A weight is declared and public: a hospital's size by agreement, and no count of its data. None is above a public cap,
+so that no site decides alone. Proofs, coordinate by coordinate, for an update that moves by v:
 
-- The weighted median is monotone, and moves by a where all values move by a. So it moves by at most |v|.
+- The weighted median is monotone, and moves by a if all values move by a. So it moves by at most |v|.
 - The split trimmed mean is the mean of the weighted quantile function between b and 1 - b. Moving one update of weight
   w changes that function by w |v| in all, so the mean by at most w |v| / (1 - 2b).
 - The weighted geometric median is a weighted mean of the updates, before and after. So it moves by at most 2C.
@@ -34,16 +34,16 @@ ALMOST = 1e-9
 
 
 def capped_weights(declared: Sequence[float], cap: float) -> Tensor:
-    """Weights [n] (float64, summing to 1) in proportion to declared sizes, none above a cap.
+    """Compute weights [n] (float64, summing to 1) in proportion to declared sizes, none above a cap.
 
-    What is cut off a large site is spread over the others in their proportion.
+    The weight above the cap of a large site is spread over the others in their proportion.
 
     Parameters
     ----------
     declared : sequence of float
         Public sizes, above 0.
     cap : float
-        The largest weight, at most 1; at least 1 / n.
+        Largest weight, from 1 / n to 1.
 
     Raises
     ------
@@ -55,7 +55,8 @@ def capped_weights(declared: Sequence[float], cap: float) -> Tensor:
     >>> fv.aggregation.capped_weights([700, 100, 100, 100], cap=0.4)
     tensor([0.4000, 0.2000, 0.2000, 0.2000], dtype=torch.float64)
     """
-    sizes = torch.tensor([require_positive("weights", size) for size in declared], dtype=torch.float64)
+    checked = [require_positive("weights", size) for size in declared]
+    sizes = torch.tensor(checked, dtype=torch.float64)
     n = len(sizes)
     if not n:
         raise FieldError("weights", 0, "name no site")
@@ -74,7 +75,7 @@ def capped_weights(declared: Sequence[float], cap: float) -> Tensor:
 
 
 def bears_weight(weights: Tensor) -> int:
-    """The most malicious sites, whoever they are, that together weigh less than half."""
+    """Return the most sites, whoever they are, that together weigh less than half."""
     heaviest = torch.round(weights * PARTS).to(torch.int64).sort(descending=True).values
     together = 2 * heaviest.cumsum(0)
     return int((together < int(heaviest.sum())).sum())
@@ -82,7 +83,7 @@ def bears_weight(weights: Tensor) -> int:
 
 @dataclass(frozen=True)
 class WeightedMedian(Aggregator):
-    """Weighted median of each coordinate; where half of the weight lies on either side, the middle of the two values.
+    """Weighted median of each coordinate; with half of the weight on either side, the middle of the two values.
 
     Examples
     --------
@@ -94,7 +95,7 @@ class WeightedMedian(Aggregator):
     columnwise: ClassVar[bool] = True
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Weighted median of each coordinate."""
+        """Return the weighted median of each coordinate."""
         result = torch.empty(updates.shape[1], dtype=torch.float64)
         for columns in blocks_of(*updates.shape):
             values, below = _ordered(updates[:, columns], weights)
@@ -105,11 +106,13 @@ class WeightedMedian(Aggregator):
         return result
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
-        """C zero-out, 2C for any two updates, whatever the weights; none for add/remove."""
-        return None if relation == "add/remove" else clip * FACTOR[relation]
+        """Return C for zero-out and 2C for replace-one, whatever the weights; None for add/remove."""
+        if relation == "add/remove":
+            return None
+        return clip * FACTOR[relation]
 
     def lipschitz(self, weights: Tensor) -> float:
-        """1."""
+        """Return 1."""
         return 1.0
 
 
@@ -117,7 +120,7 @@ class WeightedMedian(Aggregator):
 class SplitTrimmedMean(TrimmedMean):
     """Weighted mean of each coordinate between two quantiles; a value across one of them counts in part.
 
-    Of weights that are cut off update by update nothing would hold: one more or less moves all the others.
+    If whole updates were cut off, there would be no bound: one more or less moves all the others.
 
     Examples
     --------
@@ -127,7 +130,7 @@ class SplitTrimmedMean(TrimmedMean):
     """
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Mean of the weighted quantile function between b and 1 - b."""
+        """Return the mean of the weighted quantile function between b and 1 - b."""
         result = torch.empty(updates.shape[1], dtype=torch.float64)
         for columns in blocks_of(*updates.shape):
             values, below = _ordered(updates[:, columns], weights)
@@ -139,7 +142,7 @@ class SplitTrimmedMean(TrimmedMean):
         return result
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
-        """C w_max / (1 - 2b), twice that for any two updates, and rounding; none for add/remove."""
+        """Return C w_max / (1 - 2b) with rounding, twice that for replace-one; None for add/remove."""
         if relation == "add/remove":
             return None
         largest = float(weights.max()) / (1 - 2 * self.fraction)
@@ -148,7 +151,7 @@ class SplitTrimmedMean(TrimmedMean):
 
 @dataclass(frozen=True)
 class WeightedGeometricMedian(GeometricMedian):
-    """The point with the least weighted sum of distances to the updates.
+    """Point with the least weighted sum of distances to the updates.
 
     Examples
     --------
@@ -158,8 +161,9 @@ class WeightedGeometricMedian(GeometricMedian):
     """
 
     def shares(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """The final weights: in proportion to a site's weight over its distance from the median."""
-        squared, shares = squared_distances(updates), weights / weights.sum()
+        """Return the final weights, proportional to a site's weight over its distance from the median."""
+        squared = squared_distances(updates)
+        shares = weights / weights.sum()
         for _ in range(self.iterations):
             mixed = squared @ shares
             distances = (mixed - shares @ mixed / 2).clamp_(min=0.0).sqrt()
@@ -170,7 +174,7 @@ class WeightedGeometricMedian(GeometricMedian):
         return shares
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """The weighted geometric median."""
+        """Return the weighted geometric median."""
         return weighted_sum(updates, self.shares(updates, weights))
 
 
@@ -182,12 +186,12 @@ WEIGHTED: dict[type[Aggregator], type[Aggregator]] = {
 
 
 def by_weight(rule: Aggregator) -> Aggregator:
-    """A rule that takes declared weights, or the form of it that does.
+    """Return the form of a rule that takes declared weights.
 
     Raises
     ------
     FieldError
-        For a rule whose argument counts updates, whoever sent them.
+        For a rule that counts updates, whatever their weight.
     """
     if isinstance(rule, WeightedMean | NormBounding) or type(rule) in WEIGHTED.values():
         return rule
@@ -202,7 +206,7 @@ def by_weight(rule: Aggregator) -> Aggregator:
 
 
 def _ordered(block: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Values [n, w] of each coordinate in order (float64), and the parts of weight up to and with each one (int64)."""
+    """Sort the values [n, w] of each coordinate (float64), and add up the parts of weight to each one (int64)."""
     values, places = block.to(torch.float64).sort(dim=0, stable=True)
     parts = torch.round(weights / weights.sum() * PARTS).to(torch.int64)
     return values, parts[places].cumsum(0)
