@@ -241,7 +241,9 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
         check_classification_targets(labels)
         found = np.unique(labels)
         if self.classes is None and self._method().may_promise:
-            accepted = "are counted off the labels, which may tell whether one record has the last: say them, classes="
+            accepted = (
+                "were counted off the labels, and may tell whether one record has the last class: give classes=[...]"
+            )
             raise FieldError("classes", f"{len(found)} found", accepted)
         self.classes_ = found if self.classes is None else np.unique(np.asarray(self.classes))
         if len(self.classes_) < 2:

@@ -113,7 +113,7 @@ class Layout:
         ------
         FieldError
             If such a buffer is found under ``"refuse"``, a parameter has a type that cannot be noised, or the module
-            stands for another one (``DataParallel``, ``torch.jit.script``, ``torch.compile``).
+            wraps another one (``DataParallel``, ``torch.jit.script``, ``torch.compile``).
         """
         require_a("module", module, nn.Module, "must be a torch.nn.Module that was built: Net()")
         require_choice("buffers", buffers, ("refuse", "keep"))

@@ -32,7 +32,7 @@ class FedVeilController(ServerController):
     """
 
     def folder(self, path: Path) -> ServerFolder:
-        """Of the run, below the job's."""
+        """Make the run's folder, below the job's."""
         return ServerFolder(path)
 
 

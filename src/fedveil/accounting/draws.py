@@ -22,8 +22,8 @@ class Draw(Parameters):
     relation : {"zero-out", "add/remove", "replace-one"}
         Neighbouring inputs.
     moved : float
-        Largest change of a sum by one unit. That is C for a contribution clipped to C that comes or goes, C / n in a
-        mean of n, and twice that if another unit takes its place.
+        Largest change of a sum by one unit: C for a contribution clipped to C that comes or goes, C / n in a mean of n.
+        It is twice that if another unit takes its place.
     noise : float
         Standard deviation of each party's noise on a coordinate of the sum.
     steps : int

@@ -1,9 +1,9 @@
-"""The exact privacy loss of n-dimensional Euclidean Laplace noise, and its composition.
+"""Exact privacy loss of n-dimensional Euclidean Laplace noise, and its composition.
 
-Between two vectors at distance D, with s = epsilon * D, r ~ Gamma(n, 1) and u the cosine of a uniform direction, the
-loss is L = sqrt(r^2 + 2 r s u + s^2) - r, in [-s, s]. Given r, L <= l where u <= (2 r l + l^2 - s^2) / (2 r s), and
-(u + 1) / 2 is Beta((n-1)/2, (n-1)/2): one integral over r gives the distribution of L. The noise is symmetric, so that
-delta(e) = P(L > e) - exp(e) P(L < -e).
+Take two vectors at distance D, and s = epsilon * D. Let r ~ Gamma(n, 1), and u the cosine of a uniform direction. The
+loss is L = sqrt(r^2 + 2 r s u + s^2) - r, in [-s, s]. Given r, L <= l if u <= (2 r l + l^2 - s^2) / (2 r s), and
+(u + 1) / 2 is Beta((n-1)/2, (n-1)/2). So one integral over r gives the distribution of L. The noise is symmetric, so
+that delta(e) = P(L > e) - exp(e) P(L < -e).
 """
 
 import math

@@ -323,7 +323,9 @@ class Ledger:
         """
         known = self.opening
         if self.head is not None or (known is None and self.lines):
-            raise LedgerError(f"{self.party}: a run is bound in the first line of its own ledger, and there is another")
+            raise LedgerError(
+                f"{self.party}: only the first line of a run's own ledger can bind it, and this ledger has another"
+            )
         if known is not None and (RUN_OF_SITES not in known or _without_run(known) != _without_run(opening)):
             differing = [name for name in {*known, *opening} if known.get(name) != opening.get(name)]
             other = ", ".join(sorted(differing))
@@ -350,7 +352,7 @@ class Ledger:
             If something was released before: a budget that is chosen afterwards promises nothing.
         """
         if self.all_entries:
-            raise LedgerError(f"{self.party}: a budget is declared before the first release, of which there are some")
+            raise LedgerError(f"{self.party}: a budget has to be declared before the first release, and there is one")
         self.budget = dict(budget)
         return self._chained(_encoded({"run": self.run, "party": self.party, "budget": self.budget}))
 

@@ -149,7 +149,7 @@ class Policy(Parameters):
             raise FieldError("policy.release.participations", self.release.participations, "belongs under total")
         leakages = (self.release.leakage, self.total.leakage)
         if self.distance is None and leakages != (None, None):
-            raise FieldError("policy.distance", None, "says at which distance leakage is counted: give it")
+            raise FieldError("policy.distance", None, "give the distance at which leakage is counted")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Policy":

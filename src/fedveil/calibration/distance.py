@@ -1,12 +1,12 @@
 """Metric calibration of the server's noise (metric-privacy paper, section 6, Algorithm 1), and distances between rows.
 
-Squared distances between the rows of [n, d]: a centred Gram matrix in float32, column block by column block.
+Squared distances between the rows of [n, d] come from a centred Gram matrix in float32, block by block of columns.
 
-A raw Gram matrix cancels for close models, so every block is centred first. Its product is in float32, 128 columns at
-a time, and products are added up in float64: next to the largest distance the error is about 1e-7, and below 3e-6 even
-where all columns hold the same number and a processor adds them one by one. (A float32 product adds up to as many
-numbers in one chain as it has columns, how many depends on the processor; 128 are a chain on all of them.) Scratch is
-one block of columns and the matrix itself, never a second [n, d].
+A raw Gram matrix cancels for close models, so every block is centred first. Its products are in float32, 128 columns at
+a time, and are added up in float64. The error is about 1e-7 of the largest distance. It stays below 3e-6 even if all
+columns hold the same number and a processor adds them one by one. (A processor adds a float32 product in chains of some
+length up to its columns; 128 columns are one chain on all processors.) Scratch is one block of columns and the matrix
+itself, never a second [n, d].
 """
 
 from collections.abc import Callable, Iterator

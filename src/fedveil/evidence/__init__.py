@@ -1,4 +1,4 @@
-"""What a run leaves and what it proves: its rounds and summary, a server's folder, ledgers read from files."""
+"""Evidence of a run: its rounds and summary, a server's folder, ledgers read from files."""
 
 from typing import TYPE_CHECKING
 

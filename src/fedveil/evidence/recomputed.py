@@ -140,7 +140,7 @@ def _fault_over_distance(entry: Entry) -> str:
 
 
 def _shares(terms: Mapping[str, Any]) -> float:
-    """How many shares of a sum's noise are counted on: n - t, or m - c; 1 without a sum, infinite where nobody says."""
+    """Return the number of countable shares of a sum's noise: n - t, or m - c; 1 without a sum, infinite if unknown."""
     kinds = {"trusted": ("silos", "tolerated"), "secure": ("least_sites", "colluding")}
     if terms.get("sum") in kinds:
         most, lost = kinds[terms["sum"]]

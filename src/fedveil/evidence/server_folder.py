@@ -223,8 +223,8 @@ def require_resumable(path: Path, method: Method) -> None:
         With the value to give.
     """
     if not method.keeps_released:
-        accepted = "its server keeps what no noise was added to, and no checkpoint holds that: a method of "
-        accepted += "order='formal' can be resumed, and one of yours that declares keeps_released = True"
+        accepted = "its server's state is not noised, so that no checkpoint may hold it: resume a method with "
+        accepted += "order='formal', or declare keeps_released = True in your own"
         raise FieldError("resume", method.name, accepted)
     if not (path / SERVERS_LEDGER).exists():
         accepted = "holds no ledger of a server's run to go on from: leave resume out to begin one, or give its folder"

@@ -214,7 +214,7 @@ def read_private(path: str | Path, first: str, size: int) -> bytes:
             if not stat.S_ISREG(about.st_mode):
                 raise FieldError("key", str(file), "must be a file")
             if os.name == "posix" and (about.st_mode & 0o077 or about.st_uid not in (os.geteuid(), 0)):
-                accepted = f"others can read it: chmod 600 {file.name}; if others had it, end it"
+                accepted = f"others can read it: chmod 600 {file.name}; if others have read it, end it"
                 raise FieldError("key", str(file), accepted)
             lines = stream.read(1 << 10).decode("ascii", "replace").split("\n")
     except OSError as error:

@@ -1,13 +1,14 @@
 """FedRE: layer-wise local noise steered by privacy-sensitive regions, and perturbation-aware aggregation.
 
-Source: the FedRE paper, equations 3 to 11. Trust model: untrusted server. A client scores each layer by how strongly
-its gradient depends on the sensitive region of its images, gives sensitive layers a smaller budget, clips each layer
-to C_l and adds N(0, C_l^2 sigma_l^2). The released quantity is the model after local training: the update plays the
-role of -eta * gradient, and one client's update (not one sample) is what is clipped. Heuristic: the split is computed
+Source: the FedRE paper, equations 3 to 11. Trust model: untrusted server. A client scores each layer by the dependence
+of its gradient on the sensitive region of its images, and gives sensitive layers a smaller budget. It clips each layer
+to C_l and adds N(0, C_l^2 sigma_l^2). The model after local training is released: the update plays the role of
+-eta * gradient, and one client's update is clipped, not one sample. It is a heuristic, because the split is computed
 from private data. The server weighs clients layer by layer by scores of the received models on public data.
 
-The paper calls C_l the most that a training sample contributes, and takes equation 9 from its reference [33], whose
-code has a sensitivity of 2 C_l / |D_k| for |D_k| samples of a client. `sensitivity = "sample"` is that reading.
+The paper calls C_l the largest contribution of a training sample, and takes equation 9 from its reference [33]. The
+code of that reference has a sensitivity of 2 C_l / |D_k| for |D_k| samples of a client. `sensitivity = "sample"` is
+that reading.
 """
 
 import math
@@ -96,10 +97,10 @@ class FedRE(ClientDefaults):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.split == "size" and self.scores != "public":
-            accepted = "is the shortest noise at the sound guarantee alone: set scores to 'public'"
+            accepted = "needs scores = 'public': it is the shortest noise at the sound guarantee"
             raise FieldError("split", self.split, accepted)
         if self.sensitivity == "sample" and (self.scores == "public" or self.noise_to_clip is not None):
-            accepted = "is a reading of the printed noise alone: leave noise_to_clip out and set scores to 'private'"
+            accepted = "reads the printed noise: leave noise_to_clip out and set scores to 'private'"
             raise FieldError("sensitivity", self.sensitivity, accepted)
         if self.clip == {}:
             raise FieldError("clip", self.clip, "must have a bound for each layer, or be one number for all")

@@ -2,9 +2,9 @@
 
 Trust model: honest server, semi-honest clients.
 
-Formal order: the noise is added to the rule's reduced update, before a server optimiser sees it, and sigma is z times
-the rule's zero-out sensitivity over the planned cohort: z * C / n for a mean of n planned clients, z * C for a median
-of an odd number of them. Mu of a round is the sensitivity under the chosen relation over sigma.
+Formal order: the noise is added to the rule's reduced update, before a server optimiser sees it. Sigma is z times the
+rule's zero-out sensitivity over the planned cohort: z * C / n for a mean of n planned clients, z * C for a median of an
+odd number of them. Mu of a round is the sensitivity under the chosen relation over sigma.
 
 As printed: the noise is added to the rule's output, and sigma = z * C / n with n valid replies, whatever the rule. Mu
 follows the sensitivity of what ran, which is C * max weight for a mean and about C for a median.

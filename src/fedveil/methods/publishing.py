@@ -1,18 +1,18 @@
-"""Metrics that clients see after each round, and losses that validation clients send: at a price, or in the clear.
+"""Metrics published to clients after each round, and losses of validation clients: noised, or in the clear.
 
-A published accuracy or loss is a release of the server like the model itself. An attacker that holds data like a
-client's compares its own loss with the published one, and the noise on the model, which moves both, cancels out.
+A published accuracy or loss is a release of the server like the model itself. An attacker with data like a client's
+compares its own loss with the published one. The noise on the model moves both, and cancels out.
 
-Noised: each client's figures are cut to declared ranges, [0, loss_range] and [0, 1], and scaled to [0, 1]^m; the server
-sums the deviations from the middle over all clients of the federation (a client without a figure counts as the middle),
-adds Gaussian noise and divides by their fixed number N. One client moves the mean by at most sqrt(m) / (2N) under
-zero-out (middle in its place) and add/remove, by sqrt(m) / N under replace-one; sigma = z sqrt(m) / (2N).
+Noised metrics: each client's figures are cut to declared ranges, [0, loss_range] and [0, 1], and scaled to [0, 1]^m.
+The server sums the deviations from the middle over all clients of the federation, adds Gaussian noise, and divides by
+their fixed number N. A client without a figure counts as the middle. One client moves the mean by at most sqrt(m) /
+(2N) under zero-out (middle in its place) and add/remove, by sqrt(m) / N under replace-one; sigma = z sqrt(m) / (2N).
 
-A validation client never trains; what it sends is the loss of a broadcast model on its data, and that is a release.
-Noised, under local trust: the client cuts its loss to a declared range [0, R] and adds N(0, (z R)^2) before it leaves.
-Any two data sets move the cut loss by at most R, so each release costs that client mu = 1 / z (replace-one); how many
-releases one client makes is capped. Under central trust the server averages the cut losses and adds the noise once, as
-`Publishing` does for metrics, in its own ledger. What is decided from these numbers is post-processing.
+A validation client never trains. It sends the loss of a broadcast model on its data, and that is a release. Noised,
+under local trust: the client cuts its loss to a declared range [0, R] and adds N(0, (z R)^2) before it leaves. Any two
+data sets move the cut loss by at most R, so each release costs that client mu = 1 / z (replace-one). The number of
+releases of one client is capped. Under central trust the server averages the cut losses and adds the noise once, as
+`Publishing` does for metrics, in its own ledger. Decisions from these numbers are post-processing.
 """
 
 import math

@@ -223,6 +223,7 @@ class RecordDP(RecordPromise, ClientDefaults):
         """
         given = figures_of(releases)
         for term in self.terms(replace(self.noisy_steps, lr=given.get("lr", 0.0))):
-            if given.get(term.name) != float(term.value):
+            stated = given.get(term.name)
+            if stated != float(term.value):
                 accepted = f"must be the same in every silo of a sum: {float(term.value):g}"
-                raise ReplyError(f"{term.name} = {given.get(term.name)} {accepted}")
+                raise ReplyError(str(FieldError(term.name, stated, accepted)))

@@ -133,7 +133,7 @@ class RecordPromise(Parameters):
 
     def _check_noise(self) -> None:
         if (self.noise_multiplier is None) == (self.epsilon is None):
-            raise FieldError("noise_multiplier", self.noise_multiplier, "give either it or epsilon")
+            raise FieldError("noise_multiplier", self.noise_multiplier, "give either noise_multiplier or epsilon")
         if self.epsilon is not None and self.rounds is None:
             raise FieldError("rounds", None, "it is needed with epsilon, which is the total over the rounds planned")
         if self.most is not None and self.relation != "add/remove":

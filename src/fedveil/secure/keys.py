@@ -151,5 +151,5 @@ def roster(keys: Iterable[Any], field: str = "roster") -> tuple[PublicKey, ...]:
     ordered = sorted(public_key(key, field) for key in keys)
     for one, other in pairwise(ordered):
         if one == other:
-            raise FieldError(field, one.hex(), "is there twice: every site has a key of its own")
+            raise FieldError(field, one.hex(), "occurs twice: every site has a key of its own")
     return tuple(ordered)
