@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedveil_lab.verify.isolation import RunOutcome
 from fedveil_lab.verify.measuring import Floats, chosen_threshold, worth
 
-Scorer = Callable[["Seen"], Floats]
+Scorer = Callable[["SeenRuns"], Floats]
 SURE = 1e300  # a score that no number reaches
 TINY = 1e-300
 JOINT = 64  # coordinates of which a whole covariance is taken
@@ -24,7 +24,7 @@ ROUNDS = 64  # of an output [rounds, numbers], whose rounds are compared
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenRuns:
     """What an adversary saw of several runs.
 
     Attributes
@@ -47,12 +47,12 @@ class Seen:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, rows: slice) -> "Seen":
+    def take(self, rows: slice) -> "SeenRuns":
         """Some of the runs."""
-        return Seen(self.labels[rows], self.numbers[rows], self.whole[rows], self.shape)
+        return SeenRuns(self.labels[rows], self.numbers[rows], self.whole[rows], self.shape)
 
 
-def seen(outcomes: Sequence[RunOutcome], shape: str) -> Seen:
+def seen(outcomes: Sequence[RunOutcome], shape: str) -> SeenRuns:
     """Runs as an adversary compares them, of which those with `shape` hold comparable numbers."""
     labels = [one.label for one in outcomes]
     sizes = [len(one.numbers) for one, label in zip(outcomes, labels, strict=True) if label == shape]
@@ -61,7 +61,7 @@ def seen(outcomes: Sequence[RunOutcome], shape: str) -> Seen:
     for row, one in enumerate(outcomes):
         if whole[row]:
             numbers[row] = np.clip(one.numbers, -1e150, 1e150)
-    return Seen(labels, numbers, whole, shape)
+    return SeenRuns(labels, numbers, whole, shape)
 
 
 def usual_shape(outcomes: Sequence[RunOutcome]) -> str:
@@ -70,7 +70,7 @@ def usual_shape(outcomes: Sequence[RunOutcome]) -> str:
 
 
 @dataclass(frozen=True)
-class Attack:
+class FittedAttack:
     """One fitted way to tell worlds apart, with direction and threshold.
 
     Attributes
@@ -78,7 +78,7 @@ class Attack:
     name : str
         For reports.
     scorer : callable
-        ``Seen -> [runs]``.
+        ``SeenRuns -> [runs]``.
     sign : float
         1 or -1.
     threshold : float
@@ -101,26 +101,26 @@ class Attack:
         """What worlds are ranked by: where few runs prove nothing yet, how far apart they lie."""
         return max(self.value, self.apart)
 
-    def scores(self, runs: Seen) -> Floats:
+    def scores(self, runs: SeenRuns) -> Floats:
         """Signed scores [runs]."""
         with np.errstate(all="ignore"):
             return np.nan_to_num(self.sign * self.scorer(runs), nan=-SURE, posinf=SURE, neginf=-SURE)
 
 
 def best_attack(
-    fitted: tuple[Seen, Seen], chosen: tuple[Seen, Seen], figure: str, delta: float, alpha: float
-) -> Attack:
+    fitted: tuple[SeenRuns, SeenRuns], chosen: tuple[SeenRuns, SeenRuns], figure: str, delta: float, alpha: float
+) -> FittedAttack:
     """The attack, direction and threshold that prove the most on the runs that choose."""
-    best: Attack | None = None
+    best: FittedAttack | None = None
     with np.errstate(all="ignore"):
         scorers = fit_all(*fitted)
     for name, scorer in scorers.items():
         for sign in (1.0, -1.0):
-            plain = Attack(name, scorer, sign, 0.0, 0.0)
+            plain = FittedAttack(name, scorer, sign, 0.0, 0.0)
             first, second = plain.scores(chosen[0]), plain.scores(chosen[1])
             threshold = chosen_threshold(first, second, delta, alpha, figure)
             value = worth(first, second, threshold, delta, alpha, figure)
-            found = Attack(name, scorer, sign, threshold, value, apart(first, second))
+            found = FittedAttack(name, scorer, sign, threshold, value, apart(first, second))
             if best is None or found.rank > best.rank:
                 best = found
     assert best is not None
@@ -136,7 +136,7 @@ def apart(inside: Floats, outside: Floats) -> float:
     return 2**0.5 * float(scipy.special.ndtri(kept))
 
 
-def fit_all(inside: Seen, outside: Seen) -> dict[str, Scorer]:
+def fit_all(inside: SeenRuns, outside: SeenRuns) -> dict[str, Scorer]:
     """Every attacker, fitted."""
     kinds = _kinds(inside, outside)
     found: dict[str, Scorer] = {"kind of answer": kinds}
@@ -163,11 +163,11 @@ def fit_all(inside: Seen, outside: Seen) -> dict[str, Scorer]:
     return found
 
 
-def _kinds(inside: Seen, outside: Seen) -> Scorer:
+def _kinds(inside: SeenRuns, outside: SeenRuns) -> Scorer:
     """How much more often an answer of this kind came with the unit."""
     first, second = Counter(inside.labels), Counter(outside.labels)
 
-    def score(runs: Seen) -> Floats:
+    def score(runs: SeenRuns) -> Floats:
         odds = [np.log((first[one] + 0.5) / (second[one] + 0.5)) for one in runs.labels]
         return np.array(odds)
 
@@ -177,7 +177,7 @@ def _kinds(inside: Seen, outside: Seen) -> Scorer:
 def _or_kind(score: Callable[[Floats], Floats], kinds: Scorer) -> Scorer:
     """A score of numbers; where a run returned none that compare, the kind of its answer decides."""
 
-    def either(runs: Seen) -> Floats:
+    def either(runs: SeenRuns) -> Floats:
         found = np.sign(kinds(runs)) * SURE
         if runs.whole.any():
             found[runs.whole] = score(runs.numbers[runs.whole])

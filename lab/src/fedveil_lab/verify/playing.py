@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedveil.errors import FieldError, require_count, require_number
-from fedveil_lab.verify.attackers import Attack, best_attack, seen, usual_shape
+from fedveil_lab.verify.attackers import FittedAttack, best_attack, seen, usual_shape
 from fedveil_lab.verify.claim import PrivacyClaim
 from fedveil_lab.verify.described import MechanismSteps, prove
 from fedveil_lab.verify.isolation import FreshProcesses, NoVerdict, RunOutcome
@@ -133,7 +133,7 @@ class Looked:
     ----------
     world : str
         Its name.
-    attack : Attack
+    attack : FittedAttack
         The best one.
     inside, outside : list of RunOutcome
         The runs so far.
@@ -142,7 +142,7 @@ class Looked:
     """
 
     world: str
-    attack: Attack
+    attack: FittedAttack
     inside: list[RunOutcome]
     outside: list[RunOutcome]
     shape: str
