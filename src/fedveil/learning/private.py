@@ -10,22 +10,19 @@ from torch import Tensor, nn
 
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning.clients import ClientData, OnDemand
+from fedveil.learning.clients import ClientData
 from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.losses import losses_of
 from fedveil.learning.lots import Lots
 from fedveil.learning.made_up import Example, labels, not_trainable, probes
+from fedveil.learning.noisy_round import NoisyRound
 from fedveil.learning.per_example import PerExample
 from fedveil.learning.streams import Key, stream
 from fedveil.learning.training import SequentialTrainer, Stepper, check_request
 from fedveil.learning.validation import require_separable, require_unmixed
-from fedveil.learning.witness import note_failure
-from fedveil.logs import logger
-from fedveil.mechanisms import GaussianNoise, SecureSource, Source, noised
+from fedveil.mechanisms import Source
 from fedveil.methods.facts import NoisySteps
 from fedveil.ranges import require_within
-
-_LOG = logger(__name__)
 
 
 class PrivateTrainer(SequentialTrainer):
@@ -209,55 +206,23 @@ class PrivateTrainer(SequentialTrainer):
 
     def _noisy(self, start: Tensor, client: ClientData, key: Key, source: Source) -> Trained:
         """Train one client by all its steps."""
-        noisy = self.noisy
-        n = len(self._lots.units_of(client))
+        own_round = self._begin(start, client, key, source)
+        if self.noisy.grid:  # one step, whose noise is the method's to add: on the grid, as a share
+            total = own_round.clipped_sum(own_round.lot())
+            return own_round.trained(self._read(), total)
+        optimizer = Stepper(self._parameters, self.local)
+        anchors = [p.detach().clone() for p in self._parameters] if self.local.prox else []
+        for _ in range(self.noisy.steps):
+            self._step(optimizer, own_round.gradient(own_round.lot()), anchors)
+        return own_round.trained(self._read())
+
+    def _begin(self, start: Tensor, client: ClientData, key: Key, source: Source) -> NoisyRound:
+        """Set the model to its start [d], and begin a client's round."""
         self._reset(start)
         # a mask follows its example's place in the batch, which under add/remove tells who else is there
         secret_key = (*key, int(source.child("dropout").bits(1)))
         stream(secret_key, "dropout", self._generator)
-        optimizer = Stepper(self._parameters, self.local)
-        anchors = [p.detach().clone() for p in self._parameters] if self.local.prox else []
-        lots = source.child("lots")
-        places = source.child("places")
-        noise = source.child("noise")
-        batch_is_drawn = noisy.images or isinstance(client.x, OnDemand)  # of this round's source
-        if batch_is_drawn and type(source) is not SecureSource:  # others answer a question again to the same bits
-            self._lots.whole.clear()
-        seen = 0.0
-        examples = 0
-        failure: Exception | None = None
-        for _ in range(noisy.steps):
-            if noisy.rate == 1:
-                chosen = torch.arange(n)
-            else:
-                chosen = (lots.uniform(n) < noisy.rate).nonzero()[:, 0]
-            total = torch.zeros(self.layout.size, dtype=torch.int64 if noisy.grid else torch.float64)
-            try:
-                if n:
-                    clipped, losses = self._lots.clipped_sum(client, chosen, places)
-                    total += clipped.cpu()
-                    seen += float(losses.sum())
-                    examples += len(losses)
-            except Exception as error:  # of all its examples: each counts as zero, and other steps stay as they are
-                failure = error
-            if noisy.grid:  # one step, whose noise is the method's to add: on the grid, as a share
-                break
-            total = noised(total, GaussianNoise(noisy.deviation), noise, self.layout.dtype)
-            step = (total / noisy.denominator).to(self.layout.dtype)  # rounded with its noise
-            self._step(optimizer, step, anchors)
-        if failure is not None:
-            _LOG.error("the examples of a step failed, and count as zero", exc_info=failure)
-        failed = None if examples else failure
-        if failed is not None:
-            note_failure(failed)
-        return Trained(
-            self._read(),
-            client.examples,
-            seen / max(examples, 1),
-            noisy,
-            failed,
-            total=total if noisy.grid else None,
-        )
+        return NoisyRound(self.noisy, self._lots, self.layout, client, source)
 
     def _step(self, optimizer: Stepper, gradient: Tensor, anchors: Sequence[Tensor]) -> None:
         """Take one step of the optimiser along a noised gradient [d], with FedProx's term if there are anchors."""

@@ -1,0 +1,91 @@
+"""The noised steps of one client in one round: lots, their clipped sums, and the noise on each."""
+
+import torch
+from torch import Tensor
+
+from fedveil.layout import Layout
+from fedveil.learning.clients import ClientData, OnDemand
+from fedveil.learning.local import Trained
+from fedveil.learning.lots import Lots
+from fedveil.learning.witness import note_failure
+from fedveil.logs import logger
+from fedveil.mechanisms import GaussianNoise, SecureSource, Source, noised
+from fedveil.methods.facts import NoisySteps
+
+_LOG = logger(__name__)
+
+
+class NoisyRound:
+    """Draw one client's lots, and sum and noise their gradients, one step after the other.
+
+    Parameters
+    ----------
+    noisy : NoisySteps
+        Steps, sampling, clipping and noise.
+    lots : Lots
+        Clips and sums the gradients of the model as it stands.
+    layout : Layout
+        Of the model.
+    client : ClientData
+        The client's examples.
+    source : Source
+        Lots, places and noise are drawn from streams of their own.
+    """
+
+    def __init__(self, noisy: NoisySteps, lots: Lots, layout: Layout, client: ClientData, source: Source) -> None:
+        self._noisy = noisy
+        self._lots = lots
+        self._layout = layout
+        self._client = client
+        self._drawn = source.child("lots")
+        self._places = source.child("places")
+        self._noise = source.child("noise")
+        self._units = len(lots.units_of(client))
+        self._loss = 0.0
+        self._examples = 0
+        self._failure: Exception | None = None
+        batch_is_drawn = noisy.images or isinstance(client.x, OnDemand)  # of this round's source
+        if batch_is_drawn and type(source) is not SecureSource:  # others answer a question again to the same bits
+            lots.whole.clear()
+
+    def lot(self) -> Tensor:
+        """Draw the units [m] of the next step, each by itself."""
+        if self._noisy.rate == 1:
+            return torch.arange(self._units)
+        return (self._drawn.uniform(self._units) < self._noisy.rate).nonzero()[:, 0]
+
+    def clipped_sum(self, chosen: Tensor) -> Tensor:
+        """Sum the clipped gradients [d] of chosen units [m], without noise: float64, or int64 on a grid.
+
+        A lot that raises counts as zero, and other steps stay as they are.
+        """
+        total = torch.zeros(self._layout.size, dtype=torch.int64 if self._noisy.grid else torch.float64)
+        try:
+            if self._units:
+                clipped, losses = self._lots.clipped_sum(self._client, chosen, self._places)
+                total += clipped.cpu()
+                self._loss += float(losses.sum())
+                self._examples += len(losses)
+        except Exception as error:
+            self._failure = error
+        return total
+
+    def gradient(self, chosen: Tensor) -> Tensor:
+        """Return a step's noised mean gradient [d]: the sum is divided by a constant, and rounded with its noise."""
+        total = noised(
+            self.clipped_sum(chosen),
+            GaussianNoise(self._noisy.deviation),
+            self._noise,
+            self._layout.dtype,
+        )
+        return (total / self._noisy.denominator).to(self._layout.dtype)
+
+    def trained(self, model: Tensor, total: Tensor | None = None) -> Trained:
+        """Say what came of the round: the model [d], or the sum [d] of a step on a grid."""
+        if self._failure is not None:
+            _LOG.error("the examples of a step failed, and count as zero", exc_info=self._failure)
+        failed = None if self._examples else self._failure
+        if failed is not None:
+            note_failure(failed)
+        mean = self._loss / max(self._examples, 1)
+        return Trained(model, self._client.examples, mean, self._noisy, failed, total=total)
