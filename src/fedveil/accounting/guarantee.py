@@ -29,6 +29,10 @@ VACUOUS = 20.0  # an epsilon above this is printed, and flagged: it excludes not
 # LIVENESS belongs to every proven local guarantee: a failure is answered with noise, a dead or slow process is not.
 LIVENESS = "whether a client's process lives, and how long it takes, does not depend on its data"
 NO_FAILURE = "whether a silo fails outside its noisy steps does not depend on one record or person"
+APP_LOOP = (
+    "the app's own code reads the data of a site through its loop alone, and neither its optimiser's state nor its "
+    "learning rate follows them"
+)
 KEYS_ARE_SECRET = (
     "the honest sites' keys stay secret for ever, and X25519, HKDF and ChaCha20 are what they are taken for "
     "(docs/secure-sum.md)"

@@ -1,16 +1,20 @@
 """Local training whose vector is private when it leaves the trainer: DP-SGD (Abadi et al. 2016, arXiv 1607.00133)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning.clients import ClientData
+from fedveil.learning.app_loop import AppLoop, Batch, as_pair
+from fedveil.learning.clients import ClientData, as_client
 from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.losses import losses_of
 from fedveil.learning.lots import Lots
@@ -23,6 +27,8 @@ from fedveil.learning.validation import require_separable, require_unmixed
 from fedveil.mechanisms import Source
 from fedveil.methods.facts import NoisySteps
 from fedveil.ranges import require_within
+
+_FAR = 1e30  # a clip that cuts no gradient
 
 
 class PrivateTrainer(SequentialTrainer):
@@ -78,15 +84,15 @@ class PrivateTrainer(SequentialTrainer):
             raise FieldError(local.unusual, getattr(local, local.unusual), accepted)
         super().__init__(model, layout, local, device)
         self.noisy = replace(noisy, lr=local.rate()) if noisy.summed else noisy
-        sums = PerExample(self._model, layout, local.loss, self._generator)
-        self._lots = Lots(self.noisy, sums, self._inputs, self._generator)
+        self._sums = PerExample(self._model, layout, local.loss, self._generator)
+        self._lots = Lots(self.noisy, self._sums, self._inputs, self._generator)
         self._unchecked = True
         self._busy = Lock()
         self._spare = deepcopy(model)  # for `idle`: training that took too long may still be busy with the other
         if example is not None:
             require_unmixed(self._model, example[0], layout)
             self._unchecked = False
-            self._rehearse(sums, *example)
+            self._rehearse(*example)
 
     def train_noisily(
         self,
@@ -103,6 +109,18 @@ class PrivateTrainer(SequentialTrainer):
             While another thread trains with it: two rounds on one module would mix, and neither promise would hold.
         """
         check_request(self.layout, starts, clients, keys)
+        with self._taken(starts, clients):
+            results: list[Trained | Exception] = []
+            for start, client, key, source in zip(starts, clients, keys, sources, strict=True):
+                try:
+                    results.append(self._noisy(start, client, key, source))
+                except Exception as error:
+                    results.append(error)
+            return results
+
+    @contextmanager
+    def _taken(self, starts: Tensor, clients: Sequence[ClientData]) -> Iterator[None]:
+        """Keep the trainer for these clients, whose sizes and examples it can train on."""
         self.check_sizes(clients, least=1)
         self.require_fine(starts)
         if not self._busy.acquire(blocking=False):
@@ -111,15 +129,91 @@ class PrivateTrainer(SequentialTrainer):
         try:
             if self._unchecked:
                 self._look_at(clients)
-            results: list[Trained | Exception] = []
-            for start, client, key, source in zip(starts, clients, keys, sources, strict=True):
-                try:
-                    results.append(self._noisy(start, client, key, source))
-                except Exception as error:
-                    results.append(error)
-            return results
+            yield
         finally:
             self._busy.release()
+
+    @contextmanager
+    def taken_for(self, start: Tensor, client: ClientData, key: Key, source: Source) -> Iterator[NoisyRound]:
+        """Keep the trainer for one client's round, whose steps somebody else plays on `own_parameters`.
+
+        Parameters
+        ----------
+        start : Tensor
+            [d], which the model is set to.
+        client : ClientData
+            The examples.
+        key : tuple of int
+            As in `SequentialTrainer.train`.
+        source : Source
+            Of lots and noise.
+        """
+        check_request(self.layout, start[None], [client], [key])
+        with self._taken(start[None], [client]):
+            yield self._begin(start, client, key, source)
+
+    @property
+    def own_model(self) -> nn.Module:
+        """The trainer's copy of the model."""
+        return self._model
+
+    @property
+    def own_parameters(self) -> list[nn.Parameter]:
+        """Its shared parameters, in the layout's order."""
+        return self._parameters
+
+    def read(self) -> Tensor:
+        """Return the shared parameters [d] of the trainer's copy, on the CPU."""
+        return self._read()
+
+    def rows_of(self, client: ClientData, chosen: Tensor) -> Tensor:
+        """Return the rows of a client's chosen units [m]: of persons those that are used."""
+        units = self._lots.units_of(client)
+        return units.rows[chosen][units.present[chosen]]
+
+    def mean_gradients(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean gradient [d], float64, of examples x and y [N, ...] that are nobody's, worked out twice.
+
+        Nothing is clipped. The two differ if the model draws numbers; the trainer's own stream stays where it was.
+        """
+        x, y = self._inputs(x), y.to(self._device)
+        before = self._generator.get_state()
+        first, again = (self._sums.clipped_sum(x, y, _FAR, alone=True)[0].cpu() / len(x) for _ in range(2))
+        self._generator.set_state(before)
+        return first, again
+
+    def app_loop(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        data: ClientData | Sequence[Any],
+        start: Tensor,
+        source: Source,
+        batch: Batch = as_pair,
+    ) -> AppLoop:
+        """Let an app's own loop train a client from a start [d]; see `fedveil.learning.app_loop.AppLoop`.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            The app's, of this trainer's layout.
+        optimizer : torch.optim.Optimizer
+            The app's, over parameters of `model`.
+        data : ClientData, DataLoader, Dataset or tuple
+            The site's examples, as `fedveil.learning.as_client` takes them.
+        start : Tensor
+            [d], the broadcast model.
+        source : Source
+            Of lots and noise.
+        batch : callable
+            Makes of x and y [m, ...] what the loop unpacks; a pair by default.
+
+        Returns
+        -------
+        AppLoop
+            A context; its `trained` is what leaves.
+        """
+        return AppLoop(self, model, optimizer, start, as_client(data, "data"), source, batch)
 
     def _look_at(self, clients: Sequence[ClientData]) -> None:
         """Refuse a model that mixes examples like those of the first client that has any."""
@@ -129,15 +223,15 @@ class PrivateTrainer(SequentialTrainer):
                 self._unchecked = False
                 return
 
-    def _rehearse(self, sums: PerExample, x: Tensor, y: Tensor) -> None:
+    def _rehearse(self, x: Tensor, y: Tensor) -> None:
         """Refuse a model and a loss that have no gradient of a made-up example."""
         failure: Exception | None = None
         for probe, _ in probes(x, 1):
             try:
                 inputs = self._inputs(probe)
                 targets = labels(y, 1).to(self._device)
-                sums.clipped_sum(inputs, targets, 1.0, alone=True)
-                sums.warn_if_slow(inputs, targets)
+                self._sums.clipped_sum(inputs, targets, 1.0, alone=True)
+                self._sums.warn_if_slow(inputs, targets)
                 return
             except Exception as error:  # the model and its loss are the user's
                 failure = failure or error

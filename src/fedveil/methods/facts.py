@@ -113,6 +113,8 @@ class NoisySteps:
         the contributions, clipped and rounded to the grid.
     units : int
         Most examples (persons) of any silo, so that sums on a grid do not overflow. 0: any number.
+    by_app : bool
+        Whether an app's own loop may take the steps, which is a condition of the promise.
     """
 
     steps: int
@@ -127,6 +129,7 @@ class NoisySteps:
     images: int = 0
     grid: float = 0.0
     units: int = 0
+    by_app: bool = False
 
     @property
     def unit(self) -> str:

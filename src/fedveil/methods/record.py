@@ -162,6 +162,7 @@ class RecordDP(RecordPromise, ClientDefaults):
             public_size=self.relation != "add/remove",
             most=self.most_units,
             images=self.records_per_person or 0,
+            by_app=self.loop == "app",
         )
         return self._shares.steps(noisy)
 

@@ -13,6 +13,7 @@ from fedveil.accounting import Draw, Relation, Spend, SpendFilter, StepFilter, T
 from fedveil.accounting.bounds import GDP, PLD, Bound
 from fedveil.accounting.events import FACTOR, Gaussian
 from fedveil.accounting.guarantee import (
+    APP_LOOP,
     KEYS_ARE_SECRET,
     LIVENESS,
     NO_FAILURE,
@@ -89,6 +90,9 @@ class RecordPromise(Parameters):
         noise. The noise is sized for m - c.
     retries : int
         With ``sum="secure"``: planned sums beyond one a round, for sites that drop out.
+    loop : {"trainer", "app"}
+        Loop that takes the noised steps: FedVeil's trainer's, or an app's own with its optimiser
+        (`fedveil.learning.PrivateTrainer.app_loop`), which is a condition of the promise.
 
     Raises
     ------
@@ -113,6 +117,7 @@ class RecordPromise(Parameters):
     least_sites: Natural = 0
     colluding: Count = 1
     retries: Natural = 0
+    loop: Literal["trainer", "app"] = "trainer"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,6 +147,9 @@ class RecordPromise(Parameters):
         require_within("sigma", "noise_multiplier * clip", self.multiplier * self.together * self.clip)
 
     def _check_sum(self) -> None:
+        if self.sum != "none" and self.loop == "app":
+            accepted = 'goes with sum = "none": a share of a sum is one step of plain SGD, by the trainer'
+            raise FieldError("loop", self.loop, accepted)
         if self.sum != "none" and self.steps != 1:
             accepted = 'must be 1: every noisy step is summed before the next; or set sum = "none"'
             raise FieldError("steps", self.steps, accepted)
@@ -229,7 +237,10 @@ class RecordPromise(Parameters):
             conditions.append(silos_condition(self.silos_per_person))
         if self.most is not None:
             conditions.append(size_condition(self.most, self.counted))
-        promise = of_round(bound, self.trust, self.relation, *conditions, LIVENESS, NO_FAILURE)
+        conditions += [LIVENESS, NO_FAILURE]
+        if self.loop == "app":
+            conditions.append(APP_LOOP)
+        promise = of_round(bound, self.trust, self.relation, *conditions)
         promise = replace(promise, unit=self.unit, public_size=not private_size)
         promise = replace(promise, silos_per_person=self.silos_per_person)
         moved = FACTOR[self.relation] * self.clip

@@ -1,0 +1,312 @@
+"""An app's own training loop over FedVeil's lots: what leaves is the broadcast plus FedVeil's own noised steps.
+
+The app keeps its loop, its optimiser and its schedule. FedVeil draws the lots, reads them, and puts a noised mean of
+clipped gradients, of a model of its own, in the place of the gradients that the app worked out. So the app's own
+gradients, batches and edits of its model reach nothing that leaves. They are compared once, on made-up examples.
+
+The rest is a condition of the promise (`fedveil.accounting.guarantee.APP_LOOP`): the app may look at the data
+elsewhere, write into its optimiser, or let a learning rate follow its training loss.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fedveil.errors import FieldError
+from fedveil.learning.clients import ClientData
+from fedveil.learning.local import Trained
+from fedveil.learning.made_up import labels, probes
+from fedveil.learning.streams import KeyedDropout
+from fedveil.learning.witness import note_failure
+from fedveil.logs import logger
+from fedveil.mechanisms import Source
+
+if TYPE_CHECKING:
+    from fedveil.learning.private import PrivateTrainer
+
+_LOG = logger(__name__)
+_ROWS = 2  # of the made-up batch
+_ALIKE = 1e-3  # of the longest coordinate: within it two gradients are taken for one
+_DROPOUTS = (nn.modules.dropout._DropoutNd, KeyedDropout)
+
+Batch = Callable[[Tensor, Tensor], Any]
+
+
+def as_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a batch as most loaders give it."""
+    return x, y
+
+
+class AppLoop:
+    """Give an app the batches of one round, and its optimiser the noised steps. Made by `PrivateTrainer.app_loop`.
+
+    Use it as a context, and go through it once. The first batch is made up: the app's gradient on it must be the mean
+    of single examples' gradients under the trainer's loss, and its step moves nothing. Then come the lots of the plan.
+    Steps that the app leaves out are made when it goes on or leaves, so that what leaves never follows its control
+    flow; what its code raises there is written into the site's own log.
+
+    Parameters
+    ----------
+    trainer : PrivateTrainer
+        Its loss, its noise and its model.
+    model : torch.nn.Module
+        The app's model, of the same layout. Its parameters are set to those of FedVeil's own before each step.
+    optimizer : torch.optim.Optimizer
+        The app's, over parameters of `model`.
+    start : Tensor
+        [d], the broadcast model.
+    client : ClientData
+        The site's examples.
+    source : Source
+        Of lots and noise.
+    batch : callable
+        Makes of x and y [m, ...] what the app's loop unpacks.
+
+    Attributes
+    ----------
+    trained : Trained
+        What leaves, once the context has ended.
+
+    Raises
+    ------
+    FieldError
+        For a sum over sites, a method without ``loop = "app"``, another model, an optimiser of other parameters or
+        another rate than the trainer's.
+    """
+
+    trained: Trained
+
+    def __init__(
+        self,
+        trainer: "PrivateTrainer",
+        model: nn.Module,
+        optimizer: Optimizer,
+        start: Tensor,
+        client: ClientData,
+        source: Source,
+        batch: Batch = as_pair,
+    ) -> None:
+        _require_method(trainer)
+        self._trainer = trainer
+        self._model = model
+        self._parameters = _parameters_of(model, trainer)
+        self._optimizer = optimizer
+        _require_optimizer(optimizer, self._parameters, trainer)
+        self._start = start
+        self._client = client
+        self._source = source
+        self._batch = batch
+        self._lot: Tensor | None = None  # of a batch whose step is still to come
+        self._taken = 0
+        self._passed = False
+        self._made_up: tuple[Tensor, Tensor] | None = None
+        self._compared = False
+        self._open = False
+        self._still = ExitStack()  # what keeps dropout off
+
+    def __len__(self) -> int:
+        """Return the number of batches: one that is made up, and those of the plan."""
+        return 1 + self._trainer.noisy.steps
+
+    def __enter__(self) -> "AppLoop":
+        """Set the model to the broadcast, and take over the optimiser's steps."""
+        with ExitStack() as entered:
+            taken = self._trainer.taken_for(self._start, self._client, (0,), self._source)
+            self._round = entered.enter_context(taken)
+            for hook in (
+                self._optimizer.register_step_pre_hook(self._before_step),
+                self._optimizer.register_step_post_hook(self._after_step),
+            ):
+                entered.callback(hook.remove)
+            self._restore()
+            self._until_end = entered.pop_all()
+        self._open = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """Make the steps that are left, and read the result; what the app raised over its data goes into the log."""
+        try:
+            if not self._compared or self._made_up is not None:  # nothing was seen of the data yet
+                if error is None:
+                    raise FieldError("loop", "no step", "its first batch needs loss.backward() and optimizer.step()")
+                return False
+            if error is not None and not isinstance(error, Exception):
+                return False
+            if error is not None:
+                _LOG.error("the app's loop failed; its steps are made without it", exc_info=error)
+                note_failure(error)
+            self._finish()
+            self.trained = self._round.trained(self._trainer.read())
+            return True
+        finally:
+            self._open = False
+            self._still.close()
+            self._until_end.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield a made-up batch, and then those of the lots that were drawn; an empty lot shows one example of zeros.
+
+        Raises
+        ------
+        FieldError
+            Outside the context, or on a second pass.
+        """
+        if not self._open:
+            raise FieldError("loop", "closed", "goes within its context: with trainer.app_loop(...) as loop:")
+        if self._passed:
+            steps = self._trainer.noisy.steps
+            accepted = f"lies beyond the plan: a round has {steps} steps, which one pass takes; steps = ... plans more"
+            raise FieldError("loop", "a second pass", accepted)
+        self._passed = True
+        self._made_up = self._made_up_batch()
+        self._still.enter_context(_without_dropout(self._model, self._trainer.own_model))
+        yield self._batch(*self._made_up)
+        self._still.close()
+        if not self._compared:
+            accepted = "must follow each batch: accumulating gradients would use the noise of one step for several"
+            raise FieldError("optimizer.step()", "left out", accepted)
+        self._made_up = None
+        while self._taken < self._trainer.noisy.steps:
+            self._lot = self._round.lot()
+            yield self._batch(*self._rows(self._lot))
+            if self._lot is not None:
+                _LOG.warning("the app's loop left a step out: it is made without it")
+                self._optimizer.step()
+
+    def _made_up_batch(self) -> tuple[Tensor, Tensor]:
+        """Return two made-up examples that differ, and their labels."""
+        first, second = next(probes(self._client.x, _ROWS))
+        x = torch.stack([first[0], second[1]])
+        return x, labels(self._client.y, _ROWS, classes=2)
+
+    def _rows(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the examples of chosen units [m], or one of zeros."""
+        rows = self._trainer.rows_of(self._client, chosen)
+        x, y = self._client.x, self._client.y
+        if not len(rows):
+            return torch.zeros((1, *x.shape[1:]), dtype=x.dtype), torch.zeros((1, *y.shape[1:]), dtype=y.dtype)
+        return x[rows], y[rows]
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Put the noised gradient in the place of the app's."""
+        if len(args) > 1 or kwargs:
+            accepted = "would be called for gradients without noise: call step() without arguments"
+            raise FieldError("optimizer.step(closure)", "a closure", accepted)
+        if self._made_up is not None:
+            self._compare(*self._made_up)
+            return
+        if self._lot is None:
+            accepted = "needs a batch of this loop before each: one that it did not draw has no place in the plan"
+            raise FieldError("optimizer.step()", "a step without a batch", accepted)
+        self._restore()
+        gradient = self._round.gradient(self._lot)
+        for parameter, block in zip(self._parameters, self._trainer.layout.blocks, strict=True):
+            own = gradient[block.start : block.stop].view(block.shape)
+            parameter.grad = own.to(parameter.device, parameter.dtype, copy=True)
+
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take over what the optimiser made of the noised gradient."""
+        if self._made_up is not None:
+            return
+        self._lot = None
+        self._taken += 1
+        with torch.no_grad():
+            for own, parameter in zip(self._trainer.own_parameters, self._parameters, strict=True):
+                own.copy_(parameter)
+
+    def _restore(self) -> None:
+        """Set the app's parameters to FedVeil's own."""
+        with torch.no_grad():
+            for own, parameter in zip(self._trainer.own_parameters, self._parameters, strict=True):
+                parameter.copy_(own)
+
+    def _compare(self, x: Tensor, y: Tensor) -> None:
+        """Refuse a gradient on made-up examples that is not the mean of theirs, and leave nothing to step along."""
+        if self._compared:
+            accepted = "needs a batch of this loop before each"
+            raise FieldError("optimizer.step()", "a second step on one batch", accepted)
+        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        theirs = torch.cat([gradient.detach().reshape(-1).double().cpu() for gradient in found])
+        ours, again = self._trainer.mean_gradients(x, y)
+        allowed = _ALIKE * float(ours.abs().max())
+        if float((ours - again).abs().max()) > allowed:
+            _LOG.warning("the model draws numbers of its own: the app's gradient is not compared")
+        elif not float((ours - theirs).abs().max()) <= allowed:
+            apart = float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1e-30))
+            accepted = "must be the mean of single examples' gradients under the trainer's loss: take the loop's batch "
+            accepted += "and LocalTraining(loss=criterion), and leave out losses over several examples, other terms, "
+            accepted += "gradient scaling and clipping"
+            raise FieldError("loss.backward()", f"{apart:.2g} away on made-up examples", accepted)
+        self._compared = True
+        for parameter in self._parameters:
+            parameter.grad = None  # a step without gradients moves nothing, and leaves the optimiser's state
+
+    def _finish(self) -> None:
+        """Make the steps that the app left out."""
+        left = self._trainer.noisy.steps - self._taken
+        if left:
+            _LOG.warning("the app's loop left %d steps out: they are made without it", left)
+        while self._taken < self._trainer.noisy.steps:
+            self._lot = self._round.lot() if self._lot is None else self._lot
+            self._optimizer.step()
+
+
+def _require_method(trainer: "PrivateTrainer") -> None:
+    noisy = trainer.noisy
+    if noisy.summed or noisy.grid:
+        accepted = 'goes with sum = "none" alone: a share of a sum is one step of plain SGD, train_noisily'
+        raise FieldError("loop", "app", accepted)
+    if not noisy.by_app:
+        accepted = 'say it in the method, loop = "app": its promise is then conditional on what the app\'s code does'
+        raise FieldError("loop", "trainer", accepted)
+
+
+def _parameters_of(model: nn.Module, trainer: "PrivateTrainer") -> list[nn.Parameter]:
+    """Return the app's parameters in the layout's order."""
+    every = dict(model.named_parameters())
+    for block in trainer.layout.blocks:
+        shape = tuple(every[block.name].shape) if block.name in every else None
+        if shape != tuple(block.shape):
+            raise FieldError("model", f"{block.name} {shape}", f"must be the trainer's model: {tuple(block.shape)}")
+    return [every[name] for name in trainer.layout.names]
+
+
+def _require_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], trainer: "PrivateTrainer") -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise FieldError("optimizer", type(optimizer).__name__, "must be one of PyTorch's, or a class of that kind")
+    shared = {id(parameter) for parameter in parameters}
+    if any(id(parameter) not in shared for group in optimizer.param_groups for parameter in group["params"]):
+        accepted = "holds parameters that are not the model's shared ones: they would be trained without noise"
+        raise FieldError("optimizer", type(optimizer).__name__, accepted)
+    own, rate = optimizer.param_groups[0]["lr"], trainer.local.rate()
+    if not abs(float(own) - rate) <= 1e-9 * rate:
+        accepted = f"must be that of LocalTraining(lr={rate:g}), with which a client that fails answers"
+        raise FieldError("optimizer.lr", float(own), accepted)
+
+
+@contextmanager
+def _without_dropout(*models: nn.Module) -> Iterator[None]:
+    """Within it no layer of the models drops anything."""
+    layers = [layer for model in models for layer in model.modules()]
+    rates = [(layer, name, getattr(layer, name)) for layer in layers if (name := _rate_of(layer))]
+    try:
+        for layer, name, _ in rates:
+            setattr(layer, name, 0.0)
+        yield
+    finally:
+        for layer, name, rate in rates:
+            setattr(layer, name, rate)
+
+
+def _rate_of(layer: nn.Module) -> str:
+    """Return the attribute by which a layer drops; "" of one that does not."""
+    if isinstance(layer, _DROPOUTS):
+        return "p"
+    return "dropout" if isinstance(layer, nn.MultiheadAttention | nn.RNNBase) else ""
