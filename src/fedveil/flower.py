@@ -7,6 +7,7 @@ except ImportError as error:
 
 from fedveil.engines.flower.app import FlowerFederation as FlowerFederation
 from fedveil.engines.flower.app import learner_client_app as learner_client_app
+from fedveil.engines.flower.app_loop import app_loop as app_loop
 from fedveil.engines.flower.exchange import training_source as training_source
 from fedveil.engines.flower.grid import InProcessGrid as InProcessGrid
 from fedveil.engines.flower.grid import run_in_process as run_in_process

@@ -1,0 +1,99 @@
+"""FedVeil's lots in the training loop of a Flower app: the app's loop, optimiser and schedule stay."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flwr.app import Message
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from fedveil.engines.flower.exchange import training_source
+from fedveil.engines.flower.records import read_broadcast
+from fedveil.errors import FieldError
+from fedveil.learning import ClientData, PrivateTrainer
+from fedveil.learning.app_loop import AppLoop, as_pair
+
+
+def app_loop(
+    message: Message,
+    trainer: PrivateTrainer,
+    model: nn.Module,
+    optimizer: Optimizer,
+    data: Any,
+    *,
+    keys: Sequence[str] = (),
+) -> AppLoop:
+    """Train on FedVeil's lots in an app's own loop; `write_trained` makes a reply of what comes of it.
+
+    Parameters
+    ----------
+    message : Message
+        The server's train message, which begins the round.
+    trainer : PrivateTrainer
+        That of the app's `privacy_mod`; its method says ``loop = "app"``.
+    model : torch.nn.Module
+        The app's model, of the trainer's layout.
+    optimizer : torch.optim.Optimizer
+        The app's, over parameters of `model`.
+    data : ClientData, DataLoader, Dataset or tuple
+        The site's examples. Of a loader data set and ``collate_fn`` are used; the lots are FedVeil's.
+    keys : sequence of str, optional
+        Where batches are mappings: the keys of inputs and labels, ``("img", "label")``. Others are left out.
+
+    Returns
+    -------
+    AppLoop
+        ``with app_loop(...) as loop: for batch in loop: ...``, and then ``loop.trained``.
+
+    Raises
+    ------
+    FieldError
+        For keys that batches lack, and as `fedveil.learning.app_loop.AppLoop`.
+
+    Examples
+    --------
+    In a train function, where ``for images, labels in trainloader:`` was::
+
+        with app_loop(message, trainer, net, optimizer, trainloader) as loop:
+            for images, labels in loop:
+                optimizer.zero_grad()
+                criterion(net(images), labels).backward()
+                optimizer.step()
+        return Message(write_trained(loop.trained, layout), reply_to=message)
+    """
+    start = read_broadcast(message.content, trainer.layout).models[0]
+    batch = as_pair
+    if keys:
+        data, batch = _of_mappings(data, keys), _Mapped(keys)
+    return trainer.app_loop(model, optimizer, data, start, training_source(), batch)
+
+
+class _Mapped:
+    """Makes a batch with the app's keys of inputs and labels."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = keys
+
+    def __call__(self, x: Tensor, y: Tensor) -> Any:
+        """Return inputs and labels under their keys."""
+        return dict(zip(self._keys, (x, y), strict=True))
+
+
+def _of_mappings(data: Any, keys: Sequence[str]) -> Any:
+    """Return a loader whose batches are pairs, where they were mappings."""
+    if len(keys) != 2:
+        raise FieldError("keys", list(keys), "must be two: that of the inputs, and that of the labels")
+    if isinstance(data, ClientData):
+        return data
+    loader = data if isinstance(data, DataLoader) else DataLoader(data)
+    together = loader.collate_fn
+
+    def pair(samples: list[Any]) -> tuple[Any, Any]:
+        batch = together(samples)
+        if not isinstance(batch, Mapping) or any(key not in batch for key in keys):
+            held = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
+            raise FieldError("keys", list(keys), f"must be among those of a batch: {held}")
+        return batch[keys[0]], batch[keys[1]]
+
+    return DataLoader(loader.dataset, batch_size=loader.batch_size or 1, collate_fn=pair)

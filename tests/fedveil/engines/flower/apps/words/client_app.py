@@ -1,0 +1,19 @@
+"""A client that fine-tunes a model of texts."""
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from .task import get_model, load_data
+from .task import train as train_fn
+
+app = ClientApp()
+
+
+@app.train()
+def train(msg: Message, context: Context):
+    net = get_model()
+    net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    trainloader = load_data(context.node_config["partition-id"], context.node_config["num-partitions"])
+    train_fn(net, trainloader, epochs=context.run_config["local-epochs"], device="cpu")
+    metrics = MetricRecord({"num-examples": len(trainloader.dataset)})
+    return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=msg)

@@ -1,0 +1,105 @@
+"""Apps in the form of Flower's own examples become private in a few lines, and go on learning.
+
+Each lies in `apps/`, once as its author wrote it and once with FedVeil; what is counted is what differs.
+"""
+
+import difflib
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedveil.accounting.guarantee import APP_LOOP
+from fedveil.flower import run_in_process
+
+pytestmark = pytest.mark.flower
+APPS = Path(__file__).parent / "apps"
+CONFIG = {
+    "quickstart": {"num-server-rounds": 4, "batch-size": 16, "local-epochs": 3, "lr": 0.1, "fraction-evaluate": 0.5},
+    "advanced": {"num-server-rounds": 4, "lr": 0.1},
+    "tabular": {"num-server-rounds": 3, "local-epochs": 5},
+    "words": {"num-server-rounds": 3, "local-epochs": 1},
+}
+NODES = {"quickstart": 4, "advanced": 6, "tabular": 10, "words": 3}
+
+
+def played(app, prefix="", **more):
+    client, server = (importlib.import_module(f"apps.{app}.{prefix}{part}_app") for part in ("client", "server"))
+    config = {**CONFIG[app], **more}
+    return run_in_process(server.app, client.app, NODES[app], run_config=config).state["arrays"], client
+
+
+def changed(app):
+    """Lines that are added, of all files of an app; imports are not counted."""
+    found = []
+    for private in sorted((APPS / app).glob("private_*.py")):
+        before = private.with_name(private.name.removeprefix("private_")).read_text().splitlines()
+        for line in difflib.ndiff(before, private.read_text().splitlines()):
+            if line.startswith("+ ") and line[2:].strip() and not line[2:].lstrip().startswith(("from ", "import ")):
+                found.append(line[2:].strip())
+    return found
+
+
+@pytest.mark.parametrize(("app", "most"), [("quickstart", 11), ("advanced", 4), ("tabular", 4), ("words", 11)])
+def test_a_few_lines_make_it_private(app, most):
+    assert 0 < len(changed(app)) <= most
+
+
+def accuracy_of_digits(arrays):
+    task = importlib.import_module("apps.quickstart.task")
+    net, (images, labels) = task.Net(), task.everything()
+    net.load_state_dict(arrays.to_torch_state_dict())
+    return float((net(images[1500:]).argmax(1) == labels[1500:]).float().mean())
+
+
+def accuracy_of_tables(arrays):
+    task = importlib.import_module("apps.tabular.task")
+    model = task.set_model_params(task.create_log_reg_and_instantiate_parameters(0.01, 1), arrays.to_numpy_ndarrays())
+    return float(model.score(*task.load_data(0, 1)[2:]))
+
+
+def accuracy_of_words(arrays):
+    task = importlib.import_module("apps.words.task")
+    net = task.get_model()
+    net.load_state_dict(arrays.to_torch_state_dict())
+    return task.accuracy(net)
+
+
+def test_quickstart_with_records_protected_in_its_own_loop():
+    torch.manual_seed(0)
+    private, client = played("quickstart", "private_")
+    assert accuracy_of_digits(private) > 0.3
+    assert client.method.spend().guarantee.unit == "record"
+    assert APP_LOOP in client.method.spend().guarantee.conditions
+
+
+@pytest.mark.slow
+def test_quickstart_as_its_author_wrote_it():
+    torch.manual_seed(0)
+    assert accuracy_of_digits(played("quickstart")[0]) > 0.2
+
+
+def test_an_own_strategy_keeps_its_files_and_its_cohort(tmp_path):
+    for prefix in ("", "private_"):
+        folder = tmp_path / (prefix or "plain")
+        folder.mkdir()
+        played("advanced", prefix, folder=str(folder))
+        rows = json.loads((folder / "results.json").read_text())
+        assert [row["asked"] for row in rows] == [3] * 4
+        assert (folder / "best.pt").is_file()
+
+
+def test_parameters_of_scikit_learn():
+    plain, _ = played("tabular")
+    private, _ = played("tabular", "private_")
+    assert accuracy_of_tables(plain) > 0.9
+    assert 0 < accuracy_of_tables(private) < accuracy_of_tables(plain)
+
+
+def test_a_model_of_texts_with_records_protected_in_its_own_loop():
+    plain, _ = played("words")
+    private, _ = played("words", "private_")
+    assert accuracy_of_words(plain) > 0.9
+    assert accuracy_of_words(private) > 0.8
