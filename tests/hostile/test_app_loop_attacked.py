@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import test_rounding as rounding
-from fedveil.learning import PrivateTrainer, trainers
+from fedveil.learning import AppLoop, PrivateTrainer, trainers
 from fedveil.learning.losses import loss_of, outputs_of
 from fedveil.learning.per_example import PerExample
 
@@ -32,7 +32,7 @@ class ByApp(PrivateTrainer):
         momentum = self.local.momentum
         optimizer = torch.optim.SGD(model.parameters(), lr=self.local.rate(), momentum=momentum)
         criterion = loss_of(self.local.loss)
-        with self.app_loop(model, optimizer, client, start, source) as loop:
+        with AppLoop(self, model, optimizer, client, start, source) as loop:
             for x, y in loop:
                 optimizer.zero_grad()
                 criterion(outputs_of(model(x)), y).backward()

@@ -4,6 +4,7 @@ from fedveil.learning.answers import METRICS as METRICS
 from fedveil.learning.answers import Answers as Answers
 from fedveil.learning.answers import Figures as Figures
 from fedveil.learning.answers import metric as metric
+from fedveil.learning.app_loop import AppLoop as AppLoop
 from fedveil.learning.batched import BatchedTrainer as BatchedTrainer
 from fedveil.learning.classified import ClassFigure as ClassFigure
 from fedveil.learning.classified import Classified as Classified

@@ -11,23 +11,21 @@ elsewhere, write into its optimiser, or let a learning rate follow its training 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedveil.errors import FieldError
-from fedveil.learning.clients import ClientData
+from fedveil.learning.clients import ClientData, as_client
 from fedveil.learning.local import Trained
 from fedveil.learning.made_up import labels, probes
+from fedveil.learning.private import PrivateTrainer
 from fedveil.learning.streams import KeyedDropout
 from fedveil.learning.witness import note_failure
 from fedveil.logs import logger
 from fedveil.mechanisms import Source
-
-if TYPE_CHECKING:
-    from fedveil.learning.private import PrivateTrainer
 
 _LOG = logger(__name__)
 _ROWS = 2  # of the made-up batch
@@ -43,7 +41,7 @@ def as_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class AppLoop:
-    """Give an app the batches of one round, and its optimiser the noised steps. Made by `PrivateTrainer.app_loop`.
+    """Give an app the batches of one round, and its optimiser the noised steps.
 
     Use it as a context, and go through it once. The first batch is made up: the app's gradient on it must be the mean
     of single examples' gradients under the trainer's loss, and its step moves nothing. Then come the lots of the plan.
@@ -58,10 +56,10 @@ class AppLoop:
         The app's model, of the same layout. Its parameters are set to those of FedVeil's own before each step.
     optimizer : torch.optim.Optimizer
         The app's, over parameters of `model`.
+    data : ClientData, DataLoader, Dataset or tuple
+        The site's examples, as `fedveil.learning.as_client` takes them.
     start : Tensor
         [d], the broadcast model.
-    client : ClientData
-        The site's examples.
     source : Source
         Of lots and noise.
     batch : callable
@@ -83,11 +81,11 @@ class AppLoop:
 
     def __init__(
         self,
-        trainer: "PrivateTrainer",
+        trainer: PrivateTrainer,
         model: nn.Module,
         optimizer: Optimizer,
+        data: ClientData | Sequence[Any],
         start: Tensor,
-        client: ClientData,
         source: Source,
         batch: Batch = as_pair,
     ) -> None:
@@ -98,7 +96,7 @@ class AppLoop:
         self._optimizer = optimizer
         _require_optimizer(optimizer, self._parameters, trainer)
         self._start = start
-        self._client = client
+        self._client = as_client(data, "data")
         self._source = source
         self._batch = batch
         self._lot: Tensor | None = None  # of a batch whose step is still to come
@@ -159,7 +157,7 @@ class AppLoop:
             Outside the context, or on a second pass.
         """
         if not self._open:
-            raise FieldError("loop", "closed", "goes within its context: with trainer.app_loop(...) as loop:")
+            raise FieldError("loop", "closed", "goes within its context: with AppLoop(...) as loop:")
         if self._passed:
             steps = self._trainer.noisy.steps
             accepted = f"lies beyond the plan: a round has {steps} steps, which one pass takes; steps = ... plans more"
@@ -258,7 +256,7 @@ class AppLoop:
             self._optimizer.step()
 
 
-def _require_method(trainer: "PrivateTrainer") -> None:
+def _require_method(trainer: PrivateTrainer) -> None:
     noisy = trainer.noisy
     if noisy.summed or noisy.grid:
         accepted = 'goes with sum = "none" alone: a share of a sum is one step of plain SGD, train_noisily'
@@ -268,7 +266,7 @@ def _require_method(trainer: "PrivateTrainer") -> None:
         raise FieldError("loop", "trainer", accepted)
 
 
-def _parameters_of(model: nn.Module, trainer: "PrivateTrainer") -> list[nn.Parameter]:
+def _parameters_of(model: nn.Module, trainer: PrivateTrainer) -> list[nn.Parameter]:
     """Return the app's parameters in the layout's order."""
     every = dict(model.named_parameters())
     for block in trainer.layout.blocks:
@@ -278,7 +276,7 @@ def _parameters_of(model: nn.Module, trainer: "PrivateTrainer") -> list[nn.Param
     return [every[name] for name in trainer.layout.names]
 
 
-def _require_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], trainer: "PrivateTrainer") -> None:
+def _require_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], trainer: PrivateTrainer) -> None:
     if not isinstance(optimizer, Optimizer):
         raise FieldError("optimizer", type(optimizer).__name__, "must be one of PyTorch's, or a class of that kind")
     shared = {id(parameter) for parameter in parameters}

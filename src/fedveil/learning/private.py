@@ -5,16 +5,13 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from threading import Lock
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning.app_loop import AppLoop, Batch, as_pair
-from fedveil.learning.clients import ClientData, as_client
+from fedveil.learning.clients import ClientData
 from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.losses import losses_of
 from fedveil.learning.lots import Lots
@@ -181,39 +178,6 @@ class PrivateTrainer(SequentialTrainer):
         first, again = (self._sums.clipped_sum(x, y, _FAR, alone=True)[0].cpu() / len(x) for _ in range(2))
         self._generator.set_state(before)
         return first, again
-
-    def app_loop(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        data: ClientData | Sequence[Any],
-        start: Tensor,
-        source: Source,
-        batch: Batch = as_pair,
-    ) -> AppLoop:
-        """Let an app's own loop train a client from a start [d]; see `fedveil.learning.app_loop.AppLoop`.
-
-        Parameters
-        ----------
-        model : torch.nn.Module
-            The app's, of this trainer's layout.
-        optimizer : torch.optim.Optimizer
-            The app's, over parameters of `model`.
-        data : ClientData, DataLoader, Dataset or tuple
-            The site's examples, as `fedveil.learning.as_client` takes them.
-        start : Tensor
-            [d], the broadcast model.
-        source : Source
-            Of lots and noise.
-        batch : callable
-            Makes of x and y [m, ...] what the loop unpacks; a pair by default.
-
-        Returns
-        -------
-        AppLoop
-            A context; its `trained` is what leaves.
-        """
-        return AppLoop(self, model, optimizer, start, as_client(data, "data"), source, batch)
 
     def _look_at(self, clients: Sequence[ClientData]) -> None:
         """Refuse a model that mixes examples like those of the first client that has any."""

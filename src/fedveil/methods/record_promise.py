@@ -92,7 +92,7 @@ class RecordPromise(Parameters):
         With ``sum="secure"``: planned sums beyond one a round, for sites that drop out.
     loop : {"trainer", "app"}
         Loop that takes the noised steps: FedVeil's trainer's, or an app's own with its optimiser
-        (`fedveil.learning.PrivateTrainer.app_loop`), which is a condition of the promise.
+        (`fedveil.learning.AppLoop`), which is a condition of the promise.
 
     Raises
     ------

@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fedveil as fv
 from fedveil.errors import FieldError
-from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
-from fedveil.learning.app_loop import AppLoop
+from fedveil.learning import AppLoop, ClientData, LocalTraining, PrivateTrainer
 from fedveil.learning.witness import witnessed
 from fedveil.mechanisms import ReproducibleSource
 
@@ -46,7 +45,7 @@ class Site:
 
     def loop(self, seed=7, **how):
         source = ReproducibleSource(seed)
-        return self.trainer.app_loop(self.model, self.optimizer, self.data, self.start, source, **how)
+        return AppLoop(self.trainer, self.model, self.optimizer, self.data, self.start, source, **how)
 
     def by_trainer(self, seed=7):
         own = ClientData(*self.data) if isinstance(self.data, tuple) else self.data

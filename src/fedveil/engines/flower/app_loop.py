@@ -66,7 +66,7 @@ def app_loop(
     batch = as_pair
     if keys:
         data, batch = _of_mappings(data, keys), _Mapped(keys)
-    return trainer.app_loop(model, optimizer, data, start, training_source(), batch)
+    return AppLoop(trainer, model, optimizer, data, start, training_source(), batch)
 
 
 class _Mapped:
