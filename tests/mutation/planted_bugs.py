@@ -1578,8 +1578,8 @@ BUGS = (
     ),
     _bug(
         "site: a name that is spelt in two ways is two clients",
-        "natural_clients",
-        "spelt_twice(texts, _site_form)",
+        "_require_sites",
+        "spelt_twice(rows, _site_form)",
         "None",
         "test_sites::test_sites_that_may_be_one_or_two_are_refused_by_their_row",
     ),
@@ -1592,9 +1592,9 @@ BUGS = (
     ),
     _bug(
         "person: a damaged image names its person",
-        "_items",
-        "... if people else str(file)",
-        "... if not people else str(file)",
+        "_images_of_class",
+        "... if levels.people else str(file)",
+        "... if not levels.people else str(file)",
         "test_people::test_a_bad_image_is_named_without_its_person",
     ),
     _bug(

@@ -5,7 +5,7 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from fedveil.data.labels import Array, classes_in, data_set, require_roles
 from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError, require_choice, require_positive
 
+_CHANNELS = (1, 3, 4)  # that an image may have
 # The names of the arrays that are understood: (x, y, test x, test y).
 LAYOUTS: tuple[tuple[str, str, str, str], ...] = (
     ("x_train", "y_train", "x_test", "y_test"),
@@ -64,26 +65,28 @@ def load_npz(
     file = Path(path).expanduser()
     require_choice("data.channels", channels, ("auto", "first", "last"))
     arrays = read_npz(file, require_positive("data.max_gib", max_gib))
-    keys = next((keys for keys in LAYOUTS if keys[0] in arrays and keys[1] in arrays), None)
-    if keys is None:
-        wanted = "; or ".join(" and ".join(known[:2]) for known in LAYOUTS)
-        raise FieldError("data.path", str(file), f"holds {', '.join(sorted(arrays)) or 'no array'}, but needs {wanted}")
-    pairs = [keys[:2], keys[2:]] if keys[2] in arrays or keys[3] in arrays else [keys[:2]]
-    halves = [_pair(file, arrays, x_key, y_key, channels) for x_key, y_key in pairs]
-    (x, y), (test_x, test_y) = halves[0], halves[-1]
+    keys = _names_in(file, arrays)
+    x_key, y_key, test_x_key, test_y_key = keys
+    pairs = [(x_key, y_key)]
+    if test_x_key in arrays or test_y_key in arrays:
+        pairs.append((test_x_key, test_y_key))
+    halves: list[tuple[Tensor, Tensor]] = []
+    labels: dict[str, Tensor] = {}
+    for inputs, targets in pairs:
+        half = _pair(file, arrays, inputs, targets, channels)
+        halves.append(half)
+        labels[f"{file.name}:{targets}"] = half[1]
+    x, y = halves[0]
+    test_x, test_y = halves[-1]
     if test_x.shape[1:] != x.shape[1:] or test_y.is_floating_point() != y.is_floating_point():
-        raise FieldError(f"{file.name}:{keys[2]}", tuple(test_x.shape), f"must be as {keys[0]}, {tuple(x.shape)}")
-    labels = {f"{file.name}:{key}": half[1] for (_, key), half in zip(pairs, halves, strict=True)}
+        raise FieldError(f"{file.name}:{test_x_key}", tuple(test_x.shape), f"must be as {x_key}, {tuple(x.shape)}")
     number = classes_in("data.classes", classes, absent, labels)
-    names = tuple(str(n) for n in arrays["class_names"].reshape(-1)) if "class_names" in arrays else ()
-    require_roles({"inputs": keys[0], "targets": keys[1], "data.client_array": client_array, "data.person": person})
-    whose = [
-        (f"{file.name}:{name}", arrays[require_choice(field, name, arrays)]) if name else None
-        for field, name in (("data.client_array", client_array), ("data.person", person))
-    ]
+    names = tuple(map(str, arrays["class_names"].reshape(-1))) if "class_names" in arrays else ()
+    require_roles({"inputs": x_key, "targets": y_key, "data.client_array": client_array, "data.person": person})
     return data_set(
         halves,
-        *whose,
+        _ids_in(file, arrays, "data.client_array", client_array),
+        _ids_in(file, arrays, "data.person", person),
         name="npz",
         classes=number,
         counted=not classes,
@@ -93,7 +96,25 @@ def load_npz(
     )
 
 
+def _names_in(file: Path, arrays: Mapping[str, Array]) -> tuple[str, str, str, str]:
+    """Return the names of inputs and labels, and of those of a test half, as the file has them."""
+    for names in LAYOUTS:
+        if names[0] in arrays and names[1] in arrays:
+            return names
+    held = ", ".join(sorted(arrays)) or "no array"
+    wanted = "; or ".join(f"{x} and {y}" for x, y, *_ in LAYOUTS)
+    raise FieldError("data.path", str(file), f"holds {held}, but needs {wanted}")
+
+
+def _ids_in(file: Path, arrays: Mapping[str, Array], field: str, name: str) -> tuple[str, Array] | None:
+    """Return an array of clients or persons with its name in a refusal; None if it is not asked for."""
+    if not name:
+        return None
+    return f"{file.name}:{name}", arrays[require_choice(field, name, arrays)]
+
+
 def _unused(arrays: Collection[str], used: Collection[str | None]) -> str:
+    """Return a note on arrays that are not used."""
     rest = ", ".join(sorted(set(arrays) - set(used)))
     return f" Not used of it: {rest}." if rest else ""
 
@@ -106,16 +127,18 @@ _UNREADABLE = (
 
 
 def read_npz(file: Path, max_gib: float = 4.0) -> dict[str, Array]:
-    """The arrays of an npz file that unpacks to at most `max_gib` GiB; pickled objects are refused."""
+    """Read the arrays of an npz file that unpacks to at most `max_gib` GiB; pickled objects are refused."""
     if not file.is_file():
         raise MissingDataError("data.path", str(file), "is no file: give the path of an npz file")
     try:
         with zipfile.ZipFile(file) as archive:
-            size = sum(entry.file_size for entry in archive.infolist()) / 2**30
-            for entry in archive.infolist() if size <= max_gib else ():
+            entries = archive.infolist()
+            size = sum(entry.file_size for entry in entries) / 2**30
+            if size > max_gib:
+                accepted = f"unpacks to {size:.1f} GiB; raise data.max_gib ({max_gib:g})"
+                raise FieldError("data.path", str(file), accepted)
+            for entry in entries:
                 _check_header(file, archive, entry)
-        if size > max_gib:
-            raise FieldError("data.path", str(file), f"unpacks to {size:.1f} GiB; raise data.max_gib ({max_gib:g})")
         with np.load(file, allow_pickle=False) as stored:
             return {key: stored[key] for key in stored.files}
     except FieldError:
@@ -128,15 +151,24 @@ def _check_header(file: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) 
     """Refuse an array that says it is larger than its file, before anything is allocated for it."""
     with archive.open(entry) as member:
         version = np.lib.format.read_magic(member)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(member)
+        is_first = version == (1, 0)
+        read_header = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(member)
         needed = math.prod(shape) * dtype.itemsize
         if needed > entry.file_size - member.tell():
-            name, held = entry.filename.removesuffix(".npy"), entry.file_size
-            raise FieldError("data.path", str(file), f"array {name!r} claims {needed} bytes, and has {held}")
+            name = entry.filename.removesuffix(".npy")
+            accepted = f"array {name!r} claims {needed} bytes, and has {entry.file_size}"
+            raise FieldError("data.path", str(file), accepted)
 
 
-def _pair(file: Path, arrays: dict[str, Array], x_key: str, y_key: str, channels: str) -> tuple[Tensor, Tensor]:
+def _pair(
+    file: Path,
+    arrays: dict[str, Array],
+    x_key: str,
+    y_key: str,
+    channels: str,
+) -> tuple[Tensor, Tensor]:
+    """Return examples and labels of a half, checked."""
     for key in (x_key, y_key):
         if key not in arrays:
             raise FieldError("data.path", str(file), f"holds no array {key}, which the others need")
@@ -147,22 +179,25 @@ def _pair(file: Path, arrays: dict[str, Array], x_key: str, y_key: str, channels
             raise FieldError(f"{file.name}:{key}", arrays[key].shape, accepted)
         if arrays[key].dtype.kind == "f":
             _finite(f"{file.name}:{key}", arrays[key])
-    x, y = arrays[x_key], arrays[y_key]
+    x = arrays[x_key]
+    y = arrays[y_key]
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if len(x) != len(y):
         raise FieldError(f"{file.name}:{y_key}", len(y), f"must be as long as {x_key}, which has {len(x)} rows")
     if y.dtype.kind != "f" and y.ndim not in (1, 3):
         raise FieldError(f"{file.name}:{y_key}", y.shape, "must hold one class an example [N] or a pixel [N, H, W]")
-    target = torch.from_numpy(y.astype(np.float32 if y.dtype.kind == "f" else np.int64))
+    kind = np.float32 if y.dtype.kind == "f" else np.int64
+    target = torch.from_numpy(y.astype(kind))
     own = images(x, channels, f"{file.name}:{x_key}")
-    if target.dim() == 3 and not target.is_floating_point() and own.shape[2:] != target.shape[1:]:
+    is_of_pixels = target.dim() == 3 and not target.is_floating_point()
+    if is_of_pixels and own.shape[2:] != target.shape[1:]:
         raise FieldError(f"{file.name}:{y_key}", y.shape, f"must have the height and width of {x_key}, {x.shape}")
     return own, target
 
 
 def images(x: Array, channels: str = "auto", name: str = "x") -> Tensor:
-    """Examples as float32: uint8 scaled to [0, 1], channels first, grey images with a channel of their own.
+    """Return examples as float32: uint8 scaled to [0, 1], channels first, grey images with a channel of their own.
 
     Raises
     ------
@@ -172,7 +207,11 @@ def images(x: Array, channels: str = "auto", name: str = "x") -> Tensor:
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4:
-        possible = [at for at, size in (("first", x.shape[1]), ("last", x.shape[3])) if size in (1, 3, 4)]
+        possible: list[str] = []
+        if x.shape[1] in _CHANNELS:
+            possible.append("first")
+        if x.shape[3] in _CHANNELS:
+            possible.append("last")
         if channels == "auto" and len(possible) != 1:
             ends = "both ends can be" if possible else "neither end is one of"
             accepted = f"{ends} 1, 3 or 4 channels; say where they are: data.channels = 'first' or 'last'"

@@ -1,7 +1,6 @@
-"""Who holds what: partitions of a data set over clients, the draws behind them, and what each client keeps apart."""
+"""Partitions of a data set over clients, the draws behind them, and what each client holds out."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -88,99 +87,154 @@ def partition(
         clients = require_count("clients", clients)
         if counts is None and clients > len(labels):
             raise FieldError("clients", clients, f"must be at most {len(labels)}, the number of examples")
-    shards = 2 if scheme == "shards" and shards is None else shards
-    for name, value in (("alpha", alpha), ("counts", counts), ("shards", shards), ("owner", owner)):
-        if (value is None) == (name in SCHEMES[scheme]):
-            text = "it is needed by" if value is None else "is no option of"
-            raise FieldError(name, value, f"{text} the scheme {scheme!r}")
-    least, n = require_count("min_size", min_size, 0), clients or 0
+    if scheme == "shards" and shards is None:
+        shards = 2
+    _require_options(scheme, {"alpha": alpha, "counts": counts, "shards": shards, "owner": owner})
+    least = require_count("min_size", min_size, 0)
+    n = clients or 0
     rng = np.random.default_rng(keyed_seed("partition", seed, scheme))
-    draws: dict[str, Callable[[], list[Indices]]] = {
-        "iid": lambda: np.array_split(rng.permutation(len(labels)), n),
-        "dirichlet": lambda: dirichlet(labels, n, require_positive("alpha", alpha), least, rng),
-        "counts": lambda: by_counts(labels, n, counts or [], rng),
-        "quantity": lambda: quantity(len(labels), n, require_positive("alpha", alpha), least, rng),
-        "shards": lambda: shards_of(labels, n, require_count("shards", shards), rng),
-        "natural": lambda: natural(np.asarray(owner, dtype=np.int64), clients, least, rng),
-    }
-    return [np.sort(part).astype(np.int64) for part in draws[scheme]()]
+    if scheme == "dirichlet":
+        parts = dirichlet(labels, n, require_positive("alpha", alpha), least, rng)
+    elif scheme == "counts":
+        parts = by_counts(labels, n, counts or [], rng)
+    elif scheme == "quantity":
+        parts = quantity(len(labels), n, require_positive("alpha", alpha), least, rng)
+    elif scheme == "shards":
+        parts = shards_of(labels, n, require_count("shards", shards), rng)
+    elif scheme == "natural":
+        parts = natural(np.asarray(owner, dtype=np.int64), clients, least, rng)
+    else:
+        parts = np.array_split(rng.permutation(len(labels)), n)
+    return [np.sort(part).astype(np.int64) for part in parts]
 
 
-def by_counts(labels: Labels, clients: int, counts: Sequence[Sequence[int]], rng: np.random.Generator) -> list[Indices]:
-    """Exactly the given numbers [clients][classes]."""
-    rows = [[require_count("counts", value, least=0) for value in row] for row in counts]
+def _require_options(scheme: str, options: dict[str, Any]) -> None:
+    """Refuse an option that the scheme does not have, and one that it needs and has not been given."""
+    for name, value in options.items():
+        is_needed = name in SCHEMES[scheme]
+        if is_needed and value is None:
+            raise FieldError(name, None, f"it is needed by the scheme {scheme!r}")
+        if not is_needed and value is not None:
+            raise FieldError(name, value, f"is no option of the scheme {scheme!r}")
+
+
+def by_counts(
+    labels: Labels,
+    clients: int,
+    counts: Sequence[Sequence[int]],
+    rng: np.random.Generator,
+) -> list[Indices]:
+    """Deal exactly the given numbers [clients][classes]."""
+    rows: list[list[int]] = []
+    for row in counts:
+        rows.append([require_count("counts", value, least=0) for value in row])
     if len(rows) != clients:
         raise FieldError("clients", clients, f"must be the number of rows of counts, {len(rows)}: one a client")
-    if len({len(row) for row in rows}) != 1:
+    lengths = {len(row) for row in rows}
+    if len(lengths) != 1:
         raise FieldError("counts", rows, "must hold rows of equal length: one number a class")
-    pools = [rng.permutation(np.flatnonzero(labels == c)) for c in range(len(rows[0]))]
+    classes = range(len(rows[0]))
+    pools = [rng.permutation(np.flatnonzero(labels == c)) for c in classes]
+    parts: list[list[Indices]] = [[] for _ in rows]
     for c, pool in enumerate(pools):
-        wanted = sum(row[c] for row in rows)
-        if wanted > len(pool):
-            raise FieldError(f"counts[class {c}]", wanted, f"the set holds only {len(pool)} examples of class {c}")
-    cuts = [np.split(pool, np.cumsum([row[c] for row in rows])) for c, pool in enumerate(pools)]
-    return [np.concatenate([cut[i] for cut in cuts]) for i in range(clients)]
+        wanted = [row[c] for row in rows]
+        if sum(wanted) > len(pool):
+            accepted = f"the set holds only {len(pool)} examples of class {c}"
+            raise FieldError(f"counts[class {c}]", sum(wanted), accepted)
+        for i, piece in enumerate(np.split(pool, np.cumsum(wanted))[:clients]):
+            parts[i].append(piece)
+    return [np.concatenate(pieces) for pieces in parts]
 
 
-def dirichlet(labels: Labels, clients: int, alpha: float, min_size: int, rng: np.random.Generator) -> list[Indices]:
-    """Each class in proportions drawn from Dirichlet(alpha)."""
+def dirichlet(
+    labels: Labels,
+    clients: int,
+    alpha: float,
+    min_size: int,
+    rng: np.random.Generator,
+) -> list[Indices]:
+    """Deal each class in proportions drawn from Dirichlet(alpha)."""
 
     def draw() -> list[list[int]]:
-        decks = (rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels))
-        split = [np.split(deck, _cuts(len(deck), clients, alpha, rng)) for deck in decks]
-        return [np.concatenate(parts).tolist() for parts in zip(*split, strict=True)]
+        parts: list[list[int]] = [[] for _ in range(clients)]
+        for c in np.unique(labels):
+            deck = rng.permutation(np.flatnonzero(labels == c))
+            cuts = _cuts(len(deck), clients, alpha, rng)
+            for part, piece in zip(parts, np.split(deck, cuts), strict=True):
+                part += piece.tolist()
+        return parts
 
     return _filled(draw, min(min_size, len(labels) // clients), rng)
 
 
-def quantity(examples: int, clients: int, alpha: float, min_size: int, rng: np.random.Generator) -> list[Indices]:
-    """A shuffled deck in parts whose sizes are drawn from Dirichlet(alpha)."""
+def quantity(
+    examples: int,
+    clients: int,
+    alpha: float,
+    min_size: int,
+    rng: np.random.Generator,
+) -> list[Indices]:
+    """Deal a shuffled deck in parts whose sizes are drawn from Dirichlet(alpha)."""
     deck = rng.permutation(examples)
-    cut = partial(_cuts, examples, clients, alpha, rng)
-    return _filled(lambda: [part.tolist() for part in np.split(deck, cut())], min(min_size, examples // clients), rng)
+
+    def draw() -> list[list[int]]:
+        cuts = _cuts(examples, clients, alpha, rng)
+        return [part.tolist() for part in np.split(deck, cuts)]
+
+    return _filled(draw, min(min_size, examples // clients), rng)
 
 
 def shards_of(labels: Labels, clients: int, shards: int, rng: np.random.Generator) -> list[Indices]:
-    """Examples in the order of their labels, cut into equal shards, so many of which each client draws."""
+    """Cut examples in the order of their labels into equal shards, so many of which each client draws."""
     shuffled = rng.permutation(len(labels))
     ordered = shuffled[np.argsort(labels[shuffled], kind="stable")]
     pieces = np.array_split(ordered, clients * shards)
     drawn = rng.permutation(clients * shards).reshape(clients, shards)
-    return [np.concatenate([pieces[j] for j in row]) for row in drawn.tolist()]
+    parts: list[Indices] = []
+    for row in drawn.tolist():
+        parts.append(np.concatenate([pieces[j] for j in row]))
+    return parts
 
 
 def natural(owner: Indices, clients: int | None, min_size: int, rng: np.random.Generator) -> list[Indices]:
-    """The examples of each natural client that has enough; of these, `clients` drawn without replacement, or all."""
+    """Return the examples of each natural client that has enough; of these `clients` are drawn, or all taken."""
+    least = max(min_size, 1)
     owners, sizes = np.unique(owner, return_counts=True)
-    enough = owners[sizes >= max(min_size, 1)]
+    enough = owners[sizes >= least]
     if clients is not None and clients > len(enough):
-        accepted = f"only {len(enough)} natural clients hold at least {max(min_size, 1)} examples"
-        raise FieldError("clients", clients, accepted)
+        raise FieldError("clients", clients, f"only {len(enough)} natural clients hold at least {least} examples")
     if not len(enough):
         raise FieldError("min_size", min_size, f"the largest natural client holds {sizes.max()} examples")
-    chosen = enough if clients is None else np.sort(rng.choice(enough, size=clients, replace=False))
+    chosen = enough
+    if clients is not None:
+        chosen = np.sort(rng.choice(enough, size=clients, replace=False))
     groups = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
     return [groups[place] for place in np.searchsorted(owners, chosen)]
 
 
 def _cuts(examples: int, clients: int, alpha: float, rng: np.random.Generator) -> Indices:
-    return np.floor(np.cumsum(rng.dirichlet([alpha] * clients))[:-1] * examples).astype(np.int64)
+    """Draw where a deck is cut."""
+    shares = rng.dirichlet([alpha] * clients)
+    ends = np.cumsum(shares)[:-1] * examples
+    return np.floor(ends).astype(np.int64)
 
 
 def _filled(draw: Callable[[], list[list[int]]], least: int, rng: np.random.Generator) -> list[Indices]:
-    """A draw in which everybody has `least`; after too many the smallest take single examples from the largest."""
+    """Draw until everybody has `least`; after too many draws the smallest take single examples from the largest."""
     for _ in range(_DRAWS):
         parts = draw()
         if min(map(len, parts)) >= least:
             break
     while min(map(len, parts)) < least:
-        donor, taker = max(parts, key=len), min(parts, key=len)
-        taker.append(donor.pop(int(rng.integers(len(donor)))))
+        donor = max(parts, key=len)
+        taker = min(parts, key=len)
+        taken = int(rng.integers(len(donor)))
+        taker.append(donor.pop(taken))
     return [np.array(part, dtype=np.int64) for part in parts]
 
 
 def holdout(y: ArrayLike, indices: Indices, fraction: float, *, seed: int) -> tuple[Indices, Indices]:
-    """Keep a stratified part of one client's examples apart.
+    """Split one client's examples into a part to train on and a stratified part that is held out.
 
     Parameters
     ----------
@@ -207,14 +261,16 @@ def holdout(y: ArrayLike, indices: Indices, fraction: float, *, seed: int) -> tu
         labels = np.zeros(len(own), dtype=np.int64)
     _, inverse, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     share = fraction * sizes
-    take = np.minimum(np.floor(share).astype(np.int64), np.maximum(sizes - 1, 0))
-    for c in np.argsort(-(share - np.floor(share)), kind="stable"):
+    whole = np.floor(share)
+    take = np.minimum(whole.astype(np.int64), np.maximum(sizes - 1, 0))
+    for c in np.argsort(-(share - whole), kind="stable"):
         if take.sum() < round(fraction * len(own)) and take[c] < sizes[c] - 1:
             take[c] += 1
     rng = np.random.default_rng(keyed_seed("holdout", seed))
     chosen = np.zeros(len(own), dtype=bool)
     for c, count in enumerate(take):
-        chosen[rng.permutation(np.flatnonzero(inverse == c))[:count]] = True
+        shuffled = rng.permutation(np.flatnonzero(inverse == c))
+        chosen[shuffled[:count]] = True
     return np.sort(own[~chosen]), np.sort(own[chosen])
 
 
@@ -262,6 +318,42 @@ def federate(
         As :func:`partition`; and for natural clients of a set that has none, or a scheme that needs classes.
     """
     by_nature = clients == NATURAL or scheme == NATURAL
+    _require_dealable(dataset, clients, scheme, by_nature)
+    owner = dataset.owner.numpy() if by_nature and dataset.owner is not None else None
+    members = _groups(dataset, owner)
+    first = np.array([rows[0] for rows in members], dtype=np.int64)
+    strata = np.zeros(len(first), dtype=np.int64)
+    if dataset.task == "classification":
+        strata = dataset.y.numpy()[first]
+    if owner is not None:
+        scheme = NATURAL
+        options = {**options, "owner": owner[first]}
+    count = None if clients == NATURAL else int(clients)
+    if dataset.group is not None and not by_nature and count is not None and count > len(first):
+        raise FieldError("clients", clients, f"must be at most {len(first)}: people and documents are dealt out whole")
+    result: list[ClientData] = []
+    held_out: dict[int, bool] = {}  # by person, at the first client that has her
+    for i, part in enumerate(partition(strata, count, scheme, seed=seed, **options)):
+        train, test = _split(strata, part, holdout, seed=keyed_seed(seed, i))
+        if by_nature and dataset.group is not None:
+            train, test = _as_elsewhere(dataset.group.numpy()[first], train, test, held_out)
+        train_rows = _rows_of(members, train)
+        test_rows = _rows_of(members, test) if holdout else None
+        name = f"client-{i}"
+        if owner is not None:
+            name = dataset.owners[int(owner[first[part[0]]])]
+        kinds = sensitive[i % len(sensitive)] if sensitive else dataset.region_names
+        result.append(_client(dataset, train_rows, test_rows, name, kinds))
+    return result
+
+
+def _require_dealable(
+    dataset: DataSet,
+    clients: int | Literal["natural"],
+    scheme: str,
+    by_nature: bool,
+) -> None:
+    """Refuse a scheme that a set cannot be dealt out by."""
     if by_nature and scheme not in (NATURAL, "iid"):
         raise FieldError("scheme", scheme, "natural clients are not dealt out: give a number of clients")
     if by_nature and dataset.owner is None:
@@ -272,55 +364,73 @@ def federate(
         raise FieldError("scheme", scheme, accepted)
     if dataset.group is not None and scheme == "counts":
         raise FieldError("scheme", scheme, f"counts examples, and those of {dataset.name!r} are dealt out in groups")
-    owner = dataset.owner.numpy() if by_nature and dataset.owner is not None else None
-    members = _groups(dataset, owner)
-    first = np.array([rows[0] for rows in members], dtype=np.int64)
-    strata = dataset.y.numpy()[first] if dataset.task == "classification" else np.zeros(len(first), dtype=np.int64)
-    if owner is not None:
-        scheme, options = NATURAL, {**options, "owner": owner[first]}
-    count = None if clients == NATURAL else int(clients)
-    if dataset.group is not None and not by_nature and count is not None and count > len(first):
-        raise FieldError("clients", clients, f"must be at most {len(first)}: people and documents are dealt out whole")
-    result, kept = [], dict[int, bool]()
-    for i, part in enumerate(partition(strata, count, scheme, seed=seed, **options)):
-        halves = _split(strata, part, holdout, seed=keyed_seed(seed, i))
-        if by_nature and dataset.group is not None:
-            halves = _as_elsewhere(dataset.group.numpy()[first], halves, kept)
-        train, test = (np.sort(np.concatenate([first[:0], *(members[g] for g in half)])) for half in halves)
-        name = f"client-{i}" if owner is None else dataset.owners[int(owner[first[part[0]]])]
-        kinds = sensitive[i % len(sensitive)] if sensitive else dataset.region_names
-        result.append(_client(dataset, train, test if holdout else None, name, kinds))
-    return result
 
 
-def _as_elsewhere(who: Indices, halves: tuple[Indices, Indices], kept: dict[int, bool]) -> tuple[Indices, Indices]:
-    """The halves of a client, but whoever is at an earlier one too is held out here if she is held out there."""
-    places = np.sort(np.concatenate(halves))
-    here = np.isin(places, halves[1])
-    out = np.array([kept.setdefault(int(who[g]), bool(h)) for g, h in zip(places, here, strict=True)], dtype=bool)
-    return places[~out], places[out]
+def _as_elsewhere(
+    who: Indices,
+    train: Indices,
+    test: Indices,
+    held_out: dict[int, bool],
+) -> tuple[Indices, Indices]:
+    """Return a client's halves, where a person is in the half in which she is at an earlier client."""
+    places = np.sort(np.concatenate([train, test]))
+    is_test = np.isin(places, test)
+    for i, place in enumerate(places):
+        is_test[i] = held_out.setdefault(int(who[place]), bool(is_test[i]))
+    return places[~is_test], places[is_test]
+
+
+def _rows_of(members: Sequence[Indices], groups: Indices) -> Indices:
+    """Return the examples of some groups, sorted."""
+    rows = [np.zeros(0, dtype=np.int64)]
+    rows += [members[group] for group in groups]
+    return np.sort(np.concatenate(rows))
 
 
 def _groups(dataset: DataSet, owner: Indices | None) -> list[Indices]:
-    """Examples that are dealt out together, group by group; a group of two natural clients is one at each."""
+    """Return examples that are dealt out together, group by group; a group of two natural clients is one at each."""
     if dataset.group is None:
         return list(np.arange(len(dataset.y), dtype=np.int64)[:, None])
     group = dataset.group.numpy()
     if owner is not None:
-        group = np.unique(np.stack([group, owner]), axis=1, return_inverse=True)[1].reshape(-1)
+        _, both = np.unique(np.stack([group, owner]), axis=1, return_inverse=True)
+        group = both.reshape(-1)
     order = np.argsort(group, kind="stable").astype(np.int64)
-    return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
+    ends = np.flatnonzero(np.diff(group[order])) + 1
+    return np.split(order, ends)
 
 
-def _client(dataset: DataSet, train: Indices, test: Indices | None, name: str, kinds: Sequence[str]) -> ClientData:
-    own = dataset.x[torch.from_numpy(train)]
-    masks = dataset.sensitive(kinds)[torch.from_numpy(train)] if dataset.regions is not None or kinds else None
+def _client(
+    dataset: DataSet,
+    train: Indices,
+    test: Indices | None,
+    name: str,
+    kinds: Sequence[str],
+) -> ClientData:
+    """Return one client's data, from rows of a set."""
+    rows = torch.from_numpy(train)
+    own = dataset.x[rows]
+    masks: Tensor | None = None
+    if dataset.regions is not None or kinds:
+        masks = dataset.sensitive(kinds)[rows]
 
     def part(indices: Indices) -> tuple[Tensor, Tensor, Tensor | None]:
         rows = torch.from_numpy(indices)
         people = None if dataset.group is None else dataset.group[rows]
-        return own_scale(dataset.x[rows], dataset.local_columns, own), dataset.y[rows], people
+        x = own_scale(dataset.x[rows], dataset.local_columns, own)
+        return x, dataset.y[rows], people
 
     x, y, person = part(train)
-    test_x, test_y, others = (None, None, None) if test is None else part(test)
-    return ClientData(x, y, test_x, test_y, name=name, masks=masks, person=person, test_person=others)
+    if test is None:
+        return ClientData(x, y, name=name, masks=masks, person=person)
+    test_x, test_y, test_person = part(test)
+    return ClientData(
+        x,
+        y,
+        test_x,
+        test_y,
+        name=name,
+        masks=masks,
+        person=person,
+        test_person=test_person,
+    )

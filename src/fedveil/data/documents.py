@@ -1,4 +1,4 @@
-"""Documents with masks of what was tampered with: folders of images and masks, T-SROIE's or DocTamper's own files."""
+"""Documents with masks of forgeries: folders of images and masks, T-SROIE's or DocTamper's own files."""
 
 from pathlib import Path
 
@@ -32,11 +32,11 @@ def load_documents(
     Parameters
     ----------
     path : str or Path
-        Holds ``images`` and ``masks``, in which a mask has the name of its image (any suffix; not 0 means tampered),
-        and may hold ``sensitive``: a folder a kind, with masks of where images show that kind (no mask: nowhere); or
-        the ``data.mdb`` of DocTamper (needs lmdb); or ``train`` and, where there is one, ``test``, each of which holds
-        one of these, or, as T-SROIE's do, images beside a JSON file such as ``sroie_train_1011.json`` that outlines
-        what is forged in them.
+        A folder in one of these forms. ``images`` and ``masks``: a mask has the name of its image (any suffix; not 0
+        means tampered). There may be ``sensitive``: a folder a kind, with masks of where images show that kind (no
+        mask: nowhere). Or the ``data.mdb`` of DocTamper (needs lmdb). Or ``train`` and perhaps ``test``, each in one of
+        these forms; or, as T-SROIE's, of images beside a JSON file such as ``sroie_train_1011.json`` with outlines of
+        forged words.
     tile : int
         Height and width in pixels; smaller documents are refused.
     tiles : int
@@ -59,20 +59,23 @@ def load_documents(
     require_count("data.tile", tile)
     require_count("data.tiles", tiles)
     require_count("data.documents", documents, least=0)
-    folders = [root / half for half in ("train", "test")] if (root / "train").is_dir() else [root]
+    folders = [root]
+    if (root / "train").is_dir():
+        folders = [root / "train", root / "test"]
     halves = [_documents(folder, documents, tile_seed) for folder in folders if folder.is_dir()]
     if not halves:
         raise MissingDataError("data.path", str(root), "is no folder: give one that holds images and masks")
     require_count("data.max_pixels", max_pixels)
     made = [_tiles(half, tile, tiles, tile_seed, max_pixels) for half in halves]
     kinds = kinds_of(folders[0])
+    _, _, sensitive = made[0]
     return data_set(
         [(images(pages), torch.from_numpy(truths)) for pages, truths, _ in made],
         people=("documents", np.arange(len(halves[0])).repeat(tiles)),
         name="documents",
         classes=2,
         class_names=("genuine", "tampered"),
-        regions=torch.from_numpy(made[0][2]) if kinds else None,
+        regions=torch.from_numpy(sensitive) if kinds else None,
         region_names=tuple(kinds),
         note=f"From the folder {root.name}.",
         licence="that of the folder",
@@ -80,20 +83,26 @@ def load_documents(
 
 
 def _documents(folder: Path, number: int, seed: int) -> list[Document]:
+    """Draw so many documents of a half, or take all."""
     documents = documents_of(folder)
     if len(documents) < max(number, 1):
         raise FieldError("data.documents", number, f"{folder} holds {len(documents)}")
-    chosen = np.random.default_rng(keyed_seed("documents", seed)).permutation(len(documents))[
-        : number or len(documents)
-    ]
+    shuffled = np.random.default_rng(keyed_seed("documents", seed)).permutation(len(documents))
+    chosen = shuffled[: number or len(documents)]
     return [documents[i] for i in sorted(chosen.tolist())]
 
 
 def _tiles(
-    documents: list[Document], tile: int, tiles: int, seed: int, most: int
+    documents: list[Document],
+    tile: int,
+    tiles: int,
+    seed: int,
+    most: int,
 ) -> tuple[Grey, NDArray[np.int64], Grey]:
+    """Return tiles, which of their pixels are forged, and the bits of sensitive kinds, [N, tile, tile] each."""
     x = np.empty((len(documents) * tiles, tile, tile), dtype=np.uint8)
-    y, bits = np.empty(x.shape, dtype=np.int64), np.empty_like(x)
+    y = np.empty(x.shape, dtype=np.int64)
+    bits = np.empty_like(x)
     for i, document in enumerate(documents):
         page, truth = document.read(most)
         shown = document.bits(page.shape, most)
@@ -106,11 +115,17 @@ def _tiles(
             corner = [int(rng.integers(0, side - tile + 1)) for side in page.shape]
             if k % 2 == 0 and len(tampered):
                 spot = tampered[int(rng.integers(len(tampered)))]
-                corner = [
-                    int(rng.integers(max(0, at - tile + 1), min(at, side - tile) + 1))
-                    for at, side in zip(spot.tolist(), page.shape, strict=True)
-                ]
+                corner = [_around(at, side, tile, rng) for at, side in zip(spot.tolist(), page.shape, strict=True)]
             window = tuple(slice(at, at + tile) for at in corner)
             row = i * tiles + k
-            x[row], y[row], bits[row] = page[window], truth[window], shown[window]
+            x[row] = page[window]
+            y[row] = truth[window]
+            bits[row] = shown[window]
     return x, y, bits
+
+
+def _around(at: int, side: int, tile: int, rng: np.random.Generator) -> int:
+    """Draw where a tile begins that holds a pixel at `at`, on a side of so many pixels."""
+    first = max(0, at - tile + 1)
+    last = min(at, side - tile)
+    return int(rng.integers(first, last + 1))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedveil.data.arrays import images
 from fedveil.data.labels import data_set
@@ -81,20 +82,29 @@ def load_folder(
     limit = require_positive("data.max_gib", max_gib) * 2**30
     if not root.is_dir():
         raise MissingDataError("data.path", str(root), "is no folder: give one that holds a folder a class")
-    halves = [_items(half, layout == "clients", max_images, absent, bool(person)) for half in _halves(root)]
-    names = _classes(root, [item for half in halves for item in half], classes, absent)
-    first, each = halves[0][0], limit / sum(map(len, halves))
-    how: dict[str, Any] = {"mode": mode, "size": wanted, "max_pixels": max_pixels}
+    levels = _Levels(layout == "clients", bool(person))
+    folders = _halves(root)
+    halves = [_items(half, levels, max_images, absent) for half in folders]
+    every = [item for half in halves for item in half]
+    names = _classes(root, every, classes, absent)
+    first = every[0]
     like = (first.shown if person else str(first.file.relative_to(root)), first.file)
-    decoded = [stack(((item.shown, item.file) for item in half), len(half), like, each, **how) for half in halves]
-    labels = [torch.tensor([names.index(item.label) for item in half], dtype=torch.int64) for half in halves]
-    note, clients = f"From the folder {root.name}.{_dark(decoded)}", [item.client for item in halves[0]]
-    if layout == "clients":
-        without = [folder.name for folder in _folders(_halves(root)[0]) if folder.name not in clients]
-        note += f" Clients without an image, left out: {', '.join(without)}." if without else ""
+    pixels: list[NDArray[Any]] = []
+    labels: list[Tensor] = []
+    for half in halves:
+        files = ((item.shown, item.file) for item in half)
+        each = limit / len(every)
+        pixels.append(stack(files, len(half), like, each, mode=mode, size=wanted, max_pixels=max_pixels))
+        labels.append(torch.tensor([names.index(item.label) for item in half], dtype=torch.int64))
+    note = f"From the folder {root.name}.{_dark(pixels)}"
+    clients = [item.client for item in halves[0]]
+    if levels.clients:
+        without = [folder.name for folder in _folders(folders[0]) if folder.name not in clients]
+        if without:
+            note += f" Clients without an image, left out: {', '.join(without)}."
     return data_set(
-        [(images(pixels, "last"), y) for pixels, y in zip(decoded, labels, strict=True)],
-        ("client folders", clients) if layout == "clients" else None,
+        [(images(own, "last"), y) for own, y in zip(pixels, labels, strict=True)],
+        ("client folders", clients) if levels.clients else None,
         ("person folders", [item.person for item in halves[0]]) if person else None,
         name="folder",
         classes=len(names),
@@ -107,7 +117,7 @@ def load_folder(
 
 
 def _dark(decoded: Sequence[NDArray[Any]]) -> str:
-    """What is said of 16-bit pictures of which none uses the four highest bits, as scanners of 12 bits write them."""
+    """Return a note if no 16-bit picture uses the four highest bits, as scanners of 12 bits write them; else ""."""
     highest = max(float(pixels.max()) for pixels in decoded)
     if decoded[0].dtype != np.float32 or highest >= 2**12 / 65535:
         return ""
@@ -116,7 +126,7 @@ def _dark(decoded: Sequence[NDArray[Any]]) -> str:
 
 
 def _halves(root: Path) -> list[Path]:
-    """The folder itself, or its training and test half."""
+    """Return the folder itself, or its training and test half."""
     halves = {folder.name: folder for folder in _folders(root)}
     if "train" not in halves:
         if "test" in halves:
@@ -129,36 +139,42 @@ def _halves(root: Path) -> list[Path]:
     return [halves[name] for name in ("train", "test") if name in halves]
 
 
-def _items(half: Path, with_clients: bool, max_images: int, absent: Sequence[str], people: bool) -> list[_Item]:
-    clients = _folders(half) if with_clients else [half]
-    how = f"{half}/<client>/<class>/<image>" if with_clients else f"{half}/<class>/<image>"
-    levels = "" if with_clients else '; where the upper folders are clients, write layout = "clients"'
-    levels += "" if people else '; where the lower ones are patients, person = "folder"'
+@dataclass(frozen=True)
+class _Levels:
+    """Levels of folders in a half: clients above the classes, persons below them, where there are such."""
+
+    clients: bool
+    people: bool
+
+    def form(self, half: Path) -> str:
+        """Say where images lie."""
+        client = "<client>/" if self.clients else ""
+        return f"{half}/{client}<class>/<image>"
+
+    def hint(self) -> str:
+        """Say which levels could be declared, too."""
+        hint = ""
+        if not self.clients:
+            hint += '; where the upper folders are clients, write layout = "clients"'
+        if not self.people:
+            hint += '; where the lower ones are patients, person = "folder"'
+        return hint
+
+
+def _items(half: Path, levels: _Levels, max_images: int, absent: Sequence[str]) -> list[_Item]:
+    """Return the images of a half, by client, class and person."""
+    form = levels.form(half)
+    clients = _folders(half) if levels.clients else [half]
     if not clients:
-        raise FieldError("data.path", str(half), f"holds no folder: images lie in {how}")
+        raise FieldError("data.path", str(half), f"holds no folder: images lie in {form}")
     items: list[_Item] = []
     for client in clients:
-        groups, loose = _folders(client), _image_in(client)
-        if loose or not groups:
-            held = f"holds {loose}" if loose else "holds no folder"
-            other = '; where they lie in <class>/<image>, leave layout = "clients" out' if with_clients else ""
-            raise FieldError("data.path", str(client), f"{held}: images lie in {how}{other}")
-        for group in groups:
-            if people and (stray := _image_in(group)):
-                raise FieldError(str(group), stray, "images must lie in one folder a person, below their class")
-            before = len(items)
-            for number, owner in enumerate(_folders(group) if people else [group], 1):
-                for i, file in enumerate((p for p in sorted(owner.iterdir()) if not _clutter(p)), 1):
-                    shown = f"{group}/person {number}/image {i}{file.suffix}" if people else str(file)
-                    if file.is_dir():
-                        accepted = f"is a folder: images lie in {how}. Give data.path at the right level{levels}"
-                        raise FieldError("data.path", shown, accepted)
-                    if file.suffix.lower() not in SUFFIXES or not file.is_file():
-                        raise FieldError(shown, file.suffix, f"is no image: {', '.join(SUFFIXES)} may stand here")
-                    site = client.name if with_clients else ""
-                    items.append(_Item(file, group.name, site, f"{site}/{owner.name}", shown))
-            if len(items) == before and not with_clients and group.name not in absent:
+        site = client.name if levels.clients else ""
+        for group in _class_folders(client, form, levels):
+            own = _images_of_class(group, site, form, levels)
+            if not own and not levels.clients and group.name not in absent:
                 raise FieldError(str(group), "no image", "is empty: remove the folder, or list it in data.absent")
+            items += own
             if len(items) > max_images:
                 raise FieldError(str(half), f"over {max_images} images", "raise data.max_images if it is meant")
     if not items:
@@ -166,17 +182,57 @@ def _items(half: Path, with_clients: bool, max_images: int, absent: Sequence[str
     return items
 
 
+def _class_folders(client: Path, form: str, levels: _Levels) -> list[Path]:
+    """Return the folders of classes; refuse images beside them."""
+    groups = _folders(client)
+    loose = _image_in(client)
+    if groups and not loose:
+        return groups
+    held = f"holds {loose}" if loose else "holds no folder"
+    other = '; where they lie in <class>/<image>, leave layout = "clients" out' if levels.clients else ""
+    raise FieldError("data.path", str(client), f"{held}: images lie in {form}{other}")
+
+
+def _images_of_class(group: Path, site: str, form: str, levels: _Levels) -> list[_Item]:
+    """Return the images in a class's folder, or in the folders of its persons."""
+    owners = [group]
+    if levels.people:
+        owners = _folders(group)
+        stray = _image_in(group)
+        if stray:
+            raise FieldError(str(group), stray, "images must lie in one folder a person, below their class")
+    items: list[_Item] = []
+    for number, owner in enumerate(owners, 1):
+        files = [file for file in sorted(owner.iterdir()) if not _clutter(file)]
+        for i, file in enumerate(files, 1):
+            shown = f"{group}/person {number}/image {i}{file.suffix}" if levels.people else str(file)
+            if file.is_dir():
+                accepted = f"is a folder: images lie in {form}. Give data.path at the right level{levels.hint()}"
+                raise FieldError("data.path", shown, accepted)
+            if file.suffix.lower() not in SUFFIXES or not file.is_file():
+                raise FieldError(shown, file.suffix, f"is no image: {', '.join(SUFFIXES)} may stand here")
+            items.append(_Item(file, group.name, site, f"{site}/{owner.name}", shown))
+    return items
+
+
 def _image_in(folder: Path) -> str:
-    """The first image that lies in a folder itself."""
-    return next((p.name for p in sorted(folder.iterdir()) if p.suffix.lower() in SUFFIXES), "")
+    """Return the name of the first image that lies in a folder itself, or ""."""
+    for file in sorted(folder.iterdir()):
+        if file.suffix.lower() in SUFFIXES:
+            return file.name
+    return ""
 
 
-def _classes(root: Path, items: Sequence[_Item], declared: Sequence[str], absent: Sequence[str]) -> list[str]:
+def _classes(
+    root: Path,
+    items: Sequence[_Item],
+    declared: Sequence[str],
+    absent: Sequence[str],
+) -> list[str]:
+    """Return the names of classes in the order of their numbers, after a check of what is declared."""
     classes = sorted({item.label for item in items})
-    if not declared and (pair := spelt_twice(classes)):
-        accepted = f"is like {pair[0]!r}: one class, or two? Name folders in one way, or list both in data.classes"
-        raise FieldError(f"{root.name}: class folder", pair[1], accepted)
     if not declared:
+        _require_distinct(root, classes)
         if absent:
             raise FieldError("data.absent", list(absent), "is for declared classes: list all of them in data.classes")
         return classes
@@ -194,9 +250,20 @@ def _classes(root: Path, items: Sequence[_Item], declared: Sequence[str], absent
     return list(declared)
 
 
+def _require_distinct(root: Path, classes: Sequence[str]) -> None:
+    """Refuse names of folders that may be one class."""
+    pair = spelt_twice(classes)
+    if pair:
+        first, second = pair
+        accepted = f"is like {first!r}: one class, or two? Name folders in one way, or list both in data.classes"
+        raise FieldError(f"{root.name}: class folder", second, accepted)
+
+
 def _folders(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.is_dir() and not _clutter(p))
+    """Return the folders in a folder, by name."""
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not _clutter(path))
 
 
 def _clutter(path: Path) -> bool:
+    """Return whether a file is hidden, or one that a file manager leaves behind."""
     return path.name.startswith(".") or path.name.lower() in _CLUTTER

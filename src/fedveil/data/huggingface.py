@@ -27,11 +27,11 @@ class SavedDataset(TableSpec):
     Parameters
     ----------
     path : str or Path
-        What ``save_to_disk`` wrote: one split, or a folder of several.
+        A folder that ``save_to_disk`` wrote: one split, or several.
     target : str
         The column to predict. A column of type ClassLabel names its classes itself.
     split, test_split : str
-        Which splits to deal out and to give to the server; a set without `test_split` has no test half.
+        Splits to deal out and to give to the server; a set without `test_split` has no test half.
     image_column : str
         The images; by default the only column of type Image, and without one the set is a table.
     mode : {"auto", "grey", "rgb"}
@@ -58,10 +58,10 @@ class SavedDataset(TableSpec):
     max_gib: float = 4.0
 
     def __post_init__(self) -> None:
-        """Left to `read`: the set itself says what its classes are."""
+        """Leave checks to `read`: the set itself says what its classes are."""
 
     def read(self) -> DataSet:
-        """The examples.
+        """Read the examples.
 
         Raises
         ------
@@ -79,16 +79,24 @@ class SavedDataset(TableSpec):
         pictures = _pictures(first.features, self.image_column)
         require_choice("data.target", self.target, first.features)
         named = _class_names(first.features[self.target])
-        meant = {f.name: getattr(self, f.name) for f in fields(TableSpec)}
-        meant |= {"classes": self.classes or tuple(named or ()), "scale": "none" if pictures else self.scale}
+        meant: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(TableSpec)}
+        meant["classes"] = self.classes or tuple(named or ())
+        if pictures:
+            meant["scale"] = "none"
         spec = TableSpec(**meant)
         note = f"From the Hugging Face data set in {root.name}."
         rows = [_frame(name, one, spec, pictures) for name, one in splits.items()]
         if not pictures:
             return from_rows("huggingface", rows[0], rows[1] if len(rows) > 1 else None, spec, note)
-        each = limit / sum(len(one) for one in splits.values())
-        how = {"mode": self.mode, "size": size_of(self.size), "max_pixels": self.max_pixels, "max_bytes": each}
-        x = [_stacked(name, one, self.image_column or pictures[0], how) for name, one in splits.items()]
+        count = sum(len(one) for one in splits.values())
+        how = {
+            "mode": self.mode,
+            "size": size_of(self.size),
+            "max_pixels": self.max_pixels,
+            "max_bytes": limit / count,
+        }
+        column = self.image_column or pictures[0]
+        x = [_stacked(name, one, column, how) for name, one in splits.items()]
         if x[-1].shape[1:] != x[0].shape[1:]:
             accepted = f"must be like those of {self.split}, {tuple(x[0].shape[1:])}: set data.size or data.mode"
             raise FieldError(self.test_split, tuple(x[-1].shape[1:]), accepted)
@@ -96,12 +104,14 @@ class SavedDataset(TableSpec):
 
 
 def _class_names(kind: Any) -> Sequence[str]:
-    """The names of a column of type ClassLabel, or of lists of them."""
-    return getattr(kind, "names", None) or getattr(getattr(kind, "feature", None), "names", None) or ()
+    """Return the names of a column of type ClassLabel, or of lists of them."""
+    names = getattr(kind, "names", None)
+    of_items = getattr(getattr(kind, "feature", None), "names", None)
+    return names or of_items or ()
 
 
 def _pictures(features: Mapping[str, Any], image_column: str) -> list[str]:
-    """The columns that hold images."""
+    """Return the columns that hold images."""
     pictures = [name for name, kind in features.items() if type(kind).__name__ == "Image"]
     if image_column:
         require_choice("data.image_column", image_column, pictures)
@@ -110,7 +120,14 @@ def _pictures(features: Mapping[str, Any], image_column: str) -> list[str]:
     return pictures
 
 
-def _splits(root: Path, split: str, test_split: str, max_rows: int, limit: float) -> dict[str, Any]:
+def _splits(
+    root: Path,
+    split: str,
+    test_split: str,
+    max_rows: int,
+    limit: float,
+) -> dict[str, Any]:
+    """Open the splits that are used, by name."""
     if not root.is_dir():
         raise MissingDataError("data.path", str(root), "is no folder: give one that save_to_disk wrote")
     library = _library()
@@ -118,12 +135,15 @@ def _splits(root: Path, split: str, test_split: str, max_rows: int, limit: float
         stored = library.load_from_disk(str(root))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FieldError("data.path", str(root), f"is not what save_to_disk writes ({error})") from error
+    splits: dict[str, Any] = {}
     if not isinstance(stored, library.DatasetDict):
-        splits = {root.name: stored}
+        splits[root.name] = stored
     elif split not in stored:
         raise FieldError("data.split", split, nearest(split, list(stored)))
     else:
-        splits = {name: stored[name] for name in dict.fromkeys((split, test_split)) if name in stored}
+        splits[split] = stored[split]
+        if test_split in stored:
+            splits[test_split] = stored[test_split]
     for name, one in splits.items():
         if not len(one):
             raise FieldError(name, 0, "this split holds no row")
@@ -135,7 +155,7 @@ def _splits(root: Path, split: str, test_split: str, max_rows: int, limit: float
 
 
 def _frame(name: str, split: Any, spec: TableSpec, pictures: Sequence[str]) -> Rows:
-    """The columns that are no images, with the names of classes in place of their numbers."""
+    """Return the columns that are no images, with the names of classes in place of their numbers."""
     table = split.remove_columns(list(pictures)).with_format(None)
     frame = table.to_pandas()
     names = _class_names(table.features.get(spec.target))
@@ -144,23 +164,29 @@ def _frame(name: str, split: Any, spec: TableSpec, pictures: Sequence[str]) -> R
         def name_of(value: Any) -> Any:
             if hasattr(value, "__len__"):
                 return [name_of(one) for one in value]
-            return names[value] if value == value and value is not None and 0 <= value < len(names) else None
+            is_number = value is not None and value == value
+            return names[value] if is_number and 0 <= value < len(names) else None
 
         frame[spec.target] = [name_of(value) for value in frame[spec.target]]
-    return Rows(name, frame, index=tuple(column for column in frame.columns if re.fullmatch(INDEX, str(column))))
+    index = [column for column in frame.columns if re.fullmatch(INDEX, str(column))]
+    return Rows(name, frame, index=tuple(index))
 
 
 def _stacked(name: str, split: Any, column: str, how: Mapping[str, Any]) -> Tensor:
+    """Decode all images of a column."""
     raw = split.cast_column(column, _library().Image(decode=False)).with_format(None).select_columns([column])
 
     def content(i: int, row: Mapping[str, Any]) -> tuple[str, bytes]:
-        where, stored = f"{name}, row {i + 1}, column {column}", row[column] or {}
+        where = f"{name}, row {i + 1}, column {column}"
+        stored = row[column] or {}
         if stored.get("bytes") is None:
             raise FieldError(where, stored.get("path"), "must hold the image itself: save_to_disk embeds what is there")
         return where, stored["bytes"]
 
-    like = ("row 1", content(0, raw[0])[1])
-    return images(stack((content(i, row) for i, row in enumerate(raw)), len(split), like, **how), "last")
+    _, first = content(0, raw[0])
+    files = (content(i, row) for i, row in enumerate(raw))
+    pixels = stack(files, len(split), ("row 1", first), **how)
+    return images(pixels, "last")
 
 
 def _library() -> Any:

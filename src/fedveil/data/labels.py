@@ -1,4 +1,4 @@
-"""Checks of what examples are labelled with: classes from 0 on, without gaps, and the clients they belong to."""
+"""Checks of labels, and of the clients and persons of examples: classes are numbered from 0 on, without gaps."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +16,13 @@ from fedveil.errors import FieldError, require_count
 
 Array = NDArray[Any]
 Ids = Sequence[Any] | Array
+_ACCENT = "Mn"  # of Unicode's categories
 _ROUNDED = re.compile(r"\d([.,]\d+)?[eE]\+\d+")  # as spreadsheets write whole numbers of many digits
 _MERGED = "is a rounded number, as spreadsheets write long ones: several may have become one. Export it as text"
 
 
 def count_classes(labels: Mapping[str, Array], declared: int = 0, absent: Sequence[int] = ()) -> int:
-    """The number of classes, if they are numbered 0, 1, 2, ... and each of them occurs.
+    """Return the number of classes, if they are numbered 0, 1, 2, ... and each of them occurs.
 
     Parameters
     ----------
@@ -44,32 +45,35 @@ def count_classes(labels: Mapping[str, Array], declared: int = 0, absent: Sequen
         if declared:
             accepted = f"must be one of the {declared} declared classes, 0 to {declared - 1}"
             _refuse(name, values, values >= declared, accepted)
-    classes = np.unique(np.concatenate([np.unique(values) for values in labels.values()]))
-    if not len(classes):
-        raise FieldError(" and ".join(labels), 0, "must hold at least one label")
-    number = declared or 1 + int(max(classes.max(), max(absent, default=0)))
+    found: set[int] = set()
+    for values in labels.values():
+        found.update(np.unique(values).tolist())
+    parts = " and ".join(labels)
+    if not found:
+        raise FieldError(parts, 0, "must hold at least one label")
+    number = declared or 1 + max(*found, *absent, 0)
     outside = [c for c in absent if not 0 <= c < number]
     if outside:
         raise FieldError("data.absent", outside, f"must be classes, 0 to {number - 1}")
-    lowest = int(classes.min())
+    lowest = min(found)
+    accounted = found | set(absent)
     left_out = {c for c in absent if c < lowest}
     if len(left_out) < lowest:
         accepted = f"the lowest label is {lowest}, but classes are numbered from 0 on: subtract {lowest} from all"
         for name, values in labels.items():
             _refuse(name, values, values == lowest, accepted)
-    if number - len(classes) > len(set(absent) - set(classes.tolist())):
-        present = set(classes.tolist()) | set(absent)
-        missing = [c for c in range(min(number, len(present) + 6)) if c not in present][:5]
-        accepted = (
-            f"no example of class {', '.join(map(str, missing))} among {number} classes: number them 0, 1, 2, ... "
-            "without gaps, or say that it is meant, e.g. data.absent = [" + ", ".join(map(str, missing)) + "]"
-        )
-        raise FieldError(" and ".join(labels), classes[:20].tolist(), accepted)
+    if len(accounted) < number:
+        nearby = range(min(number, len(accounted) + 6))
+        missing = [str(c) for c in nearby if c not in accounted][:5]
+        shown = ", ".join(missing)
+        fix = f"number them 0, 1, 2, ... without gaps, or say that it is meant, e.g. data.absent = [{shown}]"
+        accepted = f"no example of class {shown} among {number} classes: {fix}"
+        raise FieldError(parts, sorted(found)[:20], accepted)
     return number
 
 
 def classes_in(field: str, declared: int, absent: Sequence[int], parts: Mapping[str, Tensor]) -> int:
-    """The number of classes of the parts of a set, by `count_classes`; 0 where targets are numbers.
+    """Return the number of classes of the parts of a set, by `count_classes`; 0 where targets are numbers.
 
     Raises
     ------
@@ -88,7 +92,10 @@ def require_roles(roles: Mapping[str, str]) -> None:
     """Refuse a column that is said to be two things; by the options that name columns, of which some are empty."""
     taken: dict[str, str] = {}
     for option, name in roles.items():
-        if name and (other := taken.setdefault(name, option)) != option:
+        if not name:
+            continue
+        other = taken.setdefault(name, option)
+        if other != option:
             fix = ""
             if "person" in option and "target" not in other:
                 fix = ": where each client is a person, leave it out and protect clients"
@@ -101,28 +108,46 @@ def data_set(
     people: tuple[str, Ids] | tuple[str, Ids, Callable[[int], str]] | None = None,
     **known: Any,
 ) -> DataSet:
-    """A set from examples and labels, and those of its test half if it has one.
+    """Make a set from examples and labels, and those of its test half if it has one.
 
     Parameters
     ----------
     halves : sequence of two Tensors
         x and y to deal out, and of the test half.
     clients, people : tuple of str and sequence, optional
-        The natural client, and the person, of each example to deal out; before it what a refusal calls them, and
-        behind it what it calls an example.
+        The natural client, and the person, of each example to deal out. First comes their name in a refusal; last may
+        come a function that names an example.
     **known
         Further fields of the set.
     """
-    (x, y), (test_x, test_y) = halves if len(halves) > 1 else (halves[0], (None, None))
-    owner, owners = natural_clients(clients[0], clients[1], len(x), *clients[2:]) if clients else (None, ())
-    group = people_of(people[0], people[1], len(x), *people[2:]) if people else None
-    return DataSet(x=x, y=y, test_x=test_x, test_y=test_y, owner=owner, owners=owners, group=group, **known)
+    x, y = halves[0]
+    if len(halves) > 1:
+        known["test_x"], known["test_y"] = halves[1]
+    if clients:
+        name, ids, *place = clients
+        known["owner"], known["owners"] = natural_clients(name, ids, len(x), *place)
+    if people:
+        name, ids, *place = people
+        known["group"] = people_of(name, ids, len(x), *place)
+    return DataSet(x=x, y=y, **known)
+
+
+def _by_row(name: str) -> Callable[[int], str]:
+    """Return the usual name of an example in a refusal."""
+
+    def place(row: int) -> str:
+        return f"{name}[{row}]"
+
+    return place
 
 
 def natural_clients(
-    name: str, values: Ids, examples: int, place: Callable[[int], str] | None = None
+    name: str,
+    values: Ids,
+    examples: int,
+    place: Callable[[int], str] | None = None,
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Natural clients from one value an example.
+    """Number natural clients from one value an example.
 
     Parameters
     ----------
@@ -133,7 +158,7 @@ def natural_clients(
     examples : int
         N.
     place : callable, optional
-        What a refusal calls example i, from 0 on; ``name[i]`` by default.
+        Name of example i, from 0 on, in a refusal; ``name[i]`` by default.
 
     Returns
     -------
@@ -156,34 +181,43 @@ def natural_clients(
     if given.ndim != 1 or given.dtype.kind not in "iuU" or len(given) != examples:
         accepted = f"must be one whole number or text for each of the {examples} examples"
         raise FieldError(name, (str(given.dtype), given.shape), accepted)
-    names, inverse = np.unique(given, return_inverse=True)
-    texts = names.tolist() if names.dtype.kind == "U" else []
-    at = place or (lambda row: f"{name}[{row}]")
-    for text in texts:
+    names, first_rows, inverse = np.unique(given, return_index=True, return_inverse=True)
+    if names.dtype.kind == "U":
+        rows = dict(zip(names.tolist(), first_rows.tolist(), strict=True))
+        _require_sites(rows, place or _by_row(name))
+    return torch.from_numpy(inverse.astype(np.int64)), tuple(str(one) for one in names)
+
+
+def _require_sites(rows: dict[str, int], at: Callable[[int], str]) -> None:
+    """Refuse names of clients, with the first row of each, that are missing, rounded, or written in two ways."""
+    for text, row in rows.items():
         if is_gap(text, vague=True):
-            row = int(np.flatnonzero(given == text)[0])
             raise FieldError(at(row), text or None, "must name a client: fill it in, or remove the example")
         if _ROUNDED.fullmatch(text.strip()):
-            raise FieldError(at(int(np.flatnonzero(given == text)[0])), text, _MERGED)
-    if pair := spelt_twice(texts, _site_form):
-        first, second = sorted(pair, key=lambda text: int(np.flatnonzero(given == text)[0]))
-        row, like = (int(np.flatnonzero(given == text)[0]) for text in (second, first))
-        accepted = f"is like {first!r} of {at(like)}: one client, or two? Write each client's name in one way"
-        raise FieldError(at(row), second, accepted)
-    return torch.from_numpy(inverse.astype(np.int64)), tuple(str(v) for v in names)
+            raise FieldError(at(row), text, _MERGED)
+    pair = spelt_twice(rows, _site_form)
+    if pair:
+        first, second = sorted(pair, key=rows.__getitem__)
+        fix = "one client, or two? Write each client's name in one way"
+        raise FieldError(at(rows[second]), second, f"is like {first!r} of {at(rows[first])}: {fix}")
 
 
 def _site_form(text: str) -> Any:
-    """A site's name as `plain_form` has it, without accents, and with one form of umlauts."""
+    """Return a site's name as `plain_form` has it, without accents, and with one form of umlauts."""
     plain = plain_form(text)
     if not isinstance(plain, str):
         return plain
-    letters = "".join(sign for sign in normalize("NFD", plain) if category(sign) != "Mn")
+    letters = "".join(sign for sign in normalize("NFD", plain) if category(sign) != _ACCENT)
     return re.sub("([aou])e", r"\1", letters)
 
 
-def people_of(name: str, values: Ids, examples: int, place: Callable[[int], str] | None = None) -> Tensor:
-    """Who owns each example, as numbers that say nothing else: people count in the order in which they first occur.
+def people_of(
+    name: str,
+    values: Ids,
+    examples: int,
+    place: Callable[[int], str] | None = None,
+) -> Tensor:
+    """Number the persons of examples, in the order in which they first occur: the numbers say nothing else.
 
     Parameters
     ----------
@@ -194,7 +228,7 @@ def people_of(name: str, values: Ids, examples: int, place: Callable[[int], str]
     examples : int
         N.
     place : callable, optional
-        What a refusal calls example i, from 0 on; ``name[i]`` by default.
+        Name of example i, from 0 on, in a refusal; ``name[i]`` by default.
 
     Returns
     -------
@@ -209,7 +243,7 @@ def people_of(name: str, values: Ids, examples: int, place: Callable[[int], str]
         name.
     """
     given = values.tolist() if hasattr(values, "tolist") else list(values)
-    at = place or (lambda row: f"{name}[{row}]")
+    at = place or _by_row(name)
     if len(given) != examples:
         accepted = f"must be one id for each of the {examples} examples"
         raise FieldError(name, f"{len(given)} ids", accepted)
@@ -225,20 +259,24 @@ def people_of(name: str, values: Ids, examples: int, place: Callable[[int], str]
         accepted = "must be whole numbers alone or texts alone; numbers with a point come of rows without an id"
         raise FieldError(name, " and ".join(sorted(kinds)), accepted)
     numbers = {value: number for number, value in enumerate(dict.fromkeys(given))}
-    if pair := spelt_twice(numbers):
-        first, row = (given.index(value) for value in pair)
-        like = f"is like that of {at(first)} but for case, spaces, accents' form or how a number is written"
-        raise FieldError(at(row), "an id", f"{like}: one person, or two? Write each person's id in one way")
+    pair = spelt_twice(numbers)
+    if pair:
+        first, second = pair
+        like = (
+            f"is like that of {at(given.index(first))} but for case, spaces, accents' form or how a number is written"
+        )
+        fix = "one person, or two? Write each person's id in one way"
+        raise FieldError(at(given.index(second)), "an id", f"{like}: {fix}")
     return torch.tensor([numbers[value] for value in given], dtype=torch.int64)
 
 
 def _is_nothing(value: Any) -> bool:
-    """Whether a value is what Python, NumPy or pandas puts in place of one."""
+    """Return whether a value is what Python, NumPy or pandas puts in place of one."""
     return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(value != value)
 
 
 def _refuse(name: str, values: Array, bad: Array, accepted: str) -> None:
     """Refuse labels of which `bad` is true somewhere, by the first such row."""
     if bad.any():
-        row = np.argwhere(bad)[0][0]
+        row, *_ = np.argwhere(bad)[0]
         raise FieldError(f"{name}[{row}]", int(values[bad][0]), accepted)

@@ -31,8 +31,7 @@ def load_leaf(path: str | Path, *, classes: int = 0, rotated: float = 0.0, rotat
     classes : int
         How many there are; by default 62 for FEMNIST's 28x28 images, and otherwise the largest label plus one.
     rotated : float
-        Probability that a user's images are turned by 90 degrees counter-clockwise: kinds of clients that want
-        models of their own.
+        Probability that a user's images are turned by 90 degrees counter-clockwise: such clients want another model.
     rotation_seed : int
         Decides whose.
 
@@ -45,25 +44,28 @@ def load_leaf(path: str | Path, *, classes: int = 0, rotated: float = 0.0, rotat
     """
     root = Path(path).expanduser()
     train = _read(root / "train" if (root / "train").is_dir() else root)
+    halves = [train]
     test = _read(root / "test") if (root / "test").is_dir() else {}
-    parts = [_joined(half) for half in (train, test) if half]
-    whose = [
-        np.concatenate([np.repeat(user, len(y)) for user, (_, y) in half.items()]) for half in (train, test) if half
-    ]
-    x = parts[0][0]
-    count = classes or (len(FEMNIST) if x.shape[1:] == (1, 28, 28) else int(max(y.max() for _, y in parts)) + 1)
-    for _, y in parts:
-        if int(y.max()) >= count or int(y.min()) < 0:
-            raise FieldError("data.classes", count, f"labels go from {int(y.min())} to {int(y.max())}")
+    if test:
+        halves.append(test)
+    parts = [_joined(half) for half in halves]
+    users = [_owners(half) for half in halves]
+    x, _ = parts[0]
+    is_femnist = x.shape[1:] == (1, 28, 28)
+    highest = max(int(y.max()) for _, y in parts)
+    lowest = min(int(y.min()) for _, y in parts)
+    count = classes or (len(FEMNIST) if is_femnist else highest + 1)
+    if highest >= count or lowest < 0:
+        raise FieldError("data.classes", count, f"labels go from {lowest} to {highest}")
     if rotated != 0:
-        for (images, _), users in zip(parts, whose, strict=True):
-            turned(images.numpy(), users, rotated, rotation_seed)
+        for (images, _), own in zip(parts, users, strict=True):
+            turned(images.numpy(), own, rotated, rotation_seed)
     return data_set(
         parts,
-        ("users", whose[0]),
+        ("users", users[0]),
         name="leaf",
         classes=count,
-        counted=not classes and x.shape[1:] != (1, 28, 28),
+        counted=not classes and not is_femnist,
         class_names=FEMNIST if count == len(FEMNIST) else (),
         note=f"{len(train)} users of {root.name}, as LEAF splits them.",
         licence="yours",
@@ -71,7 +73,7 @@ def load_leaf(path: str | Path, *, classes: int = 0, rotated: float = 0.0, rotat
 
 
 def _read(folder: Path) -> dict[str, tuple[Array, Array]]:
-    """Examples of every user of a folder's files."""
+    """Read the examples of every user of a folder's files."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise MissingDataError("data.path", str(folder), "holds no .json file; make them with LEAF's preprocess.sh")
@@ -79,8 +81,8 @@ def _read(folder: Path) -> dict[str, tuple[Array, Array]]:
     for file in files:
         try:
             content = json.loads(file.read_bytes())
-            users, held = content["users"], content["user_data"]
-            for user in users:
+            held = content["user_data"]
+            for user in content["users"]:
                 if user in examples:
                     raise ValueError(f"user {user!r} stands in two files")
                 examples[str(user)] = _examples(held[user])
@@ -90,19 +92,28 @@ def _read(folder: Path) -> dict[str, tuple[Array, Array]]:
 
 
 def _examples(held: Mapping[str, Any]) -> tuple[Array, Array]:
-    x, y = np.asarray(held["x"], dtype=np.float32), np.asarray(held["y"])
-    if x.ndim != 2 or len(x) != len(y) or not len(x) or y.dtype.kind not in "iu":
+    """Return one user's rows and classes."""
+    x = np.asarray(held["x"], dtype=np.float32)
+    y = np.asarray(held["y"])
+    has_rows = x.ndim == 2 and len(x) == len(y) and len(x) > 0
+    if not has_rows or y.dtype.kind not in "iu":
         raise ValueError(f"x {x.shape} and y {y.dtype} {y.shape} are not a row and a class each")
     return x, y.astype(np.int64)
 
 
 def _joined(half: Mapping[str, tuple[Array, Array]]) -> tuple[Tensor, Tensor]:
-    """All rows; those of square pictures of at least 8x8 as images [n, 1, side, side]."""
+    """Join all rows; those of square pictures of at least 8x8 become images [n, 1, side, side]."""
     x = np.concatenate([x for x, _ in half.values()])
     side = isqrt(x.shape[1])
     if side * side == x.shape[1] and side >= 8:
         x = x.reshape(len(x), 1, side, side)
-    return torch.from_numpy(x), torch.from_numpy(np.concatenate([y for _, y in half.values()]))
+    y = np.concatenate([y for _, y in half.values()])
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+def _owners(half: Mapping[str, tuple[Array, Array]]) -> Array:
+    """Return the user of each row."""
+    return np.concatenate([np.repeat(user, len(y)) for user, (_, y) in half.items()])
 
 
 def turned(pictures: Array, writers: Array, rotated: float, seed: int) -> None:
@@ -114,10 +125,11 @@ def turned(pictures: Array, writers: Array, rotated: float, seed: int) -> None:
         If `rotated` is no probability.
     """
     require_unit_interval("data.rotated", rotated)
-    rows = np.isin(writers, [w for w in np.unique(writers).tolist() if coin(seed, w) < rotated])
+    chosen = [writer for writer in np.unique(writers).tolist() if coin(seed, writer) < rotated]
+    rows = np.isin(writers, chosen)
     pictures[rows] = np.rot90(pictures[rows], axes=(-2, -1))
 
 
 def coin(seed: int, writer: int | str) -> float:
-    """Uniform on [0, 1), the same for a writer whatever else is in the file."""
+    """Draw from [0, 1), the same for a writer whatever else is in the file."""
     return keyed_seed("rotation", seed, writer) / (1 << 32)

@@ -67,12 +67,14 @@ def from_torch(
     require_count("max_examples", max_examples)
     limit = int(require_positive("max_gib", max_gib) * 2**30)
     parts = {"dataset": dataset} if test is None else {"dataset": dataset, "test": test}
-    halves = [_collect(part, held, channels, max_examples, limit) for part, held in parts.items()]
-    (x, y), (test_x, test_y) = halves[0], halves[-1]
-    if test_x.shape[1:] != x.shape[1:] or test_y.dtype != y.dtype or test_y.shape[1:] != y.shape[1:]:
-        raise FieldError("test", (tuple(test_x.shape), tuple(test_y.shape)), "must be like dataset")
+    halves: list[tuple[Tensor, Tensor]] = []
+    labels: dict[str, Tensor] = {}
+    for part, held in parts.items():
+        x, y = _collect(part, held, channels, max_examples, limit)
+        halves.append((x, y))
+        labels[part] = y
+    _require_like(halves[-1], halves[0])
     declared = classes if isinstance(classes, int) else len(classes)
-    labels = {part: half[1] for part, half in zip(parts, halves, strict=True)}
     return data_set(
         halves,
         None if clients is None else ("clients", clients),
@@ -85,7 +87,23 @@ def from_torch(
     )
 
 
-def _collect(name: str, dataset: Any, channels: str, max_examples: int, limit: int) -> tuple[Tensor, Tensor]:
+def _require_like(test: tuple[Tensor, Tensor], half: tuple[Tensor, Tensor]) -> None:
+    """Refuse a test half whose examples or labels are of another shape or type."""
+    x, y = half
+    test_x, test_y = test
+    same_labels = test_y.dtype == y.dtype and test_y.shape[1:] == y.shape[1:]
+    if test_x.shape[1:] != x.shape[1:] or not same_labels:
+        raise FieldError("test", (tuple(test_x.shape), tuple(test_y.shape)), "must be like dataset")
+
+
+def _collect(
+    name: str,
+    dataset: Any,
+    channels: str,
+    max_examples: int,
+    limit: int,
+) -> tuple[Tensor, Tensor]:
+    """Read all examples and labels of a set."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise FieldError(name, type(dataset).__name__, "must be map-style: have len() and [i]")
     count = len(dataset)
@@ -93,11 +111,12 @@ def _collect(name: str, dataset: Any, channels: str, max_examples: int, limit: i
         raise FieldError(name, f"{count} examples", f"must hold 1 to {max_examples}; raise max_examples if it is meant")
     example = dataset[0]
     first, truth = _pair(f"{name}[0]", example)
-    if channels == "auto" and (isinstance(example[0], Tensor) or hasattr(example[0], "getbands")):
-        channels = "first" if isinstance(example[0], Tensor) else "last"
+    if channels == "auto":
+        channels = _channels_of(example[0])
     if first.size * count * 4 > limit:
         raise FieldError(name, first.shape, f"{count} of them take more than max_gib: raise it if it is meant")
-    x, y = np.empty((count, *first.shape), first.dtype), np.empty((count, *truth.shape), truth.dtype)
+    x = np.empty((count, *first.shape), first.dtype)
+    y = np.empty((count, *truth.shape), truth.dtype)
     for i in range(count):
         one, label = _pair(f"{name}[{i}]", dataset[i] if i else example)
         if one.shape != x.shape[1:] or one.dtype != x.dtype:
@@ -105,18 +124,32 @@ def _collect(name: str, dataset: Any, channels: str, max_examples: int, limit: i
             raise FieldError(f"{name}[{i}]", (one.shape, str(one.dtype)), accepted)
         if label.shape != y.shape[1:] or label.dtype != y.dtype:
             raise FieldError(f"{name}[{i}]", label.tolist(), f"its label must be like that of {name}[0], {y.dtype}")
-        x[i], y[i] = one, label
+        x[i] = one
+        y[i] = label
     return images(x, channels, name), torch.from_numpy(y)
 
 
+def _channels_of(image: Any) -> str:
+    """Return where an image has its channels, if its class says it."""
+    if isinstance(image, Tensor):
+        return "first"
+    is_pillow = hasattr(image, "getbands")
+    return "last" if is_pillow else "auto"
+
+
+def _numbers(value: Any, field: str) -> Array:
+    """Return finite numbers, or whole ones."""
+    numbers = np.asarray(value.detach().cpu()) if isinstance(value, Tensor) else array_of(value, field)
+    if numbers.dtype.kind == "f" and not (np.abs(numbers) <= np.finfo(np.float32).max).all():
+        raise FieldError(field, "NaN or infinity", "must be finite")
+    return numbers
+
+
 def _pair(where: str, example: Any) -> tuple[Array, Array]:
-    parts = zip(pair_of(example, where), ("x", "y"), strict=True)
-    x, y = (
-        np.asarray(v.detach().cpu()) if isinstance(v, Tensor) else array_of(v, f"{where}, {part}") for v, part in parts
-    )
-    for part, values in (("x", x), ("y", y)):
-        if values.dtype.kind == "f" and not (np.abs(values) <= np.finfo(np.float32).max).all():
-            raise FieldError(f"{where}, {part}", "NaN or infinity", "must be finite")
+    """Return the numbers of an example and of its label."""
+    inputs, label = pair_of(example, where)
+    x = _numbers(inputs, f"{where}, x")
+    y = _numbers(label, f"{where}, y")
     if y.dtype.kind == "f":
         return x, y.astype(np.float32)
     if y.ndim not in (0, 2):

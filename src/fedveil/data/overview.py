@@ -1,9 +1,10 @@
-"""What each client holds, and what is worth saying about it before a run."""
+"""Tables of what each client holds, and warnings about it before a run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from fedveil.data.sets import DataSet
 from fedveil.learning.clients import ClientData
@@ -13,14 +14,14 @@ _NAMED = 5  # clients or classes that a line lists by name
 
 @dataclass(frozen=True)
 class Holding:
-    """What one client holds, training and held-out examples together unless said otherwise.
+    """Examples of one client, training and held-out ones together unless said otherwise.
 
     Attributes
     ----------
     name : str
         The client's.
     examples, held_out : int
-        To train on, and kept apart.
+        To train on, and held out.
     counts : tuple of int
         Examples (or pixels) of each class; empty for a regression.
     mean, deviation : float or None
@@ -40,70 +41,95 @@ class Holding:
     @property
     def present(self) -> int:
         """Classes with at least one example."""
-        return sum(1 for count in self.counts if count)
+        return len([count for count in self.counts if count])
 
 
 def holdings(clients: Sequence[ClientData], dataset: DataSet) -> list[Holding]:
-    """What each client holds, in order.
+    """Return what each client holds, in order.
 
     These are facts about private data: a table of them is for whoever runs the experiment, and no release of a
     federation covers it.
     """
-    every = (_holding(client, dataset.classes, whole=True) for client in clients)
-    return [replace(own, notes=_notes(own, dataset)) for own in every]
+    found: list[Holding] = []
+    for client in clients:
+        own = _holding(client, _all_labels(client), dataset.classes, client.name)
+        found.append(replace(own, notes=_notes(own, dataset)))
+    return found
 
 
 def warnings_of(holdings: Sequence[Holding], dataset: DataSet) -> list[str]:
-    """A line for each kind of unusual client; none where there is nothing to say."""
+    """Return a line for each kind of unusual client; none where there is nothing to say."""
+    lines: list[str] = []
     owners = dataset.owners
-    mixed = bool(owners) and not {h.name for h in holdings} <= set(owners)
-    lacking = _line(
-        holdings, lambda h: bool(h.examples) and 1 < h.present < dataset.classes, "no example of some class"
-    )
-    natural = f"the set's {len(owners)} natural clients are mixed: partition = 'natural' keeps them" if mixed else ""
-    return [line for line in (natural, "" if mixed else _left_out(holdings, dataset), *_odd(holdings), lacking) if line]
+    names = {holding.name for holding in holdings}
+    if owners and not names <= set(owners):
+        lines.append(f"the set's {len(owners)} natural clients are mixed: partition = 'natural' keeps them")
+    else:
+        lines.append(_left_out(holdings, dataset))
+    lines += _odd(holdings)
+    lacking = [one for one in holdings if one.examples and 1 < one.present < dataset.classes]
+    lines.append(_line(holdings, lacking, "no example of some class"))
+    return [line for line in lines if line]
 
 
 def _left_out(holdings: Sequence[Holding], dataset: DataSet) -> str:
-    """Which natural clients take no part, and with how many examples."""
+    """Say which natural clients take no part, and with how many examples."""
     taking_part = {holding.name for holding in holdings}
     gone = [i for i, name in enumerate(dataset.owners) if name not in taking_part]
     if not gone or dataset.owner is None:
         return ""
     examples = int(torch.isin(dataset.owner, torch.tensor(gone)).sum())
-    names = ", ".join(dataset.owners[i] for i in gone[:_NAMED]) + ", ..." * (len(gone) > _NAMED)
-    why = "by min_size, or because fewer clients are drawn"
-    return (
-        f"{len(gone)} of {len(dataset.owners)} natural clients, with {examples} examples, are left out {why} ({names})"
-    )
+    names = _some([dataset.owners[i] for i in gone])
+    count = f"{len(gone)} of {len(dataset.owners)} natural clients, with {examples} examples"
+    return f"{count}, are left out by min_size, or because fewer clients are drawn ({names})"
 
 
 def oddities(clients: Sequence[ClientData]) -> list[str]:
-    """What is unusual about clients whatever their data set is: a line each kind."""
-    classes = 1 + max(
-        (max(-1, int(c.y.max())) for c in clients if c.examples and not c.y.is_floating_point()), default=-1
-    )
-    holdings = [_holding(client, classes, name=client.name or f"client {i}") for i, client in enumerate(clients)]
-    several = sum(any(column) for column in zip(*(h.counts for h in holdings), strict=False)) > 1
-    return [line for line in _odd(holdings, several) if line]
+    """Return a line for each kind of unusual client, whatever the data set is."""
+    highest = -1
+    for client in clients:
+        if client.examples and not client.y.is_floating_point():
+            highest = max(highest, int(client.y.max()))
+    holdings: list[Holding] = []
+    present: set[int] = set()
+    for i, client in enumerate(clients):
+        own = _holding(client, client.y, 1 + highest, client.name or f"client {i}")
+        holdings.append(own)
+        present.update(c for c, count in enumerate(own.counts) if count)
+    lines = _odd(holdings, several=len(present) > 1)
+    return [line for line in lines if line]
 
 
 def _odd(holdings: Sequence[Holding], several: bool = True) -> list[str]:
-    single = "examples of a single class, and their models learn to name it alone: deal out more classes a client"
+    """Return a line, or "", a kind: one client, clients without examples, with one, or with one of several classes."""
+    alone = "one client: its model is the aggregate, and no other client hides it" if len(holdings) == 1 else ""
+    empty = [one for one in holdings if not one.examples]
+    single = [one for one in holdings if one.examples == 1]
+    of_one_class: list[Holding] = []
+    if several and len(holdings) > 1:
+        of_one_class = [one for one in holdings if one.examples > 1 and one.present == 1]
+    fix = "and their models learn to name it alone: deal out more classes a client"
     return [
-        "one client: its model is the aggregate, and no other client hides it" if len(holdings) == 1 else "",
-        _line(holdings, lambda h: not h.examples, "no example to train on: they return the model they receive"),
-        _line(holdings, lambda h: h.examples == 1, "a single example to train on"),
-        _line(holdings, lambda h: several and h.examples > 1 and h.present == 1 < len(holdings), single),
+        alone,
+        _line(holdings, empty, "no example to train on: they return the model they receive"),
+        _line(holdings, single, "a single example to train on"),
+        _line(holdings, of_one_class, f"examples of a single class, {fix}"),
     ]
 
 
-def _holding(client: ClientData, classes: int, whole: bool = False, name: str = "") -> Holding:
-    """What one client has to train on, or the whole."""
-    y = torch.cat([client.y, client.test_y]) if whole and client.test_y is not None else client.y
-    own = Holding(name or client.name, client.examples, client.held_out)
+def _all_labels(client: ClientData) -> Tensor:
+    """Return the labels of a client's training and held-out examples."""
+    if client.test_y is None:
+        return client.y
+    return torch.cat([client.y, client.test_y])
+
+
+def _holding(client: ClientData, y: Tensor, classes: int, name: str) -> Holding:
+    """Return what the labels y [N, ...] of a client say."""
+    own = Holding(name, client.examples, client.held_out)
     if classes and not y.is_floating_point():
-        return replace(own, counts=tuple(torch.bincount(y[y >= 0], minlength=classes).tolist()))
+        counts = torch.bincount(y[y >= 0], minlength=classes)
+        return replace(own, counts=tuple(counts.tolist()))
     if not len(y):
         return own
     first = y.reshape(len(y), -1)[:, 0].to(torch.float64)
@@ -113,18 +139,27 @@ def _holding(client: ClientData, classes: int, whole: bool = False, name: str = 
 def _notes(own: Holding, dataset: DataSet) -> tuple[str, ...]:
     if not own.examples:
         return ("empty",)
-    notes = ["one example"] if own.examples == 1 else []
+    notes: list[str] = []
+    if own.examples == 1:
+        notes.append("one example")
     lacking = [name for name, count in zip(dataset.names(), own.counts, strict=False) if not count]
     if len(lacking) > _NAMED:
         notes.append(f"lacks {len(lacking)} of {dataset.classes} classes")
+    elif len(lacking) == 1:
+        notes.append(f"lacks class {lacking[0]}")
     elif lacking:
-        notes.append(f"lacks class{'es' * (len(lacking) > 1)} {', '.join(lacking)}")
+        notes.append(f"lacks classes {', '.join(lacking)}")
     return tuple(notes)
 
 
-def _line(holdings: Sequence[Holding], chosen: Callable[[Holding], bool], text: str) -> str:
-    names = [holding.name for holding in holdings if chosen(holding)]
-    if not names:
+def _line(holdings: Sequence[Holding], chosen: Sequence[Holding], text: str) -> str:
+    """Say how many clients are of a kind, and name some."""
+    if not chosen:
         return ""
-    more = ", ..." if len(names) > _NAMED else ""
-    return f"{len(names)} of {len(holdings)} clients hold {text} ({', '.join(names[:_NAMED])}{more})"
+    names = _some([holding.name for holding in chosen])
+    return f"{len(chosen)} of {len(holdings)} clients hold {text} ({names})"
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMED])
+    return f"{shown}, ..." if len(names) > _NAMED else shown

@@ -1,4 +1,4 @@
-"""Pages of a folder and what is marked in them: images and masks, T-SROIE's own files, or DocTamper's.
+"""Pages of a folder and the marks in them: images and masks, T-SROIE's own files, or DocTamper's.
 
 T-SROIE is a folder of receipts, and beside it a JSON file of COCO's form that outlines their words: `images` with `id`
 and `file_name`, and `annotations` with `image_id`, `category_id` (2 says that the word is forged) and `segmentation`,
@@ -32,7 +32,7 @@ LEAST = 6  # pixels: smaller boxes of text hold nothing to forge
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle of text in pixels, with what is written there; bottom and right are exclusive."""
+    """A rectangle of pixels and the text in it; bottom and right are exclusive."""
 
     top: int
     left: int
@@ -56,20 +56,20 @@ class Box:
         return self.height >= LEAST and self.width >= LEAST
 
     def cut(self, page: Grey) -> Grey:
-        """The pixels inside."""
+        """Return the pixels inside."""
         return page[self.top : self.bottom, self.left : self.right]
 
 
 @dataclass(frozen=True)
 class Document:
-    """One page: its name, how its image and mask are read, and a mask a kind of what is sensitive, where it has one."""
+    """A page: its name, a function that reads image and mask, and a mask of each sensitive kind, where it has one."""
 
     name: str
     read: Callable[[int], tuple[Grey, Grey]]  # of a page with at most so many pixels
     sensitive: tuple[Mark | None, ...] = ()
 
     def bits(self, shape: tuple[int, int], most: int) -> Grey:
-        """[H, W]: bit j of a pixel says that kind j of what is sensitive stands there."""
+        """Return [H, W]: bit j of a pixel says that sensitive kind j stands there."""
         bits = np.zeros(shape, dtype=np.uint8)
         for j, mark in enumerate(self.sensitive):
             if mark is not None:
@@ -79,7 +79,7 @@ class Document:
 
 
 def documents_of(folder: Path) -> list[Document]:
-    """All documents of one half, none of them read yet.
+    """List all documents of one half, none of them read yet.
 
     Raises
     ------
@@ -89,71 +89,97 @@ def documents_of(folder: Path) -> list[Document]:
     if (folder / "data.mdb").is_file():
         return list(_stored(folder))
     file = None if (folder / "images").is_dir() else outlined_by(folder)
-    return list(_pairs(folder) if file is None else _outlined(folder, file))
+    found = _pairs(folder) if file is None else _outlined(folder, file)
+    return list(found)
 
 
 def _pairs(folder: Path) -> Iterator[Document]:
+    """Yield the documents of a folder of images and one of masks."""
     for part in ("images", "masks"):
         if not (folder / part).is_dir():
             raise MissingDataError("data.path", str(folder), f"must hold images and masks; there is no {part}")
-    files, masks = _by_name(folder / "images"), _by_name(folder / "masks")
-    sensitive = _sensitive(folder, files)
+    files = _by_name(folder / "images")
+    masks = _by_name(folder / "masks")
+    kinds = _kinds_for(folder, files)
     for name, file in sorted(files.items()):
         if name not in masks:
             raise FieldError(str(file), None, f"has no mask: masks/{name}.png is missing")
-        yield Document(file.name, partial(_read, str(file), file, masks[name]), sensitive(name))
+        read = partial(_read, str(file), file, masks[name])
+        yield Document(file.name, read, _sensitive(kinds, name))
 
 
 def _outlined(folder: Path, file: Path) -> Iterator[Document]:
-    """Those that the JSON file names."""
+    """Yield the documents that the JSON file names."""
     outlines = forged(file)
-    sensitive = _sensitive(folder, {Path(name).stem for name in outlines})
+    kinds = _kinds_for(folder, {Path(name).stem for name in outlines})
     for name, own in sorted(outlines.items()):
         image = folder / name
         if not image.is_file():
             raise FieldError(str(image), None, f"is missing, and {file.name} names it")
-        yield Document(name, partial(_read, str(image), image, own), sensitive(Path(name).stem))
+        read = partial(_read, str(image), image, own)
+        yield Document(name, read, _sensitive(kinds, image.stem))
 
 
-def _sensitive(folder: Path, names: Collection[str]) -> Callable[[str], tuple[Mark | None, ...]]:
-    """The masks of what is sensitive in a document of that name, a kind each."""
+def _sensitive(kinds: Mapping[str, Mapping[str, Mark]], name: str) -> tuple[Mark | None, ...]:
+    """Return the mask of each sensitive kind in a document of that name."""
+    return tuple(marked.get(name) for marked in kinds.values())
+
+
+def _kinds_for(folder: Path, names: Collection[str]) -> dict[str, Mapping[str, Mark]]:
+    """Return the sensitive kinds of a folder; refuse a mask of no document."""
     kinds = kinds_of(folder)
     for kind, marked in kinds.items():
         for name in marked:
             if name not in names:
                 accepted = f"belongs to no image: there is none of the name {name}"
                 raise FieldError(str(folder / "sensitive" / kind), name, accepted)
-    return lambda name: tuple(marked.get(name) for marked in kinds.values())
+    return kinds
 
 
 def _by_name(folder: Path) -> dict[str, Path]:
+    """Return the images of a folder by their names without a suffix."""
     return {file.stem: file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES}
 
 
 def kinds_of(folder: Path) -> dict[str, Mapping[str, Mark]]:
-    """What is sensitive, by kind and document: masks of a folder ``KIND``, or the boxes of ``KIND.json``."""
-    kinds = sorted(p for p in (folder / "sensitive").glob("*") if p.is_dir() or p.suffix == ".json")
-    if len(kinds) > MOST_KINDS:
-        raise FieldError(str(folder / "sensitive"), len(kinds), f"holds more than {MOST_KINDS} kinds")
-    if len({kind.stem for kind in kinds}) < len(kinds):
-        raise FieldError(str(folder / "sensitive"), [k.name for k in kinds], "give a kind as masks or boxes, not both")
-    return {kind.stem: _by_name(kind) if kind.is_dir() else _outlines_by_name(kind) for kind in kinds}
+    """Return sensitive marks by kind and document: masks of a folder ``KIND``, or the boxes of ``KIND.json``."""
+    place = folder / "sensitive"
+    sources = [source for source in sorted(place.glob("*")) if source.is_dir() or source.suffix == ".json"]
+    if len(sources) > MOST_KINDS:
+        raise FieldError(str(place), len(sources), f"holds more than {MOST_KINDS} kinds")
+    kinds: dict[str, Mapping[str, Mark]] = {}
+    for source in sources:
+        if source.stem in kinds:
+            names = [one.name for one in sources]
+            raise FieldError(str(place), names, "give a kind as masks or boxes, not both")
+        kinds[source.stem] = _by_name(source) if source.is_dir() else _outlines_by_name(source)
+    return kinds
 
 
 def _outlines_by_name(file: Path) -> dict[str, list[Outline]]:
+    """Return the outlines of a file's boxes, by image."""
     outlines: dict[str, list[Outline]] = {}
     for name, boxes in read_boxes(file).items():
-        if any(box.top < 0 or box.left < 0 or box.height < 1 or box.width < 1 for box in boxes):
-            raise FieldError(str(file), name, "has a box that is empty or begins outside the image")
-        outlines[Path(name).stem] = [
-            np.array([(b.left, b.top), (b.right - 1, b.top), (b.right - 1, b.bottom - 1), (b.left, b.bottom - 1)])
-            for b in boxes
-        ]
+        own: list[Outline] = []
+        for box in boxes:
+            if box.top < 0 or box.left < 0 or box.height < 1 or box.width < 1:
+                raise FieldError(str(file), name, "has a box that is empty or begins outside the image")
+            own.append(_outline_of(box))
+        outlines[Path(name).stem] = own
     return outlines
 
 
+def _outline_of(box: Box) -> Outline:
+    """Return the corners of a box, its last pixels included."""
+    right = box.right - 1
+    bottom = box.bottom - 1
+    return np.array([(box.left, box.top), (right, box.top), (right, bottom), (box.left, bottom)])
+
+
 def read_boxes(file: Path) -> dict[str, list[Box]]:
-    """Boxes by image, from JSON such as ``{"a.png": [[left, top, right, bottom], ...]}``; a fifth item is their text.
+    """Read boxes by image, from JSON such as ``{"a.png": [[left, top, right, bottom], ...]}``.
+
+    A fifth item of a box is its text.
 
     Raises
     ------
@@ -162,17 +188,20 @@ def read_boxes(file: Path) -> dict[str, list[Box]]:
     """
     try:
         content: Mapping[str, Sequence[Sequence[Any]]] = json.loads(file.read_bytes())
-        return {
-            name: [Box(int(t), int(l), int(b), int(r), str(*text)) for l, t, r, b, *text in boxes]
-            for name, boxes in content.items()
-        }
+        found: dict[str, list[Box]] = {}
+        for name, boxes in content.items():
+            found[name] = []
+            for left, top, right, bottom, *text in boxes:
+                box = Box(int(top), int(left), int(bottom), int(right), str(*text))
+                found[name].append(box)
+        return found
     except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
         accepted = 'it must hold boxes by image: {"a.png": [[left, top, right, bottom], ...]}'
         raise damaged("boxes", file, error, accepted) from error
 
 
 def _stored(folder: Path) -> Iterator[Document]:
-    """DocTamper: an LMDB with ``num-samples``, ``image-000000000`` (JPEG) and ``label-000000000`` (PNG), and so on."""
+    """Yield DocTamper's pages: an LMDB with ``num-samples``, ``image-000000000`` (JPEG), ``label-000000000`` (PNG)."""
     if (folder / "sensitive").exists():
         accepted = "cannot belong to DocTamper's data.mdb, whose pages have no names: lay them out as images and masks"
         raise FieldError(str(folder / "sensitive"), "a folder of masks", accepted)
@@ -187,7 +216,9 @@ def _stored(folder: Path) -> Iterator[Document]:
         return value
 
     def stored(name: str, i: int, most: int) -> tuple[Grey, Grey]:
-        return _read(name, get(b"image-%09d" % i), get(b"label-%09d" % i), most)
+        image = get(b"image-%09d" % i)
+        label = get(b"label-%09d" % i)
+        return _read(name, image, label, most)
 
     count = get(b"num-samples")
     if not count.isdigit():
@@ -198,12 +229,13 @@ def _stored(folder: Path) -> Iterator[Document]:
 
 
 def _read(name: str, image: Path | bytes, mask: Mark, most: int) -> tuple[Grey, Grey]:
+    """Return a page and its mask, [H, W] each."""
     page = _grey(name, image, most)
     return page, _marked(name, mask, page.shape, most)
 
 
 def _marked(name: str, mark: Mark, shape: tuple[int, int], most: int) -> Grey:
-    """[H, W]: 1 where something is marked."""
+    """Return [H, W]: 1 where something is marked."""
     if isinstance(mark, list):
         return filled(name, mark, shape)
     pixels = decode(name, mark, mode="grey", max_pixels=most)
@@ -213,7 +245,7 @@ def _marked(name: str, mark: Mark, shape: tuple[int, int], most: int) -> Grey:
 
 
 def grey_pages(path: Path, most: int) -> Iterator[tuple[str, Grey]]:
-    """Name and pixels [H, W] of a page, or of the pages in a folder or in its ``images``, by name.
+    """Yield name and pixels [H, W] of a page, or of the pages in a folder or in its ``images``, by name.
 
     Raises
     ------
@@ -221,30 +253,42 @@ def grey_pages(path: Path, most: int) -> Iterator[tuple[str, Grey]]:
         If there are none, two have one name but for the suffix, or one cannot be read.
     """
     within = path / "images" if (path / "images").is_dir() else path
-    files = [path] if path.is_file() else sorted(f for f in within.glob("*") if f.suffix.lower() in SUFFIXES)
+    files = [path]
+    if not path.is_file():
+        files = sorted(file for file in within.glob("*") if file.suffix.lower() in SUFFIXES)
     if not files:
         raise MissingDataError("PAGES", str(path), f"is no image, and no folder of images ({', '.join(SUFFIXES)})")
-    if len({file.stem for file in files}) < len(files):
+    names = {file.stem for file in files}
+    if len(names) < len(files):
         raise FieldError("PAGES", str(within), "holds two images of one name: rename one")
     for file in files:
         yield file.name, _grey(str(file), file, most)
 
 
 def _grey(name: str, source: Path | bytes, most: int) -> Grey:
+    """Return the pixels of an image, from 0 to 255."""
     pixels = decode(name, source, mode="grey", max_pixels=most)
-    return np.rint(255 * pixels).astype(np.uint8) if pixels.dtype == np.float32 else pixels  # of 16 bits from 0 to 1
+    if pixels.dtype == np.float32:  # of 16 bits, from 0 to 1
+        pixels = np.rint(255 * pixels).astype(np.uint8)
+    grey: Grey = pixels
+    return grey
 
 
 def outlined_by(folder: Path) -> Path | None:
-    """The JSON file beside a folder of images that has the folder's name as a word of its own; None without one."""
-    named = [f for f in sorted(folder.parent.glob("*.json")) if folder.name in re.split(r"[^A-Za-z]+", f.stem)]
+    """Return the JSON file beside a folder of images that has the folder's name as a word; None without one."""
+    named: list[Path] = []
+    for file in sorted(folder.parent.glob("*.json")):
+        words = re.split(r"[^A-Za-z]+", file.stem)
+        if folder.name in words:
+            named.append(file)
     if len(named) > 1:
-        raise FieldError("data.path", [f.name for f in named], f"leave one that outlines what is forged in {folder}")
+        names = [file.name for file in named]
+        raise FieldError("data.path", names, f"leave one that outlines what is forged in {folder}")
     return named[0] if named else None
 
 
 def forged(file: Path) -> dict[str, list[Outline]]:
-    """Outlines of what is forged in each image, by the image's file name.
+    """Read the outlines of forged words in each image, by the image's file name.
 
     Raises
     ------
@@ -269,7 +313,7 @@ def forged(file: Path) -> dict[str, list[Outline]]:
 
 
 def filled(name: str, outlines: Sequence[Outline], shape: tuple[int, int]) -> NDArray[np.uint8]:
-    """[H, W]: 1 inside the outlines and on them.
+    """Return [H, W]: 1 inside the outlines and on them.
 
     Raises
     ------
@@ -280,18 +324,23 @@ def filled(name: str, outlines: Sequence[Outline], shape: tuple[int, int]) -> ND
     mask = pillow().new("L", (width, height))
     pen = optional("PIL.ImageDraw", "filling outlines needs Pillow", '"fedveil[data]"').Draw(mask)
     for outline in outlines:
-        least, most = outline.min(0), outline.max(0)
+        least = outline.min(0)
+        most = outline.max(0)
         if (most < 0).any() or (least >= (width, height)).any():
             raise FieldError(name, outline.tolist(), f"is an outline outside the image, {width} x {height}")
-        pen.polygon([(int(x), int(y)) for x, y in outline], fill=1, outline=1)
+        corners = [(int(x), int(y)) for x, y in outline]
+        pen.polygon(corners, fill=1, outline=1)
     return np.asarray(mask, dtype=np.uint8)
 
 
 def _outlines(segmentation: Any) -> list[Outline]:
-    """From x, y, x, y and so on; pairs; or a list of either."""
+    """Return outlines from x, y, x, y and so on; pairs; or a list of either."""
     several = isinstance(segmentation[0], list) and len(segmentation[0]) != 2
     parts = segmentation if several else [segmentation]
-    polygons = [np.asarray(part, dtype=np.float64).reshape(-1, 2).astype(np.int64) for part in parts]
-    if any(len(outline) < 3 for outline in polygons):
-        raise ValueError(f"a segmentation has fewer than 3 corners: {segmentation}")
-    return polygons
+    outlines: list[Outline] = []
+    for part in parts:
+        corners = np.asarray(part, dtype=np.float64).reshape(-1, 2)
+        if len(corners) < 3:
+            raise ValueError(f"a segmentation has fewer than 3 corners: {segmentation}")
+        outlines.append(corners.astype(np.int64))
+    return outlines

@@ -1,4 +1,4 @@
-"""Targets that are lists: which of several labels hold for an example."""
+"""Targets that are lists of the labels that hold for an example."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,15 @@ LOSS = "torch.nn.functional:binary_cross_entropy_with_logits"
 
 
 def are_lists(values: "pandas.Series[Any]") -> bool:
-    """Whether a column holds lists, with gaps or without."""
+    """Return whether a column holds lists, with gaps or without."""
     if sort_of(values) != "other":
         return False
-    return all(isinstance(value, _LISTS) for value in values if value is not None and value is not np.nan)
+    given = [value for value in values if value is not None and value is not np.nan]
+    return all(isinstance(value, _LISTS) for value in given)
 
 
 def labels_in(values: "pandas.Series[Any]", where: Callable[[int], str]) -> int | list[str]:
-    """The labels of a column of lists: their names, or their number where they are numbers from 0 on.
+    """Return the labels of a column of lists: their names, or their number where they are numbers from 0 on.
 
     Raises
     ------
@@ -32,7 +33,9 @@ def labels_in(values: "pandas.Series[Any]", where: Callable[[int], str]) -> int 
         By its row, for a value that is missing or no label; or where there are fewer than two.
     """
     rows = _read(values, where)
-    kinds = {item for row in rows for item in row}
+    kinds: set[int | str] = set()
+    for row in rows:
+        kinds.update(row)
     if len(kinds) < 2:
         raise FieldError("target", sorted(map(str, kinds)), "must hold at least two labels in lists")
     numbers = [kind for kind in kinds if isinstance(kind, int)]
@@ -40,13 +43,16 @@ def labels_in(values: "pandas.Series[Any]", where: Callable[[int], str]) -> int 
         return sorted(map(str, kinds))
     if min(numbers) < 0:
         raise FieldError("target", min(numbers), "labels in lists are texts, numbers from 0 on, or a 0 or 1 for each")
-    return len(rows[0]) if _marks_each(rows, len(rows[0])) else max(numbers) + 1
+    first = len(rows[0])
+    return first if _marks_each(rows, first) else max(numbers) + 1
 
 
 def held_labels(
-    values: "pandas.Series[Any]", labels: int | Sequence[str], where: Callable[[int], str]
+    values: "pandas.Series[Any]",
+    labels: int | Sequence[str],
+    where: Callable[[int], str],
 ) -> NDArray[np.float32]:
-    """Which labels hold [N, L], 0 or 1.
+    """Return which labels hold [N, L], 0 or 1.
 
     Parameters
     ----------
@@ -55,17 +61,18 @@ def held_labels(
     labels : int or sequence of str
         Their number, for labels 0, 1, ..., or their names.
     where : callable
-        What a refusal calls a row.
+        Name of a row in a refusal.
 
     Raises
     ------
     FieldError
-        By its row, for what is none of the labels, is twice in a list, or could be meant in two ways.
+        By its row, for a value that is no label, is twice in a list, or could be meant in two ways.
     """
-    names: list[Any] = [*range(labels)] if isinstance(labels, int) else list(labels)
+    names: list[Any] = list(range(labels)) if isinstance(labels, int) else list(labels)
     rows = _read(values, where)
     if _marks_each(rows, len(names)):
-        if names and not any(len(set(row)) < len(row) for row in rows):
+        repeats = any(len(set(row)) < len(row) for row in rows)
+        if names and not repeats:
             accepted = "may be labels, or say of each whether it holds: write labels as texts"
             raise FieldError(where(0), rows[0], accepted)
         return np.array(rows, dtype=np.float32)
@@ -73,16 +80,18 @@ def held_labels(
     places = {str(name): place for place, name in enumerate(names)}
     for i, row in enumerate(rows):
         for item in row:
-            if str(item) not in places:
+            place = places.get(str(item))
+            if place is None:
                 raise FieldError(where(i), item, nearest(str(item), list(places)))
-            if held[i, places[str(item)]]:
+            if held[i, place]:
                 raise FieldError(where(i), item, "is twice in a list")
-            held[i, places[str(item)]] = 1
+            held[i, place] = 1
     return held
 
 
 def _read(values: "pandas.Series[Any]", where: Callable[[int], str]) -> list[list[int | str]]:
-    rows = []
+    """Return the labels of each row."""
+    rows: list[list[int | str]] = []
     for i, value in enumerate(values):
         if not isinstance(value, _LISTS):
             raise FieldError(where(i), None, "must be a list, an empty one where no label holds")
@@ -101,5 +110,7 @@ def _label(item: Any, row: int, where: Callable[[int], str]) -> int | str:
 
 
 def _marks_each(rows: list[list[int | str]], labels: int) -> bool:
-    """Whether lists say of each label whether it holds, by a 0 or a 1."""
-    return labels > 1 and all(len(row) == labels and set(row) <= {0, 1} for row in rows)
+    """Return whether lists say of each label whether it holds, by a 0 or a 1."""
+    if labels < 2:
+        return False
+    return all(len(row) == labels and set(row) <= {0, 1} for row in rows)
