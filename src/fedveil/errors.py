@@ -194,7 +194,12 @@ def require_choice(field: str, value: str, choices: Iterable[str]) -> str:
     return value
 
 
-def require_a(field: str, value: Any, kind: type | tuple[type, ...], accepted: str) -> None:
+def require_a(
+    field: str,
+    value: Any,
+    kind: type | tuple[type, ...],
+    accepted: str,
+) -> None:
     """Refuse a value of another type; the refusal names its type, or the class itself."""
     if isinstance(value, kind):
         return
@@ -216,7 +221,12 @@ def _is_real(value: Any) -> bool:
         return False
 
 
-def require_number(field: str, value: Any, ok: Callable[[float], bool], accepted: str) -> float:
+def require_number(
+    field: str,
+    value: Any,
+    ok: Callable[[float], bool],
+    accepted: str,
+) -> float:
     """Return `value` as a float, refusing all but finite numbers that are `ok`."""
     if isinstance(value, bool) or not _is_real(value) or not ok(float(value)):
         raise FieldError(field, value, accepted)

@@ -53,7 +53,15 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "history_")
         return str(self.history_.guarantee.describe(self.delta))
 
-    def _run(self, x: NDArray[Any], y: Tensor, outputs: int, groups: Any, person: Any, loss: Any) -> Self:
+    def _run(
+        self,
+        x: NDArray[Any],
+        y: Tensor,
+        outputs: int,
+        groups: Any,
+        person: Any,
+        loss: Any,
+    ) -> Self:
         local = self.local if self.local is not None else LocalTraining(loss=loss)
         require_a("local", local, LocalTraining, "must be LocalTraining(...)")
         if self._method().server.hypotheses != 1:
@@ -82,7 +90,12 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
 
     def _network(self, inputs: int, outputs: int) -> nn.Module:
         if isinstance(self.model, str):
-            return build_model(self.model, input_shape=(inputs,), outputs=outputs, seed=self.seed)
+            return build_model(
+                self.model,
+                input_shape=(inputs,),
+                outputs=outputs,
+                seed=self.seed,
+            )
         if isinstance(self.model, nn.Module):
             return deepcopy(self.model)
         if not callable(self.model):
@@ -108,7 +121,13 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
             raise FieldError("X", "a value", "is too large for float32: divide the column by a constant")
         return np.ascontiguousarray(wide, dtype=np.float32)
 
-    def _clients(self, x: Tensor, y: Tensor, groups: Any, person: Any) -> tuple[list[ClientData], tuple[str, ...]]:
+    def _clients(
+        self,
+        x: Tensor,
+        y: Tensor,
+        groups: Any,
+        person: Any,
+    ) -> tuple[list[ClientData], tuple[str, ...]]:
         """Make one client for each group, in the order of their names; without groups one client holds all rows."""
         owner = torch.zeros(len(x), dtype=torch.int64)
         names: tuple[str, ...] = ("all",)
@@ -332,7 +351,14 @@ class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
         if self.target_range is not None and ((scaled < 0) | (scaled > 1)).any():
             raise FieldError("y", "a value", f"is outside the declared target_range ({low:g}, {high:g}): widen it")
         outputs = 1 if scaled.ndim == 1 else scaled.shape[1]
-        return self._run(x, torch.from_numpy(scaled.astype(np.float32)), outputs, groups, person, "mse")
+        return self._run(
+            x,
+            torch.from_numpy(scaled.astype(np.float32)),
+            outputs,
+            groups,
+            person,
+            "mse",
+        )
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Predict the number for each row [N], in the target's units."""

@@ -63,7 +63,16 @@ def _root(target: float, b_of: Callable[[float], float], top: float) -> float:
         return max(_log_delta(a, b_of(a)), -1e300) - target
 
     lowest = -math.sqrt(-2 * target) - 1.0
-    return float(scipy.optimize.brentq(excess, lowest, top, xtol=1e-300, rtol=1e-14, maxiter=500))
+    return float(
+        scipy.optimize.brentq(
+            excess,
+            lowest,
+            top,
+            xtol=1e-300,
+            rtol=1e-14,
+            maxiter=500,
+        )
+    )
 
 
 def delta_of_mu(mu: float, epsilon: float) -> float:
@@ -145,7 +154,12 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
         order = 1 + excess
         return order * rho + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / excess
 
-    least = scipy.optimize.minimize_scalar(bound, bounds=(-12.0, 20.0), method="bounded", options={"xatol": 1e-10})
+    least = scipy.optimize.minimize_scalar(
+        bound,
+        bounds=(-12.0, 20.0),
+        method="bounded",
+        options={"xatol": 1e-10},
+    )
     return max(0.0, float(least.fun))
 
 

@@ -100,7 +100,10 @@ class Moved(MetaPathFinder):
         self._told = (("", 0), "")  # place and name of the last warning
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         """Return a spec for an old name; None for other names.
 

@@ -116,7 +116,17 @@ class Registry(UserDict[str, T]):
         except FieldError:
             raise
         except Exception as error:  # the module is the user's
-            raise FieldError(self.field, name, _not_imported(name, folder, module, attribute, error)) from error
+            raise FieldError(
+                self.field,
+                name,
+                _not_imported(
+                    name,
+                    folder,
+                    module,
+                    attribute,
+                    error,
+                ),
+            ) from error
         finally:
             sys.path[:] = before
         if folder and folder not in sys.path:  # for later imports of the module
@@ -164,7 +174,13 @@ class Registry(UserDict[str, T]):
         return loaded
 
 
-def _not_imported(name: str, folder: str, module: str, attribute: str, error: Exception) -> str:
+def _not_imported(
+    name: str,
+    folder: str,
+    module: str,
+    attribute: str,
+    error: Exception,
+) -> str:
     """Say why a module was not imported, and how to write its name."""
     said = f"cannot be imported ({error})"
     if folder:

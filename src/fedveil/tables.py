@@ -97,7 +97,12 @@ class Table:
         indices = [list(self.header).index(name) for name in names]
         rows = [_picked(row, indices) for row in self.rows]
         titled = set(names) & set(self.numbers[:1])
-        return replace(self, header=names, rows=rows, title=self.title if titled else "")
+        return replace(
+            self,
+            header=names,
+            rows=rows,
+            title=self.title if titled else "",
+        )
 
     def text(self, width: int, rule: str = "─") -> str:
         """Draw for a terminal; a table that is too wide becomes several, one below the other. Notes are left out.
@@ -148,7 +153,13 @@ class Table:
             longest = min(longest, max(WRAPPED, longest_word))
         return max(longest, _longest(name.split() if broken else [name]))
 
-    def _drawn(self, columns: Sequence[int], width: int, broken: bool, rule: str) -> list[str]:
+    def _drawn(
+        self,
+        columns: Sequence[int],
+        width: int,
+        broken: bool,
+        rule: str,
+    ) -> list[str]:
         """Draw some of the columns; where even these do not fit, words are broken and nothing is left out."""
         names = [self.header[column] for column in columns]
         if broken:
@@ -227,7 +238,12 @@ def _widest_lines(rows: Sequence[Sequence[str]]) -> list[int]:
     return widths
 
 
-def _row_lines(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool], gap: int) -> list[str]:
+def _row_lines(
+    cells: Sequence[str],
+    widths: Sequence[int],
+    right: Sequence[bool],
+    gap: int,
+) -> list[str]:
     """Draw one row of a table, on as many lines as its highest cell needs."""
     columns = []
     for text, width, flush_right in zip(cells, widths, right, strict=True):
@@ -311,7 +327,13 @@ def _pieces(word: str, width: int) -> list[str]:
     return [*parts, part]
 
 
-def write(folder: Path, name: str, tables: Sequence[Table], notes: Sequence[str] = (), first: str = "") -> list[str]:
+def write(
+    folder: Path,
+    name: str,
+    tables: Sequence[Table],
+    notes: Sequence[str] = (),
+    first: str = "",
+) -> list[str]:
     """Write tables as one Markdown page and as a CSV file each.
 
     Parameters

@@ -166,13 +166,24 @@ def advise(
     return (*fit, *_heuristics(trust, unit))
 
 
-def _for_clients(silos: "_Silos", epsilon: float, delta: float, for_person: bool) -> list[Choice]:
+def _for_clients(
+    silos: "_Silos",
+    epsilon: float,
+    delta: float,
+    for_person: bool,
+) -> list[Choice]:
     """List the choices for whole clients, `for_person` with noise that promises one person as much."""
     n, rounds, spread, target = silos.clients, silos.rounds, silos.silos_per_person, silos.target
     z = silos.noise
     local_z = least_noise(epsilon, delta, rounds, relation="replace-one")
     promise = silos.promise("client", "central", z)
-    local = promise_of_mu("client", "local", "replace-one", "total", 2 * math.sqrt(rounds) / local_z)
+    local = promise_of_mu(
+        "client",
+        "local",
+        "replace-one",
+        "total",
+        2 * math.sqrt(rounds) / local_z,
+    )
     if for_person:
         promise, z = _for_person(promise, z, spread)
         local, local_z = _for_person(local, local_z, spread)
@@ -182,7 +193,13 @@ def _for_clients(silos: "_Silos", epsilon: float, delta: float, for_person: bool
     noise = (f"noise_multiplier = {rounded_up(z, 6)}", *silos.relation_line)
     return [
         _choice("global", promise, z, z * silos.length / n, noise),
-        _choice("fedre", local, local_z, local_z * silos.length / math.sqrt(n), ('scores = "public"', *target)),
+        _choice(
+            "fedre",
+            local,
+            local_z,
+            local_z * silos.length / math.sqrt(n),
+            ('scores = "public"', *target),
+        ),
     ]
 
 
@@ -191,7 +208,15 @@ def _heuristics(trust: Trust | None, unit: Unit | None) -> list[Choice]:
     choices = []
     for name, its_trust, evidence in _HEURISTIC:
         if trust in (None, its_trust) and unit in (None, "client"):
-            choices.append(Choice(method=name, unit="client", trust=its_trust, verdict="no promise", evidence=evidence))
+            choices.append(
+                Choice(
+                    method=name,
+                    unit="client",
+                    trust=its_trust,
+                    verdict="no promise",
+                    evidence=evidence,
+                )
+            )
     return choices
 
 
@@ -240,12 +265,24 @@ class _Silos:
         """Line of a configuration that names the relation, unless it is the default."""
         return () if self.relation == "zero-out" else (f'relation = "{self.relation}"',)
 
-    def promise(self, unit: Unit, trust: Trust, z: float, *conditions: tuple[str, ...]) -> Guarantee:
+    def promise(
+        self,
+        unit: Unit,
+        trust: Trust,
+        z: float,
+        *conditions: tuple[str, ...],
+    ) -> Guarantee:
         """Promise the total over all rounds."""
         mu = FACTOR[self.relation] * math.sqrt(self.rounds) / z
         return promise_of_mu(unit, trust, self.relation, "total", mu, *conditions)
 
-    def choices(self, unit: Unit, count: int, planned: tuple[str, ...], group: int = 1) -> list[Choice]:
+    def choices(
+        self,
+        unit: Unit,
+        count: int,
+        planned: tuple[str, ...],
+        group: int = 1,
+    ) -> list[Choice]:
         """List the choices that protect `group` units of a silo together, one for each trust model.
 
         Parameters
@@ -310,7 +347,13 @@ def _covers(choice: Choice, unit: Unit | None) -> bool:
     return alone and unit in (None, choice.unit)
 
 
-def _choice(method: str, guarantee: Guarantee, z: float, ratio: float, lines: tuple[str, ...]) -> Choice:
+def _choice(
+    method: str,
+    guarantee: Guarantee,
+    z: float,
+    ratio: float,
+    lines: tuple[str, ...],
+) -> Choice:
     verdict: Verdict = "hopeless"
     if ratio <= 1:
         verdict = "possible"

@@ -161,7 +161,12 @@ class _Loss:
 
 
 @lru_cache(maxsize=8)
-def _total_loss(items: tuple[tuple[Event, int], ...], mu: float, factor: float, relation: Relation) -> _Loss:
+def _total_loss(
+    items: tuple[tuple[Event, int], ...],
+    mu: float,
+    factor: float,
+    relation: Relation,
+) -> _Loss:
     """Compose events and Gaussian releases of `mu` in all."""
     if not items:
         return _Loss(None, mu, 0.0)
@@ -198,7 +203,13 @@ def _require_replaceable(events: Iterable[Event]) -> None:
             raise FieldError("relation", "replace-one", accepted)
 
 
-def _composed(others: dict[Event, int], mu: float, factor: float, relation: Relation, interval: float) -> Any:
+def _composed(
+    others: dict[Event, int],
+    mu: float,
+    factor: float,
+    relation: Relation,
+    interval: float,
+) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     parts = [_distribution(event, factor, relation, interval).self_compose(count) for event, count in others.items()]
@@ -234,7 +245,12 @@ def _without_large_losses(others: dict[Event, int], mu: float, factor: float) ->
     return {event: count for event, count in others.items() if event not in large}, mu, added
 
 
-def _mu_with(mu: float, counts: Mapping[Event, int], gaussian: Iterable[Event], factor: float) -> float:
+def _mu_with(
+    mu: float,
+    counts: Mapping[Event, int],
+    gaussian: Iterable[Event],
+    factor: float,
+) -> float:
     """Compose mu with some Gaussian kinds as if nobody was sampled."""
     return compose_mu([mu, *(_sampled_mu(event, factor) * math.sqrt(counts[event]) for event in gaussian)])
 
@@ -298,7 +314,12 @@ def _mean_loss(event: Event, factor: float) -> float:
     return rate * shift * min(1.0, shift / dimension)
 
 
-def _distribution(event: Event, factor: float, relation: Relation, interval: float) -> Any:
+def _distribution(
+    event: Event,
+    factor: float,
+    relation: Relation,
+    interval: float,
+) -> Any:
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import privacy_loss_distribution as pld
 
@@ -317,7 +338,12 @@ def _distribution(event: Event, factor: float, relation: Relation, interval: flo
         }
         kind = neighbours["replace-one" if isinstance(event, Changed) else relation]
         z = inner.noise_multiplier
-        return pld.from_gaussian_mechanism(z, sampling_prob=event.rate, neighboring_relation=kind, **grid)
+        return pld.from_gaussian_mechanism(
+            z,
+            sampling_prob=event.rate,
+            neighboring_relation=kind,
+            **grid,
+        )
     if isinstance(event, Poisson) and isinstance(event.event, Laplace):
         return pld.from_laplace_mechanism(event.event.scale, sampling_prob=event.rate, **grid)
     if isinstance(event, Mixture):
@@ -329,7 +355,13 @@ def _distribution(event: Event, factor: float, relation: Relation, interval: flo
     raise FieldError("events", type(event).__name__, "has no privacy-loss distribution")
 
 
-def _renyi(others: dict[Event, int], mu: float, factor: float, delta: float, relation: Relation) -> float:
+def _renyi(
+    others: dict[Event, int],
+    mu: float,
+    factor: float,
+    delta: float,
+    relation: Relation,
+) -> float:
     dp = _library()
     fixed = any(isinstance(event, FixedSize) for event in others)
     if fixed and relation == "add/remove":
@@ -344,7 +376,13 @@ def _renyi(others: dict[Event, int], mu: float, factor: float, delta: float, rel
     return float(accountant.get_epsilon(delta))
 
 
-def _renyi_event(dp: Any, event: Event, factor: float, fixed: bool, relation: Relation) -> Any:
+def _renyi_event(
+    dp: Any,
+    event: Event,
+    factor: float,
+    fixed: bool,
+    relation: Relation,
+) -> Any:
     if isinstance(event, DiscreteGaussian):
         # concentrated DP of the discrete Gaussian equals that of the continuous one (arXiv 2004.00010, Theorem 14)
         return dp.GaussianDpEvent(event.noise_multiplier / factor)

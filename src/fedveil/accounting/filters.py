@@ -226,7 +226,13 @@ class StepFilter:
         self._kind: Kind | None = None
 
     @classmethod
-    def within(cls, event: Event, epsilon: float, delta: float, relation: Relation = "zero-out") -> "StepFilter":
+    def within(
+        cls,
+        event: Event,
+        epsilon: float,
+        delta: float,
+        relation: Relation = "zero-out",
+    ) -> "StepFilter":
         """Plan as many steps as (epsilon, delta) allows; possibly none."""
         epsilon = require_within("epsilon", "epsilon", epsilon)
         low, high = 0, 1

@@ -210,7 +210,12 @@ class Guarantee(Parameters):
         before = self.silos_per_person
         others = [condition for condition in self.conditions if condition != silos_condition(before)]
         conditions = _distinct([silos_condition(count), *others])
-        return replace(self, bound=self._bound_of_silos(count), silos_per_person=count, conditions=conditions)
+        return replace(
+            self,
+            bound=self._bound_of_silos(count),
+            silos_per_person=count,
+            conditions=conditions,
+        )
 
     def _bound_of_silos(self, count: int) -> Bound:
         before = self.silos_per_person
@@ -248,7 +253,13 @@ class Guarantee(Parameters):
         if unit == "person" and self.proven:
             conditions = _distinct([silos_condition(1), *conditions])
         whole = replace(self, silos_per_person=1)
-        return replace(whole, unit=unit, public_size=sizes, bound=bound, conditions=conditions)
+        return replace(
+            whole,
+            unit=unit,
+            public_size=sizes,
+            bound=bound,
+            conditions=conditions,
+        )
 
     def describe(self, delta: float | None = None) -> str:
         """Return one line for a table, with unit, relation, trust and scope; an epsilon only where one is proven."""
@@ -324,9 +335,21 @@ class Guarantee(Parameters):
         return made
 
 
-def of_round(bound: Bound, trust: Trust, relation: Relation = "zero-out", *conditions: str) -> Guarantee:
+def of_round(
+    bound: Bound,
+    trust: Trust,
+    relation: Relation = "zero-out",
+    *conditions: str,
+) -> Guarantee:
     """Make the guarantee of one round for a client."""
-    return Guarantee(unit="client", relation=relation, trust=trust, scope="round", bound=bound, conditions=conditions)
+    return Guarantee(
+        unit="client",
+        relation=relation,
+        trust=trust,
+        scope="round",
+        bound=bound,
+        conditions=conditions,
+    )
 
 
 def unprotected(trust: Trust = "central") -> Guarantee:
@@ -451,6 +474,13 @@ def promise_of_mu(
     more: tuple[str, ...] = (),
 ) -> Guarantee:
     """Promise mu-GDP on the conditions of every such promise (`conditions_of`), between `first` and `more`."""
-    promise = of_round(GDP(mu), trust, relation, *first, *conditions_of(unit, trust, relation), *more)
+    promise = of_round(
+        GDP(mu),
+        trust,
+        relation,
+        *first,
+        *conditions_of(unit, trust, relation),
+        *more,
+    )
     public_size = relation != "add/remove" if unit in PARTS else None
     return replace(promise, unit=unit, scope=scope, public_size=public_size)

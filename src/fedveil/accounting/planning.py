@@ -38,7 +38,12 @@ def least_places(examples: int, rate: float, chance: float) -> int:
 
 
 def least_noise(
-    epsilon: float, delta: float, steps: int, *, rate: float = 1.0, relation: Relation = "zero-out"
+    epsilon: float,
+    delta: float,
+    steps: int,
+    *,
+    rate: float = 1.0,
+    relation: Relation = "zero-out",
 ) -> float:
     """Find the least noise multiplier z = sigma / C for which all steps together stay within (epsilon, delta).
 
@@ -74,7 +79,13 @@ def least_noise(
 
 
 @lru_cache(maxsize=64)
-def _least_noise(epsilon: float, delta: float, steps: int, rate: float, relation: Relation) -> float:
+def _least_noise(
+    epsilon: float,
+    delta: float,
+    steps: int,
+    rate: float,
+    relation: Relation,
+) -> float:
     """The search of `least_noise`, whose arguments are checked."""
     sampled = step_event(1.0, rate) != Gaussian(1.0)
     change = factor_of(relation) * math.sqrt(steps)
@@ -294,7 +305,11 @@ def plan(
 
 
 def _rounds_and_noise(
-    rounds: int | None, epsilon: float | None, noise_multiplier: float | None, delta: float, relation: Relation
+    rounds: int | None,
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    delta: float,
+    relation: Relation,
 ) -> tuple[int, float]:
     """Return rounds and noise multiplier; one of them may be open if epsilon is given."""
     if rounds is None:

@@ -167,7 +167,14 @@ class Policy(Parameters):
                 raise FieldError(f"policy.{name}.{error.field}", error.value, error.accepted) from error
         return cls(**{**values, **tables})
 
-    def refusal(self, method: str, trust: str, deployable: bool, quoted: Spend, past: Iterable[Spend]) -> str | None:
+    def refusal(
+        self,
+        method: str,
+        trust: str,
+        deployable: bool,
+        quoted: Spend,
+        past: Iterable[Spend],
+    ) -> str | None:
         """Say why a release may not be made; None if it may.
 
         The answer depends on public worst-case costs alone.

@@ -123,7 +123,14 @@ def reading(
     return Reading(
         sigma=sigma,
         round=promise_of_mu(unit, trust, relation, "round", change / sigma, read),
-        total=promise_of_mu(unit, trust, relation, "total", change * math.sqrt(rounds) / sigma, read),
+        total=promise_of_mu(
+            unit,
+            trust,
+            relation,
+            "total",
+            change * math.sqrt(rounds) / sigma,
+            read,
+        ),
         delta=delta,
         claimed=epsilon,
         least_sigma=least,

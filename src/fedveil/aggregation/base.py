@@ -91,7 +91,12 @@ class Aggregator(Parameters, ABC):
         """Fields of ServerFacts that `for_round` needs: nothing or ``{"public_update"}``."""
         return frozenset()
 
-    def for_round(self, state: Any, source: Source, public_update: Tensor | None = None) -> "Aggregator":
+    def for_round(
+        self,
+        state: Any,
+        source: Source,
+        public_update: Tensor | None = None,
+    ) -> "Aggregator":
         """Return the rule of one round, with its state, draws or public data; most rules do not change.
 
         Parameters
@@ -156,7 +161,12 @@ class Aggregator(Parameters, ABC):
         return model + update, state
 
     @abstractmethod
-    def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
+    def sensitivity(
+        self,
+        clip: float,
+        weights: Tensor,
+        relation: Relation,
+    ) -> float | None:
         """Bound the Euclidean change of `reduce` when one client changes, with updates clipped to `clip`.
 
         The bound includes `rounding`; None if there is no bound. Zero-out replaces the client's update by zero and
@@ -247,7 +257,12 @@ def weighted_sum(rows: Rows, weights: Tensor, start: Tensor | None = None) -> Te
     return add_weighted(zeros(rows[0].shape[0]), rows, weights, start)
 
 
-def add_weighted(total: Tensor, rows: Rows, weights: Tensor, start: Tensor | None = None) -> Tensor:
+def add_weighted(
+    total: Tensor,
+    rows: Rows,
+    weights: Tensor,
+    start: Tensor | None = None,
+) -> Tensor:
     """Add to a sum [d] (float64) n rows [d], or these minus `start`, with weights [n], two rows at a time."""
     for some, columns, part in parts_of(rows, start):
         total[columns].addmv_(part.t(), weights[some])

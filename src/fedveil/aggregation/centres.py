@@ -106,11 +106,21 @@ class CentredClipping(Aggregator):
     def init(self, dimension: int, dtype: torch.dtype) -> Centre:
         return Centre(torch.zeros(dimension, dtype=dtype))
 
-    def for_round(self, state: Centre, source: Source, public_update: Tensor | None = None) -> "CentredClipping":
+    def for_round(
+        self,
+        state: Centre,
+        source: Source,
+        public_update: Tensor | None = None,
+    ) -> "CentredClipping":
         """Return the rule with the last round's result as its start."""
         return self._filled(centre=state.update) if self.remember else self
 
-    def step(self, model: Tensor, update: Tensor, state: Centre) -> tuple[Tensor, Centre]:
+    def step(
+        self,
+        model: Tensor,
+        update: Tensor,
+        state: Centre,
+    ) -> tuple[Tensor, Centre]:
         """Add the update and remember it."""
         return model + update, Centre(update.clone())
 
@@ -134,7 +144,12 @@ class CentredClipping(Aggregator):
             centre = weighted_sum(updates, pull).add_(centre, alpha=1 - float(pull.sum()))
         return centre
 
-    def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
+    def sensitivity(
+        self,
+        clip: float,
+        weights: Tensor,
+        relation: Relation,
+    ) -> float | None:
         """Return L min(2 tau, C) / n for zero-out, L min(2 tau, 2C) / n for replace-one, None for add/remove.
 
         The centre is public: 0, or released before. One iteration takes v to the mean of x_i - r(x_i - v), where
@@ -203,14 +218,24 @@ class FLTrust(Aggregator):
     ['public_update']
     """
 
-    reference: Tensor | None = field(default=None, init=False, compare=False, repr=False)
+    reference: Tensor | None = field(
+        default=None,
+        init=False,
+        compare=False,
+        repr=False,
+    )
 
     @property
     def needs(self) -> frozenset[str]:
         """Facts that the rule needs: the server's own update."""
         return frozenset({"public_update"})
 
-    def for_round(self, state: Any, source: Source, public_update: Tensor | None = None) -> "FLTrust":
+    def for_round(
+        self,
+        state: Any,
+        source: Source,
+        public_update: Tensor | None = None,
+    ) -> "FLTrust":
         """Return the rule with the server's update of this round."""
         return self._filled(reference=public_update)
 
@@ -239,7 +264,12 @@ class FLTrust(Aggregator):
         scale = norms(self.reference) / norms(updates)
         return weighted_sum(updates, torch.where(shares > 0, shares * scale, shares))
 
-    def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
+    def sensitivity(
+        self,
+        clip: float,
+        weights: Tensor,
+        relation: Relation,
+    ) -> float | None:
         """Return 2 |g0| of a round; None beforehand, so that no noise can be calibrated to it.
 
         The result is a mean of vectors of length |g0|, so it moves by at most 2 |g0|, which is public but changes

@@ -47,7 +47,12 @@ class Mixing(Aggregator):
         """Return the inner rule's state."""
         return self.inner.init(dimension, dtype)
 
-    def for_round(self, state: Any, source: Source, public_update: Tensor | None = None) -> Self:
+    def for_round(
+        self,
+        state: Any,
+        source: Source,
+        public_update: Tensor | None = None,
+    ) -> Self:
         """Return the rule with the inner rule of this round."""
         return self._filled(inner=self.inner.for_round(state, source, public_update))
 
@@ -148,7 +153,12 @@ class Bucketing(Mixing):
         """Whether coordinates are independent: as for the inner rule, since buckets do not depend on the updates."""
         return self.inner.columnwise
 
-    def for_round(self, state: Any, source: Source, public_update: Tensor | None = None) -> Self:
+    def for_round(
+        self,
+        state: Any,
+        source: Source,
+        public_update: Tensor | None = None,
+    ) -> Self:
         """Return the rule with fresh buckets and the inner rule of this round."""
         filled = super().for_round(state, source, public_update)
         return filled._filled(draw=int(source.child("buckets").bits(1)))
@@ -171,7 +181,12 @@ class Bucketing(Mixing):
         bucket = torch.empty_like(order).index_copy_(0, order, torch.arange(n) // self.size)
         return member_weights(bucket, -(-n // self.size))
 
-    def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
+    def sensitivity(
+        self,
+        clip: float,
+        weights: Tensor,
+        relation: Relation,
+    ) -> float | None:
         """Return the inner rule's sensitivity for one bucket; None for add/remove, which shifts buckets.
 
         The buckets do not depend on the updates. One update moves one mean by at most 1 / s' of its own change, with s'

@@ -41,7 +41,12 @@ class FedOpt(WeightedMean):
         """Whether the step only adds the update: at rate 1, as FedAvg's."""
         return self.lr == 1.0
 
-    def step(self, model: Tensor, update: Tensor, state: NoState) -> tuple[Tensor, NoState]:
+    def step(
+        self,
+        model: Tensor,
+        update: Tensor,
+        state: NoState,
+    ) -> tuple[Tensor, NoState]:
         """Move by lr times the update."""
         return model + self.lr * update, state
 
@@ -81,7 +86,12 @@ class FedAvgM(WeightedMean):
     def init(self, dimension: int, dtype: torch.dtype) -> MomentumState:
         return MomentumState(torch.zeros(dimension, dtype=dtype))
 
-    def step(self, model: Tensor, update: Tensor, state: MomentumState) -> tuple[Tensor, MomentumState]:
+    def step(
+        self,
+        model: Tensor,
+        update: Tensor,
+        state: MomentumState,
+    ) -> tuple[Tensor, MomentumState]:
         """Make one step with momentum."""
         velocity = self.momentum * state.velocity + update
         return model + self.lr * velocity, MomentumState(velocity)
@@ -119,7 +129,12 @@ class _Adaptive(WeightedMean):
     def init(self, dimension: int, dtype: torch.dtype) -> AdaptiveState:
         return AdaptiveState(torch.zeros(dimension, dtype=dtype), torch.zeros(dimension, dtype=dtype))
 
-    def step(self, model: Tensor, update: Tensor, state: AdaptiveState) -> tuple[Tensor, AdaptiveState]:
+    def step(
+        self,
+        model: Tensor,
+        update: Tensor,
+        state: AdaptiveState,
+    ) -> tuple[Tensor, AdaptiveState]:
         """Make one adaptive step along the mean update."""
         first = self.beta1 * state.first + (1 - self.beta1) * update
         second = self._second(state.second, update.square())

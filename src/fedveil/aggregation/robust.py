@@ -84,7 +84,12 @@ class TrimmedMean(Aggregator):
         """Return the number of values that are cut off at each end."""
         return int(self.fraction * n)
 
-    def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
+    def sensitivity(
+        self,
+        clip: float,
+        weights: Tensor,
+        relation: Relation,
+    ) -> float | None:
         """Return C / (n - 2b) with rounding, twice that for replace-one; None for add/remove, which changes b."""
         if relation == "add/remove":
             return None
@@ -232,7 +237,12 @@ class Bulyan(Aggregator):
             result[columns] = block.gather(0, nearest).mean(0)
         return result
 
-    def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
+    def sensitivity(
+        self,
+        clip: float,
+        weights: Tensor,
+        relation: Relation,
+    ) -> float | None:
         """Return 2 C sqrt(theta / beta), whatever n; None for add/remove, which changes both.
 
         By Cauchy and Schwarz the square of a coordinate is at most the mean of the beta squares behind it. So the

@@ -65,7 +65,12 @@ class Updates:
         for columns in blocks_of(len(self._models), len(self._start)):
             yield columns, self._columns(columns)
 
-    def reduce(self, rule: Aggregator, weights: Tensor, cohort: int | None = None) -> Tensor:
+    def reduce(
+        self,
+        rule: Aggregator,
+        weights: Tensor,
+        cohort: int | None = None,
+    ) -> Tensor:
         """Compute the rule's update [d] (float64); in a planned `cohort` clients without a reply count as zeros.
 
         Raises
@@ -216,7 +221,12 @@ class RunningSum(Updates):
             raise FieldError("bound", bound, f"must be {self._bound}, to which updates were clipped as they came")
         return self
 
-    def reduce(self, rule: Aggregator, weights: Tensor, cohort: int | None = None) -> Tensor:
+    def reduce(
+        self,
+        rule: Aggregator,
+        weights: Tensor,
+        cohort: int | None = None,
+    ) -> Tensor:
         """Return the sum itself, which must not be changed (`Updates.reduce`).
 
         Raises

@@ -105,7 +105,12 @@ class WeightedMedian(Aggregator):
             result[columns] = (values.gather(0, lower)[0] + values.gather(0, upper)[0]) / 2
         return result
 
-    def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
+    def sensitivity(
+        self,
+        clip: float,
+        weights: Tensor,
+        relation: Relation,
+    ) -> float | None:
         """Return C for zero-out and 2C for replace-one, whatever the weights; None for add/remove."""
         if relation == "add/remove":
             return None
@@ -141,7 +146,12 @@ class SplitTrimmedMean(TrimmedMean):
             result[columns] = (kept.clamp_(min=0.0) * values).sum(0) / (1 - 2 * self.fraction)
         return result
 
-    def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float | None:
+    def sensitivity(
+        self,
+        clip: float,
+        weights: Tensor,
+        relation: Relation,
+    ) -> float | None:
         """Return C w_max / (1 - 2b) with rounding, twice that for replace-one; None for add/remove."""
         if relation == "add/remove":
             return None

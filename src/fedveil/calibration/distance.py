@@ -119,7 +119,13 @@ def _farthest(models: Tensor, groups: Groups) -> list[tuple[int, int]]:
     return [(i, j) for distance, i, j in pairs[:_MOST_AGAIN] if distance >= _NEARLY_LARGEST * pairs[0][0]]
 
 
-def _strip(models: Tensor, groups: Groups, members: Tensor, height: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def _strip(
+    models: Tensor,
+    groups: Groups,
+    members: Tensor,
+    height: int,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
     """Compute the metric between the first `height` members and all of them, [h, m]."""
     total = torch.zeros(height, len(members), dtype=torch.float64)
     for columns in groups:
@@ -189,7 +195,12 @@ def squared_distances(*stacks: Tensor, close: float = 0.25) -> Tensor:
     return _accurate(stacks, [slice(0, d)], torch.arange(n), close)
 
 
-def _accurate(stacks: Stacks, columns: list[slice], members: Tensor, close: float) -> Tensor:
+def _accurate(
+    stacks: Stacks,
+    columns: list[slice],
+    members: Tensor,
+    close: float,
+) -> Tensor:
     """Compute the squared distances among some of the rows, [m, m]."""
     upper, lengths = strip(stacks, columns, members, len(members))
     squared = _mirrored(upper)
@@ -200,7 +211,15 @@ def _accurate(stacks: Stacks, columns: list[slice], members: Tensor, close: floa
         return squared
     count, labels = scipy.sparse.csgraph.connected_components(scipy.sparse.csr_array(lost.numpy()), directed=False)
     if count == 1:  # nothing to set apart: as in few dimensions, where float64 is cheap
-        return _mirrored(strip(stacks, columns, members, len(members), torch.float64)[0])
+        return _mirrored(
+            strip(
+                stacks,
+                columns,
+                members,
+                len(members),
+                torch.float64,
+            )[0]
+        )
     for label in np.flatnonzero(np.bincount(labels) > 1):
         near = torch.from_numpy(np.flatnonzero(labels == label))
         squared[near[:, None], near] = _accurate(stacks, columns, members[near], close)
@@ -213,7 +232,11 @@ def _mirrored(upper: Tensor) -> Tensor:
 
 
 def strip(
-    stacks: Stacks, columns: list[slice], members: Tensor, height: int, dtype: torch.dtype = torch.float32
+    stacks: Stacks,
+    columns: list[slice],
+    members: Tensor,
+    height: int,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """Compute the squared distances of the first `height` members to all of them, over some columns.
 

@@ -68,7 +68,12 @@ def promises_differ(given: Promises, stated: Promises) -> str:
     return ""
 
 
-def require_carried(folder: Path, found: Carried, summary: Mapping[str, Any], stated: Promises) -> None:
+def require_carried(
+    folder: Path,
+    found: Carried,
+    summary: Mapping[str, Any],
+    stated: Promises,
+) -> None:
     """Refuse a summary that disagrees with its ledgers.
 
     Raises

@@ -13,7 +13,12 @@ from fedveil.files import SERVER
 from fedveil.methods import Method
 
 
-def opening_of_server(method: Method, delta: float, engine: str, run: str) -> dict[str, Any]:
+def opening_of_server(
+    method: Method,
+    delta: float,
+    engine: str,
+    run: str,
+) -> dict[str, Any]:
     """Return the first line of a deployed run's server; the clients' own ledgers know the framework's `run`."""
     return {**terms_of(method, method.name, delta, engine), "parties": [SERVER], RUN_OF_SITES: run}
 

@@ -50,7 +50,12 @@ def by_present_names(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {FORMERLY.get(name, name): value for name, value in figures.items()}
 
 
-def row_of(record: RoundRecord, method: Method, layout: Layout, sides: Mapping[int, ClientSide]) -> Row:
+def row_of(
+    record: RoundRecord,
+    method: Method,
+    layout: Layout,
+    sides: Mapping[int, ClientSide],
+) -> Row:
     """Write a round as one line of metrics.jsonl."""
     log = record.round
     row: Row = {

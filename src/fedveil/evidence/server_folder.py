@@ -55,7 +55,13 @@ class ServerFolder:
         Standing of a run that goes on, once it is opened; None before the end of its first round.
     """
 
-    def __init__(self, path: str | Path, about: Description | None = None, *, resume: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        about: Description | None = None,
+        *,
+        resume: bool = False,
+    ) -> None:
         if about is not None:
             require_a("about", about, Description, "must be a Description: fedveil.home.describe(...)")
         require_a("resume", resume, bool, "must be True or False")
@@ -64,7 +70,13 @@ class ServerFolder:
         self._finished = False
 
     def open(
-        self, method: Method, layout: Layout, rounds: int, source: Source, engine: str, done: int = 0
+        self,
+        method: Method,
+        layout: Layout,
+        rounds: int,
+        source: Source,
+        engine: str,
+        done: int = 0,
     ) -> tuple[Ledger, LineStore]:
         """Make the folder for a run that this process alone writes; or, with rounds `done`, go on in it.
 
@@ -151,7 +163,12 @@ class ServerFolder:
         shapes = {name: list(shape) for name, shape in self._layout.shapes.items()}
         return {"method": self._method.name, "rounds": self._planned, "layout": shapes}
 
-    def finish_round(self, log: Round, metrics: Mapping[str, float], standing: Standing) -> None:
+    def finish_round(
+        self,
+        log: Round,
+        metrics: Mapping[str, float],
+        standing: Standing,
+    ) -> None:
         """Store a round: its ledger line, its figures, and last its models and the server's state."""
         self._ledgers.flush()
         record = RoundRecord(log, dict(metrics), [], {}, perf_counter() - self._began)
@@ -167,9 +184,21 @@ class ServerFolder:
             standing = replace(standing, state=self._method.server.init(self._layout.size, self._layout.dtype))
         self._ledgers.flush()
         said = self._said(unprotected(), self._delta, len(standing.partitions))
-        write_standing(self.path, standing, self._bound, self._ledgers.books[SERVER].lines, said)
+        write_standing(
+            self.path,
+            standing,
+            self._bound,
+            self._ledgers.books[SERVER].lines,
+            said,
+        )
 
-    def finish(self, models: Tensor, serving: Serving, stopped: str, clients: int) -> None:
+    def finish(
+        self,
+        models: Tensor,
+        serving: Serving,
+        stopped: str,
+        clients: int,
+    ) -> None:
         """Write the last released model and the summary, and unlock the folder."""
         self._ledgers.flush()
         if not self._finished:
@@ -196,7 +225,14 @@ class ServerFolder:
     def _said(self, promise: Guarantee, delta: float, clients: int) -> dict[str, Any]:
         """Return the summary without the promise of each party and the end of the run."""
         return {
-            **core_of(self._method.name, self._method, self._layout, self._rows, promise, delta),
+            **core_of(
+                self._method.name,
+                self._method,
+                self._layout,
+                self._rows,
+                promise,
+                delta,
+            ),
             "name": self.path.name,
             "run": self.run,
             "rounds_planned": self._planned,

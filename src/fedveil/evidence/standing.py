@@ -29,7 +29,11 @@ FIX = "restore it, or begin another run in another folder; this folder stays, as
 
 
 def write_standing(
-    folder: Path, standing: Standing, bound: Mapping[str, Any], lines: int, said: Mapping[str, Any]
+    folder: Path,
+    standing: Standing,
+    bound: Mapping[str, Any],
+    lines: int,
+    said: Mapping[str, Any],
 ) -> None:
     """Replace a folder's checkpoint.
 
@@ -86,7 +90,13 @@ def read_standing(folder: Path, state: Any, bound: Mapping[str, Any]) -> tuple[S
         if known == dict(bound):
             own = unpack(state, _below(tensors, STATE), plain[STATE])
             best = unpack(Best(), _below(tensors, BEST), plain[BEST])
-            standing = Standing(plain["round"], tensors["models"], own, best, tuple(plain["partitions"]))
+            standing = Standing(
+                plain["round"],
+                tensors["models"],
+                own,
+                best,
+                tuple(plain["partitions"]),
+            )
             return standing, int(plain["lines"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged("folder", path, error, FIX) from error

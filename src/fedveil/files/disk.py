@@ -92,7 +92,12 @@ def append(path: Path, text: str) -> None:
             raise
 
 
-def write_atomic(path: Path, content: bytes, writer: str = "", mode: int = 0o600) -> None:
+def write_atomic(
+    path: Path,
+    content: bytes,
+    writer: str = "",
+    mode: int = 0o600,
+) -> None:
     """Replace a file's content at once: after a crash there is the old one or the new one.
 
     Parameters

@@ -76,7 +76,14 @@ class LedgerFiles(Ledgers):
         Function that tells the user of a mended line.
     """
 
-    def __init__(self, folder: Path, run_id: str, *, durable: bool, message: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        run_id: str,
+        *,
+        durable: bool,
+        message: Callable[[str], None],
+    ) -> None:
         super().__init__(run_id)
         self.folder, self.durable, self._message = folder, durable, message
         self._unread = any(folder.glob("*.jsonl"))
@@ -193,7 +200,12 @@ class LedgerFiles(Ledgers):
             lines.setdefault(party, []).append(text)
         write_atomic(path, _text_of(whole).encode())
 
-    def _completed(self, party: str | None, lines: Mapping[str, list[str]], tail: bytes) -> tuple[str, str] | None:
+    def _completed(
+        self,
+        party: str | None,
+        lines: Mapping[str, list[str]],
+        tail: bytes,
+    ) -> tuple[str, str] | None:
         """Return the whole last line and its party, if its checksum proves it."""
         for closing in ("", "}", '"}'):
             try:

@@ -52,11 +52,23 @@ class GaussianNoise:
     def __post_init__(self) -> None:
         require_positive("sigma", self.sigma)
 
-    def sample(self, size: int, *, source: Source, dtype: torch.dtype = torch.float64) -> Tensor:
+    def sample(
+        self,
+        size: int,
+        *,
+        source: Source,
+        dtype: torch.dtype = torch.float64,
+    ) -> Tensor:
         """Draw the noise [size] from a source."""
         return _drawn(source).normal(require_whole("size", size), dtype).mul_(self.sigma)
 
-    def add_to(self, vector: Tensor, *, source: Source, into: Tensor | None = None) -> Tensor:
+    def add_to(
+        self,
+        vector: Tensor,
+        *,
+        source: Source,
+        into: Tensor | None = None,
+    ) -> Tensor:
         """Add noise to a vector [d] in place, a block at a time, and return the vector.
 
         Each block is drawn and added, so that no second [d] is needed. A reproducible source adds the bits of one call
@@ -102,7 +114,13 @@ class EuclideanLaplaceNoise:
     def __post_init__(self) -> None:
         require_positive("epsilon", self.epsilon)
 
-    def sample(self, size: int, *, source: Source, dtype: torch.dtype = torch.float64) -> Tensor:
+    def sample(
+        self,
+        size: int,
+        *,
+        source: Source,
+        dtype: torch.dtype = torch.float64,
+    ) -> Tensor:
         """Draw the noise [size] from a source; the direction is normalised in float64."""
         direction = _drawn(source).normal(require_whole("size", size))
         radius = source.gamma(size) / self.epsilon
@@ -117,7 +135,10 @@ class EuclideanLaplaceNoise:
 
 
 def noised(
-    vector: Tensor, noise: GaussianNoise | EuclideanLaplaceNoise, source: Source, dtype: torch.dtype | None = None
+    vector: Tensor,
+    noise: GaussianNoise | EuclideanLaplaceNoise,
+    source: Source,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return a vector [d] with noise, of the vector's type, ready to be released.
 

@@ -155,7 +155,15 @@ class ReproducibleSource(Source):
     def bits(self, size: int) -> Tensor:
         """Draw int64 [size], uniform on [0, 2^63)."""
         self._check(size)
-        return torch.from_numpy(self._stream().integers(0, (1 << 63) - 1, size=size, dtype=np.int64, endpoint=True))
+        return torch.from_numpy(
+            self._stream().integers(
+                0,
+                (1 << 63) - 1,
+                size=size,
+                dtype=np.int64,
+                endpoint=True,
+            )
+        )
 
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """Draw standard normals [size]."""

@@ -153,7 +153,13 @@ class CentralNoise(AroundRule, ABC):
         first = self.clip.initial if isinstance(self.clip, QuantileClip) else self.clip
         return CentralState(first, self.aggregator.init(dimension, dtype))
 
-    def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: CentralState, source: Source) -> Combined:
+    def combine(
+        self,
+        replies: Sequence[Releases],
+        facts: ServerFacts,
+        state: CentralState,
+        source: Source,
+    ) -> Combined:
         """Clip, aggregate, add noise (Algorithm 1 of the metric-privacy paper, with theta + clip(update))."""
         theta, cohort, bound = facts.broadcast.models[0], facts.broadcast.public.cohort, state.clip
         updates, counts = updates_of(replies, theta), stack_counts(replies)
@@ -201,16 +207,37 @@ class CentralNoise(AroundRule, ABC):
         if isinstance(self.clip, QuantileClip):
             bound = self.clip.next(bound, padded(lengths, cohort), float(source.normal(1)[0]))
             spend = _with_bit(spend, self.clip)
-        return Combined(model[None], spend, CentralState(bound, inner, theta.clone(), sigma, own), report)
+        return Combined(
+            model[None],
+            spend,
+            CentralState(
+                bound,
+                inner,
+                theta.clone(),
+                sigma,
+                own,
+            ),
+            report,
+        )
 
-    def _optimised(self, theta: Tensor, reduced: Tensor, state: CentralState) -> tuple[Tensor, Tensor | None, Any]:
+    def _optimised(
+        self,
+        theta: Tensor,
+        reduced: Tensor,
+        state: CentralState,
+    ) -> tuple[Tensor, Tensor | None, Any]:
         """Return the optimiser's model, its next start if that is not the released model, and its state."""
         start = theta if self.step_from == "released" or state.own is None else state.own
         model, inner = self.aggregator.step(start, reduced + (theta - start), state.rule)
         return model, model.clone() if self.step_from == "own" else None, inner
 
     def _scale(
-        self, base: float, updates: Updates, clipped: Updates, facts: ServerFacts, state: CentralState
+        self,
+        base: float,
+        updates: Updates,
+        clipped: Updates,
+        facts: ServerFacts,
+        state: CentralState,
     ) -> tuple[float, dict[str, float]]:
         """Return the deviation of the noise, by default the uncalibrated one `base`, and figures for the log."""
         return base, {}
@@ -219,7 +246,12 @@ class CentralNoise(AroundRule, ABC):
     def _spend(self, sigma: float, bound: float, weights: Tensor, cohort: int) -> Spend:
         """Return the cost of one round's model with updates clipped to `bound`."""
 
-    def _sensitivity(self, bound: float, cohort: int, relation: Relation = "zero-out") -> float:
+    def _sensitivity(
+        self,
+        bound: float,
+        cohort: int,
+        relation: Relation = "zero-out",
+    ) -> float:
         """Return the sensitivity over a planned cohort: a client that comes or goes is one zero update more or less."""
         weights = even(cohort)
         fixed: Relation = "zero-out" if relation == "add/remove" else relation
@@ -229,7 +261,13 @@ class CentralNoise(AroundRule, ABC):
             raise FieldError("aggregator", name, "has no sensitivity, so formal noise is impossible")
         return value
 
-    def _proven(self, sigma: float, bound: float, weights: Tensor, cohort: int) -> Spend:
+    def _proven(
+        self,
+        sigma: float,
+        bound: float,
+        weights: Tensor,
+        cohort: int,
+    ) -> Spend:
         """Return the cost of noise of a public scale: proven by the sensitivity of the rule, or a heuristic."""
         if self.noise not in PROVEN:
             return self._heuristic(f"nothing is proven of {self.noise!r} noise", sigma)
@@ -259,16 +297,39 @@ class CentralNoise(AroundRule, ABC):
             proven = GDP(sensitivity / sigma, None if slope is None else slope / sigma)
         guarantee = _of_round(proven, "central", self.relation, *conditions)
         curve = None if self.noise == "discrete" else slope
-        drawn = (Draw(unit="client", relation=self.relation, moved=sensitivity, noise=sigma, slope=curve),)
+        drawn = (
+            Draw(
+                unit="client",
+                relation=self.relation,
+                moved=sensitivity,
+                noise=sigma,
+                slope=curve,
+            ),
+        )
         mechanism = PROVEN[self.noise]
-        return Spend(guarantee=guarantee, mechanism=mechanism, scale=(sigma,), sensitivity=sensitivity, draws=drawn)
+        return Spend(
+            guarantee=guarantee,
+            mechanism=mechanism,
+            scale=(sigma,),
+            sensitivity=sensitivity,
+            draws=drawn,
+        )
 
     def _heuristic(self, reason: str, sigma: float) -> Spend:
         guarantee = _of_round(Heuristic(reason), "central", self.relation)
-        return Spend(guarantee=guarantee, mechanism=PROVEN.get(self.noise, self.noise), scale=(sigma,))
+        return Spend(
+            guarantee=guarantee,
+            mechanism=PROVEN.get(self.noise, self.noise),
+            scale=(sigma,),
+        )
 
 
-def _noised(reduced: Tensor, noise: Mechanism, source: Source, dtype: torch.dtype) -> Tensor:
+def _noised(
+    reduced: Tensor,
+    noise: Mechanism,
+    source: Source,
+    dtype: torch.dtype,
+) -> Tensor:
     """Return an update [d] with noise, as another type; the update itself is kept, as a round may be drawn again."""
     if isinstance(noise, GaussianNoise):
         return noise.add_to(reduced, source=source, into=torch.empty_like(reduced, dtype=dtype))
@@ -291,13 +352,29 @@ def _with_bit(spend: Spend, adaptive: QuantileClip) -> Spend:
     bit = 1 / adaptive.bit_noise
     both = compose_mu((spend.guarantee.mu, bit))
     charge = None if spend.charge is None else compose_mu((spend.charge, bit))
-    drawn = Draw(unit="client", relation=spend.guarantee.relation, moved=1.0, noise=adaptive.bit_noise)
+    drawn = Draw(
+        unit="client",
+        relation=spend.guarantee.relation,
+        moved=1.0,
+        noise=adaptive.bit_noise,
+    )
     # a client's bit moves with its update, and the curve over the update's distance does not cover it
     guarantee = replace(spend.guarantee, bound=GDP(both))
-    return replace(spend, guarantee=guarantee, charge=charge, draws=(*spend.draws, drawn))
+    return replace(
+        spend,
+        guarantee=guarantee,
+        charge=charge,
+        draws=(*spend.draws, drawn),
+    )
 
 
-def _integer_mean(clipped: Tensor, bound: float, sigma: float, cohort: int, source: Source) -> Tensor:
+def _integer_mean(
+    clipped: Tensor,
+    bound: float,
+    sigma: float,
+    cohort: int,
+    source: Source,
+) -> Tensor:
     """Noised mean over a planned cohort, summed in integers on a grid of sigma * cohort / STEPS."""
     grid = sigma * cohort / STEPS
     noise = DiscreteGaussianNoise(STEPS).sample(clipped.shape[1], source=source)

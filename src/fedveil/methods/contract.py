@@ -70,7 +70,13 @@ class ClientSide(Protocol):
     def quote(self, broadcast: Broadcast, state: Any) -> Spend | Refusal:
         """Return the cost of taking part, from the broadcast and earlier releases alone; called before training."""
 
-    def protect(self, releases: Releases, facts: ClientFacts, state: Any, source: Source) -> Protected:
+    def protect(
+        self,
+        releases: Releases,
+        facts: ClientFacts,
+        state: Any,
+        source: Source,
+    ) -> Protected:
         """Protect the releases before they leave; a release that cannot be protected is removed."""
 
     def noise(self, scales: Sequence[tuple[float, ...]], layout: Layout) -> dict[str, float]:
@@ -157,7 +163,13 @@ class ServerSide(Protocol):
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
         """Return the state before the first round."""
 
-    def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:
+    def combine(
+        self,
+        replies: Sequence[Releases],
+        facts: ServerFacts,
+        state: Any,
+        source: Source,
+    ) -> Combined:
         """Turn valid replies (in the order of `facts.partitions`) into the next models."""
 
 

@@ -120,7 +120,13 @@ class FedRE(ClientDefaults):
         """Return the cost of a heuristic participation; with public scores the exact cost."""
         return self._spend((), broadcast.public.rounds)
 
-    def protect(self, releases: Releases, facts: ClientFacts, state: LastScores, source: Source) -> Protected:
+    def protect(
+        self,
+        releases: Releases,
+        facts: ClientFacts,
+        state: LastScores,
+        source: Source,
+    ) -> Protected:
         """Clip and noise each layer of the update; everything else stays on the client.
 
         A failed client splits the budget evenly, if the split would follow its private scores. In a round without new
@@ -137,11 +143,23 @@ class FedRE(ClientDefaults):
         part = self._part(releases, facts)
         layers = zip(groups, multipliers, strict=True)
         deviations = tuple(bounds[name] * multiplier * part for name, multiplier in layers)
-        _require_usable("privacy.epsilon", self.epsilon, deviations, update.dtype, rises=False)
+        _require_usable(
+            "privacy.epsilon",
+            self.epsilon,
+            deviations,
+            update.dtype,
+            rises=False,
+        )
         if self.noise_to_clip is not None:
             factor = self.noise_to_clip / self.noise([deviations], facts.layout)["noise_to_clip"]
             deviations = tuple(factor * deviation for deviation in deviations)
-            _require_usable("privacy.noise_to_clip", self.noise_to_clip, deviations, update.dtype, rises=True)
+            _require_usable(
+                "privacy.noise_to_clip",
+                self.noise_to_clip,
+                deviations,
+                update.dtype,
+                rises=True,
+            )
         for slices, deviation in zip(groups.values(), deviations, strict=True):
             for s in slices:
                 update[s] = noised(update[s], GaussianNoise(deviation), source)
@@ -171,7 +189,12 @@ class FedRE(ClientDefaults):
             raise FieldError("privacy.clip", sorted(self.clip), accepted)
         return self.clip
 
-    def _scores(self, facts: ClientFacts, layers: list[str], state: LastScores) -> list[float]:
+    def _scores(
+        self,
+        facts: ClientFacts,
+        layers: list[str],
+        state: LastScores,
+    ) -> list[float]:
         if self.split == "uniform":
             return [1.0] * len(layers)
         if self.split == "size":  # shares of mu grow with sqrt(C_l) and the fourth root of n_l
@@ -224,11 +247,24 @@ def _draws(bounds: Sequence[float], deviations: Sequence[float]) -> tuple[Draw, 
     """Return the draw of each layer's noise; another client's layer lies at most 2 C_l away."""
     drawn = []
     for bound, sigma in zip(bounds, deviations, strict=True):
-        drawn.append(Draw(unit="client", relation="replace-one", moved=2 * bound, noise=sigma))
+        drawn.append(
+            Draw(
+                unit="client",
+                relation="replace-one",
+                moved=2 * bound,
+                noise=sigma,
+            )
+        )
     return tuple(drawn)
 
 
-def _require_usable(field: str, value: float, deviations: Sequence[float], dtype: torch.dtype, rises: bool) -> None:
+def _require_usable(
+    field: str,
+    value: float,
+    deviations: Sequence[float],
+    dtype: torch.dtype,
+    rises: bool,
+) -> None:
     """Refuse noise with a square beyond the limits of the model's type; it `rises` with the value, or falls."""
     least, most = math.sqrt(torch.finfo(dtype).tiny), math.sqrt(torch.finfo(dtype).max)
     for deviation in deviations:
@@ -261,7 +297,13 @@ class PerturbationAware(ServerDefaults):
         """Public scores of the received models, unless all weigh the same."""
         return frozenset({"public_scores"} if self.weighting == "scores" else ())
 
-    def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: NoState, source: Source) -> Combined:
+    def combine(
+        self,
+        replies: Sequence[Releases],
+        facts: ServerFacts,
+        state: NoState,
+        source: Source,
+    ) -> Combined:
         """Weigh each layer of each update by the public scores."""
         theta = facts.broadcast.models[0]
         updates = stack_models(replies) - theta

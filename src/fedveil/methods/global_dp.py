@@ -67,7 +67,12 @@ class GlobalDP(CentralNoise):
             raise FieldError("rounds", None, "it is needed beside epsilon, which is a total over all rounds")
         if self.order != "formal" or self.noise != "gaussian" or isinstance(self.clip, QuantileClip):
             raise FieldError("epsilon", epsilon, "needs the formal order, Gaussian noise and a fixed C; else plan z")
-        z = plan(epsilon=epsilon, delta=self.delta, rounds=self.rounds, relation=self.relation).noise_multiplier
+        z = plan(
+            epsilon=epsilon,
+            delta=self.delta,
+            rounds=self.rounds,
+            relation=self.relation,
+        ).noise_multiplier
         if self.noise_multiplier not in (0, z):
             raise FieldError("noise_multiplier", self.noise_multiplier, f"epsilon {epsilon:g} asks for {z:g}: give one")
         return z
@@ -84,7 +89,13 @@ class GlobalDP(CentralNoise):
         return self._proven(sigma, bound, weights, cohort)
 
 
-def running_sum(side: object, start: Tensor, counts: Tensor, cohort: int, state: Any) -> RunningSum | None:
+def running_sum(
+    side: object,
+    start: Tensor,
+    counts: Tensor,
+    cohort: int,
+    state: Any,
+) -> RunningSum | None:
     """Make a running sum for a round's updates, if the server side reads nothing but their sum; else return None.
 
     Parameters

@@ -81,7 +81,13 @@ class GroupPrivacy(ClientDefaults):
         """Return the cost of a heuristic participation; its leakage n / nu is public, and the same every time."""
         return self._spend((), broadcast)
 
-    def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
+    def protect(
+        self,
+        releases: Releases,
+        facts: ClientFacts,
+        state: NoState,
+        source: Source,
+    ) -> Protected:
         """Noise the model; everything else (counts, metrics, the chosen index) stays on the client."""
         model = model_of(releases)
         if model is None:
@@ -171,14 +177,23 @@ class Clusters(ServerDefaults):
         return Idle(torch.zeros(self.hypotheses, dtype=torch.int64))
 
     def combine(
-        self, replies: Sequence[Releases], facts: ServerFacts, state: NoState | Idle, source: Source
+        self,
+        replies: Sequence[Releases],
+        facts: ServerFacts,
+        state: NoState | Idle,
+        source: Source,
     ) -> Combined:
         """Cluster and average; a hypothesis without members is carried over, or begins anew."""
         models, starts = stack_models(replies), facts.broadcast.models
         return self._combined(models, starts, *cluster_means(models, starts), state)
 
     def _combined(
-        self, models: Tensor, starts: Tensor, centres: Tensor, labels: Tensor, state: NoState | Idle
+        self,
+        models: Tensor,
+        starts: Tensor,
+        centres: Tensor,
+        labels: Tensor,
+        state: NoState | Idle,
     ) -> Combined:
         """Make the next hypotheses from the means [k, d] and each model's cluster, -1 for none."""
         sizes = torch.bincount(labels[labels >= 0], minlength=len(starts))

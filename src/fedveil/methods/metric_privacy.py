@@ -83,7 +83,12 @@ class MetricPrivacy(CentralNoise):
         return self.distance_on == "released" and super().may_be_proven
 
     def _scale(
-        self, base: float, updates: Updates, clipped: Updates, facts: ServerFacts, state: CentralState
+        self,
+        base: float,
+        updates: Updates,
+        clipped: Updates,
+        facts: ServerFacts,
+        state: CentralState,
     ) -> tuple[float, dict[str, float]]:
         if self.distance_on == "released":
             d, figures = self._released_distance(facts, state), {}

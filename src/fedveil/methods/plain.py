@@ -43,7 +43,13 @@ class TrustedServer(ClientDefaults):
         """Return no cost: the server spends."""
         return nothing("central")
 
-    def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
+    def protect(
+        self,
+        releases: Releases,
+        facts: ClientFacts,
+        state: NoState,
+        source: Source,
+    ) -> Protected:
         """Pass all releases on."""
         return Protected(releases, nothing("central"), state)
 
@@ -91,7 +97,13 @@ class Plain(AroundRule):
         Aggregation rule.
     """
 
-    def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:
+    def combine(
+        self,
+        replies: Sequence[Releases],
+        facts: ServerFacts,
+        state: Any,
+        source: Source,
+    ) -> Combined:
         """Reduce and step; if fewer reply than the rule needs, absent clients count as zero updates."""
         theta, rule = facts.broadcast.models[0], self.aggregator.for_round(state, source, facts.public_update)
         updates = updates_of(replies, theta)
@@ -113,7 +125,13 @@ class ReportsIndex(TrustedServer):
             return nothing("central")
         return replace(nothing("central"), leakage=math.log(k))
 
-    def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
+    def protect(
+        self,
+        releases: Releases,
+        facts: ClientFacts,
+        state: NoState,
+        source: Source,
+    ) -> Protected:
         index = Release("index", torch.tensor(float(facts.chosen), dtype=torch.float64))
         return Protected((*releases, index), self.quote(facts.broadcast, state), state)
 
@@ -123,7 +141,11 @@ class ReportedClusters(Clusters):
     """Server side of IFCA: the mean of the models with the same reported hypothesis (`Clusters`)."""
 
     def combine(
-        self, replies: Sequence[Releases], facts: ServerFacts, state: NoState | Idle, source: Source
+        self,
+        replies: Sequence[Releases],
+        facts: ServerFacts,
+        state: NoState | Idle,
+        source: Source,
     ) -> Combined:
         """Average each cluster; a hypothesis without members is carried over, a reply without an index left out."""
         models, starts = stack_models(replies), facts.broadcast.models
@@ -131,7 +153,16 @@ class ReportedClusters(Clusters):
         centres = starts.clone()
         for j in set(labels.tolist()) - {-1}:
             centres[j] = mean(models[labels == j])
-        return replace(self._combined(models, starts, centres, labels, state), spend=nothing())
+        return replace(
+            self._combined(
+                models,
+                starts,
+                centres,
+                labels,
+                state,
+            ),
+            spend=nothing(),
+        )
 
 
 def _index(reply: Releases, k: int) -> int:

@@ -66,7 +66,12 @@ class Publishing(Parameters):
     loss_range: MetricRange = 3.0
 
     def release(
-        self, names: Sequence[str], figures: Tensor, counts: Tensor, relation: Relation, source: Source
+        self,
+        names: Sequence[str],
+        figures: Tensor,
+        counts: Tensor,
+        relation: Relation,
+        source: Source,
     ) -> tuple[tuple[Release, ...], Spend]:
         """Release the metrics of one round.
 
@@ -105,8 +110,21 @@ class Publishing(Parameters):
             conditions = ("the number of clients stays the same whoever belongs",)
         guarantee = of_round(GDP(factor / self.noise_multiplier), "central", relation, *conditions)
         scale = tuple((sigma * ranges).tolist())
-        drawn = (Draw(unit="client", relation=relation, moved=factor * moved, noise=sigma),)
-        spend = Spend(guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=factor * moved, draws=drawn)
+        drawn = (
+            Draw(
+                unit="client",
+                relation=relation,
+                moved=factor * moved,
+                noise=sigma,
+            ),
+        )
+        spend = Spend(
+            guarantee=guarantee,
+            mechanism="gaussian",
+            scale=scale,
+            sensitivity=factor * moved,
+            draws=drawn,
+        )
         return _named(names, mean * ranges), spend
 
     def describe(self) -> str:
@@ -163,10 +181,28 @@ class Validation(Parameters):
             return nothing(trust)
         guarantee = of_round(GDP(1 / self.noise_multiplier), "local", "replace-one", ANSWERS)
         scale = (self.noise_multiplier * self.loss_range,)
-        drawn = (Draw(unit="client", relation="replace-one", moved=self.loss_range, noise=scale[0]),)
-        return Spend(guarantee=guarantee, mechanism="gaussian", scale=scale, sensitivity=self.loss_range, draws=drawn)
+        drawn = (
+            Draw(
+                unit="client",
+                relation="replace-one",
+                moved=self.loss_range,
+                noise=scale[0],
+            ),
+        )
+        return Spend(
+            guarantee=guarantee,
+            mechanism="gaussian",
+            scale=scale,
+            sensitivity=self.loss_range,
+            draws=drawn,
+        )
 
-    def release(self, loss: float, trust: Trust, source: Source) -> tuple[tuple[Release, ...], Spend]:
+    def release(
+        self,
+        loss: float,
+        trust: Trust,
+        source: Source,
+    ) -> tuple[tuple[Release, ...], Spend]:
         """Release one client's loss, with its cost.
 
         Under central trust the server adds the noise. A loss that is not finite counts as R, unless it is public.
@@ -180,4 +216,8 @@ class Validation(Parameters):
 
     def publishing(self) -> Publishing:
         """Return the server's part under central trust: the mean of the losses as a noised metric."""
-        return Publishing(metrics="noised", noise_multiplier=self.noise_multiplier, loss_range=self.loss_range)
+        return Publishing(
+            metrics="noised",
+            noise_multiplier=self.noise_multiplier,
+            loss_range=self.loss_range,
+        )

@@ -109,7 +109,11 @@ LARGEST_COUNT = 2.0**53  # sums of larger ones could overflow, and would end the
 
 
 def check_reply(
-    releases: Releases, dimension: int, dtype: torch.dtype, counted: bool = False, added: bool = False
+    releases: Releases,
+    dimension: int,
+    dtype: torch.dtype,
+    counted: bool = False,
+    added: bool = False,
 ) -> None:
     """Admit a reply to `combine`, the same under every engine.
 

@@ -118,7 +118,13 @@ class SGALDP(ClientDefaults):
         """Return the cost of a heuristic participation; in sound variants and under the static rule the exact cost."""
         return self._spend((), self._known_epsilon(broadcast, state))
 
-    def protect(self, releases: Releases, facts: ClientFacts, state: LastBroadcast, source: Source) -> Protected:
+    def protect(
+        self,
+        releases: Releases,
+        facts: ClientFacts,
+        state: LastBroadcast,
+        source: Source,
+    ) -> Protected:
         """Clip and noise the update; everything else stays on the client. A failed client spends epsilon_min."""
         model = model_of(releases)
         if model is None:
@@ -140,7 +146,13 @@ class SGALDP(ClientDefaults):
             similarity = aligned + self.similarity_noise * float(noise[0])
         released = facts.start + noised(update, GaussianNoise(sigma), source)
         kept = reference if self.memory else None
-        after = LastBroadcast(now, facts.start.clone(), released.clone(), kept, similarity)
+        after = LastBroadcast(
+            now,
+            facts.start.clone(),
+            released.clone(),
+            kept,
+            similarity,
+        )
         return Protected((Release("model", released),), self._spend((sigma,), epsilon), after)
 
     def _calibrator(self) -> AlignmentLDP:
@@ -175,9 +187,24 @@ class SGALDP(ClientDefaults):
         if self.similarity != "update":
             charge = compose_mu((_mu(epsilon, self.delta), *_similarity_mu(self)))
         length = 2 * self.clip
-        drawn = [Draw(unit="client", relation="replace-one", moved=length, noise=sigma) for sigma in scale]
+        drawn = [
+            Draw(
+                unit="client",
+                relation="replace-one",
+                moved=length,
+                noise=sigma,
+            )
+            for sigma in scale
+        ]
         if scale and self.similarity == "noised":
-            drawn.append(Draw(unit="client", relation="replace-one", moved=1.0, noise=self.similarity_noise))
+            drawn.append(
+                Draw(
+                    unit="client",
+                    relation="replace-one",
+                    moved=1.0,
+                    noise=self.similarity_noise,
+                )
+            )
         return Spend(
             guarantee=guarantee,
             mechanism="gaussian",

@@ -72,7 +72,12 @@ class NoSum:
         """Return the terms that the sites of a secure sum have to agree on; "" for other sums."""
         return ""
 
-    def leaving(self, releases: Releases, facts: ClientFacts, noisy: NoisySteps) -> Releases:
+    def leaving(
+        self,
+        releases: Releases,
+        facts: ClientFacts,
+        noisy: NoisySteps,
+    ) -> Releases:
         """Return the releases of a silo: a model that was trained with this method's noise, and nothing else."""
         model = model_of(releases)
         if model is None:
@@ -104,7 +109,13 @@ class TrustedSum(Plain):
             accepted = 'the promise is about the sum of all shares: take a mean with weighting="uniform", as FedAvgM'
             raise FieldError("aggregator", type(rule).__name__, accepted)
 
-    def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:
+    def combine(
+        self,
+        replies: Sequence[Releases],
+        facts: ServerFacts,
+        state: Any,
+        source: Source,
+    ) -> Combined:
         """Check that the noise is whole, and average the shares."""
         given = [_terms_of(releases) for releases in replies]
         terms = max(given, key=given.count)
@@ -190,7 +201,13 @@ class SecureSum(TrustedSum):
         total = unmasked(shares, context)
         return total / (context.terms.denominator * len(context.roster))
 
-    def step(self, facts: ServerFacts, gradient: torch.Tensor, state: Any, source: Source) -> Combined:
+    def step(
+        self,
+        facts: ServerFacts,
+        gradient: torch.Tensor,
+        state: Any,
+        source: Source,
+    ) -> Combined:
         """Make one step of the rule against a gradient."""
         if self.lr is None:
             raise FieldError("lr", None, "it is needed: the step is the server's")
@@ -198,7 +215,13 @@ class SecureSum(TrustedSum):
         model, state = rule.step(theta, (-self.lr * gradient).to(theta.dtype), state)
         return Combined(model[None], nothing(), state, {"clients": float(len(facts.broadcast.public.roster))})
 
-    def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: Any, source: Source) -> Combined:
+    def combine(
+        self,
+        replies: Sequence[Releases],
+        facts: ServerFacts,
+        state: Any,
+        source: Source,
+    ) -> Combined:
         """Add up all shares of the roster.
 
         Raises
@@ -279,7 +302,12 @@ class SecureShares(NoSum):
             terms=self._terms(layout.size),
         )
 
-    def leaving(self, releases: Releases, facts: ClientFacts, noisy: NoisySteps) -> Releases:
+    def leaving(
+        self,
+        releases: Releases,
+        facts: ClientFacts,
+        noisy: NoisySteps,
+    ) -> Releases:
         """Add the noise and the masks; everything but the share stays on the site."""
         sums = [release.value for release in releases if release.kind == "sum"]
         if facts.site is None:

@@ -173,7 +173,12 @@ class SumContext(Parameters):
         """Digest of the whole question, 32 bytes."""
         values: dict[str, Any] = {**vars(self), "version": VERSION, "grid": self.terms.grid}
         values["roster"], values["terms"] = [key.hex() for key in self.roster], asdict(self.terms)
-        text = json.dumps(values, sort_keys=True, separators=(",", ":"), default=_refuse)
+        text = json.dumps(
+            values,
+            sort_keys=True,
+            separators=(",", ":"),
+            default=_refuse,
+        )
         return hashlib.sha256(text.encode()).digest()
 
     def require(self, own: PublicKey, peers: tuple[PublicKey, ...]) -> None:
@@ -257,11 +262,21 @@ def on_grid(rows: Tensor, grid: float) -> Tensor:
 
     Nothing is refused, because a refusal would depend on the data: a number that is not finite counts as 0.
     """
-    steps = torch.nan_to_num(rows.to(torch.float64) / grid, nan=0.0, posinf=0.0, neginf=0.0)
+    steps = torch.nan_to_num(
+        rows.to(torch.float64) / grid,
+        nan=0.0,
+        posinf=0.0,
+        neginf=0.0,
+    )
     return steps.trunc_().to(torch.int64)
 
 
-def share(total: Tensor, key: SiteKey, context: SumContext, peers: tuple[PublicKey, ...]) -> Tensor:
+def share(
+    total: Tensor,
+    key: SiteKey,
+    context: SumContext,
+    peers: tuple[PublicKey, ...],
+) -> Tensor:
     """Make one site's share: its sum, its noise and its masks, modulo 2^64.
 
     A site answers a question once, which its ledger has to ensure: two sums under one question have the *same* masks,
