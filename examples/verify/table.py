@@ -1,0 +1,71 @@
+"""Every case of these examples through `fedveil verify`: claimed, proven, measured, and what caught it.
+
+``python examples/verify/table.py FOLDER [RUNS]`` writes verdicts.csv and verdicts.json there.
+"""
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from fedveil.gdp import rounded_down, rounded_up
+from fedveil.tables import NOTHING, Table
+from fedveil_lab.runs.provenance import provenance
+from fedveil_lab.verify import Judged, MechanismSteps, PrivacyClaim
+from fedveil_lab.verify.judged import described_alone
+from fedveil_lab.verify.playing import Effort, verify_mechanism
+from fedveil_lab.verify.worlds import Sizes, library
+
+HERE = Path(__file__).resolve().parent
+SEED = 0
+
+
+def judged_case(module: str, name: str, runs: int) -> Judged:
+    """The verdict on one case; one without a function is composed alone."""
+    loaded = import_module(module)
+    case = loaded.CASES[name]
+    claim = PrivacyClaim.parse(case["claim"])
+    steps = MechanismSteps.parse(case["steps"]) if "steps" in case else None
+    if not hasattr(loaded, name):
+        return described_alone(name, claim, steps)
+    sizes = Sizes(**{key: case[key] for key in ("clients", "examples", "columns") if key in case})
+    effort = Effort(runs=runs, seed=SEED)
+    return verify_mechanism(
+        HERE / f"{module}.py", name, claim, library(claim, sizes), effort=effort, steps=steps, subject=name
+    )
+
+
+def row_of(module: str, judged: Judged) -> dict[str, str]:
+    """A row of the table."""
+    proven = "nothing" if judged.proven is not None and judged.proven.epsilon is None else NOTHING
+    if judged.proven is not None and judged.proven.epsilon is not None:
+        proven = rounded_up(judged.proven.epsilon)
+    row = {"file": module, "mechanism": judged.subject, "claimed": judged.claim.describe(), "proven epsilon": proven}
+    for figure in ("epsilon", "mu"):
+        best = None if judged.measured is None else judged.measured.best(figure)
+        row[f"measured {figure}, at least"] = NOTHING if best is None else rounded_down(best.value)
+        row[f"ceiling of {figure}"] = NOTHING if best is None else rounded_down(best.ceiling)
+    row["world"] = judged.world.partition(":")[0] or NOTHING
+    row["caught by"] = ", ".join(sorted({one.by for one in judged.caught})) or NOTHING
+    row["refuted"] = "yes" if judged.refuted else "no"
+    return row
+
+
+def main(folder: Path, runs: int) -> None:
+    """Judge all of them, and write the table."""
+    sys.path.insert(0, str(HERE))
+    rows, kept = [], []
+    for module in ("public", "wrong", "right"):
+        for name in import_module(module).CASES:
+            judged = judged_case(module, name, runs)
+            rows.append(row_of(module, judged))
+            kept.append({"file": module, **judged.to_dict()})
+            print(name, judged.answer, flush=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "verdicts.csv").write_text(Table.of(rows).csv())
+    record = {"provenance": provenance("none: worlds of the library", [SEED]), "runs": runs, "verdicts": kept}
+    (folder / "verdicts.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 4000)
