@@ -37,6 +37,7 @@ stands in [the tutorial](tutorial.md). One key on the command line: `--set local
 
 COMMON = {  # of models, rules and behaviours whose docstrings name them in a sentence
     "bias": "whether layers have an offset",
+    "inputs": "given; centred: minus one half, of inputs within 0 and 1; standardised: each example by its own values",
     "hidden": "widths of the hidden layers",
     "activation": "relu, leaky-relu, tanh or sigmoid, where the model has a choice",
     "channels": "channels of the convolutions",

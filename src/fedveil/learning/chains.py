@@ -12,7 +12,7 @@ from fedveil.learning.gradients import Gradients, GradientsAndLosses, Piece, Pro
 from fedveil.learning.losses import IGNORED, of_classes, usable
 from fedveil.learning.rules import NotIsolated, refuse_hooks
 from fedveil.learning.stacked import NotStackable, compile_stack
-from fedveil.learning.stacked.stages import Dense, Flatten, Pointwise
+from fedveil.learning.stacked.stages import Dense, Flatten, Pointwise, Scaled
 from fedveil.learning.torch_losses import Labelwise
 
 
@@ -47,11 +47,14 @@ class ByChain:
         every = dict(model.named_parameters())
         self._layout = layout
         self._loss = loss
+        self._scaled: list[Scaled] = []
         self._flattens: list[Flatten] = []
         self._steps: list[tuple[Dense | Pointwise, list[Tensor]]] = []
         for stage in stages:
             if type(stage) is Flatten:
                 self._flattens.append(stage)
+            elif type(stage) is Scaled:
+                self._scaled.append(stage)
             elif type(stage) is Dense or type(stage) is Pointwise:
                 self._steps.append((stage, [every[name] for name in stage.names]))
             else:
@@ -59,7 +62,7 @@ class ByChain:
         dense = [i for i, (stage, _) in enumerate(self._steps) if isinstance(stage, Dense)]
         self._first = dense[0]
         self._last = dense[-1]
-        self.reads_examples = self._first == 0
+        self.reads_examples = self._first == 0 and not self._scaled
         self.head: list[Tensor] | None = None  # weight and bias of the only dense layer, if nothing comes before it
         if self.reads_examples and len(dense) == 1:
             self.head = self._steps[0][1]
@@ -102,6 +105,8 @@ class ByChain:
         """Return gradients, losses [B], and which examples [B] have both; `lengths` [B] are squared norms of x."""
         with torch.no_grad():
             rows = x.reshape(len(x), -1)
+            for scaled in self._scaled:
+                rows = scaled.function(rows)
             output, kept = self._forward(rows)
             losses, grad, usable_labels = self._gradient(output, y)
             pieces = self._backward(rows, kept, grad, lengths)

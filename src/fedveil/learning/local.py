@@ -1,7 +1,7 @@
 """Options of a client's training in a round, and its result."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,6 +55,10 @@ class LocalTraining(Parameters):
         record and person level all of these but "rmse", a loss of PyTorch's with ``reduction="mean"``, or
         `fedveil.learning.example_loss` of one of yours; weights of classes are declared, and public. The figure
         ``loss`` is this one.
+    class_weights : sequence of float
+        At record and person level, by class: what an example's *clipped* gradient is multiplied by, over the largest of
+        them. So none becomes longer, and the promise stays as it is; weights inside the loss are undone by the clip. A
+        person's mean weighs her examples so, and is multiplied by the mean of their weights. Declared, and public.
 
     Raises
     ------
@@ -81,6 +85,7 @@ class LocalTraining(Parameters):
     cosine_rounds: Natural = 0
     schedule: Literal["constant", "cosine"] = "constant"
     loss: str | LossFunction = "cross_entropy"
+    class_weights: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run."""
@@ -99,6 +104,9 @@ class LocalTraining(Parameters):
         if isinstance(self.loss, type):
             raise FieldError("loss", self.loss.__name__, f"is a class: write {self.loss.__name__}()")
         loss_of(self.loss)
+        object.__setattr__(self, "class_weights", tuple(self.class_weights))
+        for i, weight in enumerate(self.class_weights):
+            require_positive(f"class_weights[{i}]", weight)
         if self.momentum and self.optimizer != "sgd":
             raise FieldError("momentum", self.momentum, f"is SGD's; {self.optimizer} has none: set it to 0")
 

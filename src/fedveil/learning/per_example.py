@@ -8,6 +8,7 @@ shape. What comes after, in float64, is only bounded: two sums of n clipped grad
 differ, by rounding, by less than 2 n^2 2^-53 C more than they should, and C is lowered by that.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -111,6 +112,9 @@ class PerExample:
         Of an example; a loss of PyTorch's that is a mean over examples.
     generator : torch.Generator, optional
         What the module draws from the global random state comes from this one's stream.
+    class_weights : sequence of float
+        By class: what a clipped gradient is multiplied by, over the largest of them, so that none becomes longer. A
+        person's mean weighs her examples so, and is multiplied by the mean of their weights.
     """
 
     def __init__(
@@ -119,8 +123,10 @@ class PerExample:
         layout: Layout,
         loss: str | LossFunction,
         generator: torch.Generator | None = None,
+        class_weights: Sequence[float] = (),
     ) -> None:
         of_example = single(loss)
+        self._shares = shares_of(class_weights)
         self._model = model
         self._layout = layout
         self._generator = generator
@@ -249,14 +255,22 @@ class PerExample:
         x, here, lengths = self._without_infinities(step, batch)
         gradients, losses, good = step.rule(x, batch.y, here, lengths)
         each = step.each
+        if self._shares is None:
+            shares = torch.ones(len(x), dtype=torch.float64, device=x.device)
+        else:
+            shares = share_of_rows(self._shares, batch.y)
         if each == 1 and not step.grid:
-            total, good = _sum_of_examples(gradients, step.within, good)
+            total, good = _sum_of_examples(gradients, step.within, good, shares)
             return total, losses, good
-        images = batch.here.view(-1, each).sum(1, keepdim=True).clamp_(min=1)
-        weights = (good.view(-1, each) / images).to(torch.float64).view(-1)
+        here, good_rows = batch.here.view(-1, each), good.view(-1, each)
+        if self._shares is None:
+            images = here.sum(1, keepdim=True).clamp_(min=1)
+            weights, own = (good_rows / images).to(torch.float64).view(-1), shares[::each]
+        else:
+            weights, own = _weights_of_persons(shares, here, good_rows)
         if batch.bases is not None:
-            return _sum_of_spanned(gradients, weights, batch.bases, step.within), losses, good
-        return _sum_of_means(gradients, weights, step), losses, good
+            return _sum_of_spanned(gradients, weights, batch.bases, step.within, own), losses, good
+        return _sum_of_means(gradients, weights, step, own), losses, good
 
     def _without_infinities(self, step: _Step, batch: _Batch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return examples in their memory order, which are there, and their lengths if the rule reads them."""
@@ -343,46 +357,87 @@ def lowered(clip: float, terms: float) -> float:
     return clip * max(0.0, 1 - max(SHRINK, 2 * terms**2 * 2.0**-53))
 
 
-def _sum_of_examples(gradients: Gradients, within: float, good: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum the clipped gradients [d] of the examples that are good [B] and have a length; return which do, too."""
+def _weights_of_persons(shares: Tensor, here: Tensor, good: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weights [B] of examples in their persons' means, and the shares [U] of these.
+
+    A mean weighs a person's examples by their shares [B], and has the mean of these as its own. Of examples that are
+    there, [U, each], those that are not good count as zero.
+    """
+    given = shares.view(here.shape) * here
+    of_person = given.sum(1, keepdim=True)
+    weights = given * good / of_person.where(of_person > 0, 1.0)
+    images = here.sum(1, keepdim=True).clamp_(min=1)
+    return weights.view(-1), (of_person / images)[:, 0]
+
+
+def _sum_of_examples(gradients: Gradients, within: float, good: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum shares [B] of the clipped gradients [d] of the good examples [B] that have a length; return which do, too."""
     scale, finite = _scales(gradients.squares.sqrt_(), within)
     if finite is not None:
         gradients.drop(~finite)
         good = good & finite
-    return gradients.sum(scale.where(good, 0.0)), good
+    return gradients.sum((scale * shares).where(good, 0.0)), good
 
 
-def _sum_of_spanned(gradients: Gradients, weights: Tensor, bases: Bases, within: float) -> Tensor:
-    """Sum persons' mean gradients [d], whose factors are clipped."""
+def _sum_of_spanned(gradients: Gradients, weights: Tensor, bases: Bases, within: float, shares: Tensor) -> Tensor:
+    """Sum shares [U] of persons' mean gradients [d], whose factors are clipped."""
     head = gradients.head(weights)
     cores = head.cores(weights, bases.rows)
     scale, finite = _scales(torch.linalg.vector_norm(cores.flatten(1), dim=1), within)
     if finite is not None:
         cores = without(cores, ~finite)
         scale = scale.where(finite, 0.0)
-    clipped = cores * scale[:, None, None]
+    clipped = cores * (scale * shares)[:, None, None]
     return gradients.flat(head.spread(clipped, bases))
 
 
-def _sum_of_means(gradients: Gradients, weights: Tensor, step: _Step) -> Tensor:
-    """Sum persons' mean gradients [d], formed and clipped in blocks."""
-    first, *others = (_clipped(means, step) for means in gradients.means(weights, step.each))
-    for other in others:
-        first += other
-    return first
+def _sum_of_means(gradients: Gradients, weights: Tensor, step: _Step, shares: Tensor) -> Tensor:
+    """Sum shares [U] of persons' mean gradients [d], formed and clipped in blocks."""
+    blocks = gradients.means(weights, step.each)
+    means = next(blocks)
+    done = len(means[0])
+    total = _clipped(means, step, shares[:done])
+    for means in blocks:
+        persons = len(means[0])
+        total += _clipped(means, step, shares[done : done + persons])
+        done += persons
+    return total
 
 
-def _clipped(means: list[Tensor], step: _Step) -> Tensor:
-    """Sum [d] vectors that are formed, in parts [U, size] that lie side by side, each clipped."""
+def _clipped(means: list[Tensor], step: _Step, shares: Tensor) -> Tensor:
+    """Sum shares [U] of vectors [d] that are formed, in parts [U, size] that lie side by side, each clipped."""
     lengths = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in means])
     scale, finite = _scales(lengths.square_().sum(0).sqrt_(), step.within)
     if finite is not None:
         scale = scale.where(finite, 0.0)
         means = [without(part, ~finite) for part in means]
+    scale = scale * shares
     if not step.grid:
         return torch.cat([scale @ part for part in means])
     clipped = [part.mul_(scale[:, None]) for part in means]
     return torch.cat([on_grid(part, step.grid).sum(0) for part in clipped])
+
+
+def shares_of(class_weights: Sequence[float]) -> Tensor | None:
+    """Return weights [K] over the largest of them, so that each is at most 1; None where there are none."""
+    if not len(class_weights):
+        return None
+    weights = torch.tensor(list(class_weights), dtype=torch.float64)
+    return weights / weights.max()
+
+
+def share_of_rows(shares: Tensor, y: Tensor) -> Tensor:
+    """Return the share [B] of each label [B]; 0 where it is no class.
+
+    Raises
+    ------
+    FieldError
+        If labels are not one class an example.
+    """
+    if y.is_floating_point() or y.dim() != 1:
+        raise FieldError("class_weights", tuple(y.shape), "are of one class an example: leave them out")
+    known = (y >= 0) & (y < len(shares))
+    return shares.to(y.device)[y.clamp(0, len(shares) - 1)].where(known, 0.0)
 
 
 def _scales(lengths: Tensor, within: float) -> tuple[Tensor, Tensor | None]:

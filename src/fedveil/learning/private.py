@@ -81,7 +81,7 @@ class PrivateTrainer(SequentialTrainer):
             raise FieldError(local.unusual, getattr(local, local.unusual), accepted)
         super().__init__(model, layout, local, device)
         self.noisy = replace(noisy, lr=local.rate()) if noisy.summed else noisy
-        self._sums = PerExample(self._model, layout, local.loss, self._generator)
+        self._sums = PerExample(self._model, layout, local.loss, self._generator, local.class_weights)
         self._lots = Lots(self.noisy, self._sums, self._inputs, self._generator)
         self._unchecked = True
         self._busy = Lock()
@@ -119,6 +119,10 @@ class PrivateTrainer(SequentialTrainer):
     def _taken(self, starts: Tensor, clients: Sequence[ClientData]) -> Iterator[None]:
         """Keep the trainer for these clients, whose sizes and examples it can train on."""
         self.check_sizes(clients, least=1)
+        for client in clients if self.local.class_weights else ():
+            if client.y.is_floating_point() or client.y.dim() != 1:
+                accepted = "are of one class an example, and these labels are others: leave them out"
+                raise FieldError("class_weights", self.local.class_weights, accepted)
         self.require_fine(starts)
         if not self._busy.acquire(blocking=False):
             accepted = "is still training another round: give a longer deadline, or each thread a trainer of its own"

@@ -19,6 +19,7 @@ from torch.nn.grad import conv2d_weight
 from torch.nn.modules import module as torch_module
 
 from fedveil.errors import FieldError
+from fedveil.learning.scaled_inputs import ScaledInputs
 from fedveil.learning.streams import KeyedDropout
 
 
@@ -186,7 +187,7 @@ def _layer_norm(layer: nn.LayerNorm, a: Tensor, b: Tensor) -> dict[str, Tensor]:
 
 # without parameters: what they give for a row follows from that row alone
 _PLAIN: frozenset[type[nn.Module]] = frozenset(
-    {nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten, KeyedDropout}
+    {nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten, KeyedDropout, ScaledInputs}
     | {nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Softmax, nn.LogSoftmax}
     | {nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign}
     | {nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Tanhshrink}

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from torch import Tensor, nn
 
-from fedveil.errors import require_choice, require_workers
+from fedveil.errors import FieldError, require_choice, require_workers
 from fedveil.layout import Layout
 from fedveil.learning.batched import BatchedTrainer
 from fedveil.learning.clients import ClientData
@@ -144,6 +144,10 @@ def make_trainer(
         require_choice("precision", precision, ("full",))
     if noisy is not None:
         return PrivateTrainer(model, layout, local, noisy, device, example=example)
+    if local.class_weights:
+        weights = ", ".join(f"{weight:g}" for weight in local.class_weights)
+        accepted = f'are of noisy steps, behind the clip: without them write loss = "cross_entropy(weight=[{weights}])"'
+        raise FieldError("class_weights", local.class_weights, accepted)
     if kind != "sequential" and precision == "full":
         try:
             return BatchedTrainer(model, layout, local, device, workers=workers)

@@ -20,7 +20,7 @@ def init(
     protect: Annotated[
         str | None, typer.Option(help="client (hospital), person (patient), record (row, image) or nothing.")
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Of the promise, in total; default: 8.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Of the promise, in total; default: 8, beside 4 and 1.")] = None,
     target: Annotated[str, typer.Option(help="A table's column to predict; default: the last.")] = "",
     person: Annotated[str, typer.Option(help="Whose an example is: a column, an array, or folder.")] = "",
     site: Annotated[str, typer.Option(help="A table's column that says which client holds a row.")] = "",
@@ -29,6 +29,7 @@ def init(
     thousands: Annotated[str, typer.Option(help="What groups a CSV file's digits; default: as it looks.")] = "",
     encoding: Annotated[str, typer.Option(help="A CSV file's encoding; default: utf-8.")] = "",
     positive: Annotated[str, typer.Option(help="Of two classes the positive one; default: the second.")] = "",
+    sum_: Annotated[str, typer.Option("--sum", help="Of rows or persons: none, or trusted (less noise).")] = "none",
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write.")] = Path("my.toml"),
 ) -> None:
     """Write a first configuration for your data; what is not given is asked for."""
@@ -53,7 +54,7 @@ def init(
     how: dict[str, Any] = {"epsilon": epsilon, "target": target, "person": person, "site": site}
     how |= {"missing": missing, "decimal": decimal, "thousands": thousands, "encoding": encoding}
     how["positive"] = positive or (_asked_positive if sys.stdin.isatty() else "")
-    text, said = first_config(name, data, clients, protect, **how)
+    text, said = first_config(name, data, clients, protect, sum_=sum_, **how)
     file.write_text(text, encoding="utf-8")
     for line in said:
         typer.echo(line)

@@ -17,9 +17,12 @@ from fedveil.data import NATURAL, SOURCES, DataSet, load
 from fedveil.data.sets import with_positive
 from fedveil.data.several import LOSS
 from fedveil.errors import FieldError, nearest, require_choice, require_count
+from fedveil.gdp import compose_mu, epsilon_of_mu, mu_of_epsilon
+from fedveil.methods import RecordDP
 from fedveil_lab.config.columns import read_columns as read_columns
 from fedveil_lab.config.columns import read_off
 from fedveil_lab.config.loading import parse
+from fedveil_lab.config.recipe import CLIP, MOMENTUM, ROUNDS, class_weights, inputs_of, plain_rate, rate
 from fedveil_lab.config.tables import dumps
 
 PROTECTS = {
@@ -29,8 +32,9 @@ PROTECTS = {
     "nothing": "so that nobody is promised anything",
 }
 EDGE = 32  # pixels of a side, to which images are made equal
-NOISY_ROUNDS = 60  # of a noisy step each; rates by loss, beside momentum: docs/data.md has what was measured
-RATE = {"cross_entropy": 0.25, "mse": 0.025}
+EPSILONS = (8.0, 4.0, 1.0)  # shown beside each other, so that a first table says what privacy costs
+NO_PRIVACY = {"label": "no privacy", "method": "vanilla"}
+WHOLE = 1_000_000  # a batch of all that a client has
 LIMITS = ("columns", "missing", "classes", "target_range")
 MOST = ("records_per_person", "silos_per_person")
 READ_OFF = """
@@ -71,6 +75,7 @@ def first_config(
     thousands: str = "",
     encoding: str = "",
     positive: str | Callable[[Sequence[str]], str] = "",
+    sum_: str = "none",
 ) -> tuple[str, list[str]]:
     """The text of a TOML file that runs, and what was chosen for its reader, a line each.
 
@@ -86,7 +91,7 @@ def first_config(
         "client", "person", "record" or "nothing": all data of a client, all of one person, one example, or nothing; or
         another word for one of them, such as "hospital", "patient" or "image" (`fedveil.units`).
     epsilon : float, optional
-        Of the promise, over all rounds; default: 8.
+        Of the promise, over all rounds; default: 8, beside which 4 and 1 are compared.
     target : str
         Of a table, the column to predict; default: the last.
     person : str
@@ -101,6 +106,9 @@ def first_config(
         Of a CSV file; by default UTF-8.
     positive : str or callable
         Of two classes the one that counts as positive, or what chooses it from their names; default: the second.
+    sum_ : {"none", "trusted"}
+        Of a record or a person, what becomes of the silos' steps (`fedveil.methods.record`): with ``"trusted"`` whoever
+        adds them up is trusted, and there is less noise.
 
     Raises
     ------
@@ -108,6 +116,9 @@ def first_config(
         If the data cannot be loaded, or do not suffice for so many clients.
     """
     protect = require_unit("protect", protect, PROTECTS)
+    require_choice("sum", sum_, ("none", "trusted"))
+    if sum_ != "none" and protect not in ("record", "person"):
+        raise FieldError("sum", sum_, "goes with --protect record or person, whose noise each silo adds")
     written = {"missing": missing, "decimal": decimal, "thousands": thousands, "encoding": encoding}
     about, left_out, noticed = _about(data, target, person, site, written)
     dataset = load(**about)
@@ -124,48 +135,120 @@ def first_config(
     parties = len(dataset.owners) if site else require_count("clients", clients)
     if parties > units:
         raise FieldError("clients", clients, f"must be at most {units}, so that everybody has something")
-    total = 8.0 if epsilon is None else epsilon
-    planned = max(1, int(0.8 * (units if protect == "person" else len(dataset.x)) / parties))
-    noisy = protect in ("record", "person")
-    rounds = NOISY_ROUNDS if noisy else 20
-    promise = {"epsilon": total, "delta": 1e-5, "rounds": rounds, "clip": 1.0}
-    privacy: dict[str, Any] = {
-        "client": {"method": "global", **promise},
-        "record": {"method": "record", **promise, "examples": planned},
-        "person": {"method": "record", "unit": "person", **promise, "people": planned, **_most(dataset)},
-    }.get(protect, {"method": "vanilla"})
+    noisy, promised = protect in ("record", "person"), protect != "nothing"
+    privacy = _privacy(protect, EPSILONS[0] if epsilon is None else epsilon, dataset, parties, sum_)
     several = not dataset.classes and bool(about.get("classes"))
     loss = "cross_entropy" if dataset.classes else LOSS if several else "mse"
-    steps = (
-        {"lr": RATE["mse" if loss == "mse" else "cross_entropy"]}
-        if noisy
-        else {"lr": 0.1, "epochs": 2, "batch_size": 16}
-    )
-    rule = {"aggregator": {"name": "fedavgm", "momentum": 0.9}} if noisy else {}
-    image = len(dataset.input_shape) == 3 and min(dataset.input_shape[1:]) >= EDGE
+    epsilons = (EPSILONS if epsilon is None else (epsilon,)) if promised else ()
+    if noisy:
+        ordered = with_positive(dataset, chosen) if chosen else dataset
+        weights = class_weights(ordered, protect) if loss == "cross_entropy" else []
+        model, local, settings = _noisy_training(dataset, about, loss, parties, privacy, epsilons, weights)
+    else:
+        weights, model, local, settings = [], *_plain_training(dataset, loss, epsilons)
+    rule = {"aggregator": {"name": "fedavgm", "momentum": MOMENTUM}} if noisy else {}
     said = []
     if chosen and not positive:
         other = dataset.names()[0]
         said.append(f"positive class: {chosen}, the second of the two; --positive {shlex.quote(other)} takes the other")
     said += [f"column {column!r} is no input: it {_left_out(kind, column)}" for column, kind in left_out.items()]
     read = [f"data.{key}" for key in LIMITS if about.get(key)] + [f"privacy.{key}" for key in MOST if key in privacy]
-    promised = protect != "nothing"
+    read += ["local.class_weights"] * bool(weights)
+    shown = _together(epsilons) if noisy else ""
     text = Template((files("fedveil_lab.config") / "first.toml").read_text(encoding="utf-8")).substitute(
         name=name,
-        rounds=rounds,
+        rounds=privacy.get("rounds", 20),
         read_off=READ_OFF + dumps({"read_off": read}) if read else "",
         left_out="".join(f"# {line}\n" for line in said),
         data=dumps({"data": {"clients": NATURAL if site else clients, "holdout": 0.2, **about}}),
-        model="small_cnn" if image else "logistic",
-        local=dumps({"local": steps if dataset.classes else {**steps, "loss": loss}, **rule}),
+        model=dumps({"model": model}),
+        local=dumps({"local": local, **rule}),
         privacy=dumps({"privacy": privacy}),
-        setting=f', {{ label = "{protect}-level, epsilon {total:g}" }}' if promised else "",
+        together=f"# {shown}\n" if shown else "",
+        settings="".join(f"    {one},\n" for one in settings),
     )
-    text = re.sub(r"\[\n((?: +.*,\n)+)\]", lambda m: f"[{' '.join(m[1].split())[:-1]}]", text)  # a list a line
+    text = re.sub(r"\[\n((?: +[^{\s].*,\n)+)\]", lambda m: f"[{' '.join(m[1].split())[:-1]}]", text)  # a list a line
     parse(tomllib.loads(text))
-    return text, said + noticed + _chosen(
-        about, total if promised and epsilon is None else None, read if promised else [], several
+    said += noticed + [shown] * bool(shown)
+    return text, said + _chosen(
+        about, EPSILONS[0] if promised and epsilon is None else None, read if promised else [], several
     )
+
+
+def _privacy(protect: str, epsilon: float, dataset: DataSet, parties: int, sum_: str) -> dict[str, Any]:
+    """``[privacy]``: the method, its total, and what is planned for a party."""
+    if protect == "nothing":
+        return {"method": "vanilla"}
+    if protect == "client":
+        return {"method": "global", "epsilon": epsilon, "delta": 1e-5, "rounds": 20, "clip": 1.0}
+    units = len(dataset.x) if protect == "record" or dataset.group is None else int(dataset.group.max()) + 1
+    planned = max(1, int(0.8 * units / parties))
+    whose: dict[str, Any] = {"examples": planned}
+    if protect == "person":
+        whose = {"unit": "person", "people": planned, **_most(dataset)}
+    sums = {} if sum_ == "none" else {"sum": sum_, "silos": parties}
+    return {"method": "record", **sums, "epsilon": epsilon, "delta": 1e-5, "rounds": ROUNDS, "clip": CLIP, **whose}
+
+
+def _plain_training(
+    dataset: DataSet, loss: str, epsilons: Sequence[float]
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """``[model]``, ``[local]`` and the settings of ``[compare]`` where no silo adds noise to its steps."""
+    image = len(dataset.input_shape) == 3 and min(dataset.input_shape[1:]) >= EDGE
+    model = {"name": "small_cnn" if image else "logistic"}
+    local = {"lr": 0.1, "epochs": 2, "batch_size": 16, **_loss(loss)}
+    settings: list[Mapping[str, Any]] = [NO_PRIVACY]
+    for total in epsilons:
+        settings.append({"label": f"client-level, epsilon {total:g}", "epsilon": total})
+    return model, local, [_inline(one) for one in settings]
+
+
+def _noisy_training(
+    dataset: DataSet,
+    about: Mapping[str, Any],
+    loss: str,
+    parties: int,
+    privacy: Mapping[str, Any],
+    epsilons: Sequence[float],
+    weights: Sequence[float],
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """``[model]``, ``[local]`` and the settings of ``[compare]``: a linear model, and rates that follow the noise."""
+    inputs = inputs_of(dataset, about.get("columns", {}), about.get("missing", {}))
+    model = {"name": "logistic"} | ({} if inputs.scaling == "given" else {"inputs": inputs.scaling})
+    options = {key: value for key, value in privacy.items() if key != "method"}
+    settings: list[Mapping[str, Any]] = []
+    rates = {}
+    for total in epsilons:
+        rates[total] = rate(RecordDP(**{**options, "epsilon": total}), parties, inputs, loss)
+        label = f"{privacy.get('unit', 'record')}-level, epsilon {total:g}"
+        settings.append({"label": label, "epsilon": total, "local": {"lr": rates[total]}})
+    local: dict[str, Any] = {"lr": rates[privacy["epsilon"]], **_loss(loss)}
+    baseline: dict[str, Any] = {"lr": plain_rate(inputs, loss), "batch_size": WHOLE}
+    if weights:
+        local["class_weights"] = list(weights)
+        named = ", ".join(f"{weight:g}" for weight in weights)
+        baseline |= {"class_weights": [], "loss": f"cross_entropy(weight=[{named}])"}
+    return model, local, [_inline(one) for one in [{**NO_PRIVACY, "local": baseline}, *settings]]
+
+
+def _loss(name: str) -> dict[str, str]:
+    """The key of a loss that is not the usual one."""
+    return {} if name == "cross_entropy" else {"loss": name}
+
+
+def _inline(table: Mapping[str, Any]) -> str:
+    """A table of TOML in one line."""
+    values = {k: _inline(v) if isinstance(v, Mapping) else json.dumps(v) for k, v in table.items()}
+    return "{ " + ", ".join(f"{key} = {value}" for key, value in values.items()) + " }"
+
+
+def _together(epsilons: Sequence[float], delta: float = 1e-5) -> str:
+    """What it costs to show several settings of the same data, each once."""
+    if len(epsilons) < 2:
+        return ""
+    total = epsilon_of_mu(compose_mu(mu_of_epsilon(one, delta) for one in epsilons), delta)
+    named = f"{', '.join(f'{one:g}' for one in epsilons[:-1])} and {epsilons[-1]:g}"
+    return f"whoever sees all of epsilon {named} sees epsilon {total:.2f} in total (delta {delta:g}), for one seed"
 
 
 def _left_out(kind: str, column: str) -> str:

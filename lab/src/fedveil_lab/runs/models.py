@@ -1,5 +1,6 @@
 """The model of a run: checked against the data, with what trains it, and where it begins."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
@@ -46,6 +47,7 @@ def learner_of(config: Config, dealt: Dealt, method: Method, memo: Path | None) 
         layout = Layout.from_module(module)
     check_fit(dealt, method, config.local.loss, config.model.name, module)
     require_fit(module, dealt.clients, config.local.loss)
+    require_class_weights(config.local.class_weights, dealt.dataset.classes)
     with fields_of("local"):
         local = with_proximal_term(config.local, method)
     how: dict[str, Any] = {"device": config.device, "workers": config.workers, "precision": config.precision}
@@ -185,6 +187,12 @@ def _remembered(trainer: Trainer, config: Config, local: learning.LocalTraining,
     kind = (type(trainer).__name__, config.precision, config.device)
     parts = (*kind, config.model.name, config.model.options, asdict(local))
     return Remembering(trainer, memo, repr(parts))
+
+
+def require_class_weights(weights: Sequence[float], classes: int) -> None:
+    """Refuse weights of other classes than the data have."""
+    if weights and len(weights) != classes:
+        raise FieldError("local.class_weights", list(weights), f"must be one weight for each of {classes} classes")
 
 
 def check_fit(dealt: Dealt, method: Method, loss: str | LossFunction, model: str, module: nn.Module) -> None:

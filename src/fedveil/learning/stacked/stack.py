@@ -11,9 +11,10 @@ from torch.nn import functional as F
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.recognised import fresh
+from fedveil.learning.scaled_inputs import ScaledInputs
 from fedveil.learning.stacked import stages as make
 from fedveil.learning.stacked.batched_losses import BATCHED
-from fedveil.learning.stacked.stages import Dense, Dropout, Embedding, Flatten, Norm, Stage, Weights
+from fedveil.learning.stacked.stages import Dense, Dropout, Embedding, Flatten, Norm, Scaled, Stage, Weights
 
 Parameters = dict[str, Tensor]
 
@@ -143,6 +144,8 @@ def compile_stack(module: nn.Module, layout: Layout) -> Stack:
     used: Counter[str] = Counter()
     for node in _chain(module):
         stage = _stage(node, modules, layout)
+        if isinstance(stage, Scaled) and not all(isinstance(s, Flatten | Scaled) for s in stages):
+            raise NotStackable("inputs are scaled behind another layer")
         if stage is not None:
             stages.append(stage)
             used.update(stage.names)
@@ -152,11 +155,16 @@ def compile_stack(module: nn.Module, layout: Layout) -> Stack:
     return Stack(stages, layout)
 
 
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, ScaledInputs) or super().is_leaf_module(m, module_qualified_name)
+
+
 def _chain(module: nn.Module) -> list[fx.Node]:
     """Return the steps of a module that is a straight chain, in order."""
     kind = type(module).__name__
     try:
-        graph = fx.Tracer().trace(fresh(module).train())
+        graph = _Tracer().trace(fresh(module).train())
     except Exception as error:  # whatever a model's own forward raises under tracing
         raise NotStackable(f"{kind} cannot be traced: {error}") from error
     before, *steps = graph.nodes
@@ -222,6 +230,10 @@ def _embedding(name: str, layer: Any, layout: Layout) -> Stage:
     return Embedding(weight, layer.padding_idx)
 
 
+def _scaled_layer(name: str, m: Any, layout: Layout) -> Stage:
+    return Scaled(m)
+
+
 def _relu_layer(name: str, layer: Any, layout: Layout) -> Stage:
     return make.relu()
 
@@ -268,6 +280,7 @@ _LAYERS: dict[type[nn.Module], Callable[[str, Any, Layout], Stage]] = {
     nn.Linear: _linear,
     nn.LayerNorm: _layer_norm,
     nn.Embedding: _embedding,
+    ScaledInputs: _scaled_layer,
     nn.ReLU: _relu_layer,
     nn.Tanh: _tanh_layer,
     nn.Sigmoid: _sigmoid_layer,

@@ -154,6 +154,27 @@ class Flatten(Stage):
         return None if weights.first else grad.reshape(saved)
 
 
+class Scaled(Stage):
+    """A first layer without parameters that scales each example: nobody needs the gradient of its input.
+
+    Parameters
+    ----------
+    function : callable
+        Of examples [B, ...].
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self.function = function
+
+    def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Saved]:
+        """Scale the examples of all clients."""
+        return self.function(x.flatten(0, 1)).view(x.shape), None
+
+    def backward(self, grad: Tensor, saved: Saved, weights: Weights) -> Tensor | None:
+        """Nothing: it stands before all parameters."""
+        return None
+
+
 class Dropout(Stage):
     """Dropout with masks drawn elsewhere: each client's come from its own stream.
 

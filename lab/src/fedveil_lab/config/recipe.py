@@ -1,0 +1,92 @@
+"""The training that `fedveil init` writes under noise: a clip, and a rate in units of the noise that is added.
+
+All noise of a run leaves the outputs of a linear model with one deviation: of the noise on a step's mean, times the
+rate, the root of the steps, what momentum sums up, and the length of an input. A rate that leaves 4 in a logit (.2 of
+the range of a target) is close to the best one over sets, epsilons and sums (results/first-settings); from half to
+twice as much it hardly matters. Every number here is public or declared, so the choice costs no privacy.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedveil.data import DataSet
+from fedveil.methods import RecordDP
+
+ROUNDS = 60  # of one noisy step each
+CLIP = 0.2  # shorter than most gradients: their directions are summed
+MOMENTUM = 0.9
+LEFT = {"cross_entropy": 4.0, "mse": 0.2}  # deviation that noise leaves in an output
+UNEVEN = 1.5  # of the most frequent class to the rarest, from which weights pay
+NUMBER, TEXT = 1 / 12, 1 / 4  # mean square of a centred input: a number over its declared range, one of two texts
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How a linear model takes its inputs, and how long they are.
+
+    Attributes
+    ----------
+    scaling : str
+        `inputs` of the model "logistic".
+    square : float
+        Mean squared length of a scaled input, from its declared shape alone.
+    """
+
+    scaling: str
+    square: float
+
+
+def inputs_of(dataset: DataSet, columns: Mapping[str, Any], missing: Mapping[str, Any]) -> Inputs:
+    """How to scale inputs within 0 and 1; `columns` and `missing` as ``[data]`` has them."""
+    size = math.prod(dataset.input_shape)
+    if columns:
+        texts = sum(len(declared) for declared in columns.values() if isinstance(declared[0], str)) + len(missing)
+        return Inputs("centred", NUMBER * (size - texts) + TEXT * texts)
+    if len(dataset.input_shape) == 3:
+        return Inputs("standardised", float(size))
+    return Inputs("given", size / 3)
+
+
+def rate(method: RecordDP, parties: int, inputs: Inputs, loss: str) -> float:
+    """Learning rate of a silo's noisy step, two digits.
+
+    Parameters
+    ----------
+    method : RecordDP
+        Its noise, and its rounds of one step each.
+    parties : int
+        Silos whose steps are averaged.
+    inputs : Inputs
+        What the model sees.
+    loss : str
+        ``"mse"``, or a loss of classes.
+    """
+    steps = (method.rounds or 1) * method.steps
+    walked = method.noise_on_mean(parties) * math.sqrt(steps) / (1 - MOMENTUM)
+    left = LEFT["mse" if loss == "mse" else "cross_entropy"]
+    return float(f"{left / (walked * math.sqrt(1 + inputs.square)):.2g}")
+
+
+def class_weights(dataset: DataSet, unit: str = "record") -> list[float]:
+    """Weights under which all classes count alike, the rarest with 1; none where they nearly do already.
+
+    A person counts once, with her share of each class. Weights are read off the labels: a promise is conditional on
+    them.
+    """
+    each = torch.ones(len(dataset.y), dtype=torch.float64)
+    if unit == "person" and dataset.group is not None:
+        each = 1 / dataset.group.bincount()[dataset.group].double()
+    counts = dataset.y.bincount(each, minlength=dataset.classes).clamp(min=1).tolist()
+    if max(counts) < UNEVEN * min(counts):
+        return []
+    return [float(f"{min(counts) / count:.2g}") for count in counts]
+
+
+def plain_rate(inputs: Inputs, loss: str) -> float:
+    """Learning rate of full steps without noise, under the same momentum: well below where they begin to oscillate."""
+    steepest = 1.5 if loss == "mse" else 6.0
+    return float(f"{steepest / (1 + inputs.square):.2g}")

@@ -1,0 +1,46 @@
+"""Inputs scaled inside a model: by a public constant, or each example by its own values.
+
+Nothing here is learned or read off data, so no promise depends on it. Noise of one size in all directions costs least
+where inputs lie about 0.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.errors import require_choice
+
+MIDDLE = 0.5  # of declared ranges, which become 0 to 1
+FLAT = 0.05  # deviation that is added to an example's own: noise of a flat image is not stretched to its contrast
+
+Scaling = Literal["given", "centred", "standardised"]
+SCALINGS = ("given", "centred", "standardised")
+
+
+class ScaledInputs(nn.Module):
+    """The first layer of a model, without parameters.
+
+    Parameters
+    ----------
+    scaling : {"centred", "standardised"}
+        ``"centred"``: minus one half, for inputs declared to lie within 0 and 1. ``"standardised"``: each example minus
+        its own mean, over its own deviation plus 0.05.
+
+    Examples
+    --------
+    >>> ScaledInputs("centred")(torch.tensor([[0.0, 1.0]]))
+    tensor([[-0.5000,  0.5000]])
+    """
+
+    def __init__(self, scaling: Scaling) -> None:
+        super().__init__()
+        self.scaling = require_choice("inputs", scaling, SCALINGS[1:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale examples x [B, ...]."""
+        if self.scaling == "centred":
+            return x - MIDDLE
+        axes = tuple(range(1, x.dim()))
+        deviation, mean = torch.std_mean(x, dim=axes, keepdim=True, correction=0)
+        return (x - mean) / (deviation + FLAT)
