@@ -12,7 +12,7 @@ from fedveil.learning.gradients import Gradients, GradientsAndLosses, Piece, Pro
 from fedveil.learning.losses import IGNORED, of_classes, usable
 from fedveil.learning.rules import NotIsolated, refuse_hooks
 from fedveil.learning.stacked import NotStackable, compile_stack
-from fedveil.learning.stacked.stages import Dense, Flatten, Pointwise, Scaled
+from fedveil.learning.stacked.stages import Dense, Flatten, Pointwise, ScaledStage
 from fedveil.learning.torch_losses import Labelwise
 
 
@@ -47,13 +47,13 @@ class ByChain:
         every = dict(model.named_parameters())
         self._layout = layout
         self._loss = loss
-        self._scaled: list[Scaled] = []
+        self._scaled: list[ScaledStage] = []
         self._flattens: list[Flatten] = []
         self._steps: list[tuple[Dense | Pointwise, list[Tensor]]] = []
         for stage in stages:
             if type(stage) is Flatten:
                 self._flattens.append(stage)
-            elif type(stage) is Scaled:
+            elif type(stage) is ScaledStage:
                 self._scaled.append(stage)
             elif type(stage) is Dense or type(stage) is Pointwise:
                 self._steps.append((stage, [every[name] for name in stage.names]))

@@ -10,7 +10,7 @@ from fedveil.errors import FieldError
 from fedveil.methods import RecordDP
 from fedveil_lab.config import parse
 from fedveil_lab.config.first import first_config
-from fedveil_lab.config.recipe import Inputs, class_weights, inputs_of, plain_rate, rate
+from fedveil_lab.config.recipe import InputScaling, class_weights, inputs_of, plain_rate, rate
 from fedveil_lab.config.variants import configure, variants_of
 
 pytest.importorskip("pandas")
@@ -24,14 +24,14 @@ def test_a_rate_leaves_so_much_noise_in_an_output_by_hand() -> None:
     # a step's mean: 2 * 0.5 / 100 / sqrt(4) = .005; of 16 steps with momentum .9: .005 * 4 * 10 = .2; inputs of
     # length sqrt(1 + 3) = 2: .4 in a logit at rate 1, so that 4 is left at rate 10
     method = RecordDP(examples=100, noise_multiplier=2.0, rounds=16, clip=0.5)
-    assert rate(method, 4, Inputs("centred", 3.0), "cross_entropy") == 10.0
-    assert rate(method, 4, Inputs("centred", 3.0), "mse") == 0.5
+    assert rate(method, 4, InputScaling("centred", 3.0), "cross_entropy") == 10.0
+    assert rate(method, 4, InputScaling("centred", 3.0), "mse") == 0.5
 
 
 def test_the_rate_does_not_hang_on_the_clip() -> None:
     wide, narrow = (RecordDP(examples=100, epsilon=4.0, rounds=60, clip=clip) for clip in (1.0, 0.1))
-    assert rate(narrow, 10, Inputs("given", 1.0), "mse") == pytest.approx(
-        10 * rate(wide, 10, Inputs("given", 1.0), "mse"), rel=0.03
+    assert rate(narrow, 10, InputScaling("given", 1.0), "mse") == pytest.approx(
+        10 * rate(wide, 10, InputScaling("given", 1.0), "mse"), rel=0.03
     )
 
 
@@ -40,9 +40,9 @@ def test_inputs_are_as_long_as_declared() -> None:
         return DataSet(name="t", x=torch.zeros(1, *shape), y=torch.zeros(1, dtype=torch.int64), classes=2)
 
     columns = {"age": [0, 100], "sex": ["f", "m"]}
-    assert inputs_of(shaped(3), columns, {}) == Inputs("centred", 1 / 12 + 2 / 4)
-    assert inputs_of(shaped(4), columns, {"age": "indicator"}) == Inputs("centred", 1 / 12 + 3 / 4)
-    assert inputs_of(shaped(1, 8, 8), {}, {}) == Inputs("standardised", 64.0)
+    assert inputs_of(shaped(3), columns, {}) == InputScaling("centred", 1 / 12 + 2 / 4)
+    assert inputs_of(shaped(4), columns, {"age": "indicator"}) == InputScaling("centred", 1 / 12 + 3 / 4)
+    assert inputs_of(shaped(1, 8, 8), {}, {}) == InputScaling("standardised", 64.0)
 
 
 def test_classes_that_are_as_frequent_have_no_weights() -> None:
@@ -118,5 +118,5 @@ def test_weights_of_other_classes_are_refused(table) -> None:
 
 def test_steps_without_noise_stay_below_where_momentum_oscillates() -> None:
     for loss, curvature in (("cross_entropy", 0.5), ("mse", 2.0)):
-        inputs = Inputs("given", 3.0)
+        inputs = InputScaling("given", 3.0)
         assert plain_rate(inputs, loss) * curvature * (1 + inputs.square) < 2 * (1 + 0.9)

@@ -25,8 +25,8 @@ NUMBER, TEXT = 1 / 12, 1 / 4  # mean square of a centred input: a number over it
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """How a linear model takes its inputs, and how long they are.
+class InputScaling:
+    """How a linear model scales its inputs, and how long they then are.
 
     Attributes
     ----------
@@ -40,18 +40,18 @@ class Inputs:
     square: float
 
 
-def inputs_of(dataset: DataSet, columns: Mapping[str, Any], missing: Mapping[str, Any]) -> Inputs:
+def inputs_of(dataset: DataSet, columns: Mapping[str, Any], missing: Mapping[str, Any]) -> InputScaling:
     """How to scale inputs within 0 and 1; `columns` and `missing` as ``[data]`` has them."""
     size = math.prod(dataset.input_shape)
     if columns:
         texts = sum(len(declared) for declared in columns.values() if isinstance(declared[0], str)) + len(missing)
-        return Inputs("centred", NUMBER * (size - texts) + TEXT * texts)
+        return InputScaling("centred", NUMBER * (size - texts) + TEXT * texts)
     if len(dataset.input_shape) == 3:
-        return Inputs("standardised", float(size))
-    return Inputs("given", size / 3)
+        return InputScaling("standardised", float(size))
+    return InputScaling("given", size / 3)
 
 
-def rate(method: RecordDP, parties: int, inputs: Inputs, loss: str) -> float:
+def rate(method: RecordDP, parties: int, inputs: InputScaling, loss: str) -> float:
     """Learning rate of a silo's noisy step, two digits.
 
     Parameters
@@ -60,7 +60,7 @@ def rate(method: RecordDP, parties: int, inputs: Inputs, loss: str) -> float:
         Its noise, and its rounds of one step each.
     parties : int
         Silos whose steps are averaged.
-    inputs : Inputs
+    inputs : InputScaling
         What the model sees.
     loss : str
         ``"mse"``, or a loss of classes.
@@ -86,7 +86,7 @@ def class_weights(dataset: DataSet, unit: str = "record") -> list[float]:
     return [float(f"{min(counts) / count:.2g}") for count in counts]
 
 
-def plain_rate(inputs: Inputs, loss: str) -> float:
+def plain_rate(inputs: InputScaling, loss: str) -> float:
     """Learning rate of full steps without noise, under the same momentum: well below where they begin to oscillate."""
     steepest = 1.5 if loss == "mse" else 6.0
     return float(f"{steepest / (1 + inputs.square):.2g}")

@@ -14,7 +14,7 @@ from fedveil.learning.recognised import fresh
 from fedveil.learning.scaled_inputs import ScaledInputs
 from fedveil.learning.stacked import stages as make
 from fedveil.learning.stacked.batched_losses import BATCHED
-from fedveil.learning.stacked.stages import Dense, Dropout, Embedding, Flatten, Norm, Scaled, Stage, Weights
+from fedveil.learning.stacked.stages import Dense, Dropout, Embedding, Flatten, Norm, ScaledStage, Stage, Weights
 
 Parameters = dict[str, Tensor]
 
@@ -144,7 +144,7 @@ def compile_stack(module: nn.Module, layout: Layout) -> Stack:
     used: Counter[str] = Counter()
     for node in _chain(module):
         stage = _stage(node, modules, layout)
-        if isinstance(stage, Scaled) and not all(isinstance(s, Flatten | Scaled) for s in stages):
+        if isinstance(stage, ScaledStage) and not all(isinstance(s, Flatten | ScaledStage) for s in stages):
             raise NotStackable("inputs are scaled behind another layer")
         if stage is not None:
             stages.append(stage)
@@ -231,7 +231,7 @@ def _embedding(name: str, layer: Any, layout: Layout) -> Stage:
 
 
 def _scaled_layer(name: str, m: Any, layout: Layout) -> Stage:
-    return Scaled(m)
+    return ScaledStage(m)
 
 
 def _relu_layer(name: str, layer: Any, layout: Layout) -> Stage:

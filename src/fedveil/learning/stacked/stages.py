@@ -154,7 +154,7 @@ class Flatten(Stage):
         return None if weights.first else grad.reshape(saved)
 
 
-class Scaled(Stage):
+class ScaledStage(Stage):
     """A first layer without parameters that scales each example: nobody needs the gradient of its input.
 
     Parameters
