@@ -1542,7 +1542,7 @@ BUGS = (
     _bug(
         "person: a factor is not clipped",
         "_sum_of_spanned",
-        "cores * scale[:, None, None]",
+        "cores * (scale * shares)[:, None, None]",
         "cores",
         f"{ROUNDING}::test_no_server_makes_a_factored_mean_longer_than_the_clip",
     ),
@@ -1725,6 +1725,21 @@ BUGS = (
         "torch.ones_like(lengths)",
         f"{PRIVATE}::test_clipped_sums_are_those_of_single_examples",
         f"{RECORD}::test_one_silos_release_keeps_its_promise",
+    ),
+    _bug(
+        "record: a class may weigh more than the clip",
+        "shares_of",
+        "weights / weights.max()",
+        "weights",
+        "test_class_weights::test_nobody_moves_a_sum_by_more_than_the_clip",
+    ),
+    _bug(
+        "record: weights of classes come before the clip",
+        "_sum_of_examples",
+        "_scales(gradients.squares.sqrt_(), within)",
+        "_scales(gradients.squares.sqrt_() * shares, within)",
+        "test_class_weights::test_nobody_moves_a_sum_by_more_than_the_clip",
+        "test_class_weights::test_each_class_has_its_share_behind_the_clip",
     ),
     _bug(
         "record: one stream for lots and noise",
