@@ -20,6 +20,7 @@ from fedveil.engines.nvflare.measuring import check_shapes as check_shapes
 from fedveil.engines.nvflare.measuring import measure as measure
 from fedveil.engines.nvflare.quiet import JobGuard as JobGuard
 from fedveil.engines.nvflare.recipes import protection
+from fedveil.engines.nvflare.rules import RuleAggregator as RuleAggregator
 from fedveil.engines.nvflare.training import SiteTraining as SiteTraining
 from fedveil.evidence import ServerFolder
 

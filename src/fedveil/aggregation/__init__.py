@@ -5,6 +5,7 @@ from fedveil.aggregation.base import FedAvg as FedAvg
 from fedveil.aggregation.base import FedProx as FedProx
 from fedveil.aggregation.base import NoState as NoState
 from fedveil.aggregation.base import WeightedMean as WeightedMean
+from fedveil.aggregation.base import even as even
 from fedveil.aggregation.base import require_rule as require_rule
 from fedveil.aggregation.centres import Centre as Centre
 from fedveil.aggregation.centres import CentredClipping as CentredClipping

@@ -105,6 +105,10 @@ class WeightedMedian(Aggregator):
             result[columns] = (values.gather(0, lower)[0] + values.gather(0, upper)[0]) / 2
         return result
 
+    def bears(self, n: int) -> int:
+        """Return less than half, where all weigh the same; `bears_weight` says it of other weights."""
+        return (n - 1) // 2
+
     def sensitivity(
         self,
         clip: float,

@@ -50,7 +50,7 @@ def method_of(
         For unknown names, and for methods that need more.
     """
     require_method("method", name)
-    method = build(name, None if rule is None else _rule(rule), **(parameters or {}))
+    method = build(name, None if rule is None else rule_of(rule), **(parameters or {}))
     if not site_training and method.client.needs:
         accepted = "needs more of training than the model, all that FLARE's filters see: let the sites train by "
         accepted += "FedVeilExecutor (training= of PrivacyFilter, site_training=True of FedVeilController)"
@@ -74,7 +74,8 @@ def model_of_name(
     return module, Layout.from_module(module, buffers=buffers), starts
 
 
-def _rule(given: Mapping[str, Any] | str) -> Aggregator:
+def rule_of(given: Mapping[str, Any] | str) -> Aggregator:
+    """An aggregation rule of its name, or of a table of its ``name`` and options."""
     values = {"name": given} if isinstance(given, str) else dict(given)
     name = require_choice("aggregator.name", str(values.pop("name", "fedavg")), AGGREGATORS)
     return AGGREGATORS[name](**values)

@@ -1,0 +1,228 @@
+"""Every aggregation rule of FedVeil as a FLARE aggregator: for FLARE's own workflows, and for a swarm's peers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import ReservedKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.abstract.aggregator import Aggregator as FlareAggregator
+from nvflare.app_common.abstract.model import ModelLearnableKey
+from nvflare.app_common.app_constant import AppConstants
+from torch import Tensor
+
+from fedveil.accounting import Relation
+from fedveil.aggregation import Aggregator, NoState, bears_weight, by_weight, capped_weights, even
+from fedveil.engines.nvflare.shareables import rule_of
+from fedveil.errors import FieldError, require_choice, require_count
+from fedveil.logs import escaping
+from fedveil.mechanisms import source_of
+
+KINDS = ("WEIGHT_DIFF", "WEIGHTS")
+
+
+class RuleAggregator(FlareAggregator):  # type: ignore[misc]
+    """Combine what sites send by a rule of FedVeil's.
+
+    It adds no noise and promises nothing: whoever runs it sees what the sites send. In a swarm that is a peer.
+
+    Parameters
+    ----------
+    rule : str or dict
+        A key of `fedveil.aggregation.AGGREGATORS`, or a dict of its ``name`` and options.
+    sites : int
+        Sites of the federation. A rule that needs more is refused.
+    weights : dict of str to float, optional
+        Declared, public sizes of all sites, by name. Default: all weigh the same.
+    cap : float, optional
+        The largest weight that a site has, whatever its size; needed with `weights`.
+    expected_data_kind : {"WEIGHT_DIFF", "WEIGHTS"}
+        What the sites send. Of weights the workflow's own model is subtracted.
+    swarm : bool
+        Whether another site aggregates each round. A rule that remembers is refused then.
+
+    Raises
+    ------
+    FieldError
+        For a rule that cannot work here, with the reason.
+    """
+
+    def __init__(
+        self,
+        rule: str | dict[str, Any],
+        sites: int,
+        weights: dict[str, float] | None = None,
+        cap: float | None = None,
+        expected_data_kind: str = "WEIGHT_DIFF",
+        swarm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.rule, self.sites = rule, require_count("sites", sites)
+        self.weights, self.cap, self.swarm = weights, cap, swarm
+        kind = getattr(expected_data_kind, "value", expected_data_kind)  # FLARE's own is an enumeration
+        self.expected_data_kind = require_choice("expected_data_kind", kind, KINDS)
+        self._rule = usable_rule(rule_of(rule), sites, weights, cap, swarm)
+        self._state: Any = None
+        self._received: dict[str, dict[str, Tensor]] = {}
+
+    def sensitivity(self, clip: float, relation: Relation = "zero-out") -> float | None:
+        """How far the result moves at most where one site changes, its update within `clip`; None: no bound."""
+        return self._rule.sensitivity(clip, self._weights_of(sorted(self.weights or ())), relation)
+
+    @property
+    def bears(self) -> int:
+        """The most malicious sites that the rule is made for."""
+        if self.weights is None:
+            return self._rule.bears(self.sites)
+        return min(bears_weight(self._weights_of(sorted(self.weights))), self._rule.bears(self.sites))
+
+    def reset(self, fl_ctx: FLContext) -> None:
+        """Forget what was received."""
+        self._received = {}
+
+    def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
+        """Take a site's update, unless it cannot be used; a site's second one in a round is left out."""
+        try:
+            site, arrays = self._read(shareable, fl_ctx)
+        except (FieldError, ValueError) as error:
+            escaping(self.logger).warning("FedVeil: a contribution is left out: %s", error)
+            return False
+        self._received[site] = arrays
+        return True
+
+    def aggregate(self, fl_ctx: FLContext) -> Shareable:
+        """The rule's result, of the kind that the sites sent.
+
+        Raises
+        ------
+        FieldError
+            If fewer sites sent a usable update than the rule needs.
+        """
+        received, self._received = self._received, {}
+        names = sorted(received)
+        if len(names) < max(1, self._rule.least):
+            accepted = f"{type(self._rule).__name__} needs {max(1, self._rule.least)}"
+            raise FieldError("contributions", len(names), accepted)
+        start = self._start(fl_ctx, received[names[0]])
+        floating = [name for name, value in start.items() if value.is_floating_point()]
+        rows = torch.stack([_flat(received[site], floating) - _flat(start, floating) for site in names])
+        zero = torch.zeros(rows.shape[1], dtype=rows.dtype)
+        if self._state is None:
+            self._state = self._rule.init(len(zero), rows.dtype)
+        rule = self._rule.for_round(self._state, source_of(None))
+        reduced = rule.reduce(rows, self._weights_of(names)).to(rows.dtype)
+        step, self._state = rule.step(zero, reduced, self._state)
+        result = _unflat(_flat(start, floating) + step, start, floating)
+        for name in start:
+            if name not in result:  # counters: the lower median, which is what some site sent
+                result[name] = torch.stack([received[site][name] for site in names]).median(dim=0).values
+        arrays = {name: value.contiguous().numpy() for name, value in result.items()}
+        reply: Shareable = DXO(DataKind(self.expected_data_kind), arrays).to_shareable()
+        return reply
+
+    def _read(self, shareable: Shareable, fl_ctx: FLContext) -> tuple[str, dict[str, Tensor]]:
+        """The sender and its arrays.
+
+        Raises
+        ------
+        FieldError
+            If they cannot be used.
+        """
+        peer = fl_ctx.get_peer_context()
+        own = fl_ctx.get_identity_name()
+        site = str(own if peer is None else peer.get_prop(ReservedKey.IDENTITY_NAME) or own)
+        if self.weights is not None and site not in self.weights:
+            raise FieldError("site", site, "has no declared weight")
+        if site in self._received:
+            raise FieldError("site", site, "sent an update in this round before")
+        if shareable.get_return_code() not in (None, ReturnCode.OK):
+            raise FieldError("return_code", shareable.get_return_code(), "is no update")
+        dxo = from_shareable(shareable)
+        if dxo.data_kind != self.expected_data_kind or not isinstance(dxo.data, dict):
+            raise FieldError("data_kind", dxo.data_kind, f"must be {self.expected_data_kind}")
+        arrays = {str(name): torch.as_tensor(value) for name, value in dxo.data.items()}
+        for first in self._received.values():
+            if _kinds(first) != _kinds(arrays):
+                raise FieldError("arrays", sorted(arrays), "must be those of the first update, in the same shapes")
+            break
+        for name, value in arrays.items():
+            if value.is_complex() or not bool(torch.isfinite(value).all()):
+                raise FieldError(name, str(value.dtype), "must be finite real numbers")
+        return site, arrays
+
+    def _start(self, fl_ctx: FLContext, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What differences are taken from: zeros of differences, the workflow's model of weights."""
+        if self.expected_data_kind == "WEIGHT_DIFF":
+            return {name: torch.zeros_like(value) for name, value in like.items()}
+        model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL) or {}
+        arrays = model.get(ModelLearnableKey.WEIGHTS) or {}
+        start = {}
+        for name, value in like.items():
+            if name not in arrays:
+                accepted = "is not in the workflow's model: let the sites send differences (WEIGHT_DIFF)"
+                raise FieldError("global_model", name, accepted)
+            start[name] = torch.as_tensor(arrays[name]).to(value.dtype).reshape(value.shape)
+        return start
+
+    def _weights_of(self, names: list[str]) -> Tensor:
+        """Weights of those who sent an update: declared ones under the cap, or equal ones."""
+        if self.weights is None or self.cap is None:
+            return even(len(names) or self.sites)
+        declared = [self.weights[name] for name in names]
+        return capped_weights(declared, max(self.cap, 1 / len(declared)))
+
+
+def usable_rule(
+    rule: Aggregator, sites: int, weights: Mapping[str, float] | None, cap: float | None, swarm: bool
+) -> Aggregator:
+    """The rule as it is to be used by a FLARE aggregator of so many sites.
+
+    Raises
+    ------
+    FieldError
+        For a rule that needs more sites, a server's own training, weights that it cannot take, or a memory in a swarm.
+    """
+    name = type(rule).__name__
+    if rule.least > sites:
+        raise FieldError("rule", name, f"refused for n: it needs {rule.least} sites, and there are {sites}")
+    if rule.needs:
+        accepted = "needs the aggregator's own training on public data: use FedVeilController(public=...)"
+        raise FieldError("rule", name, accepted)
+    if rule.by_examples:
+        raise FieldError("weighting", "examples", "counts are private here: declare weights with a cap")
+    if swarm and _remembers(rule):
+        accepted = "remembers earlier rounds, and in a swarm another site aggregates each round"
+        raise FieldError("rule", name, accepted)
+    if (weights is None) != (cap is None):
+        raise FieldError("cap", cap, "goes with weights: the largest weight that a site may have, whatever its size")
+    if weights is None:
+        return rule
+    if len(weights) != sites:
+        raise FieldError("weights", sorted(weights), f"must be declared for each of the {sites} sites")
+    capped_weights(list(weights.values()), cap or 1.0)
+    return by_weight(rule)
+
+
+def _remembers(rule: Aggregator) -> bool:
+    if getattr(rule, "remember", True) is False:
+        return False
+    return not isinstance(rule.init(1, torch.float32), NoState)
+
+
+def _kinds(arrays: Mapping[str, Tensor]) -> dict[str, tuple[Any, ...]]:
+    return {name: (value.dtype, tuple(value.shape)) for name, value in arrays.items()}
+
+
+def _flat(arrays: Mapping[str, Tensor], names: list[str]) -> Tensor:
+    return torch.cat([arrays[name].reshape(-1).to(torch.float64) for name in names])
+
+
+def _unflat(vector: Tensor, like: Mapping[str, Tensor], names: list[str]) -> dict[str, Tensor]:
+    result, start = {}, 0
+    for name in names:
+        value = like[name]
+        result[name] = vector[start : start + value.numel()].reshape(value.shape).to(value.dtype)
+        start += value.numel()
+    return result
