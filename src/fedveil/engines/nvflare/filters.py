@@ -17,11 +17,12 @@ from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeJobError
 from nvflare.apis.shareable import Shareable, make_reply
+from torch import nn
 
 from fedveil.engines.deployed import Settings, disagreement, opened, with_budget
 from fedveil.engines.lifetime import read_policy
 from fedveil.engines.nvflare.executor import PENDING, FedVeilExecutor
-from fedveil.engines.nvflare.pending import Pending, RunMemory, marker_of
+from fedveil.engines.nvflare.pending import Pending, RunMemory, known_code, marker_of
 from fedveil.engines.nvflare.quiet import require_quiet
 from fedveil.engines.nvflare.shareables import method_of, model_of_name, read_broadcast
 from fedveil.engines.nvflare.training import site_training_of
@@ -30,11 +31,15 @@ from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Buffers, Layout
 from fedveil.logs import escaping
 from fedveil.mechanisms import source_of
-from fedveil.methods import Refusal
+from fedveil.methods import Method, Refusal
 from fedveil.secure import Site
 
 TRAIN = "train"
 PASSED = object()  # a task under central trust that does not train: it is not the filters' business
+CODE_ALONE = object()  # a task that moves a swarm on: of its result the return code leaves
+SWARM_TASKS = tuple(
+    f"swarm_{name}" for name in ("config", "start", "learn", "report_learn_result", "report_final_result")
+)
 
 
 class PrivacyFilter(Filter):  # type: ignore[misc]
@@ -79,6 +84,8 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
     allow : list of str, optional
         Classes beside FedVeil's list that may run in a job under local trust, ``"package.module.Class"``: the site
         answers for what they send.
+    swarm : bool
+        Whether the site takes part in swarms, where another site aggregates each round. It needs `training`.
     """
 
     def __init__(
@@ -100,9 +107,10 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         seed: int | None = None,
         task: str = TRAIN,
         allow: list[str] | None = None,
+        swarm: bool = False,
     ) -> None:
         super().__init__()
-        self.allow = list(allow or ())
+        self.allow, self.swarm = list(allow or ()), swarm
         self.model, self.method, self.parameters, self.model_options = model, method, parameters, model_options
         self.buffers, self.ledger, self.head, self.dataset = buffers, ledger, head, dataset
         self.policy, self.rounds = policy, rounds
@@ -114,34 +122,42 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         if self._method.client.trust == "secure sum" and key is None and seed is None:
             raise FieldError("key", None, "names the site's key file: make one by `fedveil keys new FILE`")
         self._layout: Layout | None = None
+        self._built: tuple[nn.Module, Layout] | None = None
         self._memories: dict[tuple[str, str], RunMemory] = {}
         self._open = ExitStack()
+        if swarm:
+            require_swarm(self._method, own)
         self._settings(0, "site")  # what cannot work is refused when the job is deployed
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Admit the site, or raise, so that the executor never runs."""
         if fl_ctx.get_prop(PENDING) is not None:  # a job's filter that took over would undo the site's
             raise FieldError("task_data_filters", type(self).__name__, "there are two: leave out that of the job")
-        self._open.close()  # of a task that never came back
-        task, local = str(fl_ctx.get_prop(FLContextKey.TASK_NAME)), self._method.client.trust != "central"
-        if task != self.task:
-            if local:
-                raise FieldError("task", task, f"under local trust only {self.task!r} is answered")
-            fl_ctx.set_prop(PENDING, PASSED, private=True, sticky=False)
+        task = str(fl_ctx.get_prop(FLContextKey.TASK_NAME))
+        passes = self._passed(task, fl_ctx) if task != self.task else None
+        if passes is not None:
+            fl_ctx.set_prop(PENDING, passes, private=True, sticky=False)
             return shareable
-        runner = fl_ctx.get_prop(FLContextKey.RUNNER)
-        if runner is None:
-            raise FieldError("runner", None, "FLARE's client runner is not in the context: is this a client's job?")
-        _require_last(runner, fl_ctx, task)
-        _require_executor(runner.find_executor(task), self._training is not None)
-        if local:
-            require_quiet(fl_ctx, self.allow)
-            _shield(runner.find_executor(task))
-        if self._layout is None:  # not before, when a job's own code cannot be imported
-            module, self._layout, _ = model_of_name(self.model, self.model_options, self.buffers, 0)
-            if self._training is not None:
-                self._training.begin(module, self._layout, self._method)
-        broadcast, sites = read_broadcast(shareable, self._layout, self._method.server.hypotheses)
+        self._open.close()  # of a task that never came back
+        pending = self.admit(shareable, fl_ctx)
+        self._open = pending.open
+        fl_ctx.set_prop(PENDING, pending, private=True, sticky=False)
+        return shareable
+
+    def admit(self, shareable: Shareable, fl_ctx: FLContext) -> Pending:
+        """Ask whether the site takes part in a training task: what goes on with it holds the ledger open.
+
+        Raises
+        ------
+        FedVeilError
+            If it does not.
+        """
+        runner = self._require_site(fl_ctx)
+        module, layout = self._model()
+        if self._training is not None and self._layout is None:
+            self._training.begin(module, layout, self._method)
+        self._layout = layout
+        broadcast, sites = read_broadcast(shareable, layout, self._method.server.hypotheses)
         site, run = fl_ctx.get_identity_name(), str(fl_ctx.get_job_id())
         if sites.count(site) != 1:
             raise FieldError("sites", sites, f"must name {site!r} once")
@@ -151,18 +167,49 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
             self._memories[run, site] = RunMemory(marker_of(fl_ctx, site))
         memory = self._memories[run, site]
         with ExitStack() as stack:
-            party = stack.enter_context(opened(memory, settings, self._layout, run, trainer))
+            party = stack.enter_context(opened(memory, settings, layout, run, trainer))
             verdict = disagreement(broadcast.public, settings.rounds) or party.admit(broadcast)
             if isinstance(verdict, Refusal):
                 why = verdict.reason if party.failure is None else party.failure
                 escaping(self.logger).warning("FedVeil: the site takes no part: %s", why)
                 raise FedVeilError(verdict.reason)
-            self._open = stack.pop_all()
+            held = stack.pop_all()
         public, cookies = deepcopy((fl_ctx.get_all_public_props(), dict(shareable.get_cookie_jar() or {})))
         teach = None if self._training is None else self._training.learning(site, settings.partition)
-        pending = Pending(party, broadcast, memory, self._open, shareable, cookies, public, verdict, teach)
-        fl_ctx.set_prop(PENDING, pending, private=True, sticky=False)
-        return shareable
+        if self._local:
+            _shield(runner.find_executor(self.task))
+        return Pending(party, broadcast, memory, held, shareable, cookies, public, verdict, teach)
+
+    @property
+    def _local(self) -> bool:
+        return self._method.client.trust != "central"
+
+    def _passed(self, task: str, fl_ctx: FLContext) -> object:
+        """What marks a task that does not train, if it is answered at all."""
+        if not self._local:
+            return PASSED
+        if self.swarm and task in SWARM_TASKS:
+            self._require_site(fl_ctx)
+            return CODE_ALONE
+        raise FieldError("task", task, f"under local trust only {self.task!r} is answered")
+
+    def _require_site(self, fl_ctx: FLContext) -> Any:
+        """Refuse a job in which something could leave beside the filters; FLARE's client runner."""
+        runner = fl_ctx.get_prop(FLContextKey.RUNNER)
+        if runner is None:
+            raise FieldError("runner", None, "FLARE's client runner is not in the context: is this a client's job?")
+        _require_last(runner, fl_ctx, self.task)
+        _require_executor(runner.find_executor(self.task), self._training is not None)
+        if self._local:
+            require_quiet(fl_ctx, self.allow, self.swarm)
+        return runner
+
+    def _model(self) -> tuple[nn.Module, Layout]:
+        """The model and its layout; not before a task comes, as a job's own code cannot be imported."""
+        if self._built is None:
+            module, layout, _ = model_of_name(self.model, self.model_options, self.buffers, 0)
+            self._built = module, layout
+        return self._built
 
     def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
         """For the task by name: FLARE matches the names of a job's filters exactly, so that ``"*"`` names none."""
@@ -215,6 +262,8 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
         fl_ctx.set_prop(PENDING, None, private=True, sticky=False)
         if pending is PASSED:
             return shareable
+        if pending is CODE_ALONE:
+            return make_reply(known_code(shareable))
         if not isinstance(pending, Pending):
             raise FieldError("PrivacyFilter", None, "did not admit this task: put it into the task data filters")
         try:
@@ -231,6 +280,27 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
     def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
         """See `PrivacyFilter.add_to_fed_job`."""
         super().add_to_fed_job(job, ctx, **{"tasks": [self.task], **kwargs})
+
+
+def require_swarm(method: Method, site_training: bool) -> None:
+    """Refuse a method that does not hold in a swarm, where a peer aggregates each round.
+
+    Raises
+    ------
+    FieldError
+        With the reason.
+    """
+    trust = method.client.trust
+    if trust == "central":
+        raise FieldError(
+            "method", method.name, "trusts who aggregates, and in a swarm that is a peer: no promise holds"
+        )
+    if trust == "trusted sum":
+        raise FieldError("sum", "trusted", 'trusts every peer of a swarm with each share: use sum="secure", or none')
+    if method.server.hypotheses != 1:
+        raise FieldError("hypotheses", method.server.hypotheses, "must be 1 in a swarm")
+    if not site_training:
+        raise FieldError("training", None, "is needed in a swarm: FLARE puts no filter around a peer's own training")
 
 
 def _require_last(runner: Any, fl_ctx: FLContext, task: str) -> None:

@@ -11,7 +11,7 @@ from fedveil.accounting import Guarantee, Ledger, Release, model_of
 from fedveil.engines.deployed import Settings, answer, opened, with_budget
 from fedveil.engines.history import total_of
 from fedveil.engines.lifetime import read_policy
-from fedveil.engines.nvflare.pending import RunMemory, marker_of
+from fedveil.engines.nvflare.pending import RunMemory, known_code, marker_of
 from fedveil.errors import FedVeilError, FieldError, require_rounds
 from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
 from fedveil.layout import Layout
@@ -21,7 +21,6 @@ from fedveil.methods import SGALDP, Broadcast, ClientFacts, Method, PublicFacts,
 from fedveil.ranges import require_within
 
 ROUNDED = 1 - 1e-9  # of mu a release: what is composed stays within the total
-CODES = frozenset(vars(ReturnCode).values())
 
 
 class GaussianFilter(Filter):  # type: ignore[misc]
@@ -86,9 +85,8 @@ class GaussianFilter(Filter):  # type: ignore[misc]
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Protect, commit, hand over; a result that is no difference is refused, and nothing leaves."""
-        code = shareable.get_return_code()
-        if code != ReturnCode.OK:
-            return make_reply(code if code in CODES else ReturnCode.EXECUTION_EXCEPTION)
+        if shareable.get_return_code() != ReturnCode.OK:
+            return make_reply(known_code(shareable))
         arrays = _difference(shareable)
         shared = {name: value for name, value in arrays.items() if value.is_floating_point()}
         layout = self._known(shared)

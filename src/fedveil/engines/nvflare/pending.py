@@ -66,6 +66,12 @@ class RunMemory(ClientMemory):
         self._state, self._kept = state, kept
 
 
+def known_code(result: Shareable) -> str:
+    """The return code of a result, if it is one of FLARE's."""
+    code = str(result.get_return_code())
+    return code if code in vars(ReturnCode).values() else str(ReturnCode.EXECUTION_EXCEPTION)
+
+
 def marker_of(fl_ctx: FLContext, site: str) -> Path:
     """The file that says that a site keeps a ledger of this job alone."""
     folder = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
@@ -97,7 +103,7 @@ class Pending:
         """The protected releases; without local trust a failure is FLARE's return code and nothing else."""
         party, client, code = self.party, self.party.method.client, result.get_return_code()
         if client.trust == "central" and code != ReturnCode.OK:
-            return make_reply(code if code in vars(ReturnCode).values() else ReturnCode.EXECUTION_EXCEPTION)
+            return make_reply(known_code(result))
 
         def trained() -> tuple[Releases, ClientFacts]:
             if code != ReturnCode.OK:

@@ -52,6 +52,11 @@ PARTS = {
     "nvflare.app_opt.pt.numpy_params_converter.NumpyToPTParamsConverter",
     "nvflare.app_opt.pt.numpy_params_converter.PTToNumpyParamsConverter",
 }
+# of a swarm's peers, where the site's PrivacyFilter says swarm = true
+SWARM = {
+    "fedveil.engines.nvflare.swarm.SwarmPeer",
+    "fedveil.engines.nvflare.swarm.SwarmServer",
+}
 # of the site's own process: what its resources.json names
 SITE = {
     "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher",
@@ -69,7 +74,7 @@ FOREIGN = (
 STREAMER, SWITCH = "nvflare.app_common.logging.site_log_streamer.SiteLogStreamer", "allow_log_streaming"
 
 
-def require_quiet(fl_ctx: FLContext, allow: Sequence[str] = ()) -> None:
+def require_quiet(fl_ctx: FLContext, allow: Sequence[str] = (), swarm: bool = False) -> None:
     """Refuse a job, or a site, with a part that is on no list; empty the collector that answers the server's questions.
 
     Parameters
@@ -78,12 +83,15 @@ def require_quiet(fl_ctx: FLContext, allow: Sequence[str] = ()) -> None:
         Of the process of a client's job.
     allow : sequence of str
         Classes that the site answers for, ``"package.module.Class"``.
+    swarm : bool
+        Whether the site takes part in swarms.
 
     Raises
     ------
     FieldError
         Naming the part.
     """
+    allow = [*allow, *SWARM] if swarm else allow
     for where, part in _parts(fl_ctx):
         if _foreign(part, where, allow):
             raise FieldError(where, _name(type(part)), FOREIGN)
@@ -112,20 +120,23 @@ class JobGuard(FLComponent):  # type: ignore[misc]
     ----------
     allow : list of str, optional
         As for `PrivacyFilter`.
+    swarm : bool
+        As for `PrivacyFilter`.
     """
 
-    def __init__(self, allow: list[str] | None = None) -> None:
+    def __init__(self, allow: list[str] | None = None, swarm: bool = False) -> None:
         super().__init__()
-        self.allow = list(allow or ())
+        self.allow, self.swarm = list(allow or ()), swarm
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Look when everything is loaded and nothing has started."""
         if event_type != EventType.ABOUT_TO_START_RUN:
             return
         try:
-            require_quiet(fl_ctx, self.allow)
+            require_quiet(fl_ctx, self.allow, self.swarm)
         except FieldError as error:
-            foreign = [part for where, part in _parts(fl_ctx) if _foreign(part, where, self.allow)]
+            allow = [*self.allow, *SWARM] if self.swarm else self.allow
+            foreign = [part for where, part in _parts(fl_ctx) if _foreign(part, where, allow)]
             handlers = fl_ctx.get_engine().handlers
             handlers[:] = [h for h in handlers if not any(h is part for part in foreign)]  # they see no start
             self.system_panic(f"FedVeil: {error}", fl_ctx)

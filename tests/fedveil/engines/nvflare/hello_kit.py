@@ -1,10 +1,13 @@
 """The model and data of FLARE's first example, on digits in the place of pictures that have to be downloaded."""
 
+import os
+
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-SITES = ["site-1", "site-2", "site-3"]
+FOUR = ["site-1", "site-2", "site-3", "site-4"]
+SITES = FOUR[:3]
 
 
 class SimpleNetwork(nn.Module):
@@ -25,5 +28,12 @@ class Wide(SimpleNetwork):
 
 def dataset(site):
     x, y = load_digits(return_X_y=True)
-    mine = slice(SITES.index(site), 300, len(SITES))
+    mine = slice(FOUR.index(site), 400, len(FOUR))
     return torch.tensor(x[mine] / 16, dtype=torch.float32), torch.tensor(y[mine])
+
+
+def killed(site):
+    """A peer that is gone in the middle of its first round."""
+    if site == "site-3":
+        os._exit(9)
+    return dataset(site)

@@ -1,0 +1,346 @@
+"""A swarm: FLARE's peers take turns as the aggregator, and none of them is trusted with what the others send.
+
+Each peer trains by `FedVeilExecutor`, so that what it sends is protected at its own site before FLARE's swarm
+controller sees it. The aggregator of a round sees what a server would see. Of a secure sum that is one share a site:
+the sites that may collude, c, count the aggregator too.
+"""
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from nvflare.apis.controller_spec import Task
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import ReservedKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.app_common.abstract.aggregator import Aggregator
+from nvflare.app_common.abstract.learnable_persistor import LearnablePersistor
+from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey, make_model_learnable
+from nvflare.app_common.abstract.shareable_generator import ShareableGenerator
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.ccwf.common import Constant
+from nvflare.app_common.ccwf.swarm_client_ctl import SwarmClientController
+from safetensors.torch import save_file
+
+from fedveil.aggregation import NoState
+from fedveil.engines import messages
+from fedveil.engines.nvflare.filters import require_swarm
+from fedveil.engines.nvflare.shareables import (
+    method_of,
+    model_of_name,
+    read_broadcast,
+    read_reply,
+    write_broadcast,
+)
+from fedveil.engines.server import Round, ServerParty
+from fedveil.engines.site_keys import SiteKeys
+from fedveil.errors import FieldError, NoReplyError, cleaned, require_count, require_rounds
+from fedveil.layout import Buffers, Layout
+from fedveil.logs import escaping
+from fedveil.mechanisms import source_of
+from fedveil.methods import Broadcast, PublicFacts, Releases
+from fedveil.secure import PublicKey, public_key
+
+ANSWERED = "fedveil.answered"  # sites that answered the question before, in the meta of a task
+ATTEMPTS = 3  # questions of one round of a secure sum, at the most
+FOLDER = "fedveil"
+SEAMS = ("_scatter", "_try_broadcast_final_result", "record_last_result", "send_learn_task")
+
+
+class SwarmRound(ServerParty):
+    """A round's combination by one peer; the rounds before were other peers'."""
+
+    def require_rounds(self, done: int, field: str = "ledgers") -> None:
+        """Nothing: what a round cost is in each site's own ledger."""
+
+
+class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: ignore[misc]
+    """The server's half of a method at each peer of a swarm: first model, messages, combination, last model.
+
+    Parameters
+    ----------
+    model, method, parameters, aggregator, model_options, buffers
+        As for `FedVeilController`.
+    rounds : int
+        Rounds planned.
+    sites : list of str
+        All peers.
+    least : int
+        Usable replies without which a round is not combined and the job ends.
+    keys : dict of str to str, optional
+        Of secure sums, each site's public key. Default: those that follow `seed`, for experiments.
+    seed : int, optional
+        Reproducible first model, for experiments.
+
+    Raises
+    ------
+    FieldError
+        For a method or rule that does not hold in a swarm, with the reason.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        method: str,
+        rounds: int,
+        sites: list[str],
+        parameters: dict[str, Any] | None = None,
+        aggregator: str | dict[str, Any] | None = None,
+        model_options: dict[str, Any] | None = None,
+        buffers: Buffers = "refuse",
+        least: int = 2,
+        keys: dict[str, str] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.model, self.method, self.parameters, self.aggregator = model, method, parameters, aggregator
+        self.model_options, self.buffers, self.keys, self.seed = model_options, buffers, keys, seed
+        self.rounds, self.least = require_rounds("rounds", rounds), require_count("least", least)
+        self.sites = sorted(sites)
+        self._method = method_of(method, parameters, aggregator, site_training=True)
+        require_swarm(self._method, site_training=True)
+        if not isinstance(self._method.server.init(1, torch.float32), NoState):
+            accepted = "remembers earlier rounds, and in a swarm another site aggregates each round"
+            raise FieldError("aggregator", aggregator, accepted)
+        if len(set(self.sites)) != len(self.sites) or len(self.sites) < 2:
+            raise FieldError("sites", sites, "must name two peers or more, each once")
+        self._method_sites()
+        self._layout: Layout | None = None
+        self._replies: dict[int, Releases] = {}
+        self._failed: dict[int, str] = {}
+        self.history: list[Round] = []
+
+    def _method_sites(self) -> None:
+        """Refuse too few sites for a secure sum, and one without keys."""
+        noisy = self._method.noisy
+        if noisy is not None:
+            noisy.require_sites(len(self.sites), "sites")
+        if self._secure and self.keys is None and self.seed is None:
+            raise FieldError("keys", None, "are needed for a secure sum: the public key of each site, by name")
+        if self._secure and self.keys is not None:
+            lacking = [site for site in self.sites if site not in self.keys]
+            if lacking:
+                raise FieldError("keys", lacking, "must name the public key of each site")
+
+    @property
+    def _secure(self) -> bool:
+        return self._method.client.trust == "secure sum"
+
+    # ---- the first and the last model
+
+    def load(self, fl_ctx: FLContext) -> ModelLearnable:
+        """The first model, with what opens the first round."""
+        seed = secrets.randbits(62) if self.seed is None else self.seed
+        _, layout, models = model_of_name(self.model, self.model_options, self.buffers, seed)
+        self._layout = layout
+        terms = "" if self._method.noisy is None else self._method.noisy.agreed(layout.size)
+        run = f"{fl_ctx.get_job_id()} {secrets.token_hex(8)}" if self.seed is None else str(fl_ctx.get_job_id())
+        public = PublicFacts(round=1, rounds=self.rounds, cohort=len(self.sites), dimension=layout.size)
+        if self._secure:
+            public = replace(public, run=run, terms=terms, roster=self._roster(self.sites))
+        return self._learnable(Broadcast(models=models, public=public), self.sites)
+
+    def save(self, learnable: ModelLearnable, fl_ctx: FLContext) -> None:
+        """Keep the model of a round, which is released, in the job's folder ``fedveil`` at this site."""
+        folder = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())) / FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        weights, meta = learnable[ModelLearnableKey.WEIGHTS], learnable[ModelLearnableKey.META]
+        tensors = {name: torch.as_tensor(value).clone() for name, value in weights.items()}
+        save_file(tensors, folder / "model.safetensors")
+        facts = meta.get(messages.PUBLIC) or {}
+        said = {"rounds": facts.get("round", 1) - 1, "of": self.rounds, "answered": meta.get(ANSWERED)}
+        (folder / "swarm.json").write_text(json.dumps(said))
+
+    # ---- messages
+
+    def learnable_to_shareable(self, model: ModelLearnable, fl_ctx: FLContext) -> Shareable:
+        """A round's question to all peers."""
+        meta = dict(model[ModelLearnableKey.META])
+        task: Shareable = DXO(DataKind.WEIGHTS, dict(model[ModelLearnableKey.WEIGHTS]), meta).to_shareable()
+        return task
+
+    def shareable_to_learnable(self, shareable: Shareable, fl_ctx: FLContext) -> ModelLearnable:
+        """The model and the facts of a question."""
+        dxo = from_shareable(shareable)
+        return make_model_learnable(dxo.data, dict(dxo.meta or {}))
+
+    # ---- the combination
+
+    def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
+        """Take a peer's protected reply; a second one in a round is left out."""
+        peer = fl_ctx.get_peer_context()
+        name = None if peer is None else peer.get_prop(ReservedKey.IDENTITY_NAME)
+        site = str(name or fl_ctx.get_identity_name())
+        if site not in self.sites:
+            return False
+        partition = self.sites.index(site)
+        if partition in self._replies:
+            return False
+        try:
+            self._replies[partition] = read_reply(shareable, self._known(), self._method.client)
+        except Exception as error:  # whatever a peer sends is that peer's failure
+            self._failed[partition] = f"{site}: {cleaned(f'{type(error).__name__}: {error}')}"
+            escaping(self.logger).warning("FedVeil: %s", self._failed[partition])
+            return False
+        return True
+
+    def aggregate(self, fl_ctx: FLContext) -> Shareable:
+        """Combine the replies, and open the next round; a secure sum that somebody is missing from is asked again.
+
+        Raises
+        ------
+        NoReplyError
+            If too few replies can be used: the job ends with the last model.
+        """
+        replies, failed = self._replies, self._failed
+        self._replies, self._failed = {}, {}
+        broadcast = self._question(fl_ctx)
+        answered = [self.sites[partition] for partition in sorted(replies)]
+        if self._secure and len(replies) < len(broadcast.public.roster):
+            return self._again(broadcast, answered)
+        party = SwarmRound(self._method, self._known(), source=source_of(0))
+        opened, log = party.combine(broadcast, replies, failed, least=self.least)
+        self.history.append(log)
+        used, of = len(log.used), len(self.sites)
+        escaping(self.logger).info("FedVeil: round %d: %d of %d peers", log.number, used, of)
+        public = opened.public
+        if self._secure:
+            public = replace(public, roster=self._roster(answered))
+        return self._task(replace(opened, public=public), answered)
+
+    def _again(self, broadcast: Broadcast, answered: Sequence[str]) -> Shareable:
+        """The same round as another question, to those who answered."""
+        public, least = broadcast.public, max(self._method.least_sites, self.least)
+        if len(answered) < least or public.attempt + 1 >= ATTEMPTS:
+            raise NoReplyError(
+                f"round {public.round}: {len(answered)} peers are left, and a sum is of {least} at least"
+            )
+        escaping(self.logger).info("FedVeil: round %d is asked again, of %d peers", public.round, len(answered))
+        public = replace(public, attempt=public.attempt + 1, roster=self._roster(answered))
+        return self._task(replace(broadcast, public=public), answered)
+
+    def _question(self, fl_ctx: FLContext) -> Broadcast:
+        """What the peers were asked."""
+        model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
+        broadcast, sites = read_broadcast(self.learnable_to_shareable(model, fl_ctx), self._known())
+        if sites != self.sites:
+            raise FieldError("sites", sites, f"must be the job's, {self.sites}")
+        return broadcast
+
+    def _task(self, broadcast: Broadcast, answered: Sequence[str]) -> Shareable:
+        return self.learnable_to_shareable(self._learnable(broadcast, answered), FLContext())
+
+    def _learnable(self, broadcast: Broadcast, answered: Sequence[str]) -> ModelLearnable:
+        dxo = from_shareable(write_broadcast(broadcast, self._known(), self.sites))
+        return make_model_learnable(dxo.data, {**dxo.meta, ANSWERED: list(answered)})
+
+    def _known(self) -> Layout:
+        if self._layout is None:
+            _, self._layout, _ = model_of_name(self.model, self.model_options, self.buffers, 0)
+        return self._layout
+
+    def _roster(self, names: Sequence[str]) -> tuple[PublicKey, ...]:
+        """Public keys of some sites."""
+        if self.keys is None:
+            assert self.seed is not None  # checked when the component was made
+            places = [self.sites.index(name) for name in names]
+            return tuple(sorted(SiteKeys.of((), len(self.sites), source_of(self.seed), self.seed).roster(places)))
+        return tuple(sorted(public_key(self.keys[name], f"keys.{name}") for name in names))
+
+
+class SwarmPeer(SwarmClientController):  # type: ignore[misc]
+    """FLARE's swarm controller of one peer: the sites take turns as the aggregator, and who is away is gone without.
+
+    Parameters
+    ----------
+    server_id : str
+        Of the job's `SwarmServer`.
+    wait : float
+        Seconds that a round waits for those who are missing, once enough have answered.
+    ack : int
+        Seconds for a peer to take a message.
+    least : int
+        Peers without which the job ends.
+
+    Raises
+    ------
+    FieldError
+        If this FLARE's controller lacks what is overridden here.
+    """
+
+    def __init__(self, server_id: str = "fedveil_swarm", wait: float = 30.0, ack: int = 30, least: int = 2) -> None:
+        lacking = [name for name in SEAMS if not hasattr(SwarmClientController, name)]
+        if lacking:
+            raise FieldError("SwarmClientController", lacking, "are missing in this FLARE: 2.9 was tested")
+        super().__init__(
+            persistor_id=server_id,
+            shareable_generator_id=server_id,
+            aggregator_id=server_id,
+            min_responses_required=least,
+            wait_time_after_min_resps_received=wait,
+            learn_task_ack_timeout=ack,
+            final_result_ack_timeout=ack,
+        )
+        self.server_id, self.wait, self.ack, self.least = server_id, wait, ack, least
+        self._missing: set[str] = set()
+        self.trainers: list[str] = []
+        self.aggrs: list[str] = []
+
+    def _scatter(self, task_data: Shareable, for_round: int, fl_ctx: FLContext) -> bool:
+        """Ask for a round: the aggregator is the next one of those who answered last."""
+        answered = self._follow(task_data)
+        self.aggrs = [answered[for_round % len(answered)]]
+        asked: bool = super()._scatter(task_data, for_round, fl_ctx)
+        return asked
+
+    def do_learn_task(self, name: str, task_data: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> None:
+        """Train, and as the aggregator wait for those who answered last and nobody else."""
+        self._follow(task_data)
+        super().do_learn_task(name, task_data, fl_ctx, abort_signal)
+
+    def _follow(self, task_data: Shareable) -> list[str]:
+        """Ask those who answered the last question, and nobody else; who is away once stays away."""
+        answered = from_shareable(task_data).meta.get(ANSWERED)
+        if not isinstance(answered, list) or not set(answered) <= set(self.get_config_prop(Constant.CLIENTS)):
+            raise FieldError(ANSWERED, answered, "must name peers of the job")
+        self.trainers = sorted(answered)
+        return self.trainers
+
+    def send_learn_task(self, targets: list[str], request: Shareable, fl_ctx: FLContext) -> bool:
+        """Ask the other peers; who cannot be reached is gone without, while enough are left."""
+        request.set_header(AppConstants.NUM_ROUNDS, self.get_config_prop(AppConstants.NUM_ROUNDS))
+        timeout, secure = int(self.learn_task_ack_timeout), self.is_task_secure(fl_ctx)
+        task = Task(name=self.do_learn_task_name, data=request, timeout=timeout, secure=secure)
+        replies = self.broadcast_and_wait(task=task, targets=targets, min_responses=len(targets), fl_ctx=fl_ctx)
+        reached = [target for target in targets if _ok(replies, target)]
+        self._missing = set(targets) - set(reached)
+        if self._missing:
+            self.log_warning(fl_ctx, f"FedVeil: {sorted(self._missing)} cannot be reached")
+        if len(reached) + 1 >= self.least:
+            return True
+        self.update_status(action="send_learn_task", error=ReturnCode.EXECUTION_EXCEPTION)
+        return False
+
+    def record_last_result(self, fl_ctx: FLContext, round_num: int, result: ModelLearnable) -> None:
+        """Keep a round's model, and end the workflow once all rounds are combined, however often one was asked."""
+        facts = result[ModelLearnableKey.META].get(messages.PUBLIC) or {}
+        if facts.get("round", 0) > facts.get("rounds", 0):
+            first = self.get_config_prop(Constant.START_ROUND, 0)
+            self.config[AppConstants.NUM_ROUNDS] = round_num - first + 1
+        super().record_last_result(fl_ctx, round_num, result)
+
+    def _try_broadcast_final_result(self, *arguments: Any, **named: Any) -> int:
+        """Hand out the last model; that a peer who is gone does not take it is no error."""
+        errors: int = super()._try_broadcast_final_result(*arguments, **named)
+        return max(0, errors - len(self._missing))
+
+
+def _ok(replies: Mapping[str, Any], target: str) -> bool:
+    reply = replies.get(target)
+    return isinstance(reply, Shareable) and reply.get_return_code(ReturnCode.OK) == ReturnCode.OK
