@@ -255,13 +255,24 @@ def node_init(folder: Path, head: Path, dataset: str, by: str) -> None:
 @click.option("--node-config", default="", metavar="TEXT", help="Of the rehearsal: as for flower-supernode.")
 @click.option("--train-config", default="", metavar="TEXT", help="Of the rehearsal: what servers tell, as lr=0.1.")
 def node_check(folder: Path, rehearse: bool, node_config: str, train_config: str) -> None:
-    """Say what binds on this machine and what does not; exit code 2 if something needed is missing."""
-    from fedveil.node.site import check_site, rehearsed
+    """Say what binds on this machine and what does not; exit code 2 if something needed is missing.
+
+    FOLDER is a node's own, or the startup kit of a FLARE site (with local/ and startup/), which is read field by field.
+    """
+    from fedveil.errors import FieldError
+    from fedveil.node.kit import check_kit, is_kit
     from fedveil.tables import Table
 
-    findings = check_site(folder)
-    if rehearse:
-        findings.append(rehearsed(folder, node_config, train_config))
+    if is_kit(folder):
+        if rehearse:
+            raise FieldError("--rehearse", str(folder), "is for a node's folder: a FLARE site trains in its jobs alone")
+        findings = check_kit(folder)
+    else:
+        from fedveil.node.site import check_site, rehearsed
+
+        findings = check_site(folder)
+        if rehearse:
+            findings.append(rehearsed(folder, node_config, train_config))
     show([Table(("what", "binds", "why"), [(f.what, f.binds, f.why) for f in findings], str(folder))])
     if any(f.binds == "no" and f.needed for f in findings):
         raise click.exceptions.Exit(REFUSED)

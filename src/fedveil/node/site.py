@@ -8,16 +8,17 @@ import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fedveil.accounting import Policy
 from fedveil.engines.lifetime import begin_ledger, read_head
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.files import wait_for, write_atomic
+from fedveil.node.bindings import Binding
 from fedveil.node.guard import NodePolicy, private_folders, require_private
 from fedveil.node.isolation import require_hidden, require_isolation
 from fedveil.node.launch import CLIENT, OTHERS
@@ -25,8 +26,6 @@ from fedveil.reading import toml_of
 
 POLICY, BIN = "policy.toml", "bin"
 QUIET = ("FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION")
-
-State = Literal["yes", "no", "not seen"]
 
 
 def begin_site(folder: str | Path, head: str | Path, dataset: str, by: str) -> Path:
@@ -91,28 +90,6 @@ def start(folder: str | Path, command: Sequence[str]) -> None:
         raise FedVeilError(f"{Path(program).name} runs for this node already: a site starts once")
     os.set_inheritable(handle, True)  # the lock is the process's, and ends with it
     os.execve(program, [program, *command[1:]], own)
-
-
-@dataclass(frozen=True)
-class Binding:
-    """What holds on this machine.
-
-    Attributes
-    ----------
-    what : str
-        Of what it is said.
-    binds : {"yes", "no", "not seen"}
-        Whether the policy binds there, or the thing is in order.
-    why : str
-        In words.
-    needed : bool
-        Whether nothing should start while this is "no".
-    """
-
-    what: str
-    binds: State
-    why: str
-    needed: bool = True
 
 
 def check_site(folder: str | Path) -> list[Binding]:
