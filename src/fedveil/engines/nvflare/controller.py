@@ -17,9 +17,11 @@ from torch import Tensor
 
 from fedveil.accounting import Filter, Guarantee
 from fedveil.engines.assembly import draw_cohort
+from fedveil.engines.history import Best
 from fedveil.engines.nvflare.filters import TRAIN
 from fedveil.engines.nvflare.shareables import method_of, model_of_name, read_reply, write_broadcast
 from fedveil.engines.nvflare.training import site_training_of
+from fedveil.engines.nvflare.validating import VALIDATION_TASK, ServerStopping, read_loss, stopping_of
 from fedveil.engines.rounds import Collected, RoundLoop
 from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.serving import RunKeeper, Serving, served
@@ -85,8 +87,15 @@ class ServerController(Controller):  # type: ignore[misc]
         Public data of the server's and how it looks at them: arguments of `SiteTraining`, whose ``data`` is called with
         ``"server"``. FedRE's weights and rules such as FLTrust need it; it needs `site_training`.
 
+    stopping : dict, optional
+        Ends the run by the losses of sites that only validate: options of `EarlyStopping`, with a table ``validation``.
+    validators : list of str, optional
+        Those sites; their `PrivacyFilter` has the same ``validation``. It needs `site_training`.
+
     Attributes
     ----------
+    best : Best
+        The models with the least validation loss.
     models : Tensor
         [k, d], the last released models.
     history : list of Round
@@ -115,8 +124,14 @@ class ServerController(Controller):  # type: ignore[misc]
         site_training: bool = False,
         keys: dict[str, str] | None = None,
         public: dict[str, Any] | None = None,
+        stopping: dict[str, Any] | None = None,
+        validators: list[str] | None = None,
     ) -> None:
         super().__init__()
+        self.stopping, self.validators = stopping, validators
+        self._rule = None if stopping is None else stopping_of(stopping)
+        if (stopping is None) != (not validators):
+            raise FieldError("validators", validators, "go with stopping: the sites that validate and never train")
         self.model, self.method, self.parameters = model, method, parameters
         self.rounds = require_rounds("rounds", rounds)
         self.aggregator, self.model_options, self.buffers, self.sites = aggregator, model_options, buffers, sites
@@ -134,6 +149,7 @@ class ServerController(Controller):  # type: ignore[misc]
         self._results: dict[str, Shareable] = {}
         self.models: Tensor | None = None
         self.history: list[Round] = []
+        self.best = Best()
         self.stopped = ""
 
     def folder(self, path: Path) -> RunKeeper | None:
@@ -167,7 +183,8 @@ class ServerController(Controller):  # type: ignore[misc]
     def _run(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         engine, source = fl_ctx.get_engine(), source_of(self.seed)
         seed = secrets.randbits(62) if self.seed is None else self.seed
-        sites = sorted(self.sites or [client.name for client in engine.get_clients()])
+        validators = set(self.validators or ())
+        sites = sorted(set(self.sites or [client.name for client in engine.get_clients()]) - validators)
         everybody, size = range(len(sites)), self.clients_per_round or len(sites)
         if size > len(sites):
             raise FieldError("clients_per_round", size, f"there are only {len(sites)} sites")
@@ -189,6 +206,7 @@ class ServerController(Controller):  # type: ignore[misc]
         if folder is not None:
             folder.begin(fl_ctx.get_job_id(), serving.delta)
         self.history = serving.history
+        watch = None if self._rule is None else ServerStopping(self._rule, sorted(validators), seed, server)
         loop = RoundLoop(serving, FlareSites(self, server, sites, abort_signal, fl_ctx, keys))
         try:
             for number in range(1, self.rounds + 1):
@@ -198,12 +216,34 @@ class ServerController(Controller):  # type: ignore[misc]
                     self.stopped = "the job was aborted"
                     break
                 _, self.models, _ = loop.end()
+                if watch is not None and loop.broadcast is not None:
+                    self._validate(watch, replace(loop.broadcast, models=self.models), abort_signal, fl_ctx)
+                    if watch.stopped:
+                        self.stopped = watch.stopped
+                        break
         except Exception as error:
             self.stopped = str(error)
             if not isinstance(error, BudgetError) or not self.history:
                 raise
         finally:
             serving.end(self.models, self.stopped, len(sites))
+
+    def _validate(self, watch: ServerStopping, broadcast: Broadcast, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Ask those who validate for the loss of a round's models."""
+        round_, due = broadcast.public.round, watch.due(broadcast.public.round)
+        if not due:
+            return
+        public = replace(broadcast.public, roster=(), attempt=0)
+        data = write_broadcast(replace(broadcast, public=public), self._serving.server.layout, watch.names)
+        self.ask(data, due, abort_signal, fl_ctx, VALIDATION_TASK)
+        losses = []
+        for site in due:
+            loss = read_loss(self.result_of(site))
+            if loss is not None:
+                losses.append(loss)
+        watch.take(losses, round_, broadcast.models)
+        self.best = watch.best
+        self._serving.validated(watch.best, round_, broadcast.models)
 
     def _public_keys(self, sites: Sequence[str], source: Source) -> list[PublicKey]:
         """Each site's public key, by partition; none for methods without a secure sum."""
@@ -216,10 +256,12 @@ class ServerController(Controller):  # type: ignore[misc]
             raise FieldError("keys", lacking, "must name the public key of each site of the job")
         return [public_key(self.keys[site], f"keys.{site}") for site in sites]
 
-    def ask(self, data: Shareable, targets: Sequence[str], abort_signal: Signal, fl_ctx: FLContext) -> None:
+    def ask(
+        self, data: Shareable, targets: Sequence[str], abort_signal: Signal, fl_ctx: FLContext, name: str = ""
+    ) -> None:
         """Send a task to sites, and wait for their results."""
         self._results = {}
-        task = Task(name=self.task, data=data, timeout=self.timeout, result_received_cb=self._received)
+        task = Task(name=name or self.task, data=data, timeout=self.timeout, result_received_cb=self._received)
         self.broadcast_and_wait(
             task, fl_ctx, targets=list(targets), min_responses=len(targets), abort_signal=abort_signal
         )

@@ -8,6 +8,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 
 from fedveil.engines.nvflare.pending import Pending
+from fedveil.engines.nvflare.validating import PendingLoss
 from fedveil.errors import FieldError
 
 PENDING = "fedveil.pending"  # in the context of one task, private to the client
@@ -24,7 +25,7 @@ class FedVeilExecutor(Executor):  # type: ignore[misc]
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Any) -> Shareable:
         """Train, and answer with a return code alone, or in a swarm with what is released."""
         pending = fl_ctx.get_prop(PENDING)
-        if isinstance(pending, Pending):
+        if isinstance(pending, Pending | PendingLoss):
             pending.train()
             return make_reply(ReturnCode.OK)
         asks = first_filter(fl_ctx, task_name)

@@ -19,14 +19,22 @@ from nvflare.apis.fl_exception import UnsafeJobError
 from nvflare.apis.shareable import Shareable, make_reply
 from torch import nn
 
-from fedveil.engines.deployed import Settings, disagreement, opened, with_budget
+from fedveil.engines.deployed import Settings, disagreement, opened, opened_ledger, with_budget
 from fedveil.engines.lifetime import read_policy
 from fedveil.engines.nvflare.executor import PENDING, FedVeilExecutor
 from fedveil.engines.nvflare.pending import Pending, RunMemory, known_code, marker_of
 from fedveil.engines.nvflare.quiet import require_quiet
 from fedveil.engines.nvflare.shareables import method_of, model_of_name, read_broadcast
 from fedveil.engines.nvflare.training import site_training_of
+from fedveil.engines.nvflare.validating import (
+    VALIDATION_TASK,
+    PendingLoss,
+    ValidatorMemory,
+    require_due,
+    validation_of,
+)
 from fedveil.engines.site_keys import SiteKeys, site_of
+from fedveil.engines.stopping import Validator
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Buffers, Layout
 from fedveil.logs import escaping
@@ -86,6 +94,9 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         answers for what they send.
     swarm : bool
         Whether the site takes part in swarms, where another site aggregates each round. It needs `training`.
+    validation : dict, optional
+        Makes this a site that only validates: it never trains, and sends the loss of each round's model on its own data
+        as these options of `Validation` say. It needs `training`, whose data and loss it takes.
     """
 
     def __init__(
@@ -108,8 +119,11 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         task: str = TRAIN,
         allow: list[str] | None = None,
         swarm: bool = False,
+        validation: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        self.validation = validation
+        self._validation = None if validation is None else validation_of(validation)
         self.allow, self.swarm = list(allow or ()), swarm
         self.model, self.method, self.parameters, self.model_options = model, method, parameters, model_options
         self.buffers, self.ledger, self.head, self.dataset = buffers, ledger, head, dataset
@@ -119,7 +133,9 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         self._training = None if training is None else site_training_of(training, seed)
         own = training is not None
         self._method = method_of(method, parameters, site_training=own, public=own)
-        if self._method.client.trust == "secure sum" and key is None and seed is None:
+        if validation is not None and training is None:
+            raise FieldError("training", None, "is needed of a site that validates: it names data and loss")
+        if self._method.client.trust == "secure sum" and key is None and seed is None and validation is None:
             raise FieldError("key", None, "names the site's key file: make one by `fedveil keys new FILE`")
         self._layout: Layout | None = None
         self._built: tuple[nn.Module, Layout] | None = None
@@ -134,6 +150,11 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         if fl_ctx.get_prop(PENDING) is not None:  # a job's filter that took over would undo the site's
             raise FieldError("task_data_filters", type(self).__name__, "there are two: leave out that of the job")
         task = str(fl_ctx.get_prop(FLContextKey.TASK_NAME))
+        if task == VALIDATION_TASK:
+            pending_loss = self._measured(shareable, fl_ctx)
+            self._open = pending_loss.open
+            fl_ctx.set_prop(PENDING, pending_loss, private=True, sticky=False)
+            return shareable
         passes = self._passed(task, fl_ctx) if task != self.task else None
         if passes is not None:
             fl_ctx.set_prop(PENDING, passes, private=True, sticky=False)
@@ -152,6 +173,8 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         FedVeilError
             If it does not.
         """
+        if self._validation is not None:
+            raise FieldError("validation", self.validation, "this site validates and never trains")
         runner = self._require_site(fl_ctx)
         module, layout = self._model()
         if self._training is not None and self._layout is None:
@@ -179,6 +202,42 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         if self._local:
             _shield(runner.find_executor(self.task))
         return Pending(party, broadcast, memory, held, shareable, cookies, public, verdict, teach)
+
+    def _measured(self, shareable: Shareable, fl_ctx: FLContext) -> PendingLoss:
+        """Ask whether the site sends a loss of the models of a round.
+
+        Raises
+        ------
+        FedVeilError
+            If it does not.
+        """
+        if self._validation is None or self._training is None:
+            raise FieldError("validation", None, "is not what this site does: it trains, or answers nothing")
+        self._open.close()
+        self._require_site(fl_ctx)
+        module, layout = self._model()
+        if self._layout is None:
+            self._training.begin(module, layout, self._method)
+        self._layout = layout
+        broadcast, sites = read_broadcast(shareable, layout, self._method.server.hypotheses)
+        site, run = fl_ctx.get_identity_name(), str(fl_ctx.get_job_id())
+        if sites.count(site) != 1:
+            raise FieldError("sites", sites, f"must name {site!r} once")
+        settings = self._settings(sites.index(site), site)
+        if unlike := disagreement(broadcast.public, settings.rounds):
+            raise FedVeilError(unlike.reason)
+        if (run, site) not in self._memories:
+            self._memories[run, site] = ValidatorMemory(marker_of(fl_ctx, site))
+        with ExitStack() as stack:
+            opened_ = stack.enter_context(opened_ledger(self._memories[run, site], settings, run))
+            ledger, store = opened_
+            own = (self._validation, ledger, settings.source, settings.budget, store)
+            party = Validator(self._method, settings.policy, *own)
+            bounded = settings.policy is not None or settings.budget is not None
+            require_due(party, ledger, broadcast.public.round, bounded)
+            held = stack.pop_all()
+        measure = self._training.losses(site)
+        return PendingLoss(party, broadcast, self._validation, not self._local, measure, held)
 
     @property
     def _local(self) -> bool:
@@ -213,7 +272,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
 
     def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
         """For the task by name: FLARE matches the names of a job's filters exactly, so that ``"*"`` names none."""
-        super().add_to_fed_job(job, ctx, **{"tasks": [self.task], **kwargs})
+        super().add_to_fed_job(job, ctx, **{"tasks": [self.task, VALIDATION_TASK], **kwargs})
 
     def _site(self, sites: list[str], site: str) -> Site | None:
         """The site's side of a secure sum: its own key and pinned peers, or in an experiment keys of the seed."""
@@ -240,7 +299,7 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         )
         where = 'fedveil.nvflare.begin_ledger(FOLDER, "SITE", by=..., head=ANOTHER) once'
         where = f"PrivacyFilter(ledger=FOLDER, head=ANOTHER), after {where}"
-        return with_budget(given, caps, where)
+        return with_budget(given, caps, where, trains=self._validation is None)
 
 
 class ReleaseFilter(Filter):  # type: ignore[misc]
@@ -264,12 +323,12 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
             return shareable
         if pending is CODE_ALONE:
             return make_reply(known_code(shareable))
-        if not isinstance(pending, Pending):
+        if not isinstance(pending, Pending | PendingLoss):
             raise FieldError("PrivacyFilter", None, "did not admit this task: put it into the task data filters")
         try:
             with pending.open:
                 result = pending.answer(shareable)
-                if pending.party.failure is not None:
+                if isinstance(pending, Pending) and pending.party.failure is not None:
                     escaping(self.logger).warning(
                         "FedVeil: the site answered with a zero update: %s", repr(pending.party.failure)
                     )
@@ -279,7 +338,7 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
 
     def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
         """See `PrivacyFilter.add_to_fed_job`."""
-        super().add_to_fed_job(job, ctx, **{"tasks": [self.task], **kwargs})
+        super().add_to_fed_job(job, ctx, **{"tasks": [self.task, VALIDATION_TASK], **kwargs})
 
 
 def require_swarm(method: Method, site_training: bool) -> None:

@@ -39,7 +39,7 @@ from fedveil.methods import Method
 
 FLARE_AGGREGATOR = "nvflare.app_common.abstract.aggregator.Aggregator"
 SWARM_ID = "fedveil_swarm"
-OF_PEERS = ("wait", "ack")  # arguments of SwarmPeer; all others of a swarm are SwarmServer's
+OF_PEERS = ("wait", "ack", "timeout")  # arguments of SwarmPeer; all others of a swarm are SwarmServer's
 NOT_OF_SWARMS = ("public", "site_training", "epsilon", "delta", *OF_PEERS)
 
 

@@ -265,6 +265,8 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
         Seconds that a round waits for those who are missing, once enough have answered.
     ack : int
         Seconds for a peer to take a message.
+    timeout : float
+        Seconds that a round may take: then it is combined of those who answered, or the job ends.
     least : int
         Peers without which the job ends.
 
@@ -274,7 +276,14 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
         If this FLARE's controller lacks what is overridden here.
     """
 
-    def __init__(self, server_id: str = "fedveil_swarm", wait: float = 30.0, ack: int = 30, least: int = 2) -> None:
+    def __init__(
+        self,
+        server_id: str = "fedveil_swarm",
+        wait: float = 30.0,
+        ack: int = 30,
+        timeout: float = 3600.0,
+        least: int = 2,
+    ) -> None:
         lacking = [name for name in SEAMS if not hasattr(SwarmClientController, name)]
         if lacking:
             raise FieldError("SwarmClientController", lacking, "are missing in this FLARE: 2.9 was tested")
@@ -285,10 +294,10 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
             min_responses_required=least,
             wait_time_after_min_resps_received=wait,
             learn_task_ack_timeout=ack,
+            learn_task_timeout=timeout,
             final_result_ack_timeout=ack,
         )
-        self.server_id, self.wait, self.ack, self.least = server_id, wait, ack, least
-        self._missing: set[str] = set()
+        self.server_id, self.wait, self.ack, self.timeout, self.least = server_id, wait, ack, timeout, least
         self.trainers: list[str] = []
         self.aggrs: list[str] = []
 
@@ -319,9 +328,8 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
         task = Task(name=self.do_learn_task_name, data=request, timeout=timeout, secure=secure)
         replies = self.broadcast_and_wait(task=task, targets=targets, min_responses=len(targets), fl_ctx=fl_ctx)
         reached = [target for target in targets if _ok(replies, target)]
-        self._missing = set(targets) - set(reached)
-        if self._missing:
-            self.log_warning(fl_ctx, f"FedVeil: {sorted(self._missing)} cannot be reached")
+        if len(reached) < len(targets):
+            self.log_warning(fl_ctx, f"FedVeil: only {reached} of {targets} can be reached")
         if len(reached) + 1 >= self.least:
             return True
         self.update_status(action="send_learn_task", error=ReturnCode.EXECUTION_EXCEPTION)
@@ -336,9 +344,11 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
         super().record_last_result(fl_ctx, round_num, result)
 
     def _try_broadcast_final_result(self, *arguments: Any, **named: Any) -> int:
-        """Hand out the last model; that a peer who is gone does not take it is no error."""
+        """Hand the last model to those who are still there; FLARE counts everybody else as an error."""
+        everybody = self.get_config_prop(Constant.RESULT_CLIENTS) or []
+        self.config[Constant.RESULT_CLIENTS] = [name for name in everybody if name in self.trainers]
         errors: int = super()._try_broadcast_final_result(*arguments, **named)
-        return max(0, errors - len(self._missing))
+        return errors
 
 
 def _ok(replies: Mapping[str, Any], target: str) -> bool:

@@ -11,7 +11,7 @@ from fedveil.engines.client import ClientParty
 from fedveil.engines.fit import require_fit
 from fedveil.errors import FieldError, require_a
 from fedveil.layout import Layout
-from fedveil.learning import ClientData, LocalTraining, PrivateTrainer, make_trainer
+from fedveil.learning import ClientData, LocalTraining, PrivateTrainer, client_losses, make_trainer
 from fedveil.learning.clients import as_client
 from fedveil.learning.learner import Learned, Learner, Scoring
 from fedveil.learning.models import MODELS
@@ -120,6 +120,16 @@ class OwnTraining:
             return learned
 
         return learn
+
+    def losses(self, site: str) -> Callable[[Tensor], Tensor]:
+        """What measures models [k, d] on a site's data, by the loss that it would train with."""
+
+        def measure(models: Tensor) -> Tensor:
+            assert self._learner is not None  # a task was admitted
+            learner = self._learner
+            return client_losses(learner.model, learner.layout, models, [self._data(site)], learner.local.loss)[0]
+
+        return measure
 
     def scores(self, models: Tensor) -> Tensor:
         """Layer scores [n, L] of received models on the server's public data."""

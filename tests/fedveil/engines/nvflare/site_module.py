@@ -23,3 +23,9 @@ def shapeless(site):
 
 def trainer(model, layout, local):
     return make_trainer(model, layout, local, "sequential")
+
+
+def held(site):
+    """A fourth site, which never trains."""
+    x, y = digits(40)[2].x[:20] + 1, digits(40)[2].y[:20]
+    return x, y

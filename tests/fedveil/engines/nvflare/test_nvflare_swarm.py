@@ -278,5 +278,5 @@ def test_four_peers_go_on_without_one_that_is_killed(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_three_peers_stop_without_one_that_is_killed_and_nothing_is_summed(tmp_path, monkeypatch):
     with pytest.raises(Exception):  # noqa: B017, PT011  (FLARE's own, of its simulator)
-        played(tmp_path, monkeypatch, SITES, SECURE, LEAVING, wait=5.0, ack=5)
+        played(tmp_path, monkeypatch, SITES, SECURE, LEAVING, wait=5.0, ack=5, timeout=20.0)
     assert not list(tmp_path.rglob("fedveil/model.safetensors"))

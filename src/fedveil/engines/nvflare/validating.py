@@ -1,0 +1,187 @@
+"""Validation clients under FLARE: sites that never train, and whose losses are releases; and when a run ends early."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from typing import Any
+
+import torch
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from torch import Tensor
+
+from fedveil.accounting import Ledger
+from fedveil.engines import messages
+from fedveil.engines.history import Best
+from fedveil.engines.nvflare.pending import RunMemory, known_code
+from fedveil.engines.party import VALIDATE, VALIDATORS
+from fedveil.engines.server import ServerParty
+from fedveil.engines.stopping import EarlyStopping, Validator, cap_of, drawn
+from fedveil.errors import FedVeilError, FieldError, require_a
+from fedveil.methods import Broadcast
+from fedveil.methods.publishing import Validation
+
+VALIDATION_TASK = "fedveil_validate"
+LOSS = "loss"
+
+
+def stopping_of(given: Mapping[str, Any]) -> EarlyStopping:
+    """An early stopping of plain values; who validates is said beside it.
+
+    Raises
+    ------
+    FieldError
+        For an unknown or refused option.
+    """
+    require_a("stopping", given, Mapping, 'must be a table: {"patience": 3, "validation": {"losses": "noised"}}')
+    values = dict(given)
+    if "clients" in values:
+        raise FieldError("stopping.clients", values["clients"], "are sites under FLARE: name them in validators")
+    validation = validation_of(values.pop("validation", {}))
+    return EarlyStopping(**values, validation=validation)
+
+
+def validation_of(given: Mapping[str, Any]) -> Validation:
+    """How losses leave, of plain values."""
+    require_a("validation", given, Mapping, 'must be a table: {"losses": "noised", "noise_multiplier": 2.0}')
+    return Validation(**given)
+
+
+class ValidatorMemory(RunMemory):
+    """A validating site's memory of one job: its ledger is named apart from those of sites that train."""
+
+    def ledger(self, run: str, partition: int) -> Ledger:
+        """The ledger of this run alone."""
+        return Ledger.parse(run, f"{VALIDATORS}{partition}", self.lines)
+
+
+@dataclass(frozen=True)
+class PendingLoss:
+    """A model to be measured by a site that only validates, on its way through the executor.
+
+    Attributes
+    ----------
+    party : Validator
+        Charged for the loss.
+    broadcast : Broadcast
+        The models [k, d] of a round.
+    measure : callable
+        ``models -> losses`` [k] on the site's data.
+    open : ExitStack
+        Holds the ledger.
+    losses : list of float
+        What was measured.
+    """
+
+    party: Validator
+    broadcast: Broadcast
+    validation: Validation
+    central: bool
+    measure: Callable[[Tensor], Tensor]
+    open: ExitStack
+    losses: list[float] = field(default_factory=list)
+
+    def train(self) -> None:
+        """Measure, and train nothing; whatever fails counts as the largest loss that is declared."""
+        try:
+            measured = self.measure(self.broadcast.models)
+            self.losses[:] = [float(torch.nan_to_num(measured, nan=inf).min())]
+        except Exception:
+            self.losses[:] = [inf]
+
+    def answer(self, result: Shareable) -> Shareable:
+        """The loss as it is released."""
+        if result.get_return_code() != ReturnCode.OK or not self.losses:
+            return make_reply(known_code(result))
+        [loss] = self.losses
+        if self.central and self.validation.losses == "noised":  # the server adds the noise, and pays for it
+            sent = loss if isfinite(loss) else self.validation.loss_range
+        else:
+            sent = self.party.send(loss, self.broadcast.public.round)
+        reply: Shareable = DXO(DataKind.METRICS, {LOSS: sent}, {messages.REPLY: {"validates": True}}).to_shareable()
+        return reply
+
+    def restore(self, fl_ctx: FLContext) -> None:
+        """Nothing: no code of others ran."""
+
+
+def require_due(party: Validator, ledger: Ledger, round_: int, bounded: bool) -> None:
+    """Refuse a loss that the site does not send, before its data are touched.
+
+    Raises
+    ------
+    FedVeilError
+        With the reason, for the site's own log.
+    """
+    reason = party.declines(round_)
+    made = ledger.entries if bounded else ledger.all_entries
+    if party.cap is not None and sum(entry.key[1] == VALIDATE for entry in made) >= party.cap:
+        reason = f"all {party.cap} losses were sent: only a policy with a total, or a budget, allows more runs"
+    if reason:
+        raise FedVeilError(reason)
+
+
+class ServerStopping:
+    """Who is asked for a loss after a round, and when the run ends.
+
+    Parameters
+    ----------
+    rule : EarlyStopping
+        When and how.
+    names : list of str
+        Sites that validate.
+    seed : int
+        Draws them.
+    server : ServerParty
+        Charged under central trust.
+    """
+
+    def __init__(self, rule: EarlyStopping, names: list[str], seed: int, server: ServerParty) -> None:
+        self.rule, self.names, self.best = rule, sorted(names), Best()
+        self._seed, self._server = seed, server
+        self._asked = dict.fromkeys(range(len(self.names)), 0)
+        self._central = server.method.client.trust == "central"
+
+    @property
+    def stopped(self) -> str:
+        """Why the run is over, or ""."""
+        return self.rule.ends(self.best)
+
+    def due(self, round_: int) -> list[str]:
+        """Sites that are asked after a round, of those whose number of losses is not used up."""
+        cap = cap_of(self.rule.validation, self._server.method.client.trust)
+        allowed = [place for place, asked in self._asked.items() if cap is None or asked < cap]
+        places = drawn(self.rule, self._seed, round_, allowed)
+        for place in places:
+            self._asked[place] += 1
+        return [self.names[place] for place in places]
+
+    def take(self, losses: list[float], round_: int, models: Tensor) -> float | None:
+        """Follow the losses that arrived; the released one, None where there is none."""
+        if not losses:
+            return None
+        if self._central and self.rule.validation.losses != "public":
+            value = self._server.validate(round_, torch.tensor(losses, dtype=torch.float64), self.rule.validation)
+        else:
+            value = sum(losses) / len(losses)
+        if value is not None:
+            self.best = self.rule.following(self.best, value, round_, models)
+        return value
+
+
+def read_loss(result: Shareable | None) -> float | None:
+    """The loss of a reply, if it is a validating site's."""
+    if result is None or result.get_return_code() != ReturnCode.OK:
+        return None
+    try:
+        dxo = from_shareable(result)
+        mark = (dxo.meta or {}).get(messages.REPLY)
+        loss = dxo.data[LOSS]
+    except (ValueError, TypeError, KeyError):
+        return None
+    if dxo.data_kind != DataKind.METRICS or mark != {"validates": True} or isinstance(loss, bool):
+        return None
+    return float(loss) if isinstance(loss, int | float) else None

@@ -1,0 +1,34 @@
+"""Training code that leaves planted values wherever FLARE's Client API lets it."""
+
+import logging
+import sys
+
+import numpy as np
+import nvflare.client as flare
+from nvflare.apis.analytix import AnalyticsDataType
+
+from hello_kit import SimpleNetwork
+from hostile_kit import SECRET, VALUE
+
+flare.init()
+site, difference = flare.get_site_name(), "diff" in sys.argv
+while flare.is_running():
+    received = flare.receive()
+    params = {name: np.asarray(value).copy() for name, value in SimpleNetwork().state_dict().items()}
+    logging.getLogger("hostile").error("%s %s", SECRET, VALUE)
+    print(SECRET, VALUE, file=sys.stderr)
+    flare.log(SECRET, VALUE, AnalyticsDataType.SCALAR)
+    if site == "site-3":
+        raise RuntimeError(f"{SECRET} {VALUE}")
+    if site == "site-2":
+        params["stolen"] = np.full(3, VALUE, dtype=np.float32)
+    metrics = {"accuracy": VALUE, SECRET: VALUE, "num-examples": 4711}
+    model = flare.FLModel(
+        params=params,
+        params_type=flare.ParamsType.DIFF if difference else flare.ParamsType.FULL,
+        metrics=metrics,
+        meta={"note": SECRET, SECRET: VALUE, "NUM_STEPS_CURRENT_ROUND": 4711},
+    )
+    flare.send(model, clear_cache=False)
+    if site == "site-1":
+        flare.send(flare.FLModel(metrics=metrics, meta={"note": SECRET}))  # a second one for the same task

@@ -1,0 +1,7 @@
+"""A site's data module that raises with what it holds."""
+
+from hostile_kit import SECRET, VALUE
+
+
+def broken(site):
+    raise RuntimeError(f"{SECRET} {VALUE}")

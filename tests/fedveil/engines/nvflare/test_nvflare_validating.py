@@ -1,0 +1,158 @@
+"""Validation clients and early stopping under FLARE: the embedded engine's losses, and what such a site never does."""
+
+import pytest
+import torch
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import ReturnCode
+from site_module import data, held
+
+import fedveil as fv
+from fedveil.engines import Execution
+from fedveil.engines.nvflare.shareables import write_broadcast
+from fedveil.engines.nvflare.validating import VALIDATION_TASK, read_loss
+from fedveil.errors import FieldError
+from fedveil.learning import LocalTraining
+from fedveil.methods import Broadcast, PublicFacts, build
+from fedveil.nvflare import FedVeilController, FedVeilExecutor, PrivacyFilter, ReleaseFilter
+from flare_kit import MODEL, SEED, SITES, Net, Site, Trainer, run
+from test_nvflare_executor import LOCAL, RECORD, TRAINING, sites_of
+
+pytestmark = pytest.mark.nvflare
+WATCHER, ROUNDS = "site-v", 4
+HELD = {**TRAINING, "data": "site_module:held"}
+NOISED = {"losses": "noised", "noise_multiplier": 2.0, "releases": 3}
+CASES = {
+    "record, noised at the site": ("record", RECORD, NOISED),
+    "vanilla, noised at the server": ("vanilla", {}, NOISED),
+    "vanilla, in the clear": ("vanilla", {}, {"losses": "public"}),
+}
+
+
+def watcher(folder, method, parameters, validation, training=HELD, **changes):
+    given = {"model": MODEL, "method": method, "parameters": parameters, "seed": SEED, "training": training}
+    filters = [PrivacyFilter(**{**given, "validation": validation, **changes}), ReleaseFilter()]
+    return Site(WATCHER, folder, FedVeilExecutor(), filters)
+
+
+def entries(site):
+    [memory] = site.scope.task_data_filters["in"][0]._memories.values()
+    return memory.ledger("job-1", 0).entries
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_models_and_ledgers_are_the_embedded_engines(case, tmp_path):
+    method, parameters, validation = CASES[case]
+    one = watcher(tmp_path, method, parameters, validation)
+    stopping = {"patience": 2, "validation": validation}
+    given = {"method": method, "parameters": parameters, "rounds": ROUNDS, "site_training": True}
+    found = run(
+        tmp_path, [*sites_of(tmp_path, method, parameters), one], stopping=stopping, validators=[WATCHER], **given
+    )
+    assert found.engine.panics == []
+    rule = fv.EarlyStopping(clients=[held("")], patience=2, validation=fv.Validation(**validation))
+    federation = fv.Federation(
+        model=Net,
+        clients=[data(site) for site in SITES],
+        method=build(method, **parameters),
+        seed=SEED,
+        local=LocalTraining(**LOCAL),
+        evaluation=fv.Evaluation(stopping=rule),
+        execution=Execution(trainer="sequential", run_id="nvflare"),
+    )
+    expected = federation.run(ROUNDS)
+    assert torch.equal(found.models, expected.models)
+    assert (found.best.round, found.best.loss) == (expected.best.round, expected.best.loss)
+    assert torch.equal(found.best.models, expected.best.models)
+    assert len(found.history) == len(expected.rounds)
+    assert entries(one) == federation.validators.validator(0).ledger.entries
+
+
+def test_a_run_ends_early_and_keeps_the_best_models(tmp_path):
+    stopping = {"patience": 1, "min_delta": 1e6, "validation": {"losses": "public"}}
+    sites = [*sites_of(tmp_path, "vanilla", {}), watcher(tmp_path, "vanilla", {}, {"losses": "public"})]
+    given = {"method": "vanilla", "rounds": ROUNDS, "site_training": True}
+    found = run(tmp_path, sites, stopping=stopping, validators=[WATCHER], **given)
+    assert (len(found.history), found.best.round, found.stopped != "") == (2, 1, True)
+
+
+def question(*sites):
+    layout = fv.Layout.from_module(Net())
+    public = PublicFacts(round=1, rounds=ROUNDS, cohort=3, dimension=layout.size)
+    return write_broadcast(Broadcast(models=torch.zeros(1, layout.size), public=public), layout, list(sites))
+
+
+def test_a_site_that_validates_never_trains_and_one_that_trains_sends_no_loss(tmp_path):
+    one, other = watcher(tmp_path, "record", RECORD, NOISED), sites_of(tmp_path, "record", RECORD)[0]
+    assert one.do("train", question(WATCHER)).get_return_code() == ReturnCode.TASK_DATA_FILTER_ERROR
+    assert other.do(VALIDATION_TASK, question("site-a")).get_return_code() == ReturnCode.TASK_DATA_FILTER_ERROR
+    assert one.do(VALIDATION_TASK, question(WATCHER)).get_return_code() == ReturnCode.OK
+    assert len(entries(one)) == 1
+
+
+def test_so_many_losses_leave_and_no_more(tmp_path):
+    stopping = {
+        "patience": 9,
+        "validation": {**NOISED, "releases": 9},
+    }  # the server asks more often than the site sends
+    one = watcher(tmp_path, "record", RECORD, {**NOISED, "releases": 2})
+    given = {"method": "record", "parameters": RECORD, "rounds": ROUNDS, "site_training": True}
+    run(tmp_path, [*sites_of(tmp_path, "record", RECORD), one], stopping=stopping, validators=[WATCHER], **given)
+    assert len(entries(one)) == 2
+    codes = [reply.get_return_code() for reply in one.sent]
+    assert codes == ["OK", "OK", "TASK_DATA_FILTER_ERROR", "TASK_DATA_FILTER_ERROR"]
+
+
+@pytest.mark.parametrize("broken", ["site_module:broken", "no_such_module:data"])
+def test_data_that_fail_are_the_largest_loss_and_nothing_of_why_leaves(broken, tmp_path):
+    one = watcher(tmp_path, "record", RECORD, NOISED, {**TRAINING, "data": broken})
+    given = {"method": "record", "parameters": RECORD, "rounds": 1, "site_training": True}
+    stopping = {"patience": 2, "validation": NOISED}
+    found = run(
+        tmp_path, [*sites_of(tmp_path, "record", RECORD), one], stopping=stopping, validators=[WATCHER], **given
+    )
+    assert found.best.round == 1
+    assert "diagnosis" not in str(one.sent)
+    assert from_shareable(one.sent[0]).data.keys() == {"loss"}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        None,
+        DXO(DataKind.METRICS, {"loss": 1.0}).to_shareable(),
+        DXO(DataKind.METRICS, {"loss": "1"}, {"fedveil.reply": {"validates": True}}).to_shareable(),
+        DXO(DataKind.METRICS, {"loss": True}, {"fedveil.reply": {"validates": True}}).to_shareable(),
+        DXO(DataKind.WEIGHTS, {"loss": 1.0}, {"fedveil.reply": {"validates": True}}).to_shareable(),
+        DXO(DataKind.METRICS, {}, {"fedveil.reply": {"validates": True}}).to_shareable(),
+    ],
+)
+def test_what_is_no_marked_loss_is_not_read(reply):
+    assert read_loss(reply) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"stopping": {"patience": 2}}, "validators"),
+        ({"validators": [WATCHER]}, "validators"),
+        ({"stopping": {"patience": 2, "clients": []}, "validators": [WATCHER]}, "stopping.clients"),
+        ({"stopping": 3, "validators": [WATCHER]}, "stopping"),
+        ({"stopping": {"patience": 0}, "validators": [WATCHER]}, "patience"),
+    ],
+)
+def test_what_cannot_stop_is_refused_when_the_controller_is_made(changes, field):
+    with pytest.raises(FieldError) as refused:
+        FedVeilController(model=MODEL, method="vanilla", rounds=2, site_training=True, **changes)
+    assert refused.value.field == field
+
+
+def test_a_validating_site_needs_data_of_its_own():
+    with pytest.raises(FieldError) as refused:
+        PrivacyFilter(MODEL, "vanilla", validation=NOISED)
+    assert refused.value.field == "training"
+
+
+def test_without_a_validating_site_the_task_is_refused_under_central_trust_too(tmp_path):
+    filters = [PrivacyFilter(MODEL, "vanilla"), ReleaseFilter()]
+    site = Site("site-a", tmp_path, Trainer(0), filters)
+    assert site.do(VALIDATION_TASK, DXO(DataKind.WEIGHTS, {}).to_shareable()).get_return_code() != ReturnCode.OK
