@@ -38,6 +38,8 @@ def check_kit(folder: str | Path) -> list[Binding]:
             findings += look(_read(local, name))
         except FedVeilError as error:
             findings.append(Binding(name, "no", str(error)))
+        except ImportError as error:
+            findings.append(Binding(name, "no", f"NVIDIA FLARE is not installed for this Python: {error}"))
     findings.append(Binding("server", "not seen", "whoever may submit a job runs code at the server", needed=False))
     return findings
 
@@ -89,7 +91,7 @@ def _of_scopes(scopes: list[SiteScope], default: Any) -> Iterator[Binding]:
 
 def _of_filter(arguments: Mapping[str, Any]) -> Iterator[Binding]:
     """What the filter itself says of its arguments, and its ledger."""
-    from fedveil.nvflare import PrivacyFilter  # needs FLARE, as the site does
+    from fedveil.engines.nvflare.filters import PrivacyFilter  # needs FLARE, as the site does
 
     what = "privacy.json PrivacyFilter"
     try:
