@@ -37,6 +37,16 @@ def test_the_blocks_on_extending_run_one_after_the_other(capsys):
     assert "('vanilla', " in shown
 
 
+def test_the_blocks_on_the_accountant_run_one_after_the_other(capsys):
+    code = "\n".join(re.findall(r"```python\n(.*?)```", (DOCS / "accountant.md").read_text(), re.DOTALL))
+    exec(compile(code, "accountant.md", "exec"), {"__name__": "accountant"})
+    shown = capsys.readouterr().out.splitlines()
+    full, sampled, both = (float(line) for line in shown[:3])
+    assert sampled < both < full
+    assert shown[4] in code  # the line that the page prints beside it
+    assert shown[-1].startswith("formal eps=")
+
+
 SIDES = re.findall(r"^\| `(fv\..+?)` \| `(fv\.[^`]+)`[^|]*\|$", (DOCS / "sharp-edges.md").read_text(), re.MULTILINE)
 SIDES = [pair for pair in SIDES if pair[0].partition("(")[0] == pair[1].partition("(")[0]]
 
