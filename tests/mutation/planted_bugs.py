@@ -1698,9 +1698,9 @@ BUGS = (
     ),
     _bug(
         "a heuristic client is ranked below proven ones",
-        "guarantees_of",
-        "(not g.proven, g.cost, len(books[p].entries))",
-        "(g.cost, len(books[p].entries))",
+        "_by_cost",
+        "(not guarantee.proven, guarantee.cost, len(books[party].entries), party)",
+        "(guarantee.cost, len(books[party].entries), party)",
         "test_client_sides::test_a_client_without_a_proof_is_the_worst_whatever_the_others_promise",
     ),
     _bug(

@@ -1,4 +1,4 @@
-"""What the check of a report found, as a table and an exit code."""
+"""Findings of a report's check, as a table and an exit code."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,13 +21,16 @@ def show_checked(path: Path, checks: "Sequence[Checked]") -> None:
     """Show each thing that was looked at; exit unless all that was looked for agrees."""
     rows = [(one.what, SAID[one.holds], one.why) for one in checks]
     show([Table(("what", "verdict", "why"), rows, wraps=("why",))])
-    if wrong := [one.what for one in checks if one.holds is False]:
+    wrong = [one.what for one in checks if one.holds is False]
+    if wrong:
         fail(f"{path}: does not agree: {'; '.join(wrong)}", WRONG)
     promises = [one for one in checks if one.kind == "promise"]
     unchecked = [one.what for one in promises if one.holds is None]
-    more = f"; and {len(unchecked) - MOST} more" if len(unchecked) > MOST else ""
     if unchecked or not promises:
-        what = "; ".join(unchecked[:MOST]) + more or "any promise"
-        fail(f"{path}: not checked: {what}. Give the ledgers that hold it by --ledgers", UNCHECKED)
-    if unseen := [one.what for one in checks if one.kind == "file" and one.holds is None]:
+        named = unchecked[:MOST] or ["any promise"]
+        if len(unchecked) > MOST:
+            named.append(f"and {len(unchecked) - MOST} more")
+        fail(f"{path}: not checked: {'; '.join(named)}. Give the ledgers that hold it by --ledgers", UNCHECKED)
+    unseen = [one.what for one in checks if one.kind == "file" and one.holds is None]
+    if unseen:
         fail(f"{path}: figures checked, not so {', '.join(unseen)}: read report.json", PAGE_UNCHECKED)

@@ -36,13 +36,18 @@ class Command(click.Command):
     """A command that lists its arguments before its options."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        arguments = [one for one in self.get_params(ctx) if isinstance(one, Argument)]
+        arguments: list[tuple[str, str]] = []
+        options: list[tuple[str, str]] = []
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                kind = arguments if isinstance(parameter, Argument) else options
+                kind.append(record)
         if arguments:
             with formatter.section("Arguments"):
-                formatter.write_dl([one.get_help_record(ctx) for one in arguments])
-        options = [one.get_help_record(ctx) for one in self.get_params(ctx) if not isinstance(one, Argument)]
+                formatter.write_dl(arguments)
         with formatter.section("Options"):
-            formatter.write_dl([record for record in options if record is not None])
+            formatter.write_dl(options)
 
 
 def argument(name: str, metavar: str, help: str, **options: Any) -> Callable[[F], F]:

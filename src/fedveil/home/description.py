@@ -1,8 +1,8 @@
-"""What a released model takes and means: network, inputs, classes, version and promise, as model.json keeps them."""
+"""Description of a released model: network, inputs, classes, version and promise, as model.json keeps them."""
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -24,7 +24,7 @@ REMOVABLE = "reproducible, not for deployment"
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What a model takes, what its outputs mean, and what was promised of it.
+    """Inputs of a model, the meaning of its outputs, and the promise of its run.
 
     Nothing in it is measured but what `read_off` names.
 
@@ -104,12 +104,12 @@ class Description:
         return bool(self.promise.get("source", "") == REMOVABLE)
 
     def to_text(self) -> str:
-        """The file's text."""
+        """Write the file's text."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
     @classmethod
     def read(cls, file: Path) -> "Description":
-        """What a file says.
+        """Read a file.
 
         Raises
         ------
@@ -148,11 +148,11 @@ class Description:
         return cls(**given)
 
     def of(self, weights: bytes, hypotheses: int) -> "Description":
-        """The same, for these weights."""
+        """Describe these weights."""
         return replace(self, digest=hashlib.sha256(weights).hexdigest(), hypotheses=hypotheses)
 
     def promising(self, summary: Mapping[str, Any]) -> "Description":
-        """The same, with what a run's summary says was promised."""
+        """Add what a run's summary says was promised."""
         version = str(summary.get("versions", {}).get("fedveil", ""))
         return replace(self, promise=promise_values(summary), method=str(summary.get("method", "")), version=version)
 
@@ -174,9 +174,8 @@ def describe(
         What was trained.
     """
     some = next(module.parameters())
-    example = torch.zeros(
-        1, *dataset.input_shape, dtype=some.dtype if dataset.x.is_floating_point() else dataset.x.dtype
-    )
+    dtype = some.dtype if dataset.x.is_floating_point() else dataset.x.dtype
+    example = torch.zeros(1, *dataset.input_shape, dtype=dtype)
     with evaluating(module), torch.no_grad():
         shape = tuple(outputs_of(module(example.to(some.device))).shape)
     return Description(
@@ -195,14 +194,21 @@ def describe(
 
 
 def promise_values(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What a summary promises: sentences that carry unit, relation, trust and total, with what they rest on."""
-    parties: Mapping[str, Mapping[str, Any]] = summary.get("guarantees", {})
-    stated: Sequence[str] = [c for values in parties.values() for c in values.get("conditions", ())]
+    """Collect what a summary promises: sentences with unit, relation, trust and total, and what they rest on."""
+    texts: dict[str, str] = {}
+    conditions: list[str] = []
+    reasons: list[str] = []
+    guarantees: Mapping[str, Mapping[str, Any]] = summary.get("guarantees", {})
+    for party, values in guarantees.items():
+        texts[party] = str(values.get("text", "none"))
+        conditions += values.get("conditions", ())
+        if values.get("reason"):
+            reasons.append(str(values["reason"]))
     return {
         "text": str(summary.get("guarantee", "none")),
-        "parties": {party: str(values.get("text", "none")) for party, values in parties.items()},
-        "conditions": list(dict.fromkeys(stated)),
-        "reason": next((str(v["reason"]) for v in parties.values() if v.get("reason")), ""),
+        "parties": texts,
+        "conditions": list(dict.fromkeys(conditions)),
+        "reason": reasons[0] if reasons else "",
         "trust": str(summary.get("trust", "")),
         "source": str(summary.get("source", "")),
     }

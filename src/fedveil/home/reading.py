@@ -1,7 +1,6 @@
 """Turn a file of new examples into what a released model takes, by the constants that its run stored."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ MOST_PICTURES = 200_000
 
 
 def examples_of(about: Description, path: Path, reference: Path | None = None) -> tuple[Tensor, list[str]]:
-    """Examples [N, ...] of a file or a folder, and what each is called.
+    """Read examples [N, ...] of a file or a folder, and what each is called.
 
     Parameters
     ----------
@@ -52,11 +51,13 @@ def examples_of(about: Description, path: Path, reference: Path | None = None) -
         takes = {"table": "a table (.csv, .csv.gz, .parquet)", "pictures": "pictures, or a folder of them"}
         accepted = takes.get(wanted, f"arrays: the run's data ({about.data}) came from no file of rows or pictures")
         raise FieldError("DATA", str(path), f"is no input of this model, which takes {accepted}; or an npz with x")
-    return _table(about.inputs, path, reference) if kind == "table" else _pictures(about.inputs, path)
+    if kind == "table":
+        return _table(about.inputs, path, reference)
+    return _pictures(about.inputs, path)
 
 
 def labelled_examples(about: Description, path: Path) -> tuple[Tensor, NDArray[np.int64]]:
-    """Examples of a file or folder, and the numbers of their classes [N].
+    """Read examples of a file or folder, and the numbers of their classes [N].
 
     Parameters
     ----------
@@ -78,8 +79,11 @@ def labelled_examples(about: Description, path: Path) -> tuple[Tensor, NDArray[n
         rows.require("target", target)
         return x, np.asarray(rows.codes(target, about.classes), dtype=np.int64)
     if kind == "pictures":
-        labels = [name.replace("\\", "/").split("/")[0] for name in names]
-        return x, np.array([about.classes.index(require_choice("class folder", one, about.classes)) for one in labels])
+        numbers = []
+        for name in names:
+            label = name.replace("\\", "/").split("/")[0]
+            numbers.append(about.classes.index(require_choice("class folder", label, about.classes)))
+        return x, np.array(numbers)
     arrays = read_npz(path)
     if "y" not in arrays or arrays["y"].shape != (len(x),) or arrays["y"].dtype.kind not in "bui":
         raise FieldError("y", sorted(arrays), f"must hold y, the number of a class for each of the {len(x)} rows")
@@ -102,7 +106,7 @@ def _kind(path: Path) -> str:
 
 
 def _table(inputs: Mapping[str, Any], path: Path, reference: Path | None) -> tuple[Tensor, list[str]]:
-    """Rows of a table; the target and the ids need not be there."""
+    """Read the rows of a table; the target and the ids need not be there."""
     columns = {str(name): list(declared) for name, declared in inputs["columns"]}
     spec = _spec(inputs, columns)
     rows = _rows("DATA", path, inputs)
@@ -121,9 +125,8 @@ def _table(inputs: Mapping[str, Any], path: Path, reference: Path | None) -> tup
 
 
 def _spec(inputs: Mapping[str, Any], columns: Mapping[str, list[Any]]) -> TableSpec:
-    """How the run read its columns; the target plays no part."""
-    named = {f.name for f in fields(TableSpec)} & {"scale", "outside", "missing"}
-    given = {name: inputs[name] for name in named if name in inputs}
+    """Rebuild how the run read its columns; the target plays no part."""
+    given = {name: inputs[name] for name in ("scale", "outside", "missing") if name in inputs}
     declared: Any = columns if any(columns.values()) else list(columns)
     return TableSpec(target="", target_range=(0.0, 1.0), columns=declared, **given)
 
@@ -135,14 +138,16 @@ def _rows(field: str, path: Path, inputs: Mapping[str, Any]) -> Any:
 
 
 def _pictures(inputs: Mapping[str, Any], path: Path) -> tuple[Tensor, list[str]]:
-    """Pictures of a folder, in the order of their names, or a single one."""
-    files = sorted(f for f in path.rglob("*") if f.name.lower().endswith(SUFFIXES)) if path.is_dir() else [path]
+    """Read the pictures of a folder, in the order of their names, or a single one."""
+    files, names = [path], [path.name]
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.name.lower().endswith(SUFFIXES))
+        names = [str(file.relative_to(path)) for file in files]
     if not files:
         raise FieldError("DATA", str(path), f"holds no picture ({', '.join(SUFFIXES)})")
     if len(files) > MOST_PICTURES:
         raise FieldError("DATA", str(path), f"holds more than {MOST_PICTURES:,} pictures: give a smaller folder")
     size = tuple(inputs["size"]) if inputs.get("size") else None
-    names = [str(f.relative_to(path)) if path.is_dir() else f.name for f in files]
     mode = str(inputs.get("mode", "auto"))
     made = []
     for name, file in zip(names, files, strict=True):
@@ -154,7 +159,7 @@ def _pictures(inputs: Mapping[str, Any], path: Path) -> tuple[Tensor, list[str]]
 
 
 def _arrays(path: Path) -> tuple[Tensor, list[str]]:
-    """The array ``x`` of an npz file, read as a run reads its own."""
+    """Read the array ``x`` of an npz file as a run reads its own."""
     arrays = read_npz(path)
     if "x" not in arrays:
         raise FieldError("DATA", str(path), f"holds {', '.join(sorted(arrays)) or 'no array'}, and must hold x")

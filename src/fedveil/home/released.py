@@ -27,7 +27,7 @@ _AT_ONCE = 512
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model says of examples.
+    """Answers of a model to examples.
 
     Attributes
     ----------
@@ -95,14 +95,14 @@ class ReleasedModel:
         return f"ReleasedModel({self.about.network}: {what}; {self.promise})"
 
     def outputs(self, x: Any) -> Tensor:
-        """What the network itself gives for examples [N, *input_shape] that are scaled as the run's were.
+        """Return the network's own outputs for examples [N, *input_shape] that are scaled as the run's were.
 
         Raises
         ------
         FieldError
             For another shape, or values that are not finite.
         """
-        examples = torch.as_tensor(np.asarray(x)) if not isinstance(x, Tensor) else x
+        examples = x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))
         wanted = self.about.input_shape
         if tuple(examples.shape[1:]) != wanted or not len(examples):
             raise FieldError("x", tuple(examples.shape), f"must be [N, {', '.join(map(str, wanted))}], N at least 1")
@@ -115,7 +115,7 @@ class ReleasedModel:
         return torch.cat(parts).to(torch.float64)
 
     def predict_proba(self, x: Any) -> NDArray[np.float64]:
-        """Probabilities [N, C] of the classes (of pixels [N, C, H, W]), in the order of `classes`.
+        """Return probabilities [N, C] of the classes (of pixels [N, C, H, W]), in the order of `classes`.
 
         Raises
         ------
@@ -127,12 +127,15 @@ class ReleasedModel:
         outputs, meaning = self.outputs(x), self.about.meaning
         if meaning in ("classes", "soft classes"):
             return np.asarray(outputs.softmax(1).numpy())
-        yes = (outputs.sigmoid() if meaning == "logits" else outputs).reshape(len(outputs), -1)
-        both = torch.cat([1 - yes, yes], 1) if yes.shape[1] == 1 else yes
-        return np.asarray(both.numpy())
+        if meaning == "logits":
+            outputs = outputs.sigmoid()
+        yes = outputs.reshape(len(outputs), -1)
+        if yes.shape[1] == 1:
+            yes = torch.cat([1 - yes, yes], 1)
+        return np.asarray(yes.numpy())
 
     def predict(self, x: Any, threshold: float | None = None) -> NDArray[Any]:
-        """The likeliest class of each example by its name; or numbers in units of the target.
+        """Return the likeliest class of each example by its name; or numbers in units of the target.
 
         Parameters
         ----------
@@ -147,7 +150,7 @@ class ReleasedModel:
         return self._named(self.predict_proba(x), threshold)
 
     def read(self, path: str | Path, *, reference: str | Path | None = None, threshold: float | None = None) -> Answer:
-        """What the model says of the rows of a table, of pictures, or of the array ``x`` of an npz file.
+        """Answer the rows of a table, pictures, or the array ``x`` of an npz file.
 
         Parameters
         ----------
@@ -180,10 +183,11 @@ class ReleasedModel:
         return np.asarray(np.array(self.classes)[chosen])
 
     def _in_units(self, outputs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Numbers in the target's own units, where its range was declared."""
-        values = outputs[:, 0] if outputs.ndim == 2 and outputs.shape[1] == 1 else outputs
+        """Return numbers in the target's own units, where its range was declared."""
+        if outputs.ndim == 2 and outputs.shape[1] == 1:
+            outputs = outputs[:, 0]
         low, high = self.about.inputs.get("target_range") or (0.0, 1.0)
-        return np.asarray(low + (high - low) * values)
+        return np.asarray(low + (high - low) * outputs)
 
 
 def load(
@@ -223,7 +227,7 @@ def load(
     require_a("run", run, (str, Path), "must be the path of a run's folder")
     folder = Path(run)
     weights_of(folder)
-    given = about if about is not None else description_in(folder)
+    given = description_in(folder) if about is None else about
     arrays = arrays_of(folder, given, hypothesis)
     module = _built(given, model)
     _put(module, arrays, folder)
@@ -231,7 +235,7 @@ def load(
 
 
 def arrays_of(folder: Path, about: Description, hypothesis: int | None = None) -> dict[str, Tensor]:
-    """The weights of one model of a folder, which have to be those that are described.
+    """Read the weights of one model of a folder, which have to be those that are described.
 
     Raises
     ------
@@ -246,7 +250,7 @@ def arrays_of(folder: Path, about: Description, hypothesis: int | None = None) -
 
 
 def weights_of(folder: Path) -> bytes:
-    """The bytes of a folder's weights.
+    """Read the bytes of a folder's weights.
 
     Raises
     ------
@@ -259,17 +263,18 @@ def weights_of(folder: Path) -> bytes:
     if not folder.is_dir():
         raise FieldError("RUN", str(folder), "is no folder: give that of a finished run")
     why = f"lacks {WEIGHTS}: finish the run with `fedveil run {folder} --resume`"
+    cells = sorted(f"cells/{file.parent.name}" for file in folder.glob(f"cells/*/{WEIGHTS}"))
     if (folder / "model.pt").is_file():
         why = "holds model.pt alone, a pickle, which is never read: export it again with --to safetensors"
-    elif cells := sorted(one.parent.name for one in folder.glob(f"cells/*/{WEIGHTS}")):
-        why = f"holds several runs; name one: {', '.join(f'cells/{cell}' for cell in cells[:8])}"
+    elif cells:
+        why = f"holds several runs; name one: {', '.join(cells[:8])}"
     elif (folder / "cells").is_dir():
         why = "holds runs played side by side, which keep no model: fedveil run CELL/config.toml"
     raise FieldError("RUN", str(folder), why)
 
 
 def description_in(folder: Path) -> Description:
-    """What the folder's ``model.json`` says.
+    """Read the folder's ``model.json``.
 
     Raises
     ------
@@ -286,7 +291,7 @@ def description_in(folder: Path) -> Description:
 
 
 def hypotheses_in(arrays: Mapping[str, Tensor]) -> int:
-    """How many models a file of weights holds."""
+    """Count the models that a file of weights holds."""
     numbers = {name.split(".")[1] for name in arrays if name.startswith(HYPOTHESIS)}
     return max(1, len(numbers))
 
@@ -327,7 +332,7 @@ def _built(about: Description, model: nn.Module | Callable[[], nn.Module] | str 
 
 
 def _put(module: nn.Module, arrays: Mapping[str, Tensor], folder: Path) -> None:
-    """Weights into a network: every one of them, of its shape, and finite."""
+    """Put weights into a network: every one of them, of its shape, and finite."""
     own = module.state_dict()
     lacking = [name for name in own if name not in arrays]
     unknown = [name for name in arrays if name not in own]
@@ -345,7 +350,10 @@ def _put(module: nn.Module, arrays: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def _few(names: Sequence[str]) -> str:
-    return ", ".join([*names[:5], "..."] if len(names) > 5 else names) or "nothing"
+    shown = list(names[:5])
+    if len(names) > 5:
+        shown.append("...")
+    return ", ".join(shown) or "nothing"
 
 
 def _require_no(threshold: float | None, why: str) -> None:

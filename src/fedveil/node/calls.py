@@ -65,14 +65,15 @@ class CallFilter(ctypes.Structure):
 
 
 def call_filter() -> CallFilter:
-    """The filter of this machine.
+    """Make the filter of this machine.
 
     Raises
     ------
     OSError
         If the machine's calls are not known.
     """
-    if (name := os.uname().machine) not in _MACHINES:
+    name = os.uname().machine
+    if name not in _MACHINES:
         raise OSError(errno.ENOSYS, f"calls of {name} are not known (filter)")
     machine, column = _MACHINES[name]
     numbers = {call: own[column] for call, own in (REFUSED | _ASKED).items()}
@@ -81,7 +82,11 @@ def call_filter() -> CallFilter:
         *_unless((_EQUAL, 1, 0, machine)),
         (_LOAD, 0, 0, _NUMBER),
         *_unless((_LEAST, 0, 1, 1 << 30)),  # x32
-        *(step for call in REFUSED if numbers[call] != _ABSENT for step in _unless((_EQUAL, 0, 1, numbers[call]))),
+    ]
+    for call in REFUSED:
+        if numbers[call] != _ABSENT:
+            steps += _unless((_EQUAL, 0, 1, numbers[call]))
+    steps += [
         *_asked(numbers["socket"], _one_of(_FIRST, _SEPARATED)),  # vsock reaches a virtual machine's host
         *_asked(numbers["fcntl"], _one_of(_SECOND, _OF_A_HANDLE)),
         *_asked(numbers["clone"], [(_LOAD, 0, 0, _FIRST), (_ANY_BIT, 0, 1, _NEW_NAMESPACES), _REFUSE, _ALLOW]),
@@ -98,7 +103,7 @@ def _unless(test: Step) -> list[Step]:
 
 
 def _asked(number: int, block: list[Step]) -> list[Step]:
-    """A block that ends, for one call alone."""
+    """Make a block that ends, for one call alone."""
     return [(_EQUAL, 0, len(block), number), *block]
 
 

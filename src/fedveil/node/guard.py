@@ -1,4 +1,4 @@
-"""What a node answers to a message: what the privacy mod makes, or one of two constant words."""
+"""Answers of a node to a message: a reply that the privacy mod makes, or one of two constant words."""
 
 import os
 import stat
@@ -70,17 +70,28 @@ class NodePolicy:
         policy = read_policy(file)
         if policy is None or policy.node is None:
             raise FieldError("policy", file.name, "has no table [node]; nothing runs: `fedveil node init` writes one")
-        named = {"ledger": policy.node.ledger, "head": policy.node.head}
-        places: dict[str, Any] = {n: str(file.parent / place) for n, place in named.items() if place is not None}
-        return cls(file, replace(policy, node=None), replace(policy.node, **places))
+        rules = policy.node
+        if rules.ledger is not None:
+            rules = replace(rules, ledger=str(file.parent / rules.ledger))
+        if rules.head is not None:
+            rules = replace(rules, head=str(file.parent / rules.head))
+        return cls(file, replace(policy, node=None), rules)
 
     def clock(self) -> str:
-        """Why the clock cannot be right, or "": a file of the node's own was written later than now."""
-        places = [Path(folder) for folder in (self.admission.ledger, self.admission.head) if folder is not None]
-        files = [self.path, *(file for place in places if place.is_dir() for file in place.iterdir())]
-        latest = max(files, key=lambda file: file.stat().st_mtime)
-        ahead = latest.stat().st_mtime - datetime.now(UTC).timestamp()
-        return f"the clock is {ahead:.0f} s behind {latest.name}: set it" if ahead > SLACK else ""
+        """Say why the clock cannot be right, or "": a file of the node's own was written later than now."""
+        files = [self.path]
+        for folder in self.folders():
+            if folder.is_dir():
+                files += folder.iterdir()
+        written, latest = max((file.stat().st_mtime, file.name) for file in files)
+        ahead = written - datetime.now(UTC).timestamp()
+        if ahead <= SLACK:
+            return ""
+        return f"the clock is {ahead:.0f} s behind {latest}: set it"
+
+    def folders(self) -> list[Path]:
+        """Return the folders of the ledger and of its head, where the policy names them."""
+        return [Path(place) for place in (self.admission.ledger, self.admission.head) if place is not None]
 
 
 def require_private(path: Path, closed: int, what: str) -> None:
@@ -98,11 +109,12 @@ def require_private(path: Path, closed: int, what: str) -> None:
     if os.name == "posix" and about.st_uid not in (os.geteuid(), 0):
         raise FieldError(what, path.name, "belongs to another user")
     if os.name == "posix" and about.st_mode & closed:
-        raise FieldError(what, path.name, f"is open to others: chmod {700 if path.is_dir() else 600} {path}")
+        mode = 700 if path.is_dir() else 600
+        raise FieldError(what, path.name, f"is open to others: chmod {mode} {path}")
 
 
 def answer(path: str | Path, message: Message, context: Context, run: Run, content: bytes) -> Message:
-    """What the node answers to a message of a run, whose app bundle has this content; it raises nothing.
+    """Answer a message of a run, whose app bundle has this content; nothing is raised.
 
     Parameters
     ----------
@@ -150,12 +162,16 @@ def _answer(node: NodePolicy, message: Message, context: Context, run: Run, bund
     )
     if refused:
         return Message(Error(REFUSED, refused), reply_to=message)
-    own = {} if rules.dataset is None else {f"{PREFIX}dataset": rules.dataset}
-    if set(own) & set(context.node_config):
-        raise FieldError(f"{PREFIX}dataset", rules.dataset, "is in the policy and the configuration: give it once")
-    config = {**context.node_config, **own}
+    config, dataset = dict(context.node_config), f"{PREFIX}dataset"
+    if rules.dataset is not None:
+        if dataset in config:
+            raise FieldError(dataset, rules.dataset, "is in the policy and the configuration: give it once")
+        config[dataset] = rules.dataset
     seen = Context(context.run_id, context.node_id, config, context.state, context.run_config, context.series_id)
-    call, given = own_client(rules.client) if rules.client is not None else _foreign(bundle, node, seen)
+    if rules.client is not None:
+        call, given = own_client(rules.client)
+    else:
+        call, given = _foreign(bundle, node, seen)
     given.setdefault("layout", _layout_of(message.content))
     for name, place in (("ledger", rules.ledger), ("head", rules.head)):
         if place is not None:
@@ -166,7 +182,7 @@ def _answer(node: NodePolicy, message: Message, context: Context, run: Run, bund
 
 
 def own_client(reference: str) -> tuple[ClientAppCallable, dict[str, Any]]:
-    """The operator's own client, and what its code says to the mod."""
+    """Load the operator's own client, and what its code says to the mod."""
     with protected_outside() as calls:
         app = load_app(reference)
     if any(call != calls[0] for call in calls):
@@ -176,7 +192,7 @@ def own_client(reference: str) -> tuple[ClientAppCallable, dict[str, Any]]:
 
 
 def _foreign(bundle: Bundle, node: NodePolicy, context: Context) -> tuple[ClientAppCallable, dict[str, Any]]:
-    """The bundle's client, in a process of its own."""
+    """Prepare the bundle's client, in a process of its own."""
     if not any("method" in keys for keys in privacy_keys(context)):
         accepted = "is in neither the node's configuration nor the run's, and what a bundle's code says (as "
         accepted += "privacy_mod(layout, method)) is not asked: write it into the SuperNode's --node-config, or let "
@@ -194,12 +210,15 @@ def _foreign(bundle: Bundle, node: NodePolicy, context: Context) -> tuple[Client
 
 
 def private_folders(node: NodePolicy, config: Mapping[str, Any]) -> list[Path]:
-    """Folders of all ledgers, heads, keys and policies that a node's policy and configuration name."""
-    own = {key.removeprefix(PREFIX): Path(str(value)) for key, value in config.items() if key.startswith(PREFIX)}
-    named = [Path(place) for place in (node.admission.ledger, node.admission.head) if place is not None]
-    folders = [own[name] for name in ("ledger", "head") if name in own]
-    files = [own[name].resolve() for name in ("key", "policy") if name in own]
-    return [node.path.parent, *named, *folders, *(file.parent for file in files)]
+    """List the folders of all ledgers, heads, keys and policies that a node's policy and configuration name."""
+    folders = [node.path.parent, *node.folders()]
+    for name in ("ledger", "head"):
+        if f"{PREFIX}{name}" in config:
+            folders.append(Path(str(config[f"{PREFIX}{name}"])))
+    for name in ("key", "policy"):
+        if f"{PREFIX}{name}" in config:
+            folders.append(Path(str(config[f"{PREFIX}{name}"])).resolve().parent)
+    return folders
 
 
 def _require_seen(config: Mapping[str, Any], hidden: Sequence[Path]) -> None:
@@ -214,12 +233,12 @@ def _require_seen(config: Mapping[str, Any], hidden: Sequence[Path]) -> None:
 
 
 def _layout_of(content: RecordDict) -> Layout:
-    """What a request shares, all of which is protected: no word of the app's, which could tell something by it."""
+    """Read off a request what it shares, all of which is protected: no word of the app's could tell something by it."""
     arrays = content.get(ARRAYS)
     if HELLO in content or not isinstance(arrays, ArrayRecord):
         return Layout.from_shapes({"greeting": (1,)})
     import torch
 
-    wide = any(array.dtype == "float64" for array in arrays.values())
     shapes = {name: array.shape for name, array in arrays.items()}
-    return Layout.from_shapes(shapes, torch.float64 if wide else torch.float32)
+    kinds = {array.dtype for array in arrays.values()}
+    return Layout.from_shapes(shapes, torch.float64 if "float64" in kinds else torch.float32)

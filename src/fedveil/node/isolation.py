@@ -76,7 +76,9 @@ def isolate(folder: Path, hidden: Sequence[Path] = ()) -> None:
     for name, text in (("setgroups", "deny"), ("uid_map", f"{_INSIDE} {user} 1"), ("gid_map", f"{_INSIDE} {group} 1")):
         Path(f"/proc/self/{name}").write_text(text, encoding="ascii")
     do(libc.mount(b"none", b"/", None, _RECURSIVE | _PRIVATE, None), "mount, private")
-    for file in (*("/" + line.partition(" /")[2] for line in listed), *map(str, Path("/dev").rglob("*"))):
+    sockets = ["/" + line.partition(" /")[2] for line in listed]
+    devices = [str(device) for device in Path("/dev").rglob("*")]
+    for file in (*sockets, *devices):
         if _opens_more(file):
             do(libc.mount(b"/dev/null", os.fsencode(file), None, _BIND, None), f"hide {file}")
     attributes = _MountAttributes(_READ_ONLY, 0, 0, 0)
@@ -144,7 +146,7 @@ def end_with_parent() -> None:
 
 
 def require_hidden(folders: Sequence[Path]) -> tuple[Path, ...]:
-    """The folders that a bundle's code will see empty, as they really lie, the outer ones alone.
+    """Return the folders that a bundle's code will see empty, as they really lie, the outer ones alone.
 
     Raises
     ------
@@ -155,13 +157,15 @@ def require_hidden(folders: Sequence[Path]) -> tuple[Path, ...]:
     needed = {Path(place).resolve() for place in (*sys.path, *sysconfig.get_paths().values(), sys.executable) if place}
     system = {Path(place).resolve() for place in (*_SYSTEM, tempfile.gettempdir())}
     for folder in real:
-        held = next((place for place in sorted(needed | system) if place.is_relative_to(folder)), None)
-        if held is not None:
-            accepted = (
-                f"holds {held}, which a bundle's code needs: give ledgers, heads, keys and policy their own folders"
-            )
-            raise FieldError("folder", str(folder), accepted)
-    return tuple(one for one in real if not any(one != other and one.is_relative_to(other) for other in real))
+        for place in sorted(needed | system):
+            if place.is_relative_to(folder):
+                accepted = f"holds {place}, which a bundle's code needs: give ledgers, heads, keys and policy "
+                raise FieldError("folder", str(folder), f"{accepted}their own folders")
+    outer: list[Path] = []
+    for folder in real:  # in order: an outer folder stands before those in it
+        if not any(folder.is_relative_to(other) for other in outer):
+            outer.append(folder)
+    return tuple(outer)
 
 
 def require_isolation(folder: Path, hidden: Sequence[Path] = ()) -> None:

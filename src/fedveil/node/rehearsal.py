@@ -27,7 +27,7 @@ SPREAD = 0.01  # of the model that is trained: zeros would give some networks no
 
 
 def rehearse(policy: Path, config: Mapping[str, Any], told: Mapping[str, Any]) -> str:
-    """Have the operator's own client train once; what came of it, in words.
+    """Have the operator's own client train once; return what came of it, in words.
 
     Parameters
     ----------
@@ -59,7 +59,8 @@ def rehearse(policy: Path, config: Mapping[str, Any], told: Mapping[str, Any]) -
     with _identity():
         message = Message(content, 1, MessageType.TRAIN)
         try:
-            with lent_source(SecureSource() if method.noisy is not None else None):
+            source = None if method.noisy is None else SecureSource()
+            with lent_source(source):
                 reply = app(message, context)
         except Exception as error:
             raise FedVeilError(f"training raised {type(error).__name__}: {error}") from error
@@ -71,12 +72,13 @@ def rehearse(policy: Path, config: Mapping[str, Any], told: Mapping[str, Any]) -
 def _method_of(given: Any, context: Context) -> Method:
     if given is None:
         return method_from(context)
-    own = callable(given) and not isinstance(given, Method)
-    return resolve_method(given(int(context.node_config.get("partition-id", 0))) if own else given)
+    if callable(given) and not isinstance(given, Method):
+        given = given(int(context.node_config.get("partition-id", 0)))
+    return resolve_method(given)
 
 
 def _made_up(layout: Layout, method: Method) -> Broadcast:
-    """A broadcast of small random models."""
+    """Make a broadcast of small random models."""
     generator = torch.Generator().manual_seed(0)
     models = torch.randn(method.server.hypotheses, layout.size, generator=generator) * SPREAD
     public = PublicFacts(round=1, rounds=method.planned or 1, cohort=2, dimension=layout.size)
@@ -84,8 +86,9 @@ def _made_up(layout: Layout, method: Method) -> Broadcast:
 
 
 def _looked_at(content: RecordDict, layout: Layout, broadcast: Broadcast) -> str:
-    """What an answer is, refusing one of which nothing but zeros would leave."""
-    if total := records.read_sum(content):
+    """Describe an answer, refusing one of which nothing but zeros would leave."""
+    total = records.read_sum(content)
+    if total:
         return f"trained: the sum of one step, {total[0].value.numel()} numbers. Nothing left, nothing was charged"
     releases = records.read_releases(content, layout)
     records.read_facts(content, layout, broadcast)

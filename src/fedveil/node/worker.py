@@ -34,7 +34,7 @@ WORDS = "the app's own words"
 
 
 def load_app(reference: str) -> Any:
-    """The ClientApp that ``"module:attribute"`` names.
+    """Load the ClientApp that ``"module:attribute"`` names.
 
     Raises
     ------
@@ -92,7 +92,9 @@ class Worker:
         return Message(recorddict_from_proto(Proto.FromString(content)), reply_to=message)
 
     def _options(self) -> list[str]:
-        return ["--isolate", *map(str, self._hidden)] if self._isolated else []
+        if not self._isolated:
+            return []
+        return ["--isolate", *map(str, self._hidden)]
 
     def _ask(self, question: bytes, folder: str) -> tuple[bytes, bytes]:
         command = [sys.executable, "-P", "-m", _MODULE, folder, *self._options()]
@@ -122,9 +124,11 @@ class Worker:
 
 def _keep_end(stream: BufferedReader, held: bytearray, most: int) -> None:
     """Read a pipe to its end; so many of its last bytes are kept."""
-    while part := stream.read1(1 << 16):
+    part = stream.read1(1 << 16)
+    while part:
         held += part
         del held[:-most]
+        part = stream.read1(1 << 16)
 
 
 def _log_words(words: bytes) -> None:
@@ -143,9 +147,8 @@ def _packed(bundle: "Bundle", message: "Message", context: "Context") -> bytes:
     state = RecordDict({name: record for name, record in context.state.items() if name not in OWN})
     shown = Context(context.run_id, context.node_id, context.node_config, state, context.run_config, context.series_id)
     fab = Fab(bundle.sha256, bundle.content, {})
-    return _framed(
-        *(p.SerializeToString() for p in (fab_to_proto(fab), message_to_proto(message), context_to_proto(shown)))
-    )
+    parts = (fab_to_proto(fab), message_to_proto(message), context_to_proto(shown))
+    return _framed(*(part.SerializeToString() for part in parts))
 
 
 def _framed(*frames: bytes) -> bytes:
@@ -157,8 +160,11 @@ def _unpacked(data: bytes, count: int) -> list[bytes]:
     lengths = json.loads(head)
     if len(lengths) != count or sum(lengths) != len(rest):
         raise FedVeilError("the app's process did not answer whole")
-    ends = [sum(lengths[: i + 1]) for i in range(count)]
-    return [rest[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    frames, start = [], 0
+    for length in lengths:
+        frames.append(rest[start : start + length])
+        start += length
+    return frames
 
 
 def main(folder: str, *options: str) -> None:
@@ -186,18 +192,16 @@ def _answer(frames: list[bytes], folder: str) -> tuple[bytes, bytes]:
     from fedveil.node.bundle import Bundle, BundleImporter
 
     bundle = Bundle(Fab.FromString(frames[0]).content)
-    message, context = (
-        message_from_proto(Message.FromString(frames[1])),
-        context_from_proto(Context.FromString(frames[2])),
-    )
+    message = message_from_proto(Message.FromString(frames[1]))
+    context = context_from_proto(Context.FromString(frames[2]))
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, context.run_id, context.node_id
     BundleImporter(bundle.files(), Path(folder)).install()
     with protected_outside():
         reply = load_app(bundle.client)(message, context)
     if reply.has_error():
         raise FedVeilError(f"the app answered with error {reply.error.code}: {reply.error.reason}")
-    content, state = (recorddict_to_proto(part).SerializeToString() for part in (reply.content, context.state))
-    return content, state
+    content = recorddict_to_proto(reply.content).SerializeToString()
+    return content, recorddict_to_proto(context.state).SerializeToString()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """``[compare]``: the settings of a comparison, and the configuration of each."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -19,7 +19,7 @@ EQUAL_SIGMA = "global (equal sigma)"
 
 @dataclass(frozen=True)
 class Variant:
-    """What a comparison runs: a setting, or one point of a swept one.
+    """A setting that a comparison runs, or one point of a swept one.
 
     Attributes
     ----------
@@ -40,34 +40,48 @@ class Variant:
 
 
 def variants_of(config: Config) -> list[Variant]:
-    """Everything that a comparison runs, in order; without settings, the configuration's own method.
+    """List everything that a comparison runs, in order; without settings, the configuration's own method.
 
     A setting is run once for every combination of the swept parameters that its method has and that it does not set
     itself; one that matches the sigma of another, once for every point of that other.
     """
-    listed = [(_label(config, s), s) for s in config.compare.settings or (Setting(label=config.privacy.method),)]
+    variants: list[Variant] = []
+    for label, setting in _listed(config):
+        if setting.match_sigma_of:
+            variants += _matching(label, setting, variants)
+            continue
+        has = _parameters(config, setting)
+        swept = {k: values for k, values in config.compare.sweep.items() if k in has and k not in setting.overrides}
+        for values in product(*swept.values()):
+            point = dict(zip(swept, values, strict=True))
+            variants.append(_point(label, setting, point, point))
+    return variants
+
+
+def _listed(config: Config) -> list[tuple[str, Setting]]:
+    """Return the settings with their labels, that of equal sigma behind the others."""
+    settings = config.compare.settings or (Setting(label=config.privacy.method),)
+    listed = [(_label(config, setting), setting) for setting in settings]
     if config.compare.equal_sigma:
-        metric = [label for label, s in listed if _method(config, s) == "metric"]
+        metric = [label for label, setting in listed if _method(config, setting) == "metric"]
         if not metric:
             raise FieldError("compare.equal_sigma", True, "needs a setting with the method 'metric'")
         extra = {"label": EQUAL_SIGMA, "match_sigma_of": metric[0], "method": "global"}
         listed.append((EQUAL_SIGMA, Setting.model_validate(extra)))
-    variants: list[Variant] = []
-    for label, setting in listed:
-        if setting.match_sigma_of:
-            matched = [v for v in variants if v.base == setting.match_sigma_of and v.swept]
-            variants += [_point(label, setting, v.swept, {"match_sigma_of": v.label}) for v in matched]
-            variants += [] if matched else [Variant(label, setting, label, {})]
-            continue
-        names = [k for k in config.compare.sweep if k not in setting.overrides and k in _parameters(config, setting)]
-        for values in product(*(config.compare.sweep[name] for name in names)):
-            swept = dict(zip(names, values, strict=True))
-            variants.append(_point(label, setting, swept, swept))
-    return variants
+    return listed
+
+
+def _matching(label: str, setting: Setting, variants: Sequence[Variant]) -> list[Variant]:
+    """Return a setting that matches the sigma of another: once for every point of that one."""
+    points = []
+    for other in variants:
+        if other.base == setting.match_sigma_of and other.swept:
+            points.append(_point(label, setting, other.swept, {"match_sigma_of": other.label}))
+    return points or [Variant(label, setting, label, {})]
 
 
 def configure(config: Config, label: str, setting: Setting, where: str = "compare", **forced: Any) -> Config:
-    """The configuration of one setting.
+    """Make the configuration of one setting.
 
     Parameters
     ----------
@@ -90,23 +104,14 @@ def configure(config: Config, label: str, setting: Setting, where: str = "compar
     base, method = config.privacy, _method(config, setting)
     values = config.to_dict()
     values.pop("compare", None)
-    if method in METHODS:
-        central = is_central(base.method) and is_central(method)
-        shared = {k: v for k, v in base.options.items() if k in parameters(method)}
-        carried = shared if method == base.method or central else {}
-        if "sum" in setting.overrides:
-            carried = fitting({**carried, "sum": setting.overrides["sum"]})
-        if "aggregator" not in parameters(method):
-            values.pop("aggregator", None)
-    else:
-        carried = {}
+    if method in METHODS and "aggregator" not in parameters(method):
+        values.pop("aggregator", None)
     if setting.match_sigma_of:  # until the sigma is known
         forced = {"noise_multiplier": 1.0, "derived_from": setting.match_sigma_of, **forced}
     budget = base.budget.model_dump(exclude_none=True)
     if method != base.method or forced.get("derived_from"):  # a budget that only some methods can be held to
         budget = {key: budget[key] for key in ("delta", "participations") if key in budget}
-    if method == base.method and base.clients:
-        carried = {**carried, "clients": [own.model_dump() for own in base.clients]}
+    carried = _carried(config, setting)
     values["privacy"] = {"budget": budget, **carried, **setting.overrides, **forced, "method": method}
     if not isinstance(setting.local, Mapping):
         raise ConfigError([FieldError(f"{where}: local", setting.local, "must be a table, e.g. { lr = 0.5 }")])
@@ -115,8 +120,25 @@ def configure(config: Config, label: str, setting: Setting, where: str = "compar
     try:
         return type(config).model_validate(values)
     except ValidationError as error:
-        problems = problems_of(error)
-        raise ConfigError([FieldError(f"{where}: {p.field}", p.value, p.accepted) for p in problems]) from error
+        problems = []
+        for problem in problems_of(error):
+            problems.append(FieldError(f"{where}: {problem.field}", problem.value, problem.accepted))
+        raise ConfigError(problems) from error
+
+
+def _carried(config: Config, setting: Setting) -> dict[str, Any]:
+    """Return the keys of ``[privacy]`` that a setting takes over: all of its own method, or those of central ones."""
+    base, method = config.privacy, _method(config, setting)
+    carried: dict[str, Any] = {}
+    if method not in METHODS:
+        return carried
+    if method == base.method or (is_central(base.method) and is_central(method)):
+        carried = {key: value for key, value in base.options.items() if key in parameters(method)}
+    if "sum" in setting.overrides:
+        carried = fitting({**carried, "sum": setting.overrides["sum"]})
+    if method == base.method and base.clients:
+        carried = {**carried, "clients": [own.model_dump() for own in base.clients]}
+    return carried
 
 
 def check_settings(config: Config) -> None:
@@ -125,7 +147,7 @@ def check_settings(config: Config) -> None:
         return
     _check_sweep(config)
     variants = variants_of(config)
-    bases = list(dict.fromkeys(v.base for v in variants))
+    bases = list(dict.fromkeys(variant.base for variant in variants))
     seen: list[str] = []
     for variant in variants:
         label, setting = variant.label, variant.setting
@@ -148,13 +170,15 @@ def check_settings(config: Config) -> None:
 
 
 def _of_sweep(problem: FieldError, swept: Mapping[str, Any]) -> FieldError:
-    """A problem of one point under the name that the user wrote, if the point's own value is what does not fit."""
+    """Name a problem of one point as the user wrote it, if the point's own value is what does not fit."""
     key = problem.field.rpartition("privacy.")[2]
-    return FieldError(f"compare.sweep.{key}", problem.value, problem.accepted) if key in swept else problem
+    if key not in swept:
+        return problem
+    return FieldError(f"compare.sweep.{key}", problem.value, problem.accepted)
 
 
 def slug(label: str) -> str:
-    """A label as the name of a folder."""
+    """Turn a label into the name of a folder."""
     return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-") or "setting"
 
 
@@ -172,18 +196,23 @@ def _parameters(config: Config, setting: Setting) -> Collection[str]:
 
 
 def _point(base: str, setting: Setting, swept: Mapping[str, Any], changes: Mapping[str, Any]) -> Variant:
-    """One point of a swept setting; without anything swept, the setting itself."""
+    """Make one point of a swept setting; without anything swept, the setting itself."""
     if not swept:
         return Variant(base, setting, base, {})
-    shown = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in swept.items())
-    label = f"{base}, {shown}"
+    label = base
+    for key, value in swept.items():
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        label += f", {key}={shown}"
     made = {**setting.model_dump(exclude_defaults=True), **changes, "label": label}
     return Variant(label, Setting.model_validate(made), base, dict(swept))
 
 
 def _check_sweep(config: Config) -> None:
-    settings = config.compare.settings or (Setting(label=config.privacy.method),)
-    known = {k for s in settings if not s.match_sigma_of for k in _parameters(config, s)} - {"aggregator"}
+    known: set[str] = set()
+    for setting in config.compare.settings or (Setting(label=config.privacy.method),):
+        if not setting.match_sigma_of:
+            known |= set(_parameters(config, setting))
+    known.discard("aggregator")
     for name, values in config.compare.sweep.items():
         if name not in known:
             accepted = f"is no parameter of a compared method; {nearest(name, known) if known else 'they have none'}"

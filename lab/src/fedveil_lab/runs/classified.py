@@ -29,43 +29,42 @@ def classified_of(setup: Setup, federation: Federation) -> dict[str, Any]:
     if holders:
         chosen = _chosen(federation, clients, holders)
         held = answers_of_clients(learner.model, federation.layout, federation.models, clients, chosen)
-        whose = [_persons(clients[i]) for i in held]
-        every = [outputs for outputs, _ in held.values()], [y for _, y in held.values()]
-        pooled = _measured(torch.cat(every[0]), torch.cat(every[1]), classes, loss, _joined(whose))
+        outputs, labels, persons, hospitals = [], [], [], []
+        for i, (own, y) in held.items():
+            outputs.append(own)
+            labels.append(y)
+            persons.append(clients[i].test_person)
+            measured = _measured(own, y, classes, loss, clients[i].test_person)
+            hospitals.append({"name": clients[i].name or str(i), **measured})
+        pooled = _measured(torch.cat(outputs), torch.cat(labels), classes, loss, _joined(persons))
         if pooled:
-            found["pooled"] = pooled
-            found["hospitals"] = [
-                {"name": clients[i].name or str(i), **_measured(*held[i], classes, loss, own)}
-                for i, own in zip(held, whose, strict=True)
-            ]
-    if (
-        dataset.test_x is not None
-        and dataset.test_y is not None
-        and len(federation.models) == 1
-        and len(dataset.test_x)
-    ):
-        outputs = predict(learner.model, federation.layout, federation.models[0], dataset.test_x)
-        if tested := _measured(outputs, dataset.test_y, classes, loss, None):
+            found["pooled"], found["hospitals"] = pooled, hospitals
+    test_x, test_y = dataset.test_x, dataset.test_y
+    if test_x is not None and test_y is not None and len(test_x) and len(federation.models) == 1:
+        answers = predict(learner.model, federation.layout, federation.models[0], test_x)
+        tested = _measured(answers, test_y, classes, loss, None)
+        if tested:
             found["test"] = tested
     return found
 
 
 def _chosen(federation: Federation, clients: Sequence[ClientData], holders: Sequence[int]) -> list[int]:
-    """Each client's hypothesis, chosen on its own training rows; 0 for one that holds nothing out."""
+    """Choose each client's hypothesis on its own training rows; 0 for one that holds nothing out."""
     learner, own = federation.learner, [clients[i] for i in holders]
+    chosen = [0] * len(clients)
     answers = choose_each(learner.model, federation.layout, federation.models, own, learner.local.loss)
-    by_client = {i: answer for i, answer in zip(holders, answers, strict=True) if isinstance(answer, int)}
-    return [by_client.get(i, 0) for i in range(len(clients))]
-
-
-def _persons(client: ClientData) -> Tensor | None:
-    return client.test_person
+    for i, answer in zip(holders, answers, strict=True):
+        if isinstance(answer, int):
+            chosen[i] = answer
+    return chosen
 
 
 def _joined(whose: Sequence[Tensor | None]) -> Tensor | None:
-    """Persons of all clients: one of several hospitals has one number at all of them."""
+    """Join the persons of all clients: one of several hospitals has one number at all of them."""
     known = [own for own in whose if own is not None]
-    return torch.cat(known) if len(known) == len(whose) and known else None
+    if not known or len(known) < len(whose):
+        return None
+    return torch.cat(known)
 
 
 def _measured(
@@ -78,4 +77,5 @@ def _measured(
     if probabilities.shape[1] != len(classes):
         return {}
     own = None if persons is None else persons.numpy()[answers.example]
-    return classified(probabilities, answers.labels, classes, classes[1] if len(classes) == 2 else "", own).to_dict()
+    positive = classes[1] if len(classes) == 2 else ""
+    return classified(probabilities, answers.labels, classes, positive, own).to_dict()

@@ -49,7 +49,7 @@ class Dealt:
         return {"input_shape": self.raw_shape or self.dataset.input_shape, "outputs": self.dataset.outputs}
 
     def holdings(self) -> list[Holding]:
-        """What each client holds."""
+        """Count what each client holds."""
         return holdings(self.clients, self.dataset)
 
     @property
@@ -59,7 +59,7 @@ class Dealt:
         return max(totals) / sum(totals) if totals else None
 
     def unscored(self, method: Method, scoring: Scoring | None = None) -> list[int]:
-        """Classes that no public example shows, or none of those that are scored, where the method scores layers."""
+        """List the classes that no public example shows, or none of those scored, where the method scores layers."""
         needed = {"public_scores", "public_layer_scores"} & (method.client.needs | method.server.needs)
         if self.public is None or not needed or self.dataset.task == "regression":
             return []
@@ -68,13 +68,15 @@ class Dealt:
         return [int(c) for c in counts.eq(0).nonzero()]
 
     def warnings(self, method: Method | None = None, scoring: Scoring | None = None) -> list[str]:
-        """Clients that are empty, hold one example, or lack a class; classes with which a method scores no layer."""
+        """Warn of clients that are empty or lack a class, and of classes with which a method scores no layer."""
         said = warnings_of(self.holdings(), self.dataset)
         if method is None or scoring is None:
             return said
-        if lacking := self.unscored(method):
+        lacking = self.unscored(method)
+        if lacking:
             return [*said, f"no public example shows classes {lacking}: layers are scored without them"]
-        if lacking := self.unscored(method, scoring):
+        lacking = self.unscored(method, scoring)
+        if lacking:
             few = f"no public example that is scored shows classes {lacking}"
             return [*said, f"{few}: raise scoring.images = {scoring.images}, or data.public_examples"]
         return said
@@ -125,9 +127,10 @@ def deal_out(spec: Data, seed: int) -> Dealt:
 
 
 def _shared_out(spec: Data, seed: int) -> tuple[DataSet, ClientData | None, ClientData | None]:
-    """What is dealt out, what is public, and what the server keeps."""
+    """Return what is dealt out, what is public, and what the server keeps."""
     dataset = _loaded(spec.name, json.dumps(spec.options))
-    dataset = dataset if spec.positive is None else with_positive(dataset, spec.positive)
+    if spec.positive is not None:
+        dataset = with_positive(dataset, spec.positive)
     if spec.made_up_people:
         dataset = with_people(dataset, spec.made_up_people, seed)
     dataset, validation = keep_validation(dataset, spec.validation, seed)
@@ -137,7 +140,7 @@ def _shared_out(spec: Data, seed: int) -> tuple[DataSet, ClientData | None, Clie
 
 @lru_cache(maxsize=4)
 def _featured(spec_json: str, seed: int) -> tuple[DataSet, ClientData | None, ClientData | None]:
-    """The same with features in the place of images."""
+    """Return the same with features in the place of images."""
     spec = Data.model_validate_json(spec_json)
     dataset, public, validation = _shared_out(spec, seed)
     if public is None or spec.patches is None:
@@ -149,31 +152,46 @@ def _featured(spec_json: str, seed: int) -> tuple[DataSet, ClientData | None, Cl
         learned = learn_patches(public.x, spec.patches, seed)
         if spec.components is not None:
             learned = learned.projected(public.x, spec.components, spec.directions, seed)
-    x, rest = learned.features(dataset.x), None if dataset.test_x is None else learned.features(dataset.test_x)
-    dataset = replace(dataset, x=x, test_x=rest, regions=None, region_names=())
-    kept = [None if c is None else replace(c, x=learned.features(c.x), masks=None) for c in (public, validation)]
-    return dataset, kept[0], kept[1]
+    test_x = None
+    if dataset.test_x is not None:
+        test_x = learned.features(dataset.test_x)
+    x = learned.features(dataset.x)
+    dataset = replace(dataset, x=x, test_x=test_x, regions=None, region_names=())
+    public = replace(public, x=learned.features(public.x), masks=None)
+    if validation is not None:
+        validation = replace(validation, x=learned.features(validation.x), masks=None)
+    return dataset, public, validation
 
 
 def clients_of(dataset: DataSet, spec: Data, seed: int) -> list[ClientData]:
     """Deal examples out as the configuration says."""
-    named = (("alpha", spec.alpha), ("counts", spec.counts), ("shards", spec.shards))
-    extra: dict[str, Any] = {key: value for key, value in named if value is not None}
-    for key in set(extra) - set(SCHEMES[spec.partition]):
+    named = {"alpha": spec.alpha, "counts": spec.counts, "shards": spec.shards}
+    extra: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
+    for key in extra.keys() - set(SCHEMES[spec.partition]):
         accepted = f"belongs to another partition than {spec.partition!r}; take it out: --set data.{key}=[]"
         raise FieldError(f"data.{key}", extra[key], accepted)
     if spec.partition in ("dirichlet", "quantity", "natural"):
         extra["min_size"] = spec.min_size
     with fields_of("data", scheme="data.partition"):
-        how: dict[str, Any] = {"scheme": spec.partition, "holdout": spec.holdout, "sensitive": spec.sensitive}
-        dealt = federate(dataset, clients=spec.clients, seed=seed, **how, **extra)
+        dealt = federate(
+            dataset,
+            clients=spec.clients,
+            seed=seed,
+            scheme=spec.partition,
+            holdout=spec.holdout,
+            sensitive=spec.sensitive,
+            **extra,
+        )
         if not require_non_negative("pixel_noise", spec.pixel_noise):
             return dealt
-        return [_noised(client, spec.pixel_noise, keyed_seed("pixel noise", seed, i)) for i, client in enumerate(dealt)]
+        noised = []
+        for i, client in enumerate(dealt):
+            noised.append(_noised(client, spec.pixel_noise, keyed_seed("pixel noise", seed, i)))
+        return noised
 
 
 def _noised(client: ClientData, deviation: float, seed: int) -> ClientData:
-    """The client with Gaussian noise on the sensitive pixels of what it trains on."""
+    """Add Gaussian noise to the sensitive pixels of what a client trains on."""
     if client.masks is None:
         raise FieldError("pixel_noise", deviation, "falls on sensitive pixels, and the set knows of none")
     drawn = torch.randn(client.x.shape, generator=torch.Generator().manual_seed(seed), dtype=client.x.dtype)
@@ -181,7 +199,7 @@ def _noised(client: ClientData, deviation: float, seed: int) -> ClientData:
 
 
 def split_clients(clients: Sequence[ClientData], share: float, seed: int) -> tuple[list[ClientData], list[ClientData]]:
-    """Clients that train, and those that only validate, with whatever they hold out; each at least one.
+    """Draw clients that only validate, with whatever they hold out, from those that train; each at least one.
 
     Raises
     ------
@@ -193,8 +211,14 @@ def split_clients(clients: Sequence[ClientData], share: float, seed: int) -> tup
         raise FieldError("stopping.clients", share, "needs two clients with examples, one to train and one to validate")
     count = min(max(1, round(share * len(filled))), len(filled) - 1)
     generator = torch.Generator().manual_seed(keyed_seed("validation clients", seed))
-    chosen = {filled[i] for i in torch.randperm(len(filled), generator=generator)[:count].tolist()}
-    return [c for i, c in enumerate(clients) if i not in chosen], [clients[i] for i in sorted(chosen)]
+    order = torch.randperm(len(filled), generator=generator).tolist()
+    chosen = {filled[i] for i in order[:count]}
+    training: list[ClientData] = []
+    validating: list[ClientData] = []
+    for i, client in enumerate(clients):
+        side = validating if i in chosen else training
+        side.append(client)
+    return training, validating
 
 
 def keep_validation(dataset: DataSet, share: float | None, seed: int) -> tuple[DataSet, ClientData | None]:

@@ -28,7 +28,7 @@ ROUND = 0  # of the keys: no federated round has this number
 
 
 def learner_of(config: Config, dealt: Dealt, method: Method, memo: Path | None) -> Learner:
-    """Model, layout and trainer of a run, checked against its data.
+    """Build model, layout and trainer of a run, checked against its data.
 
     Parameters
     ----------
@@ -50,10 +50,18 @@ def learner_of(config: Config, dealt: Dealt, method: Method, memo: Path | None) 
     require_class_weights(config.local.class_weights, dealt.dataset.classes)
     with fields_of("local"):
         local = with_proximal_term(config.local, method)
-    how: dict[str, Any] = {"device": config.device, "workers": config.workers, "precision": config.precision}
-    how["noisy"] = method.noisy.noisy_steps if method.noisy else None
-    how["example"] = next(((c.x, c.y) for c in dealt.clients if c.examples), None)
-    trainer: Trainer = learning.make_trainer(module, layout, local, config.trainer, **how)
+    filled = [client for client in dealt.clients if client.examples]
+    trainer: Trainer = learning.make_trainer(
+        module,
+        layout,
+        local,
+        config.trainer,
+        device=config.device,
+        workers=config.workers,
+        precision=config.precision,
+        noisy=None if method.noisy is None else method.noisy.noisy_steps,
+        example=(filled[0].x, filled[0].y) if filled else None,
+    )
     if isinstance(trainer, learning.PrivateTrainer):
         if dealt.dataset.local_columns:
             accepted = "each silo scales columns by its own rows, which no noise covers: scale by public constants"
@@ -62,34 +70,42 @@ def learner_of(config: Config, dealt: Dealt, method: Method, memo: Path | None) 
             trainer.check_sizes(dealt.clients)
     elif memo is not None:
         trainer = _remembered(trainer, config, local, memo)
-    given, region = config.data.region, None
-    if given is not None:
-        with fields_of("data"):
-            region = region_mask(given, *(1, 1, *dealt.dataset.input_shape)[-2:])
-    own = config.privacy.clients
+    unmarked: dict[int, learning.Unmarked] = {}
+    for own in config.privacy.clients:
+        if own.unmarked is not None:
+            unmarked |= dict.fromkeys(own.partitions, own.unmarked)
     return Learner(
         module,
         layout,
         local,
-        region=region,
+        region=_region(config, dealt),
         scoring=config.scoring,
-        unmarked={p: one.unmarked for one in own if one.unmarked is not None for p in one.partitions},
+        unmarked=unmarked,
         trainer=trainer,
         device=config.device,
     )
 
 
+def _region(config: Config, dealt: Dealt) -> Tensor | None:
+    """Return the sensitive pixels of every image, where the configuration has a region."""
+    if config.data.region is None:
+        return None
+    height, width = (1, 1, *dealt.dataset.input_shape)[-2:]
+    with fields_of("data"):
+        return region_mask(config.data.region, height, width)
+
+
 def first_models(
     config: Config, dealt: Dealt, method: Method, learner: Learner, base: int, memo: Path | None
 ) -> Tensor:
-    """The first hypotheses [k, d].
+    """Make the first hypotheses [k, d].
 
     Parameters
     ----------
     config, dealt, method, learner
         Of the run.
     base : int
-        One that the server trains is the same under every seed of it.
+        Seed of a model that the server trains, which several runs share.
     memo : Path, optional
         A folder where such a first model is kept.
 

@@ -45,20 +45,24 @@ class Poisoning:
 
     @property
     def behaviours(self) -> dict[int, Behaviour]:
-        """For `Federation`."""
-        return dict.fromkeys(self.clients, self.behaviour) if self.spec.acting else {}
+        """Behaviours by partition, for `Federation`; none where they do not act."""
+        if not self.spec.acting:
+            return {}
+        return dict.fromkeys(self.clients, self.behaviour)
 
     def outnumbering(self, config: Config, n: int) -> list[str]:
-        """A line where more of n clients are malicious than a robust rule bears, or is told of."""
-        rule = config.aggregator.build() if config.aggregator and self.spec.acting else None
-        most = 0 if rule is None else rule.bears(n)
+        """Warn where more of n clients are malicious than a robust rule bears, or is told of."""
+        if config.aggregator is None or not self.spec.acting:
+            return []
+        rule = config.aggregator.build()
+        most = rule.bears(n)
         borne = min(most, getattr(rule, "malicious", most))
         if not most or len(self.clients) <= borne:
             return []
         return [f"{len(self.clients)} of {n} clients are malicious, more than the {borne} that the rule is set to bear"]
 
     def values(self, federation: Federation) -> dict[str, Any]:
-        """For a run's summary: ``success``, ``recall`` and ``accuracy`` of the last model, where there is only one.
+        """Return ``success``, ``recall`` and ``accuracy`` of the last model, where there is only one, for a summary.
 
         ``unprotected`` says that they go around the method by which clients protect themselves: no promise is theirs.
         """
@@ -80,7 +84,7 @@ class Poisoning:
 
 
 def poisoning_of(spec: Malicious, config: Config, dealt: Dealt, clients: list[ClientData]) -> Poisoning:
-    """Malicious clients among those that train.
+    """Choose the malicious clients among those that train, and what they do.
 
     Raises
     ------
@@ -91,23 +95,37 @@ def poisoning_of(spec: Malicious, config: Config, dealt: Dealt, clients: list[Cl
     partitions = spec.who(len(clients), config.seed)
     classes = dataset.classes if dataset.task == "classification" else 0
     clip = config.privacy.options.get("clip")
-    rule = config.aggregator.build() if config.aggregator else None
-    behaviour = spec.build(classes, dataset.class_names, config.seed, rule, clip if isinstance(clip, float) else None)
-    own = [clients[p] for p in partitions]
+    if not isinstance(clip, float):
+        clip = None
+    rule = None if config.aggregator is None else config.aggregator.build()
+    behaviour = spec.build(classes, dataset.class_names, config.seed, rule, clip)
+    held = relabelled = 0
+    measured_on = goal = None
     with fields_of("malicious"):
-        changed = [behaviour.data(c, p, 1) for p, c in zip(partitions, own, strict=True)]
-        measured_on = _measured_on(dealt, clients) if classes else None
-        goal = goal_of(behaviour, *measured_on[:2]) if measured_on else None
-    relabelled = sum(int((a.y != b.y).sum()) for a, b in zip(changed, own, strict=True)) if classes else 0
-    held = sum(c.examples for c in own)
+        for partition in partitions:
+            own = clients[partition]
+            changed = behaviour.data(own, partition, 1)
+            held += own.examples
+            if classes:
+                relabelled += int((changed.y != own.y).sum())
+        if classes:
+            measured_on = _measured_on(dealt, clients)
+        if measured_on is not None:
+            x, y, _ = measured_on
+            goal = goal_of(behaviour, x, y)
     return Poisoning(spec, behaviour, partitions, held, relabelled, measured_on, goal)
 
 
 def _measured_on(dealt: Dealt, clients: list[ClientData]) -> tuple[Tensor, Tensor, str] | None:
+    """Return examples, their classes and what they are called: the set's test half, or what clients hold out."""
     dataset = dealt.dataset
     if dataset.test_x is not None and dataset.test_y is not None:
         return dataset.test_x, dataset.test_y, "test half"
-    held = [(c.test_x, c.test_y) for c in clients if c.test_x is not None and c.test_y is not None]
-    if not held:
+    xs, ys = [], []
+    for client in clients:
+        if client.test_x is not None and client.test_y is not None:
+            xs.append(client.test_x)
+            ys.append(client.test_y)
+    if not xs:
         return None
-    return torch.cat([x for x, _ in held]), torch.cat([y for _, y in held]), "held-out examples"
+    return torch.cat(xs), torch.cat(ys), "held-out examples"

@@ -31,7 +31,7 @@ from fedveil.errors import FieldError
 from fedveil.files import Ledgers
 from fedveil.gdp import rounded_up
 from fedveil.mechanisms import NoSource, ReproducibleSource
-from fedveil.methods import Broadcast, ClientFacts, Method, RecordDP, Refusal, Releases, ServerFacts
+from fedveil.methods import Broadcast, ClientFacts, Method, RecordDP, Refusal, ServerFacts
 from fedveil.secure import FEWEST
 from fedveil_lab.config import Config
 from fedveil_lab.config.course import Randomness
@@ -69,22 +69,24 @@ class Promise:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """What cannot be said before the run, a sentence each."""
-        said: tuple[str, ...] = ()
+        """Facts that cannot be said before the run, a sentence each."""
+        said: list[str] = []
         if self.at_most:
-            said = (f"how many of these {self.rounds} rounds the budget holds: it is charged what the releases tell",)
-        if self.first_apart is None or not self.guarantee.by_distance:
-            return said
-        least = rounded_up(self.guarantee.cost * self.first_apart, 3)
-        return (
-            *said,
-            "how much the choice among hypotheses tells: it follows their largest distance in any round. Those of the "
-            f"first round are {self.first_apart:.3g} apart, which alone gives {least}; the run's summary has the whole",
-        )
+            said.append(
+                f"how many of these {self.rounds} rounds the budget holds: it is charged what the releases tell"
+            )
+        if self.first_apart is not None and self.guarantee.by_distance:
+            least = rounded_up(self.guarantee.cost * self.first_apart, 3)
+            said.append(
+                "how much the choice among hypotheses tells: it follows their largest distance in any round. Those of "
+                f"the first round are {self.first_apart:.3g} apart, which alone gives {least}; the run's summary has "
+                "the whole"
+            )
+        return tuple(said)
 
 
 def prepared(config: Config) -> Setup:
-    """The parties of a configuration's run, for a forecast: pretraining changes no cost, and is left out.
+    """Prepare a configuration's run for a forecast: pretraining changes no cost, and is left out.
 
     Raises
     ------
@@ -95,7 +97,7 @@ def prepared(config: Config) -> Setup:
 
 
 def promised(setup: Setup) -> Promise:
-    """What the run of a setup promises.
+    """Forecast the promise of a setup's run.
 
     Raises
     ------
@@ -109,16 +111,26 @@ def promised(setup: Setup) -> Promise:
     if setup.method.client.trust == "central":
         done, books = _trusted(federation, opened, rounds), ledgers.books
     else:
-        done, books = _apart(federation, opened, rounds, ledgers)
+        done, books = _by_clients(federation, opened, rounds, ledgers)
     totals = totals_of(setup.method.client.trust, books, read_off(setup.config.read_off))
-    first = opened.apart if len(opened.models) > 1 else None
-    charged = any(entry.spend.charge is not None for book in books.values() for entry in book.entries)
-    at_most = charged and setup.config.privacy.budget.epsilon is not None
-    return Promise(replace(totals.worst, hypotheses_apart=None), totals.validation, done, rounds, first, at_most)
+    at_most = setup.config.privacy.budget.epsilon is not None and any(map(_charged, books.values()))
+    return Promise(
+        replace(totals.worst, hypotheses_apart=None),
+        totals.validation,
+        done,
+        rounds,
+        opened.apart if len(opened.models) > 1 else None,
+        at_most,
+    )
+
+
+def _charged(book: Ledger) -> bool:
+    """Whether a budget is charged what releases tell, and not their worst case."""
+    return any(entry.spend.charge is not None for entry in book.entries)
 
 
 def few_rounds(setup: Setup) -> tuple[str, ...]:
-    """What to say before a run whose budget holds only a few of its rounds."""
+    """Warn of a budget that holds only a few of a run's rounds."""
     budget, config = setup.config.privacy.budget, setup.config
     if budget.epsilon is None and budget.participations is None and budget.leakage_cap is None:
         return ()
@@ -141,27 +153,29 @@ def choices(
     dimension: int | None = None,
     delta: float | None = None,
 ) -> tuple[Choice, ...]:
-    """What else reaches a total epsilon for this federation, at the configuration's delta or another one."""
-    config, promised = setup.config, promise.guarantee
+    """Advise what else reaches a total epsilon for this federation, at the configuration's delta or another one."""
+    promised, noisy = promise.guarantee, setup.method.noisy
     own = setup.config.privacy.options  # what is planned there stays planned
+    planned = round(own.get("examples") or 0)
+    usual = max(1, int(median(client.examples for client in setup.clients)))
     people = own.get("people")
     return advise(
         clients=setup.cohort,
-        examples=examples or round(own.get("examples") or 0) or max(1, int(median(c.examples for c in setup.clients))),
+        examples=examples or planned or usual,
         dimension=dimension or setup.learner.layout.size,
-        rounds=config.rounds,
+        rounds=setup.config.rounds,
         epsilon=epsilon,
-        delta=delta or config.privacy.budget.delta,
+        delta=delta or setup.config.privacy.budget.delta,
         relation=promised.relation if promised.proven and not promised.by_distance else "zero-out",
         people=None if people is None else max(1, round(people)),
         unit="person" if promised.unit == "person" else None,
-        records_per_person=None if setup.method.noisy is None else setup.method.noisy.noisy_steps.images or None,
+        records_per_person=None if noisy is None else noisy.noisy_steps.images or None,
         silos_per_person=own.get("silos_per_person", 1),
     )
 
 
 def _trusted(federation: Federation, opened: Broadcast, rounds: int) -> int:
-    """Let the server record its rounds; their number."""
+    """Let the server record its rounds; return their number."""
     server = federation.server
     # replies of one kind cost the same: the rule is asked once for each
     known: dict[tuple[int, ...], Spend] = {}
@@ -175,7 +189,7 @@ def _trusted(federation: Federation, opened: Broadcast, rounds: int) -> int:
         if not server.forecast_release(round_, COMBINE, known[counts]):
             return round_ - 1
         if server.publishing.metrics != "off":
-            figures = [{"loss": 0.0, "examples": float(c.held_out)} for c in federation.clients]
+            figures = [{"loss": 0.0, "examples": float(client.held_out)} for client in federation.clients]
             server.publish(round_, *publishable(figures))
         if federation.validators is not None:
             federation.validators.forecast(round_)
@@ -183,19 +197,20 @@ def _trusted(federation: Federation, opened: Broadcast, rounds: int) -> int:
 
 
 def _admitted(federation: Federation, opened: Broadcast, round_: int) -> list[int]:
-    """Those of a round's cohort who do not decline, by budgets that count participations; recorded as in the run."""
-    broadcast, cohort = _in_round(opened, round_), federation.cohort(round_)
-    verdicts = federation.parties.admit(broadcast, [p for p in cohort if federation.embedded.records(p)])
-    return [p for p in cohort if not isinstance(verdicts.get(p), Refusal)]
+    """Return those of a round's cohort whose budgets hold one more participation; recorded as in the run."""
+    cohort = federation.cohort(round_)
+    asked = [partition for partition in cohort if federation.embedded.records(partition)]
+    verdicts = federation.parties.admit(_in_round(opened, round_), asked)
+    return [partition for partition in cohort if not isinstance(verdicts.get(partition), Refusal)]
 
 
 def _in_round(opened: Broadcast, round_: int, **changes: Any) -> Broadcast:
-    """The first broadcast as that of another round."""
+    """Return the first broadcast as that of another round."""
     return replace(opened, public=replace(opened.public, round=round_, **changes))
 
 
 def _counts(federation: Federation, round_: int, answering: Sequence[int]) -> tuple[int, ...]:
-    """Numbers of examples of a round's replies, as far as the server's rule looks at them."""
+    """Return the numbers of examples of a round's replies, as far as the server's rule looks at them."""
     rule = federation.server.method.server.rule
     if rule is None or not rule.by_examples:
         return (1,) * len(answering)
@@ -203,7 +218,7 @@ def _counts(federation: Federation, round_: int, answering: Sequence[int]) -> tu
 
 
 def _cost(federation: Federation, opened: Broadcast, counts: Sequence[int]) -> Spend:
-    """What the server states for a round in which nobody moves."""
+    """Return the cost that the server states for a round in which nobody moves."""
     server, start = federation.server, opened.models[0]
     facts = ServerFacts(
         broadcast=opened,
@@ -212,30 +227,26 @@ def _cost(federation: Federation, opened: Broadcast, counts: Sequence[int]) -> S
         public_update=torch.zeros_like(start),
     )
     own, client = ClientFacts(broadcast=opened, layout=federation.layout), server.method.client
-    sent = ((Release("model", start), Release("count", torch.tensor(float(c), dtype=torch.float64))) for c in counts)
-    replies = [client.protect(releases, own, client.init(), NoSource()).releases for releases in sent]
+    replies = []
+    for count in counts:
+        releases = Release("model", start), Release("count", torch.tensor(float(count), dtype=torch.float64))
+        replies.append(client.protect(releases, own, client.init(), NoSource()).releases)
     return server.method.server.combine(replies, facts, server.state, ReproducibleSource(0)).spend
 
 
-def _apart(federation: Federation, opened: Broadcast, rounds: int, ledgers: Ledgers) -> tuple[int, dict[str, Ledger]]:
-    """Let the clients record their rounds: the rounds' number, and everybody's ledger.
+def _by_clients(
+    federation: Federation, opened: Broadcast, rounds: int, ledgers: Ledgers
+) -> tuple[int, dict[str, Ledger]]:
+    """Let the clients record their rounds; return the rounds' number, and everybody's ledger.
 
     Clients with the same parameters that are asked in the same rounds have the same ledger: one of them stands for all.
     """
     cohorts = [federation.cohort(round_) for round_ in range(1, rounds + 1)]
-    asked: dict[int, list[int]] = {}
-    for round_, cohort in enumerate(cohorts, 1):
-        for partition in cohort:
-            asked.setdefault(partition, []).append(round_)
-    kinds: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-    for partition, when in asked.items():
-        if federation.embedded.records(partition):
-            kinds.setdefault((id(federation.parties.method_of(partition).client), tuple(when)), []).append(partition)
-    alike = {same[0]: same for same in kinds.values()}
-    stands_for = {p: first for first, same in alike.items() for p in same}
+    alike = _same_ledgers(federation, cohorts)
+    stands_for = {partition: first for first, same in alike.items() for partition in same}
     done = 0
     for round_, cohort in enumerate(cohorts, 1):
-        why = _foreseen(federation, opened, round_, cohort, stands_for)
+        why = _record_round(federation, opened, round_, cohort, stands_for)
         if why:
             if not done and not federation.party(cohort[0]).counts:  # a budget without a round is no error
                 raise FieldError("privacy.method", federation.method.name, why)
@@ -245,35 +256,51 @@ def _apart(federation: Federation, opened: Broadcast, rounds: int, ledgers: Ledg
             federation.validators.forecast(round_)
     books = dict(ledgers.books)
     for first, same in alike.items():
-        books |= {str(p): books[str(first)] for p in same if str(first) in books}
+        if str(first) in books:
+            books |= dict.fromkeys(map(str, same), books[str(first)])
     return done, books
 
 
-def _foreseen(
+def _same_ledgers(federation: Federation, cohorts: Sequence[Sequence[int]]) -> dict[int, list[int]]:
+    """Group clients with the same parameters that are asked in the same rounds, by the first of each group."""
+    asked: dict[int, list[int]] = {}
+    for round_, cohort in enumerate(cohorts, 1):
+        for partition in cohort:
+            if federation.embedded.records(partition):
+                asked.setdefault(partition, []).append(round_)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for partition, when in asked.items():
+        groups.setdefault((id(federation.parties.side(partition)), *when), []).append(partition)
+    return {same[0]: same for same in groups.values()}
+
+
+def _record_round(
     federation: Federation, opened: Broadcast, round_: int, cohort: Sequence[int], stands_for: Mapping[int, int]
 ) -> str:
-    """Let a cohort record what a round costs; why there is no such round, or "".
+    """Let a cohort record the cost of a round; return why there is no such round, or "".
 
     A sum is of all who are asked: where some decline, the others are asked anew, as in the run, and are charged again.
     """
-    parties, asked, attempt = federation.parties, list(cohort), 0
+    keys, asked, attempt = federation.parties.site_keys, list(cohort), 0
     while True:
-        changes = {"roster": parties.site_keys.roster(asked), "attempt": attempt} if parties.site_keys else {}
-        broadcast = _in_round(opened, round_, **changes)
-        playing = sorted({stands_for[p] for p in asked if p in stands_for})
-        if not parties.site_keys:
-            verdicts = {p: federation.party(p).forecast_round(broadcast) for p in playing}
-        else:
-            verdicts = {p: _refusal(federation.party(p).admit(broadcast)) for p in playing}
-        refused = {p: verdict.reason for p, verdict in verdicts.items() if verdict is not None}
-        left = [p for p in asked if stands_for.get(p) not in refused]
+        broadcast = _in_round(opened, round_)
+        if keys:
+            broadcast = _in_round(opened, round_, roster=keys.roster(asked), attempt=attempt)
+        playing = sorted({stands_for[partition] for partition in asked if partition in stands_for})
+        refused: dict[int, str] = {}
+        for partition in playing:
+            party = federation.party(partition)
+            verdict = party.admit(broadcast) if keys else party.forecast_round(broadcast)
+            if isinstance(verdict, Refusal):
+                refused[partition] = verdict.reason
+        left = [partition for partition in asked if stands_for.get(partition) not in refused]
         if refused and len(left) < _least(federation):
             return next(iter(refused.values()))
-        if not parties.site_keys:
+        if not keys:
             return ""
         if not refused:
-            for p in playing:
-                federation.party(p).record_quote(broadcast)
+            for partition in playing:
+                federation.party(partition).record_quote(broadcast)
             return ""
         asked, attempt = left, attempt + 1
 
@@ -288,46 +315,77 @@ def _least(federation: Federation) -> int:
     return 1
 
 
-def _refusal(verdict: Refusal | Releases | None) -> Refusal | None:
-    return verdict if isinstance(verdict, Refusal) else None
-
-
 def guarantees_of(
     method: Method, books: Mapping[str, Ledger], delta: float, on: Sequence[str] = ()
 ) -> tuple[Guarantee, dict[str, Any]]:
-    """The guarantee that counts, and the parties': the trusted server's, or the worst and the median client's."""
+    """Return the guarantee that counts, and the parties': the trusted server's, or the worst and median client's."""
     totals = totals_of(method.client.trust, books, on)
-    clients, worst, validation = totals.clients, totals.worst, totals.validation
-    beside = {} if validation is None else {"validation clients": guarantee_values(validation, delta)}
+    worst, beside = totals.worst, dict[str, Any]()
+    if totals.validation is not None:
+        beside = {"validation clients": guarantee_values(totals.validation, delta)}
     if method.client.trust == "central":
-        leakages = [[e.spend.leakage for e in book.entries if e.spend.leakage is not None] for book in books.values()]
-        if most := max(leakages, key=math.fsum, default=[]):  # the indices that a client reported, beside its models
-            index = {"participations": len(most), "leakage": math.fsum(most)}
-            beside = {"worst client": guarantee_values(replace(unprotected(), scope="total"), delta) | index, **beside}
-        return worst, {SERVER: guarantee_values(worst, delta), **beside}
-    if not clients:
+        return worst, {SERVER: guarantee_values(worst, delta), **_indices(books, delta), **beside}
+    if not totals.clients:
         return worst, {"worst client": guarantee_values(worst, delta), **beside}
-    cost = {p: (not g.proven, g.cost, len(books[p].entries)) for p, g in clients.items()}
-    order = sorted(clients, key=lambda p: (cost[p], p))
-    values: dict[str, Any] = {}
-    composed = worst.by_distance and find_spec("dp_accounting") is not None
-    apart = [length / worst.bound.slope for length in REACH] if composed else []
-    middle = order[(len(order) - 1) // 2]
-    for name, party, guarantee in (("worst client", order[-1], worst), ("median client", middle, clients[middle])):
-        spends = [e.spend for e in books[party].entries]
-        leakage = [s.leakage for s in spends if s.leakage is not None]
-        extra: dict[str, Any] = {"leakage": math.fsum(leakage)} if leakage else {}
-        if composed:
-            epsilons = [guarantee.epsilon_at(distance, delta) for distance in apart]
-            extra["curve"] = {"distance": apart, "epsilon": epsilons, "delta": delta}
-        values[name] = {**guarantee_values(guarantee, delta), "participations": len(spends), **extra}
-    if composed:
-        alike, one = Counter(g.bound for g in clients.values()), 1 / worst.bound.slope
-        each = sorted((bound.epsilon_at(one, delta), n) for bound, n in alike.items())
-        values["worst client"]["over clients"] = {
-            "distance": one,
-            "epsilon": [epsilon for epsilon, _ in each],
-            "clients": [n for _, n in each],
-            "delta": delta,
-        }
+    order = _by_cost(totals.clients, books)
+    median_party = order[(len(order) - 1) // 2]
+    values = {
+        "worst client": _client_values(worst, books[order[-1]], worst, delta),
+        "median client": _client_values(totals.clients[median_party], books[median_party], worst, delta),
+    }
+    if _has_curve(worst):
+        values["worst client"]["over clients"] = _over_clients(totals.clients, worst, delta)
     return worst, {**values, **beside}
+
+
+def _indices(books: Mapping[str, Ledger], delta: float) -> dict[str, Any]:
+    """Return what reported indices of hypotheses tell of the worst client, under central trust."""
+    worst: list[float] = []
+    for book in books.values():
+        leakages = [entry.spend.leakage for entry in book.entries if entry.spend.leakage is not None]
+        if math.fsum(leakages) > math.fsum(worst):
+            worst = leakages
+    if not worst:
+        return {}
+    promise = guarantee_values(replace(unprotected(), scope="total"), delta)
+    return {"worst client": {**promise, "participations": len(worst), "leakage": math.fsum(worst)}}
+
+
+def _by_cost(clients: Mapping[str, Guarantee], books: Mapping[str, Ledger]) -> list[str]:
+    """Order clients by what they are promised, the worst last."""
+
+    def cost(party: str) -> tuple[bool, float, int, str]:
+        guarantee = clients[party]
+        return not guarantee.proven, guarantee.cost, len(books[party].entries), party
+
+    return sorted(clients, key=cost)
+
+
+def _has_curve(worst: Guarantee) -> bool:
+    return worst.by_distance and find_spec("dp_accounting") is not None
+
+
+def _client_values(guarantee: Guarantee, book: Ledger, worst: Guarantee, delta: float) -> dict[str, Any]:
+    """Return a client's promise as plain values, with its participations, leakage and curve."""
+    leakage = [entry.spend.leakage for entry in book.entries if entry.spend.leakage is not None]
+    values = {**guarantee_values(guarantee, delta), "participations": len(book.entries)}
+    if leakage:
+        values["leakage"] = math.fsum(leakage)
+    if _has_curve(worst):
+        distances = [length / worst.bound.slope for length in REACH]
+        epsilons = [guarantee.epsilon_at(distance, delta) for distance in distances]
+        values["curve"] = {"distance": distances, "epsilon": epsilons, "delta": delta}
+    return values
+
+
+def _over_clients(clients: Mapping[str, Guarantee], worst: Guarantee, delta: float) -> dict[str, Any]:
+    """Count the clients by their epsilon at one distance."""
+    distance = 1 / worst.bound.slope
+    counts = Counter(guarantee.bound for guarantee in clients.values())
+    each = sorted((bound.epsilon_at(distance, delta), count) for bound, count in counts.items())
+    return {
+        "distance": distance,
+        "epsilon": [epsilon for epsilon, _ in each],
+        "clients": [count for _, count in each],
+        "delta": delta,
+    }

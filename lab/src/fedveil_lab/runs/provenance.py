@@ -23,10 +23,8 @@ def provenance(data: str, seeds: Sequence[int]) -> dict[str, Any]:
     seeds : sequence of int
         Of its runs.
     """
-    # without the folders of this machine
-    command = " ".join(["fedveil", *(Path(a).name if Path(a).is_absolute() else a for a in sys.argv[1:])])
     return {
-        "command": command,
+        "command": _command(),
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "seeds": list(seeds),
@@ -34,6 +32,15 @@ def provenance(data: str, seeds: Sequence[int]) -> dict[str, Any]:
         "versions": {name: text.split("+")[0] for name, text in versions().items()},
         "machine": f"{platform.machine()}, CPU",
     }
+
+
+def _command() -> str:
+    """Return the command without the folders of this machine."""
+    words = ["fedveil"]
+    for argument in sys.argv[1:]:
+        path = Path(argument)
+        words.append(path.name if path.is_absolute() else argument)
+    return " ".join(words)
 
 
 def commit() -> str:
@@ -45,6 +52,7 @@ def commit() -> str:
 
     try:
         changed = any(git(root, "status", "--porcelain", ".") for root in roots)
-        return git(roots[0], "rev-parse", "HEAD") + (" with changes" if changed else "")
+        head = git(roots[0], "rev-parse", "HEAD")
+        return f"{head} with changes" if changed else head
     except (OSError, subprocess.CalledProcessError):
         return f"release {fedveil.__version__}"

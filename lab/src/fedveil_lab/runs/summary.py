@@ -89,41 +89,58 @@ class Summary:
     def averaged(self, figure: str) -> float | None:
         """Mean of a figure over the last rounds; None if it does not exist for the task."""
         averages = self.values["last_rounds"].get(figure)
-        return None if averages is None else float(averages["mean"])
+        if averages is None:
+            return None
+        return float(averages["mean"])
 
     def noise(self, figure: str, when: str = "mean") -> float | None:
         """Sigma, distance, noise_to_clip, ... (first, last or mean); None without noise."""
         recorded = self.values["noise"].get(figure)
-        return None if recorded is None else float(recorded[when])
+        if recorded is None:
+            return None
+        return float(recorded[when])
 
 
 def _by_present_names(values: Any) -> dict[str, Any]:
-    """What summary.json holds, with its figures under their present names."""
+    """Return what summary.json holds, with its figures under their present names."""
     if values.get("measures", 1) >= MEASURES:
         return dict(values)
-    renamed = {name: by_present_names(values[name]) for name in MEASURED if name in values}
-    if public := values.get("public_model"):
-        renamed["public_model"] = {**public, **{n: by_present_names(public[n]) for n in MEASURED if n in public}}
-    return {**values, **renamed, "measures": MEASURES}
+    renamed = _renamed(values)
+    if values.get("public_model"):
+        renamed["public_model"] = _renamed(values["public_model"])
+    return {**renamed, "measures": MEASURES}
+
+
+def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with the measured ones under present names."""
+    renamed = dict(values)
+    for name in MEASURED:
+        if name in values:
+            renamed[name] = by_present_names(values[name])
+    return renamed
 
 
 def majority_of(clients: Sequence[ClientData], classes: int) -> dict[str, Any]:
-    """The number of classes, and the accuracy of naming the most frequent one, on what the clients hold out."""
-    held = [c.test_y.reshape(-1) for c in clients if c.test_y is not None and len(c.test_y)]
+    """Return the number of classes, and the accuracy of naming the most frequent one, on what clients hold out."""
+    held = [client.test_y.reshape(-1) for client in clients if client.test_y is not None and len(client.test_y)]
     if not classes or not held:
         return {}
     return {"classes": classes, "majority": _largest(torch.cat(held))}
 
 
 def _positive(dataset: DataSet, named: str | None) -> dict[str, Any]:
-    """Which of two classes counts as positive, and whether the configuration says so."""
-    return {"positive": dataset.names()[1], "positive_named": named is not None} if dataset.classes == 2 else {}
+    """Say which of two classes counts as positive, and whether the configuration says so."""
+    if dataset.classes != 2:
+        return {}
+    return {"positive": dataset.names()[1], "positive_named": named is not None}
 
 
 def _largest(labels: Tensor) -> float:
-    """The share of the most frequent class among labels that are not void."""
+    """Return the share of the most frequent class among labels that are not void."""
     counts = labels[labels >= 0].bincount()
-    return float(counts.max()) / max(1, int(counts.sum())) if len(counts) else 0.0
+    if not len(counts):
+        return 0.0
+    return float(counts.max()) / max(1, int(counts.sum()))
 
 
 def summary_of(
@@ -136,7 +153,7 @@ def summary_of(
     seconds: float,
     concluded: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What summary.json holds of a run that is over."""
+    """Return what summary.json holds of a run that is over."""
     config, dataset = setup.config, setup.dealt.dataset
     method, delta = federation.method, config.privacy.budget.delta
     guarantee, parties = guarantees_of(method, ledgers.books, delta, read_off(config.read_off))
@@ -159,8 +176,8 @@ def summary_of(
         "stopped": stopped,
         **best_of(federation),
         "clients": len(federation.clients),
-        "examples": int(median(c.examples for c in federation.clients)),
-        **({} if setup.poisoning is None else {"malicious": setup.poisoning.values(federation)}),
+        "examples": int(median(client.examples for client in federation.clients)),
+        **_malicious(setup, federation),
         "data": {
             "name": dataset.name,
             "note": dataset.note,
@@ -181,23 +198,34 @@ def summary_of(
     }
 
 
+def _malicious(setup: Setup, federation: Federation) -> dict[str, Any]:
+    """Return how far malicious clients got, where there are any."""
+    if setup.poisoning is None:
+        return {}
+    return {"malicious": setup.poisoning.values(federation)}
+
+
 def _weights(setup: Setup) -> dict[str, Any]:
-    """The file that the model's weights are from, as it was declared; it is taken as public."""
+    """Return the file that the model's weights are from, as it was declared; it is taken as public."""
     known = weights_in(setup.learner.model)
-    return {} if known is None else {"weights": asdict(known)}
+    if known is None:
+        return {}
+    return {"weights": asdict(known)}
 
 
 def _participations(federation: Federation, ledgers: Ledgers) -> dict[str, int]:
-    """How many clients released so often, by the number of releases; of clients that protect themselves."""
+    """Count the clients by their number of releases; of clients that protect themselves."""
     if federation.method.client.trust == "central":
         return {}
-    lines = {party: len(book.entries) for party, book in ledgers.books.items()}
-    made = Counter(lines.get(str(p), 0) for p in range(len(federation.clients)))
+    made = Counter[int]()
+    for partition in range(len(federation.clients)):
+        book = ledgers.books.get(str(partition))
+        made[0 if book is None else len(book.entries)] += 1
     return {str(count): made[count] for count in sorted(made)}
 
 
 def best_of(federation: Federation) -> dict[str, Any]:
-    """The least loss of the validation clients, as released, and whose it was."""
+    """Return the least loss of the validation clients, as released, and whose it was."""
     if federation.validators is None or not federation.validators.best.round:
         return {}
     best = federation.validators.best
@@ -205,7 +233,7 @@ def best_of(federation: Federation) -> dict[str, Any]:
 
 
 def _of_public_model(setup: Setup, federation: Federation) -> dict[str, Any]:
-    """What the first model reaches, where it is one of public examples alone: on what clients hold out, and tested."""
+    """Measure the first model, where it is one of public examples alone: on what clients hold out, and tested."""
     if setup.config.model.start != "public":
         return {}
     first, clients = setup.starts[:1], federation.clients
@@ -216,7 +244,7 @@ def _of_public_model(setup: Setup, federation: Federation) -> dict[str, Any]:
 
 
 def _test_metrics(setup: Setup, federation: Federation, models: Tensor) -> dict[str, float]:
-    """A single model on the set's own test half, where there is one."""
+    """Measure a single model on the set's own test half, where there is one."""
     data = setup.dealt.dataset
     if data.test_x is None or data.test_y is None or len(models) != 1:
         return {}
