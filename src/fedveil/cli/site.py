@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -71,14 +71,16 @@ def ledger_show(path: Path, policy: Path | None, delta: float, head: Path | None
 
     rule = read_policy(policy) or Policy(distance=1.0, delta=delta)
     if path.is_dir():
-        held = ", ".join(str(p) for p in sorted(path.rglob("*.jsonl")) if p.parent.name.startswith("ledger"))
-        raise FieldError("PATH", str(path), f"is a folder; name a ledger in it: {held or 'it has none'}")
+        held = [str(file) for file in sorted(path.rglob("*.jsonl")) if file.parent.name.startswith("ledger")]
+        raise FieldError("PATH", str(path), f"is a folder; name a ledger in it: {', '.join(held) or 'it has none'}")
     if of_run(path):
         show(*tables_of_run(path, rule))
         return
     ledger, lines, _ = read_ledger(path)
-    unlooked = "head: not looked at (--head FOLDER): whether lines are missing at the end is not known"
-    spent, of_head = spent_of(ledger, rule), unlooked if head is None else _of_head(read_head(path, head))
+    spent = spent_of(ledger, rule)
+    of_head = "head: not looked at (--head FOLDER): whether lines are missing at the end is not known"
+    if head is not None:
+        of_head = _of_head(read_head(path, head))
     show([runs_of(ledger, lines), spent], [*spent.notes, *late_runs(lines), of_head])
 
 
@@ -98,7 +100,7 @@ def ledger_check(report: Path, ledgers: tuple[Path, ...], head: Path | None) -> 
 
 
 def of_run(path: Path) -> bool:
-    """Whether a file is the ledger of a run, which lies in its folder, and not that of a data set."""
+    """Tell the ledger of a run, which lies in its folder, from that of a data set."""
     from fedveil.reading import json_of
 
     try:
@@ -110,7 +112,7 @@ def of_run(path: Path) -> bool:
 
 
 def tables_of_run(path: Path, policy: "Policy") -> "tuple[list[Table], list[str]]":
-    """A line a party of a run's ledgers, what a single one spent, and the notes below."""
+    """Make a table with a line for each party of a run's ledgers, what a single one spent, and notes."""
     from fedveil.engines.party import begun_midway
     from fedveil.evidence import read_books, spent_of
     from fedveil.tables import Table
@@ -122,7 +124,8 @@ def tables_of_run(path: Path, policy: "Policy") -> "tuple[list[Table], list[str]
             span = f"{min(rounds)} to {max(rounds)}" if rounds else ""
             rows.append((run, party, span, len(rounds)))
             ledgers.append(book.ledger)
-            if midway := begun_midway(book.ledger):
+            midway = begun_midway(book.ledger)
+            if midway:
                 notes.append(f"{party}: what it states as a total holds if {midway}. See SECURITY.md.")
     table = Table(("run", "party", "rounds", "releases"), rows, str(path), ("releases",))
     if len(ledgers) > 1:
@@ -132,7 +135,7 @@ def tables_of_run(path: Path, policy: "Policy") -> "tuple[list[Table], list[str]
 
 
 def late_runs(lines: list[str]) -> list[str]:
-    """A note for each run that begins after its first round, as one does whose server went on without its ledger."""
+    """Note each run that begins after its first round, as one does whose server went on without its ledger."""
     import json
 
     first: dict[str, int] = {}
@@ -152,28 +155,30 @@ def _named(path: Path) -> Path:
 
 
 def _of_head(head: "Head") -> str:
-    lines = f"{head.count} line{'' if head.count == 1 else 's'}"
+    lines = "1 line" if head.count == 1 else f"{head.count} lines"
     return f"head: agrees, {lines} of {head.checksum[:16]}...; begun {head.begun} by: {head.by}"
 
 
 def runs_of(ledger: "Ledger", lines: list[str]) -> "Table":
-    """A line a run."""
+    """Make a table with a line for each run."""
     import json
 
     from fedveil.accounting import OPEN
     from fedveil.tables import Table
 
-    head, latest = json.loads(ledger.head or "{}"), {}
+    head = json.loads(ledger.head or "{}")
+    runs: dict[str, dict[tuple[int, str, int], dict[str, Any]]] = {}
     for values in map(json.loads, lines):
-        if "budget" not in values:
-            latest[values["run"], values["round"], values["purpose"], values["attempt"]] = values
+        if "budget" not in values:  # of one release the last line counts
+            release = values["round"], values["purpose"], values["attempt"]
+            runs.setdefault(values["run"], {})[release] = values
     rows = []
-    for run in dict.fromkeys(key[0] for key in latest):
-        own = [values for key, values in latest.items() if key[0] == run]
-        unfinished = sum(values["digest"] == OPEN for values in own)
-        rounds = [values["round"] for values in own]
-        sources = ", ".join(sorted({values.get("source", "") or "not said" for values in own}))
-        rows.append((run, f"{min(rounds)} to {max(rounds)}", len(own), unfinished, sources))
+    for run, latest in runs.items():
+        rounds = [values["round"] for values in latest.values()]
+        unfinished = [values for values in latest.values() if values["digest"] == OPEN]
+        sources = {values.get("source") or "not said" for values in latest.values()}
+        span = f"{min(rounds)} to {max(rounds)}"
+        rows.append((run, span, len(latest), len(unfinished), ", ".join(sorted(sources))))
     title = f"data set {head['dataset']}, begun {head['begun']} by: {head['by']}"
     numbers = ("releases", "begun, not closed")
     return Table(("run", "rounds", *numbers, "source of noise"), rows, title, numbers)
@@ -273,8 +278,9 @@ def node_check(folder: Path, rehearse: bool, node_config: str, train_config: str
         findings = check_site(folder)
         if rehearse:
             findings.append(rehearsed(folder, node_config, train_config))
-    show([Table(("what", "binds", "why"), [(f.what, f.binds, f.why) for f in findings], str(folder))])
-    if any(f.binds == "no" and f.needed for f in findings):
+    rows = [(finding.what, finding.binds, finding.why) for finding in findings]
+    show([Table(("what", "binds", "why"), rows, str(folder))])
+    if any(finding.binds == "no" and finding.needed for finding in findings):
         raise click.exceptions.Exit(REFUSED)
 
 

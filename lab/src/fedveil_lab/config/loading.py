@@ -5,7 +5,6 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module, resources
 from importlib.resources.abc import Traversable
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -23,21 +22,30 @@ if TYPE_CHECKING:  # a mistyped path is refused before PyTorch is there
 
 
 def presets() -> dict[str, str]:
-    """The packaged presets: name and the first sentence of their comment."""
-    files = {}
-    for name, file in _packaged().items():
-        lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
-        text = " ".join(line.lstrip("# ") for line in lines)
-        files[name] = re.split(r"(?<=\.) ", text)[0]
-    return dict(sorted(files.items()))
+    """List the packaged presets: name and the first sentence of their comment."""
+    found = {name: _first_sentence(file.read_text(encoding="utf-8")) for name, file in _packaged().items()}
+    return dict(sorted(found.items()))
+
+
+def _first_sentence(text: str) -> str:
+    """Return the first sentence of the comment that a text begins with."""
+    words = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        words.append(line.lstrip("# "))
+    return re.split(r"(?<=\.) ", " ".join(words))[0]
 
 
 def _packaged() -> dict[str, Traversable]:
-    """The presets' files: FedVeil's, and those in the folder ``presets`` of packages that an entry point names."""
+    """Find the presets' files: FedVeil's, and those in the folder ``presets`` of packages that an entry point names."""
     packages = [one.value for one in entry_points(group="fedveil.presets")]
-    folders = [resources.files(package) / "presets" for package in (*packages, "fedveil_lab.config")]
-    files = [file for folder in folders for file in folder.iterdir()]
-    return {file.name.removesuffix(".toml"): file for file in files if file.name.endswith(".toml")}
+    found: dict[str, Traversable] = {}
+    for package in (*packages, "fedveil_lab.config"):
+        for file in (resources.files(package) / "presets").iterdir():
+            if file.name.endswith(".toml"):
+                found[file.name.removesuffix(".toml")] = file
+    return found
 
 
 def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -> "Config":
@@ -79,11 +87,12 @@ def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -
         values["privacy"] = fitting(values["privacy"])
     if Path(origin).is_file():
         values = with_places(values, Path(origin).parent)
-    return parse({**values, **{key: value for key, value in overrides.items() if value is not None}})
+    given = {key: value for key, value in overrides.items() if value is not None}
+    return parse({**values, **given})
 
 
 def _method(values: Mapping[str, Any]) -> Any:
-    """What the file names as its method; None where it names nothing, or holds no table."""
+    """Return the method that the file names; None where it names nothing, or holds no table."""
     table = values.get("privacy")
     return table.get("method") if isinstance(table, Mapping) else None
 
@@ -98,13 +107,19 @@ def _switch(values: dict[str, Any], method: str, assigned: Collection[str]) -> N
     if method not in METHODS:
         return
     kept = {"method", "budget", *parameters(method)}
-    table = values["privacy"]
     values["privacy"] = {
-        k: v for k, v in table.items() if k in kept or any(a.startswith(f"privacy.{k}") for a in assigned)
+        key: value
+        for key, value in values["privacy"].items()
+        if key in kept or _is_assigned(f"privacy.{key}", assigned)
     }
-    for name, fits in (("aggregator", "aggregator" in kept), ("compare", False)):
-        if not fits and not any(a.startswith(name) for a in assigned):
-            values.pop(name, None)
+    if "aggregator" not in kept and not _is_assigned("aggregator", assigned):
+        values.pop("aggregator", None)
+    if not _is_assigned("compare", assigned):
+        values.pop("compare", None)
+
+
+def _is_assigned(key: str, assigned: Collection[str]) -> bool:
+    return any(one.startswith(key) for one in assigned)
 
 
 def parse(values: Mapping[str, Any]) -> "Config":
@@ -154,7 +169,6 @@ def assign(values: dict[str, Any], assignment: str) -> None:
         raise FieldError("--set", assignment, "must look like key=value, e.g. local.epochs=2")
     table: Any = values
     for i, part in enumerate(parts):
-        last = i == len(parts) - 1
         key: Any = part
         if isinstance(table, list):
             if not part.isdigit() or int(part) >= len(table):
@@ -163,10 +177,12 @@ def assign(values: dict[str, Any], assignment: str) -> None:
             key = int(part)
         elif not isinstance(table, dict):
             raise FieldError("--set", assignment, f"{'.'.join(parts[:i])} is a value, not a table")
-        if last:
+        if i == len(parts) - 1:
             table[key] = _value(text.strip())
+        elif isinstance(table, list):
+            table = table[key]
         else:
-            table = table[key] if isinstance(table, list) else table.setdefault(key, {})
+            table = table.setdefault(key, {})
 
 
 def _value(text: str) -> Any:
@@ -181,7 +197,7 @@ def _value(text: str) -> Any:
 
 
 def text_of(where: str | Path) -> tuple[str, str]:
-    """The text of a file, a run folder's or a preset, and what to call it."""
+    """Read the text of a file, a run folder's or a preset, and what to call it."""
     path = Path(where)
     if path.is_dir() and (path / CONFIG).is_file():
         path = path / CONFIG
@@ -200,10 +216,12 @@ def text_of(where: str | Path) -> tuple[str, str]:
 def _known(kind: "type[Config]", section: str) -> Sequence[str]:
     """Names of the keys of a section, for a hint."""
     model: Any = kind
-    for part in section.split(".") if section else ():
+    parts = section.split(".") if section else []
+    for part in parts:
         field = model.model_fields.get(part.split("[")[0])
         annotation = getattr(field, "annotation", None)
-        model = next((a for a in (annotation, *get_args(annotation)) if hasattr(a, "model_fields")), None)
-        if model is None:
+        tables = [one for one in (annotation, *get_args(annotation)) if hasattr(one, "model_fields")]
+        if not tables:
             return ()
+        model = tables[0]
     return [name for name in model.model_fields if name != "options"]

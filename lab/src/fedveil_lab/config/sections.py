@@ -23,17 +23,22 @@ def _clients(value: Any) -> Any:
 
 
 def _class_name(value: Any) -> Any:
-    """A class by its name, or by its number."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    """Read a class by its name, or by its number."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return value
 
 
 def _rectangles(value: Any) -> Any:
-    """One rectangle, or several, as tuples."""
+    """Read one rectangle, or several, as tuples."""
     several = isinstance(value, list | tuple) and bool(value) and isinstance(value[0], list | tuple)
-    for one in value if several else [value]:
-        if not isinstance(one, list | tuple) or len(one) != 4 or any(type(side) is not int for side in one):
+    rectangles = value if several else [value]
+    for one in rectangles:
+        if not isinstance(one, list | tuple) or len(one) != 4 or {type(side) for side in one} != {int}:
             raise FieldError("data.region", value, "must be [top, left, bottom, right] in pixels, or a list of such")
-    return tuple(map(tuple, value)) if several else tuple(value)
+    if several:
+        return tuple(map(tuple, rectangles))
+    return tuple(value)
 
 
 Clients = Annotated[int | Literal["natural"], BeforeValidator(_clients)]
@@ -121,8 +126,13 @@ class Data(OpenSection):
     def _by_nature(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        values = {k: v for k, v in values.items() if not (k in ("alpha", "shards", "counts") and v == [])}
-        return {"partition": NATURAL, **values} if values.get("clients") == NATURAL else values
+        kept = dict(values)
+        for key in ("alpha", "shards", "counts"):
+            if kept.get(key) == []:
+                del kept[key]
+        if kept.get("clients") == NATURAL:
+            kept = {"partition": NATURAL, **kept}
+        return kept
 
     @model_validator(mode="after")
     def _check(self) -> "Data":
@@ -179,7 +189,9 @@ class Model(OpenSection):
             raise FieldError("model.module", values["module"], "and model.name are two models: leave one out")
         if ":" not in str(values["module"]):
             raise FieldError("model.module", values["module"], 'must look like "package.module:Net"')
-        return {("name" if k == "module" else k): v for k, v in values.items()}
+        named = dict(values)
+        named["name"] = named.pop("module")
+        return named
 
     def differing(self) -> dict[str, Any]:
         """Plain values that are not at their defaults; where a module lies makes no other run."""
@@ -221,7 +233,9 @@ class Rule(OpenSection):
         with fields_of("aggregator", malicious="aggregator.nnm", size="aggregator.buckets"):
             if self.nnm is not None:
                 rule = NNM(rule, malicious=self.nnm)
-            return rule if self.buckets is None else Bucketing(rule, size=self.buckets)
+            if self.buckets is not None:
+                rule = Bucketing(rule, size=self.buckets)
+            return rule
 
 
 class Budget(Section):
@@ -304,10 +318,14 @@ class Privacy(OpenSection):
 
     def build(self, rule: Rule | None) -> Method:
         """Both sides of the method, around a rule for those that take one."""
-        aggregator = rule.build() if rule else None
-        elsewhere = {key: f"aggregator.{key}" for key in (Rule.accepted(rule.name) if rule else ())}
-        own = {key: f"privacy.{key}" for key in self.options}
-        with fields_of("privacy", **{**elsewhere, **own, "aggregator": "aggregator.name"}):
+        aggregator, places = None, dict[str, str]()
+        if rule is not None:
+            aggregator = rule.build()
+            places = {key: f"aggregator.{key}" for key in Rule.accepted(rule.name)}
+        for key in self.options:
+            places[key] = f"privacy.{key}"
+        places["aggregator"] = "aggregator.name"
+        with fields_of("privacy", **places):
             return build(self.method, aggregator, **with_tables(self.accepted(self.method), self.options))
 
     def client_sides(self, common: ClientSide) -> dict[int, ClientSide]:
@@ -331,9 +349,10 @@ class Privacy(OpenSection):
             if own.unmarked is not None and "layer_scores" not in common.needs:
                 raise FieldError(f"{where}.unmarked", own.unmarked, f"{self.method!r} as set scores no marks")
             given = own.model_extra or {}
-            values = check_options(where, f"the client side of {self.method!r}", given, accepted)
-            values = with_tables(accepted, {key: values[key] for key in given})
-            with fields_of(where, **{key: f"{where}.{key}" for key in accepted}):
+            checked = check_options(where, f"the client side of {self.method!r}", given, accepted)
+            values = with_tables(accepted, {key: checked[key] for key in given})
+            places = {key: f"{where}.{key}" for key in accepted}
+            with fields_of(where, **places):
                 side = replace(common, **values)  # type: ignore[type-var]
             for partition in own.partitions:
                 if partition in sides:

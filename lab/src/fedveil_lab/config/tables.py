@@ -1,4 +1,4 @@
-"""What every table of a configuration is: its keys, whose they are, what they may be, and how it is written."""
+"""Tables of a configuration: their keys, whose they are, what they may be, and how a table is written."""
 
 import inspect
 import re
@@ -82,11 +82,14 @@ class Option:
     @property
     def table(self) -> type[Any] | None:
         """The dataclass that the key may hold as a table of its own."""
-        return next((h for h in (self.hint, *get_args(self.hint)) if isinstance(h, type) and is_dataclass(h)), None)
+        for hint in (self.hint, *get_args(self.hint)):
+            if isinstance(hint, type) and is_dataclass(hint):
+                return hint
+        return None
 
 
 def options_of(owner: Callable[..., Any], without: Sequence[str] = ()) -> dict[str, Option]:
-    """The keyword parameters of a function or a dataclass.
+    """Return the keyword parameters of a function or a dataclass.
 
     Parameters
     ----------
@@ -124,16 +127,13 @@ def check_options(
     values = {name: option.default for name, option in accepted.items() if option.default is not None}
     for key, value in given.items():
         if key not in accepted:
-            hint = nearest(key, [*accepted, *beside]) if accepted or beside else "it has no options"
+            hint = "it has no options"
+            if accepted or beside:
+                hint = nearest(key, [*accepted, *beside])
             problems.append(UnknownKeyError(f"{section}.{key}", value, f"is no key of {owner}; {hint}"))
             continue
-        table = accepted[key].table
-        if table is not None and isinstance(value, Mapping):
-            values[key] = check_options(f"{section}.{key}", table.__name__, value, options_of(table))
-            continue
         try:
-            as_written = accepted[key].is_tuple and isinstance(value, list)
-            values[key] = plain(accepted[key].adapter.validate_python(tuple(value) if as_written else value))
+            values[key] = _checked(f"{section}.{key}", accepted[key], value)
         except ValidationError as error:
             problems += problems_of(error, f"{section}.{key}")
     if problems:
@@ -141,20 +141,34 @@ def check_options(
     return values
 
 
+def _checked(field: str, option: Option, value: Any) -> Any:
+    """Check one value; a table of its own is checked key by key."""
+    if option.table is not None and isinstance(value, Mapping):
+        return check_options(field, option.table.__name__, value, options_of(option.table))
+    if option.is_tuple and isinstance(value, list):
+        value = tuple(value)
+    return plain(option.adapter.validate_python(value))
+
+
 def with_tables(owner: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Checked values with tables turned into what they stand for, and lists into tuples where those are meant."""
+    """Turn tables of checked values into what they stand for, and lists into tuples where those are meant."""
     made = {}
     for key, value in values.items():
         table = owner[key].table
-        made[key] = table(**value) if table is not None and isinstance(value, Mapping) else value
         if owner[key].is_tuple:
             made[key] = tuple(value)
+        elif table is not None and isinstance(value, Mapping):
+            made[key] = table(**value)
+        else:
+            made[key] = value
     return made
 
 
 def plain(value: Any) -> Any:
-    """Tuples as lists: what a value is after a round trip through TOML."""
-    return [plain(v) for v in value] if isinstance(value, tuple | list) else value
+    """Turn tuples into lists: what a value is after a round trip through TOML."""
+    if isinstance(value, tuple | list):
+        return [plain(one) for one in value]
+    return value
 
 
 def problems_of(
@@ -174,28 +188,35 @@ def problems_of(
     problems: list[FieldError] = []
     for item in error.errors(include_url=False):
         cause = item.get("ctx", {}).get("error")
+        field, value = _dotted(prefix, item["loc"]), item["input"]
         if isinstance(cause, ConfigError):
             problems += cause.problems
-            continue
-        if isinstance(cause, FieldError):
+        elif isinstance(cause, FieldError):
             problems.append(cause)
-            continue
-        field = _dotted(prefix, item["loc"])
-        kind, value = item["type"], item["input"]
-        if kind == "extra_forbidden":
-            names = known(field.rpartition(".")[0]) if known else ()
-            meant = _MEANT.get(field)
-            hint = f"write [{meant}]" if meant else nearest(field.rpartition(".")[2], names)
-            accepted = f"is no key here; {hint}" if names else "is no key here"
-            problems.append(UnknownKeyError(field, value, accepted))
-            continue
-        if kind == "literal_error":
+        elif item["type"] == "extra_forbidden":
+            problems.append(_unknown_key(field, value, known))
+        elif item["type"] == "literal_error":
             choices = re.findall(r"'([^']*)'", item["ctx"]["expected"])
-            accepted = nearest(str(value), choices)
+            problems.append(FieldError(field, value, nearest(str(value), choices)))
+        elif item["type"] == "missing":
+            problems.append(FieldError(field, None, _ACCEPTED["missing"]))
         else:
-            accepted = _ACCEPTED.get(kind, item["msg"])
-        problems.append(FieldError(field, None if kind == "missing" else value, accepted))
-    return problems[:1] if prefix else problems  # a union reports once for each of its members
+            problems.append(FieldError(field, value, _ACCEPTED.get(item["type"], item["msg"])))
+    if prefix:  # a union reports once for each of its members
+        return problems[:1]
+    return problems
+
+
+def _unknown_key(field: str, value: Any, known: Callable[[str], Sequence[str]] | None) -> UnknownKeyError:
+    """Refuse a key that its section does not have, with the table that is meant, or the nearest key."""
+    section, _, key = field.rpartition(".")
+    names: Sequence[str] = known(section) if known else ()
+    if not names:
+        return UnknownKeyError(field, value, "is no key here")
+    hint = nearest(key, names)
+    if field in _MEANT:
+        hint = f"write [{_MEANT[field]}]"
+    return UnknownKeyError(field, value, f"is no key here; {hint}")
 
 
 @contextmanager
@@ -244,19 +265,22 @@ class Section(BaseModel):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values as a file has them: without what is None, or empty."""
-        values = self.model_dump(exclude_none=True)
-        values = {name: value for name, value in values.items() if value not in ((), {})}
-        inner = {name: getattr(self, name) for name in values}
-        return values | {name: one.to_dict() for name, one in inner.items() if isinstance(one, Section)}
+        """Return plain values as a file has them: without what is None, or empty."""
+        values: dict[str, Any] = {}
+        for name, value in self.model_dump(exclude_none=True).items():
+            inner = getattr(self, name)
+            if value not in ((), {}):
+                values[name] = inner.to_dict() if isinstance(inner, Section) else value
+        return values
 
     def differing(self) -> dict[str, Any]:
-        """Plain values of the keys that are not at their defaults."""
+        """Return plain values of the keys that are not at their defaults."""
         own, differing = self.model_dump(), {}
         for name, info in type(self).model_fields.items():
             value, default = getattr(self, name), info.get_default(call_default_factory=True)
-            if value is not None and value != default:
-                differing[name] = value.differing() if isinstance(value, Section) else own[name]
+            if value is None or value == default:
+                continue
+            differing[name] = value.differing() if isinstance(value, Section) else own[name]
         return differing
 
 
@@ -269,7 +293,7 @@ class OpenSection(Section):
 
     @classmethod
     def accepted(cls, name: str) -> Mapping[str, Option]:
-        """The keys of what is named."""
+        """Return the keys of what is named."""
         raise NotImplementedError
 
     @model_validator(mode="before")
@@ -277,8 +301,12 @@ class OpenSection(Section):
     def _fold(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        given = {**values.get("options", {}), **{k: v for k, v in values.items() if k not in cls.model_fields}}
-        own = {k: v for k, v in values.items() if k in cls.model_fields and k != "options"}
+        given, own = dict(values.get("options", {})), dict[str, Any]()
+        for key, value in values.items():
+            if key not in cls.model_fields:
+                given[key] = value
+            elif key != "options":
+                own[key] = value
         name = own.get(cls.chooser, cls.model_fields[cls.chooser].default)
         if not isinstance(name, str):
             return own
@@ -299,8 +327,13 @@ class OpenSection(Section):
 
 @cache
 def _of_section(owner: type[Section]) -> list[FieldRule]:
-    fields = owner.model_fields.items()
-    return rules_of((name, Annotated[i.annotation, *i.metadata] if i.metadata else i.annotation) for name, i in fields)
+    annotations: list[tuple[str, Any]] = []
+    for name, info in owner.model_fields.items():
+        annotation: Any = info.annotation
+        if info.metadata:
+            annotation = Annotated[annotation, *info.metadata]
+        annotations.append((name, annotation))
+    return rules_of(annotations)
 
 
 def dumps(table: Mapping[str, Any]) -> str:
@@ -320,4 +353,6 @@ def dumps(table: Mapping[str, Any]) -> str:
 def _written(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _written(one) for key, one in value.items() if one is not None}
-    return [_written(one) for one in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_written(one) for one in value]
+    return value

@@ -67,10 +67,10 @@ class Checkpoint:
         """Put a federation back to where it was."""
         method, layout = federation.method, federation.layout
         server = unpack(method.server.init(layout.size, layout.dtype), self._below("server/"), self.values["server"])
-        clients = {
-            int(partition): unpack(method.client.init(), self._below(f"client/{partition}/"), values)
-            for partition, values in self.values["clients"].items()
-        }
+        clients: dict[int, Any] = {}
+        for partition, values in self.values["clients"].items():
+            below = self._below(f"client/{partition}/")
+            clients[int(partition)] = unpack(method.client.init(), below, values)
         best = None
         if "validation" in self.values:
             best = unpack(Best(), self._below("validation/"), self.values["validation"])
@@ -86,7 +86,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: Path) -> "Checkpoint | None":
-        """The folder's checkpoint, or None before the end of the first round.
+        """Read the folder's checkpoint; None before the end of the first round.
 
         Raises
         ------
@@ -124,18 +124,21 @@ class Remembering:
 
     def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
         """Train each client from its own start; see `SequentialTrainer.train`."""
-        late = any(key[1] > LAST for key in keys)
-        return (self._trainer.train if late else self._remembered)(starts, clients, keys)
+        if any(key[1] > LAST for key in keys):
+            return self._trainer.train(starts, clients, keys)
+        return self._remembered(starts, clients, keys)
 
     def _remembered(
         self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]
     ) -> list[Trained | Exception]:
-        digests = [self._digest(s, c, k) for s, c, k in zip(starts, clients, keys, strict=True)]
+        digests = []
+        for start, client, key in zip(starts, clients, keys, strict=True):
+            digests.append(self._digest(start, client, key))
         known: list[Trained | Exception | None] = [self._read(digest) for digest in digests]
         missing = [i for i, outcome in enumerate(known) if outcome is None]
         if missing:
-            some = [clients[i] for i in missing]
-            trained = self._trainer.train(starts[missing], some, [keys[i] for i in missing])
+            their_clients, their_keys = [clients[i] for i in missing], [keys[i] for i in missing]
+            trained = self._trainer.train(starts[missing], their_clients, their_keys)
             for i, outcome in zip(missing, trained, strict=True):
                 known[i] = outcome
                 if isinstance(outcome, Trained):

@@ -1,5 +1,6 @@
 """What the model of a run takes: of a run that ends, and of an earlier one from its configuration and its data."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ FEATURES = "features"  # of patches that were learned on public images: the run 
 
 
 def about_of(setup: Setup) -> Description:
-    """What the model of a run takes, in declared constants and names."""
+    """Describe the model of a run, in declared constants and names."""
     config, dealt = setup.config, setup.dealt
     about = _described(setup.learner.model, config, dealt)
     inputs: dict[str, Any] = dict(about.inputs)
@@ -44,16 +45,18 @@ def about_of(setup: Setup) -> Description:
 
 
 def _described(module: nn.Module, config: Config, dealt: Dealt) -> Description:
-    """A network and its set; its weights come with it, and no longer from the file that it began with."""
+    """Describe a network and its set; its weights come with it, and no longer from the file that it began with."""
     gone = {*BEGINNING} & {*learning.tuning_of(config.model.name)}
     options = {key: value for key, value in config.model.options.items() if key not in gone}
     about = describe(module, config.model.name, options, dealt.dataset, config.local.loss)
     about = replace(about, read_off=tuple(config.read_off))
-    return about if dealt.raw_shape is None else replace(about, input_shape=dealt.raw_shape, inputs={"kind": FEATURES})
+    if dealt.raw_shape is None:
+        return about
+    return replace(about, input_shape=dealt.raw_shape, inputs={"kind": FEATURES})
 
 
 def described(folder: Path, config: str | Path | None = None) -> Description:
-    """What a folder's model takes: as stored, or found out anew from its configuration and the data that it names.
+    """Describe a folder's model: as stored, or found out anew from its configuration and the data that it names.
 
     Parameters
     ----------
@@ -91,19 +94,20 @@ def refuse_own_rows(folder: Path, about: Description, rows: Path) -> None:
     if not (folder / CONFIG).is_file():
         return
     spec = load(folder)
-    own = [Path(str(spec.data.options[key])) for key in ("path", "test_path") if spec.data.options.get(key)]
-    is_own = any(file.exists() and rows.resolve().is_relative_to(file.resolve()) for file in own)
-    if not is_own and any(file.exists() for file in own):
+    named = [Path(str(spec.data.options[key])) for key in ("path", "test_path") if spec.data.options.get(key)]
+    own = [file for file in named if file.exists()]
+    is_own = any(rows.resolve().is_relative_to(file.resolve()) for file in own)
+    if own and not is_own:
         x, labels = labelled_examples(about, rows)
         dataset = deal_out(spec.data, spec.seed).dataset
-        known = {_row(one, int(y)) for one, y in zip(dataset.x, dataset.y, strict=True)}
-        is_own = all(_row(one, int(y)) in known for one, y in zip(x, labels.tolist(), strict=True))
+        is_own = _rows(x, labels.tolist()) <= _rows(dataset.x, dataset.y.tolist())
     if is_own:
         raise FieldError("DATA", str(rows), f"holds rows of the run's own: {PRIVATE_ROWS}")
 
 
-def _row(x: Tensor, y: int) -> bytes:
-    return x.contiguous().numpy().tobytes() + bytes(str(y), "ascii")
+def _rows(x: Tensor, labels: Sequence[int]) -> set[bytes]:
+    """Return each row's bytes with its label."""
+    return {row.contiguous().numpy().tobytes() + str(int(y)).encode() for row, y in zip(x, labels, strict=True)}
 
 
 def _anew(spec: Config, folder: Path) -> Description:
@@ -121,7 +125,7 @@ def _anew(spec: Config, folder: Path) -> Description:
 
 
 def _note(config: Config, note: str) -> str:
-    """What has to be said of a set that everybody has; a note on a file of one's own names it, and stays here."""
+    """Return the note on a set that everybody has; one on a file of one's own names it, and stays here."""
     return "" if "path" in config.data.options else note
 
 

@@ -121,8 +121,10 @@ class RunFolder:
             make_folder(folder)
             for part in folder.glob(".*.part"):  # of a process that was killed while it replaced a file
                 part.unlink()
-        if (metrics := self.path / METRICS_FILE).exists():  # without what lies beyond the checkpoint
-            write_atomic(metrics, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
+        metrics = self.path / METRICS_FILE
+        if metrics.exists():  # without what lies beyond the checkpoint
+            lines = [json.dumps(row) + "\n" for row in self.rows]
+            write_atomic(metrics, "".join(lines).encode())
         if self._longer:
             (self.path / "summary.json").unlink(missing_ok=True)  # by which it was finished
         if self._longer or not (self.path / CONFIG).exists():
@@ -179,23 +181,31 @@ class RunFolder:
             raise LedgerError(f"{mixed}; restore the files or start a new run")
 
     def _verify(self) -> None:
-        done = self.checkpoint.round if self.checkpoint else 0
+        done, lines = 0, dict[str, int]()
+        if self.checkpoint is not None:
+            done, lines = self.checkpoint.round, dict(self.checkpoint.lines)
         if isinstance(self.ledgers, LedgerFiles):
-            self.ledgers.resume(self.checkpoint.lines if self.checkpoint else {})
+            self.ledgers.resume(lines)
         books = self.ledgers.books
-        last = max((e.key[0] for book in books.values() for e in book.entries), default=0)
+        rounds = [0]
+        for book in books.values():
+            rounds += [entry.key[0] for entry in book.entries]
+        last = max(rounds)
         if last > done:
             stands = f"the model of round {done} stands" if done else "the first model stands"
             again = "and drawn anew; what is recorded of it stays counted" if self._durable else "to the same bits"
             self._message(f"the ledgers hold round {last}, which has no checkpoint: {stands}, it is done {again}")
-        released = {e.key[0] for e in books["server"].entries} if "server" in books else set()
+        released = 0
+        if "server" in books:
+            released = max((entry.key[0] for entry in books["server"].entries), default=0)
         path = self.path / METRICS_FILE
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        for line in text.splitlines():
             try:
                 row = parse_row(line)
             except (ValueError, KeyError):  # the last may be half-written: its round is done again
                 continue
-            if row["round"] > max(released, default=0):
+            if row["round"] > released:
                 lacks = f"the ledger of 'server' lacks round {row['round']}, of which metrics.jsonl has the figures"
                 raise LedgerError(f"{lacks}; restore the file or start a new run")
             if row["round"] == len(self.rows) + 1 <= done:
@@ -206,7 +216,7 @@ class RunFolder:
 
 
 def _longer(stored: Config, config: Config) -> Config:
-    """The stored configuration with more rounds, where no promise and no noise was made for fewer."""
+    """Give the stored configuration more rounds, where no promise and no noise was made for fewer."""
     planned = stored.privacy.options.get("rounds") or config.rounds
     if planned < config.rounds or config.privacy.build(config.aggregator).client.composed:
         made = f"the noise was made for {min(planned, stored.rounds)} rounds, and more would exceed its promise"
@@ -216,7 +226,7 @@ def _longer(stored: Config, config: Config) -> Config:
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Dotted names of the values that differ between two tables."""
+    """List the dotted names of the values that differ between two tables."""
     found: list[str] = []
     for key in sorted({*a, *b}):
         one, other = a.get(key), b.get(key)
