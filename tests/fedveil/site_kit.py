@@ -18,7 +18,7 @@ from torch import nn
 
 from fedveil.accounting import Ledger
 from fedveil.aggregation import FedAvgM
-from fedveil.engines.flower.grid import InProcessGrid, _identity
+from fedveil.engines.flower.grid import InProcessGrid, message_identity
 from fedveil.engines.flower.records import write_broadcast
 from fedveil.engines.lifetime import begin_ledger, read_ledger
 from fedveil.engines.server import ServerParty
@@ -136,7 +136,7 @@ class Nodes:
     def ask(self, partition, broadcast, run=1):
         """The reply of one site: its content, or the error's code and reason."""
         content = write_broadcast(broadcast, LAYOUT)
-        with _identity():
+        with message_identity():
             message = Message(content, 7, MessageType.TRAIN)
             key = (partition, run)
             if key not in self.contexts:
@@ -170,7 +170,7 @@ class ProcessGrid(InProcessGrid):
             self._pids.append(pid)
             self.sites[config["partition-id"]] = ours.makefile("rwb")
 
-    def _ask(self, message):
+    def ask_node(self, message):
         partition = self._partitions[message.metadata.dst_node_id]
         if self.gone.get(partition) and "fedveil.hello" not in message.content:
             self.gone[partition] -= 1
@@ -199,12 +199,12 @@ def serve(connection, config, values):
         if "private" in config:
             note_shares(config["private"])
         stream = connection.makefile("rwb")
-        with _identity():
+        with message_identity():
             grid = InProcessGrid(client_app(method=method(**values)), [config])
             [node] = grid.get_node_ids()
             while (asked := pickle.load(stream)) is not None:
                 content, kind = asked
-                reply = InProcessGrid._ask(grid, Message(content, node, kind))
+                reply = InProcessGrid.ask_node(grid, Message(content, node, kind))
                 answer = (reply.error.code, reply.error.reason) if reply.has_error() else reply.content
                 pickle.dump(answer, stream)
                 stream.flush()

@@ -183,7 +183,7 @@ def test_a_run_writes_no_line_of_its_own_into_a_nodes_log(where, tmp_path, caplo
         from node_kit import bundle, context, hash_of, request, run, site
     finally:
         sys.path.pop(0)
-    from fedveil.engines.flower.grid import _identity
+    from fedveil.engines.flower.grid import message_identity
     from fedveil.node.guard import answer
 
     content = bundle(name="x\\u001b[2J\\n", publisher=FORGED)
@@ -192,7 +192,7 @@ def test_a_run_writes_no_line_of_its_own_into_a_nodes_log(where, tmp_path, caplo
         policy.write_text(policy.read_text().replace('projects = ["none/of-these"]', 'client = "no_such:app"'))
     proposed = {"key": {f"privacy.{HOSTILE[:900]}": 1}, "value": {"privacy.method": HOSTILE[:900]}, "run": {}}
     caplog.set_level("INFO", "flwr")
-    with _identity(), warnings.catch_warnings():
+    with message_identity(), warnings.catch_warnings():
         reply = answer(policy, request(), context(proposed[where]), run(federation=HOSTILE[:300]), content)
     assert reply.has_error()
     for record in caplog.records:

@@ -121,7 +121,7 @@ class Hostile(InProcessGrid):
         super().__init__({}, [{"partition-id": p} for p in (*HONEST, *MALICIOUS)])
         self.method, self.sent = method, dict(zip(MALICIOUS, sent, strict=True))
 
-    def _ask(self, message):
+    def ask_node(self, message):
         partition = self._partitions[message.metadata.dst_node_id]
         mark = write_mark(partition, self.method.client, True)
         if "fedveil.hello" in message.content:

@@ -54,9 +54,11 @@ class Game:
         self.models = {0: torch.zeros(6)}
 
     def strategy(self, way, done):
-        given = {"rounds": ROUNDS, "evaluate": False, "done": done}
+        given = {"rounds": ROUNDS, "evaluate": False, "done": done, "on_round": self.note}
+        self.folder = None
         if way == "folder":
-            return FedVeilStrategy(GLOBAL, LAYOUT, folder=ServerFolder(self.path), **given)
+            self.folder = ServerFolder(self.path)
+            return FedVeilStrategy(GLOBAL, LAYOUT, folder=self.folder, **given)
         if way == "no ledger":
             return FedVeilStrategy(GLOBAL, LAYOUT, **given)
         if way == "all rounds again":
@@ -64,10 +66,12 @@ class Game:
         ledger = Ledger("game", "server") if way == "another ledger" else self.ledger
         return FedVeilStrategy(ServerParty(GLOBAL, LAYOUT, ledger), **given)
 
+    def note(self, log):
+        self.released.append(log.spend.guarantee.mu)
+
     def serve(self, strategy, dies):
         """Go on until the server dies after so many more rounds, or the run ends; whether it ended."""
         start, server = self.models[strategy.done], ServerApp()
-        strategy._on_round = lambda log: self.released.append(log.spend.guarantee.mu)
 
         def seen(number, arrays):
             self.models[strategy.done + number] = from_arrays(LAYOUT, arrays)
@@ -81,8 +85,8 @@ class Game:
         try:
             run_in_process(server, sites(), 3)
         except Killed:
-            if strategy._folder is not None:
-                strategy._folder._lock.release()  # as the end of its process does
+            if self.folder is not None:
+                self.folder.leave()  # as the end of its process does
             return False
         return True
 

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from scipy import stats
 from torch import nn
 
-from fedveil.engines.flower.grid import _identity
+from fedveil.engines.flower.grid import message_identity
 from fedveil.engines.flower.records import Memory, read_releases, write_broadcast
 from fedveil.flower import privacy_mod, read_broadcast, training_source, write_trained
 from fedveil.layout import Layout
@@ -58,7 +58,7 @@ class Silos:
         facts = PublicFacts(round=round_, rounds=9, cohort=len(self.data), dimension=D)
         total = torch.zeros(D, dtype=torch.float64)
         for silo in silos:
-            with _identity():
+            with message_identity():
                 asked = Message(write_broadcast(Broadcast(models=models, public=facts), LAYOUT), 7, "train")
                 reply = self.app(asked, self.contexts[silo])
             assert not reply.has_error()

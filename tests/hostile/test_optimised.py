@@ -21,7 +21,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from fedveil.engines.flower.grid import _identity
+from fedveil.engines.flower.grid import message_identity
 from fedveil.engines.flower.records import write_broadcast
 from fedveil.flower import privacy_mod, read_broadcast, training_source, write_trained
 from fedveil.layout import Layout
@@ -179,7 +179,7 @@ class Node:
             return Message(write_trained(found, self.layout), reply_to=message)
 
         facts = PublicFacts(round=1, rounds=1, cohort=2, dimension=self.layout.size)
-        with _identity():
+        with message_identity():
             asked = Message(write_broadcast(Broadcast(models=models, public=facts), self.layout), 7, "train")
             assert not app(asked, Context(1, 7, {"partition-id": 0}, RecordDict(), {})).has_error()
 

@@ -57,7 +57,7 @@ class Bundle:
         return str(self._pyproject()["tool"]["flwr"]["app"]["components"]["clientapp"])
 
     def files(self) -> dict[str, bytes]:
-        """Its files by their paths.
+        """Read its files, by their paths.
 
         Raises
         ------
@@ -144,14 +144,14 @@ _FORM = re.compile(r"(\d{4}-\d\d-\d\d):([0-9a-f]{128})")
 
 
 def make_signer(path: str | Path) -> str:
-    """Make a key that approves bundles, in a new file of mode 0600; its public half."""
+    """Make a key that approves bundles, in a new file of mode 0600; return its public half."""
     key = Ed25519PrivateKey.generate()
     write_private(path, FIRST, key.private_bytes_raw())
     return key.public_key().public_bytes_raw().hex()
 
 
 def approve(path: str | Path, sha256: str, until: date) -> str:
-    """The approval of a bundle, to the end of a day (UTC).
+    """Approve a bundle, to the end of a day (UTC).
 
     Raises
     ------
@@ -165,8 +165,10 @@ def approve(path: str | Path, sha256: str, until: date) -> str:
 
 
 def approved(signers: Sequence[str], sha256: str, approval: object, now: datetime) -> bool:
-    """Whether one of the public keys approved a bundle, and the approval holds."""
-    form = _FORM.fullmatch(approval) if isinstance(approval, str) else None
+    """Check whether one of the public keys approved a bundle, and the approval holds."""
+    if not isinstance(approval, str):
+        return False
+    form = _FORM.fullmatch(approval)
     if form is None:
         return False
     until, signature = form.groups()

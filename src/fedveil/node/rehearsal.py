@@ -15,7 +15,7 @@ from fedveil.accounting import model_of
 from fedveil.engines.assembly import resolve_method
 from fedveil.engines.flower import records
 from fedveil.engines.flower.exchange import lent_source
-from fedveil.engines.flower.grid import _identity
+from fedveil.engines.flower.grid import message_identity
 from fedveil.engines.flower.mod import method_from
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Layout
@@ -56,7 +56,7 @@ def rehearse(policy: Path, config: Mapping[str, Any], told: Mapping[str, Any]) -
     method = _method_of(given.get("method"), context)
     broadcast = _made_up(layout, method)
     content = records.write_broadcast(broadcast, layout, ConfigRecord(dict(told)))
-    with _identity():
+    with message_identity():
         message = Message(content, 1, MessageType.TRAIN)
         try:
             source = None if method.noisy is None else SecureSource()

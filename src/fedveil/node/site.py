@@ -29,7 +29,7 @@ QUIET = ("FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLAT
 
 
 def begin_site(folder: str | Path, head: str | Path, dataset: str, by: str) -> Path:
-    """Make a node's folder, begin its ledger, and write the commands; the policy's path.
+    """Make a node's folder, begin its ledger, and write the commands; return the policy's path.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def write_commands(site: Path) -> None:
 
 
 def environment(site: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """The environment of whatever starts tasks: our commands stand before Flower's, whatever PATH was."""
+    """Make the environment of whatever starts tasks: our commands stand before Flower's, whatever PATH was."""
     path = os.pathsep.join([str(site / BIN), str(Path(sys.executable).parent), given.get("PATH", os.defpath)])
     return {**given, "PATH": path, "FLWR_TELEMETRY_ENABLED": "0", **dict.fromkeys(QUIET, "1")}
 
@@ -111,7 +111,7 @@ def check_site(folder: str | Path) -> list[Binding]:
 
 
 def rehearsed(folder: str | Path, node_config: str, train_config: str) -> Binding:
-    """Whether the operator's own client trains on the site's data; nothing is released, and no ledger is opened.
+    """Rehearse the operator's own client on the site's data; nothing is released, and no ledger is opened.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def rehearsed(folder: str | Path, node_config: str, train_config: str) -> Bindin
 
 
 def _pairs(option: str, text: str) -> dict[str, Any]:
-    """The values of ``key=value`` pairs, each as TOML has it."""
+    """Read the values of ``key=value`` pairs, each as TOML has it."""
     values: dict[str, Any] = {}
     for pair in shlex.split(text, posix=False):
         name, _, value = pair.partition("=")
@@ -156,8 +156,10 @@ def _of_files(node: NodePolicy) -> Iterator[Binding]:
     except (FedVeilError, OSError) as error:
         yield Binding("ledger", "no", str(error))
         return
-    one = os.stat(rules.ledger).st_dev == os.stat(rules.head).st_dev
-    yield Binding("second place", "no" if one else "yes", f"{'on the same disk: ' * one}{rules.head}", needed=False)
+    if os.stat(rules.ledger).st_dev == os.stat(rules.head).st_dev:
+        yield Binding("second place", "no", f"on the same disk: {rules.head}", needed=False)
+    else:
+        yield Binding("second place", "yes", str(rules.head), needed=False)
 
 
 def _of_commands(site: Path) -> Iterator[Binding]:

@@ -194,8 +194,8 @@ def test_published_metrics_give_an_adversary_with_shadow_data_what_the_noise_too
         for federation, shadow in zip(made, shadows, strict=True):
             [view] = federation.probes
             knowledge = Knowledge(model, layout, "mse", shadow)
-            shown = [view._published(Publishing(metrics="clear"), True), view._published(noised, False)]
-            sights = [replace(view._observation(), published=p) for p in shown]
+            shown = [view.published(Publishing(metrics="clear"), True), view.published(noised, False)]
+            sights = [replace(view.observation(), published=p) for p in shown]
             kinds = [Loss(knowledge, ABLE).run(sights[0]), *(SideChannel(knowledge, ABLE).run(s) for s in sights)]
             scores.append([float(k.mean()) for k in kinds])
     inside, outside = (torch.tensor(found[w]).numpy().T for w in (True, False))

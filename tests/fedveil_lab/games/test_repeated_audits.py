@@ -92,7 +92,7 @@ def test_a_reply_that_the_server_drops_counts_as_nothing_sent():
     start, record = SimpleNamespace(models=torch.zeros(1, 3)), SimpleNamespace(client_metrics=(), published={})
     received = {p: (Release("model", v),) for p, v in sent.items()}
     view(SimpleNamespace(broadcast=start, received=received, models=torch.zeros(1, 3), record=record))
-    assert view._observation().sent[:, 0].tolist() == [[1, 2, 3], [0, 0, 0]]
+    assert view.observation().sent[:, 0].tolist() == [[1, 2, 3], [0, 0, 0]]
 
 
 def test_any_game_is_played_by_its_name(tmp_path):

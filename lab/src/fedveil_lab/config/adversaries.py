@@ -35,30 +35,34 @@ class Behaving(OpenSection):
     def accepted(cls, name: str) -> Mapping[str, Option]:
         require_choice(f"{cls.section}.behaviour", name, BEHAVIOURS)
         options = options_of(BEHAVIOURS[name], without=KNOWN)
-        return {k: Option(int | str, o.default) if k in CLASSES else o for k, o in options.items()}
+        for key in CLASSES:
+            if key in options:
+                options[key] = Option(int | str, options[key].default)
+        return options
 
     @property
     def takes(self) -> Mapping[str, Option]:
-        """Everything that the behaviour takes."""
+        """Parameters that the behaviour takes."""
         return options_of(BEHAVIOURS[self.behaviour])
 
     def make(self, names: Sequence[str], known: Mapping[str, Any]) -> Behaviour:
-        """The behaviour itself.
+        """Make the behaviour itself.
 
         Parameters
         ----------
         names : sequence of str
             Of the classes, or empty.
         known : mapping
-            What the run knows, by the behaviour's parameter; those that it does not take are left out.
+            Values of the run, by the behaviour's parameter; those that it does not take are left out.
         """
-        given = {key: self._class(key, value, names) for key, value in self.options.items()}
-        filled = {key: value for key, value in known.items() if key in self.takes and value is not None}
-        missing = [k for k in ("source", "target", "clip") if k in self.takes and k not in {**filled, **given}]
-        if missing:
-            raise FieldError(f"{self.section}.{missing[0]}", None, f"{self.behaviour!r} needs it")
+        values = {key: value for key, value in known.items() if key in self.takes and value is not None}
+        for key, value in self.options.items():
+            values[key] = self._class(key, value, names)
+        for key in ("source", "target", "clip"):
+            if key in self.takes and key not in values:
+                raise FieldError(f"{self.section}.{key}", None, f"{self.behaviour!r} needs it")
         with fields_of(self.section):
-            return BEHAVIOURS[self.behaviour](**{**filled, **given})
+            return BEHAVIOURS[self.behaviour](**values)
 
     def _class(self, key: str, value: Any, names: Sequence[str]) -> Any:
         if key not in CLASSES or not isinstance(value, str):
@@ -119,7 +123,9 @@ class Malicious(Behaving):
             Naming what does not work there.
         """
         if BEHAVIOURS[self.behaviour].omniscient or self.options.get("bypass"):
-            why = "sees honest updates" if BEHAVIOURS[self.behaviour].omniscient else "goes around the method"
+            why = "goes around the method"
+            if BEHAVIOURS[self.behaviour].omniscient:
+                why = "sees honest updates"
         elif self.behaviour == "scaling" and "factor" not in self.options:
             why = "counts its fellows (set malicious.factor)"
         elif self.behaviour == "free-rider" and self.options["disguise"] != "none":
@@ -130,7 +136,7 @@ class Malicious(Behaving):
         raise FieldError("malicious.behaviour", self.behaviour, accepted)
 
     def who(self, n: int, seed: int) -> tuple[int, ...]:
-        """The malicious ones among n clients, ascending.
+        """Choose the malicious ones among n clients, ascending.
 
         Raises
         ------
@@ -157,7 +163,7 @@ class Malicious(Behaving):
     def build(
         self, classes: int, names: Sequence[str], seed: int, rule: Aggregator | None, clip: float | None
     ) -> Behaviour:
-        """The behaviour that all malicious clients share.
+        """Make the behaviour that all malicious clients share.
 
         Parameters
         ----------
@@ -177,7 +183,10 @@ class Malicious(Behaving):
         FieldError
             Naming the key that does not fit.
         """
-        if not classes and "classes" in {**self.takes, **(self.of.takes if self.of else {})}:
+        takes = set(self.takes)
+        if self.of is not None:
+            takes |= set(self.of.takes)
+        if not classes and "classes" in takes:
             raise FieldError("malicious.behaviour", self.behaviour, "needs classes, and the set has none")
         if self.knows_rule and rule is None:
             raise FieldError("malicious.knows_rule", True, "the method has no rule to know")

@@ -98,7 +98,7 @@ class ParticipationView:
             outsider=outsider,
             clip=setup.method.server.public_clip,
         )
-        threat, observation = threat_of(self._world, setup.method, holders.reference is not None), self._observation()
+        threat, observation = threat_of(self._world, setup.method, holders.reference is not None), self.observation()
         for name, kind, published in self._played():
             try:
                 if observation is None:
@@ -109,7 +109,8 @@ class ParticipationView:
                 refused[name] = str(error)
         return {"scores": scores, "refused": refused, "missing": list(holders.missing)}
 
-    def _observation(self) -> Observation | None:
+    def observation(self) -> Observation | None:
+        """Collect what the adversary saw; None of a run without a round."""
         if not self._sent:
             return None
         # With the target or without, the same cohort: a smaller one would tell the adversary the answer.
@@ -125,10 +126,10 @@ class ParticipationView:
         for mode, name in PUBLISHED.items():
             as_set = configured.metrics == mode
             publishing = configured if as_set else replace(configured, metrics=mode)  # type: ignore[arg-type]
-            yield name, SideChannel, self._published(publishing, as_set) if central else ()
+            yield name, SideChannel, self.published(publishing, as_set) if central else ()
 
-    def _published(self, publishing: Publishing, as_set: bool) -> Sequence[Mapping[str, float]]:
-        """What clients were shown; published in another way, what they would be shown, with the noise drawn then."""
+    def published(self, publishing: Publishing, as_set: bool) -> Sequence[Mapping[str, float]]:
+        """Return what clients were shown; published in another way, what they would be shown, with its noise drawn."""
         if as_set:
             return self._shown if all(self._shown) else ()
         if self._last is None:

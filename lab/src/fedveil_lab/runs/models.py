@@ -140,7 +140,7 @@ def _shape(config: Config, dealt: Dealt) -> dict[str, Any]:
 
 
 def with_features(config: Config, dealt: Dealt) -> Dealt:
-    """The data with features in the place of examples, where ``model.cached`` asks for them.
+    """Put features in the place of examples, where ``model.cached`` asks for them.
 
     Each example's are computed alone, once in this process.
 
@@ -154,41 +154,53 @@ def with_features(config: Config, dealt: Dealt) -> Dealt:
     dataset = dealt.dataset
     with fields_of("model"):
         front = learning.halves(config.model.name, seed=config.seed, **_shape(config, dealt))[0]
-        if front is None:  # the model has a key of that name itself
-            return dealt
-        known = _known(front, dataset.input_shape)
-
-    def made(x: Any) -> Any:
-        if x is None:
-            return None
-        if not isinstance(x, Tensor):
-            raise FieldError("model.cached", True, "needs data that are held in memory")
-        digests = [sha256(row.contiguous().numpy().tobytes()).digest() for row in x]
-        missing = [i for i, digest in enumerate(digests) if digest not in known]
-        if missing:
-            known.update(zip([digests[i] for i in missing], learning.features(front, x[missing]), strict=True))
-        return torch.stack([known[digest] for digest in digests]) if digests else learning.features(front, x)
-
-    def of(client: learning.ClientData | None) -> learning.ClientData | None:
-        return None if client is None else replace(client, x=made(client.x), test_x=made(client.test_x), masks=None)
-
-    changed = replace(dataset, x=made(dataset.x), test_x=made(dataset.test_x), regions=None, region_names=(), inputs={})
-    clients = [one for client in dealt.clients if (one := of(client)) is not None]
+    if front is None:  # the model has a key of that name itself
+        return dealt
+    known = _known(front, dataset.input_shape)
+    changed = replace(
+        dataset,
+        x=_features_of(dataset.x, front, known),
+        test_x=_features_of(dataset.test_x, front, known),
+        regions=None,
+        region_names=(),
+        inputs={},
+    )
     return replace(
         dealt,
         dataset=changed,
-        clients=clients,
-        public=of(dealt.public),
-        validation=of(dealt.validation),
+        clients=[_with_features(client, front, known) for client in dealt.clients],
+        public=None if dealt.public is None else _with_features(dealt.public, front, known),
+        validation=None if dealt.validation is None else _with_features(dealt.validation, front, known),
         raw_shape=dataset.input_shape,
     )
+
+
+def _with_features(client: learning.ClientData, front: nn.Module, known: dict[bytes, Tensor]) -> learning.ClientData:
+    x, test_x = _features_of(client.x, front, known), _features_of(client.test_x, front, known)
+    return replace(client, x=x, test_x=test_x, masks=None)
+
+
+def _features_of(x: Any, front: nn.Module, known: dict[bytes, Tensor]) -> Any:
+    """Compute the features of examples that are not known yet, and return those of all."""
+    if x is None:
+        return None
+    if not isinstance(x, Tensor):
+        raise FieldError("model.cached", True, "needs data that are held in memory")
+    if not len(x):
+        return learning.features(front, x)
+    digests = [sha256(row.contiguous().numpy().tobytes()).digest() for row in x]
+    missing = [i for i, digest in enumerate(digests) if digest not in known]
+    if missing:
+        for i, made in zip(missing, learning.features(front, x[missing]), strict=True):
+            known[digests[i]] = made
+    return torch.stack([known[digest] for digest in digests])
 
 
 _FEATURES: dict[str, dict[bytes, Tensor]] = {}  # of the last front, by examples' digests
 
 
 def _known(front: nn.Module, shape: tuple[int, ...]) -> dict[bytes, Tensor]:
-    """Features that this front has given in this process; those of another one are let go."""
+    """Return the features that this front has given in this process; those of another one are let go."""
     digest = sha256(f"{front} {shape} {torch.get_num_threads()}".encode())
     for name, value in front.state_dict().items():
         digest.update(name.encode() + value.contiguous().numpy().tobytes())
@@ -227,7 +239,9 @@ def check_fit(dealt: Dealt, method: Method, loss: str | LossFunction, model: str
     side = method.client
     if isinstance(side, RecordDP) and side.unit == "person":
         ids = [torch.unique(client.person) for client in dealt.clients if client.person is not None and client.examples]
-        silos = int(torch.bincount(torch.cat(ids)).max()) if ids else 0
+        silos = 0
+        if ids:
+            silos = int(torch.bincount(torch.cat(ids)).max())
         if silos > side.silos_per_person:
             accepted = "is less than the number of silos at which some person of these data is: raise it, or deal out "
             raise FieldError("privacy.silos_per_person", side.silos_per_person, accepted + "each person whole")
@@ -267,7 +281,7 @@ def first_model(start: Tensor, validation: learning.ClientData, trainer: Trainer
 
 
 def public_model(module: nn.Module, layout: Layout, start: Tensor, public: learning.ClientData, seed: int) -> Tensor:
-    """A model [d] trained on public examples and their classes, by settings chosen on these alone.
+    """Train a model [d] on public examples and their classes, by settings chosen on these alone.
 
     One dense layer is a logistic regression whose strength is chosen by cross-validation (scikit-learn). Any other
     model is trained by Adam, on four fifths for each number of epochs, and on all for the one that was best on the
@@ -288,27 +302,32 @@ def public_model(module: nn.Module, layout: Layout, start: Tensor, public: learn
     if isinstance(some, nn.Linear) and layout.size == sum(p.numel() for p in some.parameters()):
         return _logistic(layout, start, public)
     rest, kept = holdout(public.y.numpy(), np.arange(public.examples), 0.2, seed=keyed_seed("public model", seed))
-    most, best = (learning.ClientData(public.x[i], public.y[i]) for i in map(torch.from_numpy, (rest, kept)))
+    most = learning.ClientData(public.x[torch.from_numpy(rest)], public.y[torch.from_numpy(rest)])
+    held_x, held_y = public.x[torch.from_numpy(kept)], public.y[torch.from_numpy(kept)]
 
     def trained(on: learning.ClientData, epochs: int) -> Tensor:
         local = learning.LocalTraining(epochs=epochs, batch_size=32, lr=0.001, optimizer="adam")
         return first_model(start[None], on, learning.SequentialTrainer(module, layout, local), seed)[0]
 
-    losses = {n: learning.evaluate(module, layout, trained(most, n), best.x, best.y, ("loss",))["loss"] for n in EPOCHS}
+    losses: dict[int, float] = {}
+    for epochs in EPOCHS:
+        figures = learning.evaluate(module, layout, trained(most, epochs), held_x, held_y, ("loss",))
+        losses[epochs] = figures["loss"]
     return trained(public, min(losses, key=losses.__getitem__))
 
 
 def _logistic(layout: Layout, start: Tensor, public: learning.ClientData) -> Tensor:
-    """The logistic regression of public examples as one layer's parameters; a class that none shows keeps its own."""
+    """Fit public examples by logistic regression, as one layer's parameters; a class that none shows keeps its own."""
     from sklearn.linear_model import LogisticRegressionCV
 
     head = LogisticRegressionCV(
         Cs=8, cv=5, max_iter=2000, l1_ratios=(0,), scoring="accuracy", use_legacy_attributes=False
     )
     head.fit(public.x.flatten(1).numpy(), public.y.numpy())
-    weight, bias = (torch.from_numpy(np.atleast_2d(v)).to(start.dtype) for v in (head.coef_, head.intercept_[:, None]))
+    weight = torch.from_numpy(np.atleast_2d(head.coef_)).to(start.dtype)
+    bias = torch.from_numpy(head.intercept_[:, None]).to(start.dtype)
     if len(weight) == 1:  # of two classes: each is the other's negative
-        weight, bias = (torch.cat([-v, v]) / 2 for v in (weight, bias))
+        weight, bias = torch.cat([-weight, weight]) / 2, torch.cat([-bias, bias]) / 2
     parts, rows = layout.unflatten(start), torch.from_numpy(head.classes_)
     for values in parts.values():
         values[rows] = bias[:, 0] if values.dim() == 1 else weight

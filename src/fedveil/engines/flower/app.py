@@ -16,7 +16,7 @@ from fedveil.engines.federation import Federation
 from fedveil.engines.fit import require_pairs
 from fedveil.engines.flower import records
 from fedveil.engines.flower.exchange import training_source
-from fedveil.engines.flower.grid import InProcessGrid, _identity
+from fedveil.engines.flower.grid import InProcessGrid, message_identity
 from fedveil.engines.flower.mod import own_method, partition_of, privacy_mod
 from fedveil.engines.flower.roster import Nodes, Roster
 from fedveil.engines.malicious import Behaviour, behaving
@@ -254,7 +254,7 @@ def _quietly() -> Iterator[None]:
     level = _LOG.level
     _LOG.setLevel(WARNING)
     try:
-        with _identity():
+        with message_identity():
             yield
     finally:
         _LOG.setLevel(level)

@@ -86,7 +86,7 @@ class InProcessGrid(Grid):
         for message in asked:
             self._pushed += 1
             ids.append(f"message-{self._pushed}")
-            self._replies[ids[-1]] = self._ask(message)
+            self._replies[ids[-1]] = self.ask_node(message)
         self._require_success(asked)
         return ids
 
@@ -95,7 +95,7 @@ class InProcessGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         asked = list(messages)
-        replies = [self._ask(message) for message in asked]
+        replies = [self.ask_node(message) for message in asked]
         self._require_success(asked)
         if self._order is not None:
             self._order.shuffle(replies)
@@ -109,7 +109,7 @@ class InProcessGrid(Grid):
             said = {p: f"{type(seen[0]).__name__}: {seen[0]}" for p, seen in failures.items()}
             raise NoReplyError(f"every client failed, and answered by noise alone; {said}")
 
-    def _ask(self, message: Message) -> Message:
+    def ask_node(self, message: Message) -> Message:
         partition = self._partitions[message.metadata.dst_node_id]
         app = self._app[partition] if isinstance(self._app, Mapping) else self._app
         request = Message(
@@ -169,14 +169,14 @@ def run_in_process(
         configs = [{"partition-id": i, "num-partitions": count, **extra[i]} for i in range(count)]
         grid = InProcessGrid(client_app, configs, run_config, shuffle=shuffle)
     context = Context(RUN, SERVER_NODE, {}, RecordDict(), dict(run_config or {}))
-    with _identity():
+    with message_identity():
         server_app(grid, context)
     return context
 
 
 @contextmanager
-def _identity() -> Iterator[None]:
-    """Let messages be made outside Flower's own runtimes."""
+def message_identity() -> Iterator[None]:
+    """Make messages outside Flower's own runtimes, as from its in-process grid."""
     try:
         from flwr.supercore.task_identity import TaskIdentity
 

@@ -21,9 +21,9 @@ def quiet():
 @pytest.fixture
 def runtime():
     """Lets a test make messages by hand."""
-    from fedveil.engines.flower.grid import _identity
+    from fedveil.engines.flower.grid import message_identity
 
-    with _identity():
+    with message_identity():
         yield
 
 

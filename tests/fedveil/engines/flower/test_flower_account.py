@@ -134,11 +134,11 @@ class Unavailable(InProcessGrid):
         messages = list(messages)
         for number, message in enumerate(messages):
             message.metadata.__dict__["_message_id"] = f"id-{id(self)}-{number}"
-        return [self._lost(m) if self._partitions[m.metadata.dst_node_id] == 1 else self._ask(m) for m in messages]
+        return [self._lost(m) if self._partitions[m.metadata.dst_node_id] == 1 else self.ask_node(m) for m in messages]
 
     def _lost(self, message):
         if "arrays" not in message.content:
-            return self._ask(message)
+            return self.ask_node(message)
         reply = Message(Error(5, "no heartbeat"), reply_to=message)
         reply.metadata.__dict__["_src_node_id"] = 1
         reply.metadata.__dict__["_reply_to_message_id"] = message.metadata.message_id
@@ -192,7 +192,7 @@ def test_a_table_of_the_run_is_a_proposal_like_any_other_key(why):
 
     proposed = {"privacy.group.noise-multiplier": 1e-9, "privacy.sga-ldp.epsilon-max": 9.0}
     own = {"privacy.method": "group"}
-    with fv.engines.flower.grid._identity():
+    with fv.engines.flower.grid.message_identity():
         mod = privacy_mod(fv.Layout.from_shapes({"weight": (6,)}), ledger="run")
         assert "privacy.noise_multiplier" in why(mod(ask(), node(run_config=proposed, **own), plain))
 

@@ -57,8 +57,8 @@ def killed(number, *arguments, method=GLOBAL, client=None, **options):
     kept, evaluate = until(number)
     with pytest.raises(Killed):
         run(strategy, client or app(method=method), evaluate_fn=evaluate)
-    if strategy._folder is not None:
-        strategy._folder._lock.release()  # as the end of its process does
+    if "folder" in options:
+        options["folder"].leave()  # as the end of its process does
     return kept["models"], strategy
 
 
@@ -101,10 +101,11 @@ def test_a_round_that_was_released_and_lost_is_charged_twice(tmp_path):
         if round_ == 4:
             raise Killed
 
-    first = FedVeilStrategy(GLOBAL, LAYOUT, rounds=6, folder=ServerFolder(again), evaluate=False)
+    left = ServerFolder(again)
+    first = FedVeilStrategy(GLOBAL, LAYOUT, rounds=6, folder=left, evaluate=False)
     with pytest.raises(Killed):
         run(first, app(method=GLOBAL), evaluate_fn=evaluate)
-    first._folder._lock.release()
+    left.leave()
     second = FedVeilStrategy(GLOBAL, LAYOUT, rounds=6, folder=ServerFolder(again), done=3)
     run(second, app(method=GLOBAL), start=kept[3])
     assert len(second.server.ledger.entries) == 7
@@ -126,7 +127,7 @@ def test_a_folder_that_goes_on_has_no_summary_of_before_and_is_let_go_of_where_i
     again.open(GLOBAL, LAYOUT, 6, source, "flower", 3)
     again.begin("another run of Flower's", DELTA)  # what comes before may still refuse to go on
     assert not (folder / "summary.json").exists()
-    again._lock.release()
+    again.leave()
 
 
 def test_a_budget_goes_on_too(tmp_path):
@@ -201,7 +202,7 @@ def test_other_models_than_were_released_are_refused_before_the_first_message(tm
         strategy = FedVeilStrategy(GLOBAL, LAYOUT, rounds=6, folder=kept, done=3)
         with pytest.raises(LedgerError, match="models"):
             run(strategy, app(mods=[mod]), start=other)
-        kept._lock.release()
+        kept.leave()
     assert not asked
     assert (folder / "ledger" / "server.jsonl").read_bytes() == lines
 

@@ -17,7 +17,7 @@ from fedveil.accounting import Entry, Filter, Ledger, ParticipationFilter, Relea
 from fedveil.accounting.ledger import nothing
 from fedveil.aggregation import FedAvgM
 from fedveil.engines.flower import roster
-from fedveil.engines.flower.grid import _identity
+from fedveil.engines.flower.grid import message_identity
 from fedveil.engines.flower.mod import CLIENT_FAILED, read_settings
 from fedveil.engines.flower.records import read_share, write_broadcast
 from fedveil.engines.server import ServerParty
@@ -412,7 +412,7 @@ def test_a_node_that_only_validates_is_in_no_sum_and_needs_no_key(nodes):
         return Message(RecordDict({"metrics": MetricRecord({"loss": 0.5})}), reply_to=message)
 
     config = {k: v for k, v in nodes.configs[0].items() if k not in ("privacy.key", "privacy.policy")}
-    with _identity():
+    with message_identity():
         message = Message(write_broadcast(nodes.opened(), LAYOUT), 7, MessageType.EVALUATE)
         reply = app(message, Context(1, 7, config, RecordDict(), {}))
     assert not reply.has_error()
@@ -429,7 +429,7 @@ def test_a_node_that_validates_without_a_policy_sends_so_many_losses_over_all_ru
         return Message(RecordDict({"metrics": MetricRecord({"loss": 0.5})}), reply_to=message)
 
     config, sent = {k: v for k, v in nodes.configs[0].items() if k not in ("privacy.key", "privacy.policy")}, []
-    with _identity():
+    with message_identity():
         for run in (1, 2, 3, 4):
             message = Message(write_broadcast(nodes.opened(), LAYOUT), 7, MessageType.EVALUATE)
             sent.append(not app(message, Context(run, 7, config, RecordDict(), {})).has_error())

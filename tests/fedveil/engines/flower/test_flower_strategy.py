@@ -152,9 +152,9 @@ def test_clients_that_cannot_evaluate_are_asked_once_and_told_in_a_line(caplog):
     asked = []
 
     class Counting(InProcessGrid):
-        def _ask(self, message):
+        def ask_node(self, message):
             asked.append(message.metadata.message_type)
-            return super()._ask(message)
+            return super().ask_node(message)
 
     with caplog.at_level(logging.INFO, logger="flwr"):
         nodes = [{"partition-id": i} for i in range(3)]
@@ -297,8 +297,8 @@ def test_evaluate_replies_are_checked_like_others(figures):
 
 def test_error_texts_of_clients_are_bounded_and_plain():
     class Shouting(InProcessGrid):
-        def _ask(self, message):
-            reply = super()._ask(message)
+        def ask_node(self, message):
+            reply = super().ask_node(message)
             if self._partitions[message.metadata.dst_node_id] == 1 and "arrays" in message.content:
                 return Message(Error(2, "\x1b[2J\n" + "x" * 10**6), reply_to=message)
             return reply
@@ -342,10 +342,10 @@ def test_two_nodes_of_one_partition_are_refused():
         def get_node_ids(self):
             return [*super().get_node_ids(), 5]
 
-        def _ask(self, message):
+        def ask_node(self, message):
             if message.metadata.dst_node_id == 5:
                 return Message(RecordDict({"fedveil.reply": write_mark(0, VANILLA.client)}), reply_to=message)
-            return super()._ask(message)
+            return super().ask_node(message)
 
     strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=1, min_clients=1)
     run(strategy, None, grid=Doubled(app(), [{"partition-id": 0}, {"partition-id": 1}]))

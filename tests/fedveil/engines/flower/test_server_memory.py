@@ -29,8 +29,8 @@ def hold():
 
 
 class Watched(ProcessGrid):
-    def _ask(self, message):
-        reply = super()._ask(message)
+    def ask_node(self, message):
+        reply = super().ask_node(message)
         self.seen.clear()  # the test's own book
         hold()
         return reply

@@ -64,10 +64,9 @@ def test_models_optimiser_and_account_are_those_of_a_run_that_was_never_killed(t
     run(whole, sites(method))
     killed(tmp_path / "run", 3, method, client)
     assert not (tmp_path / "run" / "summary.json").exists()
-    second = strategy(tmp_path / "run", method, resume=True)
-    assert second.done == 3
     asked = []
-    second._on_round = lambda log: asked.append(log.number)
+    second = strategy(tmp_path / "run", method, resume=True, on_round=lambda log: asked.append(log.number))
+    assert second.done == 3
     run(second, client, start=torch.full((6,), 9.0))  # first arrays are of no account
     assert asked == [4, 5]
     assert torch.equal(second.models, whole.models)
