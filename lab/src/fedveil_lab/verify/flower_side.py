@@ -47,10 +47,10 @@ class Recorder(InProcessGrid):
     zeroed = False
     now = -1
 
-    def _ask(self, message: Message) -> Message:
+    def ask_node(self, message: Message) -> Message:
         self.now = self._partitions[message.metadata.dst_node_id]
         asked = deepcopy(message.content)  # a server may go on with its own
-        reply = super()._ask(message)
+        reply = super().ask_node(message)
         if reply.has_error():
             self.failed.append(str(reply.error.reason))
             return reply
