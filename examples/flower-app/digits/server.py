@@ -18,7 +18,7 @@ def main(grid, context):
         method,
         LAYOUT,
         rounds=int(config["rounds"]),
-        clients=int(config["clients"]),
+        clients=int(config["clients"]) or None,
         min_clients=int(config["min-clients"]),
         budget=Filter(epsilon=8, delta=1e-5) if method.name == "global" else None,
         folder=ServerFolder(config["out"]) if config["out"] else None,

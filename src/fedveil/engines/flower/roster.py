@@ -140,7 +140,10 @@ class Roster:
             raise FedVeilError(f"two nodes speak for partition {partition}: give each its own partition-id")
         planned = self.partitions if self._planned is None else range(self._planned)
         if not validates and (self._planned is not None or self.partitions) and partition not in planned:
-            raise FedVeilError(f"a node speaks for partition {partition}, which is not planned")
+            raise FedVeilError(
+                f"a node speaks for partition {partition}, which is not planned: a planned number of clients needs "
+                "partition-id = 0, 1, ... in the nodes' configuration; clients=None takes whoever is connected"
+            )
         if self._client.trust == "secure sum" and not validates:
             key = public_key(str(mark.get("site")), "site")
             if any(key == other for p, other in self.sites.items() if p != partition):

@@ -14,13 +14,16 @@ import tomllib
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from zipfile import ZipFile
 
+import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
+from packaging.requirements import Requirement
 
 from fedveil.accounting import epsilon_of_mu
 from fedveil.errors import BudgetError
-from fedveil.flower import method_from, run_in_process
+from fedveil.flower import InProcessGrid, method_from, run_in_process
 from fedveil.methods import METHODS
 from fedveil_lab.runs import Summary
 
@@ -89,6 +92,38 @@ def test_a_spent_budget_ends_it_with_the_last_model(app, tmp_path):
 def test_a_method_that_the_policy_does_not_name_is_refused(app, tmp_path):
     with pytest.raises(BudgetError, match="policy"):
         app(3, rounds=1, privacy__method="ifca", out=str(tmp_path / "run"))
+
+
+def test_a_node_of_a_deployment_reads_its_own_file_and_needs_no_partition(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(APP))
+    from digits import client, server, task
+
+    x, y = task.examples()
+    for site in range(3):
+        np.savez(tmp_path / f"{site}.npz", x=(x[site:600:3] * 16).numpy(), y=y[site:600:3].numpy())
+    nodes = [{"data": str(tmp_path / f"{site}.npz")} for site in range(3)]
+    out = tmp_path / "run"
+    config = config_of((APP / "pyproject.toml").read_text()) | {"rounds": 2, "out": str(out)}
+    run_in_process(server.app, grid=InProcessGrid(client.app, nodes, config), run_config=config)
+    replies = Summary.read(out).values["replies"]
+    assert (replies["used"], replies["failed"]) == (6, 0)
+
+
+def test_the_bundle_has_what_flowers_hub_asks_for(tmp_path):
+    copy = tmp_path / "app"
+    shutil.copytree(APP, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    done = subprocess.run(
+        [BIN / "flwr", "build"], cwd=copy, env=environment(tmp_path), capture_output=True, text=True, timeout=240
+    )
+    [bundle] = copy.glob("*.fab")
+    with ZipFile(bundle) as packed:
+        names = packed.namelist()
+        project = tomllib.loads(packed.read("pyproject.toml").decode())
+    assert {"LICENSE", "README.md", "digits/client.py"} <= set(names), done.stderr
+    about = project["tool"]["flwr"]["app"]
+    assert (about["fab-format-version"], project["project"]["license"]) == (1, {"file": "LICENSE"})
+    [need] = [Requirement(text) for text in project["project"]["dependencies"] if text.startswith("flwr")]
+    assert about["flwr-version-target"] in need.specifier
 
 
 REFERENCE = (ROOT / "docs" / "configuration.md").read_text()

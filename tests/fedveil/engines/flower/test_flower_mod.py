@@ -14,12 +14,13 @@ from fedveil.accounting import Filter, ParticipationFilter
 from fedveil.engines.flower.mod import CLIENT_FAILED
 from fedveil.engines.flower.records import HELLO, write_broadcast
 from fedveil.engines.messages import REPLY
-from fedveil.errors import FieldError, NoReplyError
+from fedveil.errors import FedVeilError, FieldError, NoReplyError
 from fedveil.flower import (
     FACTS,
     FAILED,
     REFUSED,
     FedVeilStrategy,
+    InProcessGrid,
     from_arrays,
     privacy_mod,
     run_in_process,
@@ -313,10 +314,23 @@ def test_a_configuration_that_cannot_be_meant_is_refused(config, options, messag
         assert message in why(reply)
 
 
-def test_a_node_without_a_partition_says_how_to_give_it_one(why):
-    context = Context(1, 99, {}, RecordDict(), {})
-    reply = simulated(LAYOUT, GROUP)(ask(), context, plain)
-    assert "--node-config" in why(reply)
+def numbered():
+    """Nodes of a deployment, whose configuration names no partition."""
+    client = ClientApp(mods=[simulated(LAYOUT, build("global", noise_multiplier=1.0))])
+    client.train()(plain)
+    return InProcessGrid(client, [{}, {}, {}])
+
+
+def test_nodes_without_partitions_are_known_by_their_own_numbers():
+    strategy = FedVeilStrategy(build("global", noise_multiplier=1.0), LAYOUT, rounds=2, evaluate=False)
+    strategy.start(numbered(), to_arrays(LAYOUT, torch.zeros(D)))
+    assert [len(log.used) for log in strategy.history] == [3, 3]
+
+
+def test_a_planned_number_of_clients_needs_partitions():
+    strategy = FedVeilStrategy(build("global", noise_multiplier=1.0), LAYOUT, rounds=1, clients=3, evaluate=False)
+    with pytest.raises(FedVeilError, match="partition-id"):
+        strategy.start(numbered(), to_arrays(LAYOUT, torch.zeros(D)))
 
 
 def test_leakage_cap_from_the_node():
