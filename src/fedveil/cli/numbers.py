@@ -23,7 +23,7 @@ RELATIONS = ("zero-out", "add/remove", "replace-one")
 
 
 def read_by(command: str, config: str) -> Callable[..., Any]:
-    """What another package does for a command that is given a configuration.
+    """Command of another package for a configuration.
 
     It is an entry point of the group `fedveil.configurations`, under the command's name.
 
@@ -137,7 +137,7 @@ def advise(
 
 
 def _tables(config: str | None) -> dict[str, Any]:
-    """What a file holds; nothing of a folder or preset, or of a file that the loader refuses."""
+    """Read a file; nothing of a folder or preset, or of a file that the loader refuses."""
     if config is None or not Path(config).is_file():
         return {}
     try:

@@ -1,4 +1,4 @@
-"""What commands share: refusals as one line and an exit code, words and tables for people and for programs."""
+"""Shared parts of commands: refusals as one line and an exit code, words and tables for people and for programs."""
 
 import json
 import logging
@@ -23,7 +23,7 @@ REFUSED, STOPPED, NO_REPLY, INTERRUPTED = 2, 3, 4, 130
 
 
 class Resumption:
-    """How to go on after an interruption."""
+    """Words that say how to go on after an interruption."""
 
     folder: Path | None = None
     command = ""
@@ -69,7 +69,7 @@ def stop_early(reasons: list[str]) -> None:
 
 @dataclass
 class Output:
-    """How commands answer: ``fedveil -q ...``, ``fedveil --json ...``."""
+    """Form of the commands' answers: ``fedveil -q ...``, ``fedveil --json ...``."""
 
     quiet: bool = False
     json: bool = False
@@ -80,7 +80,7 @@ PIPE = 1000  # columns where nobody reads line by line: words and rows stay whol
 
 
 def terminal() -> TextIO:
-    """Where words for people go: standard output, or standard error if tables go to programs."""
+    """Stream for words to people: standard output, or standard error if tables go to programs."""
     return sys.stderr if OUTPUT.json else sys.stdout
 
 

@@ -1,4 +1,4 @@
-"""What a site's operator calls: `fedveil ledger` of its data, `fedveil keys` of its sums, `fedveil node` for Flower."""
+"""Commands of a site's operator: `fedveil ledger` of data, `fedveil keys` of sums, `fedveil node` for Flower."""
 
 from dataclasses import replace
 from datetime import datetime

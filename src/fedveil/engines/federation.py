@@ -220,7 +220,7 @@ class Federation:
 
     @property
     def stopped(self) -> str:
-        """Why no further round follows, or ""."""
+        """Reason why no further round follows, or ""."""
         return "" if self.validators is None else self.validators.stopped
 
     def run(self, rounds: int | None = None, on_round: Callable[[RoundRecord], None] | None = None) -> History:

@@ -1,4 +1,4 @@
-"""What a node keeps: its policy's file, and the lifetime ledger of what was ever released from one data set.
+"""Files that a node keeps: its policy, and the lifetime ledger of all releases from one data set.
 
 A budget that starts over with every run is no budget where others start the runs. The ledger is begun by whoever
 answers for the data (`begin_ledger`), and a missing one is never made on the way: it would be a new budget. Its first
@@ -201,7 +201,7 @@ def ledger_id(folder: str | Path, dataset: str | int) -> str:
 
 
 def read_head(path: Path, head: str | Path) -> Head:
-    """What the second place knows of a ledger, without touching either.
+    """Read a ledger's head, without touching either.
 
     Raises
     ------

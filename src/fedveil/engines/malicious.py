@@ -77,7 +77,7 @@ class Turn:
 
     @property
     def update(self) -> Tensor:
-        """What training changed, [d]."""
+        """Change by training, [d]."""
         return self.trained - self.start
 
 

@@ -25,7 +25,7 @@ from fedveil.secure import SiteKey
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shared(Parameters):
-    """What all parties have in common before the first round, beside the model and the method.
+    """Things that all parties have in common before the first round, beside the model and the method.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Shared(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class Budgets(Parameters):
-    """What may be spent.
+    """Limits on what parties may spend.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class Budgets(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Parameters):
-    """What is measured of a round, who is shown it, and when it ends the run.
+    """Measurements of a round, who is shown them, and when they end the run.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class PerClient:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution(Parameters):
-    """How a federation is carried out, apart from what it is: for runners and measurements.
+    """Execution of a federation, apart from what it is: for runners and measurements.
 
     Parameters
     ----------

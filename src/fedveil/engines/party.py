@@ -96,7 +96,7 @@ class Party:
         return self.budget is None or (not self._overspent and self.budget.admit_spend(spend))
 
     def _forbidden(self, method: Method, spend: Spend) -> str:
-        """Why the owner's policy allows no such release, or ""."""
+        """Say why the owner's policy allows no such release, or ""."""
         if self.policy is None:
             return ""
         past = [entry.spend for entry in self.ledger.all_entries]

@@ -1,4 +1,4 @@
-"""What ledgers must hold before a run goes on: a round that one lacks would be free, and a budget start over."""
+"""Checks of ledgers before a run goes on: a round that one lacks would be free, and a budget start over."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy

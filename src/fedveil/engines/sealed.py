@@ -31,7 +31,7 @@ def sealed(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> bytes:
 
 
 def unsealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What a file holds.
+    """Read a file.
 
     Raises
     ------

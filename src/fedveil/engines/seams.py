@@ -22,7 +22,7 @@ from fedveil.methods import Broadcast, Releases
 
 
 class Watched(Protocol):
-    """What a probe finds of the federation that is run, under every engine."""
+    """Parts of a federation that a probe finds, under every engine."""
 
     @property
     def clients(self) -> Sequence[ClientData]:
@@ -34,7 +34,7 @@ class Watched(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Of the model's vector."""
+        """Layout of the model's vector."""
 
     @property
     def server(self) -> ServerParty:
@@ -102,7 +102,7 @@ class Probe(Protocol):
 
     @property
     def name(self) -> str:
-        """What is measured."""
+        """Complete name of what is measured."""
 
     @property
     def figures(self) -> Collection[str]:

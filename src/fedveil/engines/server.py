@@ -27,7 +27,7 @@ PUBLIC_SCORES = "public_layer_scores"
 
 @dataclass(frozen=True)
 class Round:
-    """How a round went, for the log.
+    """Outcome of a round, for the log.
 
     Attributes
     ----------

@@ -30,7 +30,7 @@ QUOTED_BEFORE = "rounds before this server's are in the clients' own ledgers alo
 
 @dataclass(frozen=True, eq=False)
 class Standing:
-    """Where a run stands after a round: what another server of it begins with.
+    """State of a run after a round, with which another server of it begins.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Standing:
 
 
 class RunKeeper(Protocol):
-    """Where a deployed run is kept; `fedveil.evidence.ServerFolder` is one.
+    """Place where a deployed run is kept; `fedveil.evidence.ServerFolder` is one.
 
     Attributes
     ----------
@@ -201,7 +201,7 @@ class Serving:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the rounds so far promise together; under local trust to a client that took part in all of them.
+        """Promise of the rounds so far together; under local trust to a client that took part in all of them.
 
         Quotes of rounds before this server are in no ledger of its own. Then there is no total: each client's own
         ledger has it. A question whose answers nobody waited for counts: clients may have spent it.
@@ -302,7 +302,7 @@ class Serving:
         return f"spent: {spent}{left}"
 
     def _rounds_left(self, log: Round) -> str:
-        """How many more rounds like the last one the server's budget holds."""
+        """Say how many more rounds like the last one the server's budget holds."""
         budget, planned = self.server.budget, self.rounds - log.number
         if budget is None:
             return ""

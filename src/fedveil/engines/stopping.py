@@ -20,7 +20,7 @@ from fedveil.methods.publishing import Validation
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping(Parameters):
-    """Who validates and when, and when to stop.
+    """Clients that validate, how often, and when to stop.
 
     Parameters
     ----------

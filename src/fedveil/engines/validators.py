@@ -80,7 +80,7 @@ class Validators:
 
     @property
     def stopped(self) -> str:
-        """Why the run is over, or ""."""
+        """Reason why the run is over, or ""."""
         return self.rule.ends(self.best)
 
     def validate(self, models: Tensor, round_: int) -> float | None:
@@ -213,7 +213,7 @@ def _tables(client: ClientData) -> list[Tensor]:
 
 
 def _places(client: ClientData) -> Iterator[int | bytes]:
-    """Where each row lies in memory."""
+    """Yield the place of each row in memory."""
     for rows in _tables(client):
         step = rows.stride(0) * rows.element_size()
         for i in range(len(rows)):
@@ -221,13 +221,13 @@ def _places(client: ClientData) -> Iterator[int | bytes]:
 
 
 def _people(client: ClientData) -> Iterator[int | bytes]:
-    """Numbers of the persons."""
+    """Yield the numbers of the persons."""
     if client.person is not None:
         yield from set(client.person.tolist())
 
 
 def _contents(client: ClientData) -> Iterator[int | bytes]:
-    """Digests of the rows' values."""
+    """Yield digests of the rows' values."""
     for rows in _tables(client):
         for start in range(0, len(rows), BLOCK):
             block = rows[start : start + BLOCK].detach().cpu().reshape(-1, rows[0].numel()).to(torch.float64)

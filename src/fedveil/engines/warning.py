@@ -27,7 +27,7 @@ ASKED = 20  # clients whose updates are measured
 
 
 class RunWarning(UserWarning):
-    """What `Warnings` tells where nobody takes its lines."""
+    """Category of the lines of `Warnings` that nobody takes."""
 
 
 class Warnings:

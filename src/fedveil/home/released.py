@@ -82,12 +82,12 @@ class ReleasedModel:
 
     @property
     def positive(self) -> str:
-        """Of two classes the one that counts as positive; otherwise empty."""
+        """Positive one of two classes; otherwise empty."""
         return self.about.positive
 
     @property
     def promise(self) -> str:
-        """What was promised, with unit, relation, trust and total."""
+        """Promise of the run, with unit, relation, trust and total."""
         return str(self.about.promise.get("text", "none"))
 
     def __repr__(self) -> str:

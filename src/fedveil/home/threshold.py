@@ -24,7 +24,7 @@ PRIVATE_ROWS = (
 
 @dataclass(frozen=True)
 class Threshold:
-    """Where to cut, and what that rests on.
+    """Threshold, and what it rests on.
 
     Attributes
     ----------

@@ -26,11 +26,8 @@ from fedveil.learning.frozen import split as split
 from fedveil.learning.inputs import Inputs as Inputs
 from fedveil.learning.learner import Learned as Learned
 from fedveil.learning.learner import Learner as Learner
-from fedveil.learning.learner import Scoring as Scoring
 from fedveil.learning.learner import Task as Task
 from fedveil.learning.learner import Trainer as Trainer
-from fedveil.learning.learner import Unmarked as Unmarked
-from fedveil.learning.learner import scored_rows as scored_rows
 from fedveil.learning.local import LocalTraining as LocalTraining
 from fedveil.learning.local import Trained as Trained
 from fedveil.learning.lora import lora as lora
@@ -61,6 +58,9 @@ from fedveil.learning.scores import layer_scores as layer_scores
 from fedveil.learning.scores import region_mask as region_mask
 from fedveil.learning.scores import score_maps as score_maps
 from fedveil.learning.scores import score_models as score_models
+from fedveil.learning.scoring import Scoring as Scoring
+from fedveil.learning.scoring import Unmarked as Unmarked
+from fedveil.learning.scoring import scored_rows as scored_rows
 from fedveil.learning.streams import Key as Key
 from fedveil.learning.trainers import TRAINERS as TRAINERS
 from fedveil.learning.trainers import WorkerTrainer as WorkerTrainer

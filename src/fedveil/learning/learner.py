@@ -2,20 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import Protocol, get_args
 
 import torch
 from torch import Tensor, nn
 
-from fedveil.checks import Count, Parameters
-from fedveil.errors import FieldError, require_a, require_choice
+from fedveil.errors import require_a, require_choice
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
 from fedveil.learning.evaluation import choose_each
 from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.private import PrivateTrainer
-from fedveil.learning.scores import Region, score_models
-from fedveil.learning.streams import Key, stream
+from fedveil.learning.scores import Region
+from fedveil.learning.scoring import LayerScorer, Scoring, Unmarked
+from fedveil.learning.streams import Key
 from fedveil.learning.trainers import Then, WorkerTrainer, make_trainer
 from fedveil.mechanisms import Source
 
@@ -76,44 +76,6 @@ class Task:
     needs: frozenset[str] = frozenset()
     sources: Sequence[Source] = ()
     then: Then | None = None
-
-
-Unmarked = Literal["everything", "uniform", "refuse"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scoring(Parameters):
-    """Options for the scores of layers on a client's sensitive pixels, for FedRE.
-
-    Parameters
-    ----------
-    images : int
-        Images that are looked at; the paper takes ten of one format. A client is taken to have one format: the scores
-        of these images stand for all of its images, for `every` rounds.
-    every : int
-        Rounds from one scoring to the next; in between a client uses its last scores. Above 1 everybody must take part
-        in every round.
-    draw : {"fixed", "anew"}
-        The first ones that mark something, or others in every round.
-    method : {"exact", "estimate", "signal"}
-        As for `layer_scores`.
-    probes : int
-        Random directions of the estimate.
-    unmarked : {"everything", "uniform", "refuse"}
-        For a client that marks nothing: take every pixel as sensitive, split its budget evenly without scoring, or
-        fail, which leaves noise alone. A client's own choice stands in ``[[privacy.clients]]``. Each layer's noise
-        shows the server the split. An even split shows that the client marks nothing, or has failed.
-    pixels : {"marked", "all"}
-        "all" scores layers on whole images, whatever is marked, on the server too: the baseline without regions.
-    """
-
-    images: Count = 10
-    draw: Literal["fixed", "anew"] = "fixed"
-    method: Literal["exact", "estimate", "signal"] = "exact"
-    probes: Count = 32
-    unmarked: Unmarked = "everything"
-    pixels: Literal["marked", "all"] = "marked"
-    every: Count = 1
 
 
 class Learner:
@@ -253,61 +215,20 @@ class Learner:
                 continue
             is_scored = needed and (key[1] - 1) % self.scoring.every == 0
             try:
-                scores = self._scores(task.models[choice], client, key) if is_scored else None
+                scores = self.scorer.of_client(task.models[choice], client, key) if is_scored else None
                 prepared.append(_Prepared(choice, scores))
             except Exception as error:  # a client's failure is that client's alone
                 prepared.append(error)
         return prepared
 
-    def _scores(self, start: Tensor, client: ClientData, key: Key) -> dict[str, float]:
-        """Return the scores of a client's layers, by name."""
-        layers = self.layout.groups("module")
-        choice = self.unmarked.get(key[2], self.scoring.unmarked)
-        if choice == "uniform" and _marks_nothing(client, self.scoring):
-            return dict.fromkeys(layers, 1.0)
-        [scores] = self._score(start[None], client, key, choice)
-        return dict(zip(layers, scores.tolist(), strict=True))
+    @property
+    def scorer(self) -> LayerScorer:
+        """Scores layers as the clients' methods need it."""
+        return LayerScorer(self.model, self.layout, self.local.loss, self.region, self.scoring, self.unmarked)
 
     def public_scores(self, models: Tensor, public: ClientData) -> Tensor:
         """Score the layers [n, L] of received models on public data: a ServerFact."""
-        return self._score(models, public, None, self.scoring.unmarked)
-
-    def _score(
-        self,
-        models: Tensor,
-        data: ClientData,
-        key: Key | None,
-        unmarked: str,
-    ) -> Tensor:
-        """Return scores [n, L] on a few images with their sensitive pixels."""
-        masks = data.masks
-        region = self.region
-        how = self.scoring
-        images = data.x if data.x.dim() > 2 else data.x[:, None, None]  # features are a row of pixels
-        if how.pixels == "all":
-            masks = torch.ones(len(images), *images.shape[2:], dtype=torch.bool)
-        if masks is None and region is None:
-            accepted = "the method scores layers on a region: give (top, left, bottom, right), or data with masks"
-            raise FieldError("region", None, accepted)
-        if _marks_nothing(data, how):
-            if unmarked == "refuse":
-                owner = "the public set" if key is None else "the client"
-                raise FieldError("masks", "empty", f"{owner} marks nothing as sensitive: mark something, or allow that")
-            masks = images.new_ones(len(images), *images.shape[2:], dtype=torch.bool)
-        rows = scored_rows(data, how, key)
-        where = region if masks is None else masks[rows]
-        assert where is not None
-        return score_models(
-            self.model,
-            self.layout,
-            self.local.loss,
-            models,
-            images[rows],
-            data.y[rows],
-            where,
-            how.method,
-            probes=how.probes,
-        )
+        return self.scorer.of_models(models, public)
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,22 +253,6 @@ class _Work:
     clients: list[ClientData] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
-
-
-def scored_rows(data: ClientData, how: Scoring, key: Key | None = None) -> Tensor:
-    """Choose the images of a client (with its key), or of the public set, that layers are scored on; ascending."""
-    rows = torch.arange(len(data.x))
-    if data.masks is not None and how.pixels == "marked" and data.masks.any():
-        rows = data.masks.flatten(1).any(1).nonzero().reshape(-1)
-    if how.draw == "anew" and key is not None:
-        rows = rows[torch.randperm(len(rows), generator=stream(key, "scored images"))]
-    return rows[: how.images].sort().values
-
-
-def _marks_nothing(data: ClientData, how: Scoring) -> bool:
-    if data.masks is None or how.pixels != "marked":
-        return False
-    return not bool(data.masks.any())
 
 
 def _stacked(rows: Sequence[Tensor]) -> Tensor:

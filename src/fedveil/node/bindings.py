@@ -8,7 +8,7 @@ State = Literal["yes", "no", "not seen"]
 
 @dataclass(frozen=True)
 class Binding:
-    """What holds on this machine.
+    """Finding about one thing that a policy's force depends on.
 
     Attributes
     ----------

@@ -6,7 +6,8 @@ from torch.nn import functional as F
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, layer_scores, region_mask, score_maps, score_models
-from fedveil.learning.learner import Learner, Scoring
+from fedveil.learning.learner import Learner
+from fedveil.learning.scoring import Scoring
 
 
 def net(activation, pool):

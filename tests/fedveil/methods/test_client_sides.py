@@ -16,8 +16,9 @@ from fedveil.engines.history import worst_of
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, layer_scores
-from fedveil.learning.learner import Learner, Scoring
+from fedveil.learning.learner import Learner
 from fedveil.learning.scores import region_masks
+from fedveil.learning.scoring import Scoring
 from fedveil.methods import FedRE, build
 from fedveil_lab.runs.promised import guarantees_of
 

@@ -34,7 +34,7 @@ from fedveil_lab.config.tables import Section, check_options, dumps, fields_of, 
 
 
 def _table(section: str, owner: type[Any]) -> tuple[BeforeValidator, PlainSerializer]:
-    """How a dataclass of the core is read from a table and written as one."""
+    """Read a dataclass of the core from a table, and write it as one."""
 
     def read(value: Any) -> Any:
         if not isinstance(value, Mapping):
@@ -225,7 +225,7 @@ class Config(Section):
             raise FieldError("publish.metrics", mode, accepted)
 
     def _quoted(self, method: Method) -> Spend | None:
-        """What a client of a local method would pay in the first round."""
+        """Return what a client of a local method would pay in the first round."""
         cohort = self.data.planned or self.clients_per_round or 1
         public = PublicFacts(round=1, rounds=self.rounds, cohort=cohort, dimension=1)
         quoted = method.client.quote(Broadcast(models=torch.zeros(1, 1), public=public), method.client.init())

@@ -1,4 +1,4 @@
-"""Which sections have a key of a name: for the hint to somebody who wrote it elsewhere."""
+"""Sections that have a key of a name: for the hint to somebody who wrote it elsewhere."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass

@@ -1,4 +1,4 @@
-"""Where a configuration's files and modules are looked for, by one rule.
+"""Places of a configuration's files and modules, by one rule.
 
 A relative path, and a module of yours, is looked for in the folder that FedVeil is called from and in the folder of the
 TOML file. Found in the first, it stays as it was written; found in the second, it is kept with its whole path, so that

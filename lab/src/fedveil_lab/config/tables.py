@@ -76,7 +76,7 @@ class Option:
 
     @cached_property
     def adapter(self) -> TypeAdapter[Any]:
-        """What checks a value of the type; making one takes far longer than a check."""
+        """Checker of values of the type; making one takes far longer than a check."""
         return TypeAdapter(self.hint, config=_STRICT)
 
     @property

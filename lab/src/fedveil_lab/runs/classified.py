@@ -1,4 +1,4 @@
-"""What a physician asks of a run's last model: on what clients held out, pooled and by hospital; on the test half.
+"""A physician's figures of a run's last model: on what clients held out, pooled and by hospital; on the test half.
 
 All of it is measured without noise on people whom no promise covers: the experimenter's own view.
 """

@@ -23,7 +23,7 @@ from fedveil_lab.config.tables import fields_of
 
 @dataclass(frozen=True)
 class Dealt:
-    """Who holds what.
+    """Examples of an experiment, and which party holds which.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Dealt:
 
     @property
     def shape(self) -> dict[str, Any]:
-        """What a model is built for: the shape of an example, and the number of outputs."""
+        """Shape of an example, and number of outputs, for which a model is built."""
         return {"input_shape": self.raw_shape or self.dataset.input_shape, "outputs": self.dataset.outputs}
 
     def holdings(self) -> list[Holding]:

@@ -1,4 +1,4 @@
-"""What the model of a run takes: of a run that ends, and of an earlier one from its configuration and its data."""
+"""Descriptions of a run's model: of a run that ends, and of an earlier one from its configuration and its data."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a run leaves behind: configuration, metrics, ledgers, checkpoint, model, summary."""
+"""Folder of a run: configuration, metrics, ledgers, checkpoint, model, summary."""
 
 import json
 import uuid

@@ -1,4 +1,4 @@
-"""What the first line of the ledgers of a run in one process binds."""
+"""First line of the ledgers of a run in one process, and what it binds."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from fedveil_lab.runs.prepare import Setup
 
 
 def opening_of(setup: Setup, federation: Federation, setting: str) -> dict[str, Any]:
-    """What a run in one process binds."""
+    """Collect what a run in one process binds."""
     config = setup.config
     return {
         **terms_of(federation.method, setting, config.privacy.budget.delta, config.engine),

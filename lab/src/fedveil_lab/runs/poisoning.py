@@ -17,7 +17,7 @@ from fedveil_lab.runs.deal import Dealt
 
 @dataclass(frozen=True, eq=False)
 class Poisoning:
-    """Who is malicious, and what success is measured on.
+    """Malicious clients of a run, and what success is measured on.
 
     Attributes
     ----------

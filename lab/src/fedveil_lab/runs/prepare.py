@@ -36,7 +36,7 @@ from fedveil_lab.runs.settings import About, unusual
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything a federation is made of, checked, before anything is written.
+    """Checked parts of a federation, before anything is written.
 
     Attributes
     ----------
@@ -143,7 +143,7 @@ class Setup:
 
 @dataclass(frozen=True, eq=False)
 class Common:
-    """What runs of one configuration have in common that differ in seed and in who takes part.
+    """Common parts of runs of one configuration that differ in seed and in who takes part.
 
     Attributes
     ----------

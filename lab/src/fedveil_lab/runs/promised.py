@@ -1,4 +1,4 @@
-"""What a run promises: before anything is trained, from its configuration; afterwards, from its ledgers alone.
+"""Promise of a run: before anything is trained, from its configuration; afterwards, from its ledgers alone.
 
 Before, the parties are those of the run, with its data, its model and its budgets. They go through its rounds and
 record what each release would cost; nothing is trained, and nothing leaves. Ledgers are added up the same both times.
@@ -43,7 +43,7 @@ REACH = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # mu of the worst client at the distanc
 
 @dataclass(frozen=True)
 class Promise:
-    """What a run promises at most, if everybody answers and nothing stops it early.
+    """Promise of a whole run, if everybody answers and nothing stops it early.
 
     Attributes
     ----------

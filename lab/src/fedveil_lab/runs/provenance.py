@@ -1,4 +1,4 @@
-"""What made a figure: the arithmetic and the versions in every summary, and what stands beside a committed result."""
+"""Provenance of a figure: arithmetic and versions in every summary, and what stands beside a committed result."""
 
 import platform
 import subprocess

@@ -60,7 +60,7 @@ class Silent:
 
 @runtime_checkable
 class Judge(Probe, Protocol):
-    """What a probe has besides its figures if it judges a whole run, such as an attack on it.
+    """Methods of a probe that judges a whole run, such as an attack on it.
 
     What it keeps lives in the process: a run that was interrupted begins anew.
     """
@@ -174,7 +174,7 @@ def begin(probes: Sequence[Probe], setup: Setup) -> list[Probe]:
 
 
 def conclude(runs: Sequence[Sequence[Probe]]) -> list[dict[str, Any]]:
-    """What the probes of several runs of like cells conclude: for each run, by the probe's name."""
+    """Collect what the probes of several runs of like cells conclude: for each run, by the probe's name."""
     conclusions: list[dict[str, Any]] = [{} for _ in runs]
     for alike in zip(*runs, strict=True):
         if isinstance(alike[0], Judge):

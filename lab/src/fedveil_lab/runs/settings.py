@@ -1,4 +1,4 @@
-"""What is odd about a configuration beside its data: each a warning with the number, none of an ordinary setting."""
+"""Oddities of a configuration beside its data: each a warning with the number, none of an ordinary setting."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ WHOLE = 20  # times the largest client's examples: beyond what one writes to tra
 
 @dataclass(frozen=True)
 class About:
-    """What a run is made of."""
+    """Parts of a run."""
 
     config: Config
     method: Method
@@ -29,7 +29,7 @@ class About:
 
 
 def unusual(about: About) -> Iterator[str]:
-    """What to say of a run before it begins."""
+    """Warn of a run's oddities before it begins."""
     for odd in (_planned_examples, _vacuous, _absurd_clip, _large_batch, _nothing_held_out, _delta_asked):
         yield from odd(about)
 

@@ -1,4 +1,4 @@
-"""What a run comes to, in summary.json: metrics, guarantees, noise."""
+"""Summary of a run, in summary.json: metrics, guarantees, noise."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -83,7 +83,7 @@ class Summary:
 
     @property
     def stopped(self) -> str:
-        """Why the run ended early, or ""."""
+        """Reason why the run ended early, or ""."""
         return str(self.values["stopped"])
 
     def averaged(self, figure: str) -> float | None:

@@ -13,8 +13,9 @@ from fedveil.errors import FieldError, require_a
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer, client_losses, make_trainer
 from fedveil.learning.clients import as_client
-from fedveil.learning.learner import Learned, Learner, Scoring
+from fedveil.learning.learner import Learned, Learner
 from fedveil.learning.models import MODELS
+from fedveil.learning.scoring import Scoring
 from fedveil.methods import Broadcast, Method
 
 PUBLIC = "server"  # who asks for public data

@@ -9,7 +9,8 @@ from fedveil.accounting import ParticipationFilter
 from fedveil.aggregation import FedAdam, FedAvg, FedMedian
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining
-from fedveil.learning.learner import Learner, Scoring
+from fedveil.learning.learner import Learner
+from fedveil.learning.scoring import Scoring
 from fedveil.methods import build
 
 CLIENTS, ROUNDS, REGION = 5, 3, (2, 2, 3, 4)
