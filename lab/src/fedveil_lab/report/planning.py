@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting import advise, guarantee_values
 from fedveil.tables import Table
-from fedveil_lab.report.statement.document import beside, protected
+from fedveil_lab.report.statement.document import beside, how_strongly, who_is_protected
 
 if TYPE_CHECKING:
     from fedveil_lab.runs.promised import Promise
@@ -32,10 +32,21 @@ def promise_table(method: str, promise: "Promise", delta: float) -> Table:
 
 def in_words(guarantee: Mapping[str, Any]) -> str:
     """A guarantee in sentences: who is protected from whom, and how often the best attacker is right."""
-    sentences = [protected(guarantee), *(f"For {text}." for text in beside(guarantee))]
-    if guarantee["status"] == "heuristic":
-        sentences.append("There is no epsilon.")
-    return " ".join(sentences)
+    return " ".join(filter(None, (of_whom(guarantee), of_strength(guarantee))))
+
+
+def of_whom(guarantee: Mapping[str, Any]) -> str:
+    """Who is protected from whom by a guarantee."""
+    without = " There is no epsilon." if guarantee["status"] == "heuristic" else ""
+    return f"{who_is_protected(guarantee)}.{without}"
+
+
+def of_strength(guarantee: Mapping[str, Any]) -> str:
+    """How strong a guarantee is, for its unit and for more or less than it; empty where there is no epsilon."""
+    strength = how_strongly(guarantee)
+    if not strength:
+        return ""
+    return " ".join([strength[0].upper() + strength[1:], *(f"For {text}." for text in beside(guarantee))])
 
 
 def useful(values: Mapping[str, Any]) -> str:

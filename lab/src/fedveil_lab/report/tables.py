@@ -8,7 +8,7 @@ from typing import Any
 from fedveil.evidence import OF_TWO as RARE
 from fedveil.gdp import rounded_up
 from fedveil.tables import NOTHING, Table, grouped_by, shown
-from fedveil_lab.report.planning import in_words, useful
+from fedveil_lab.report.planning import in_words, of_strength, of_whom, useful
 from fedveil_lab.runs.summary import Summary
 
 OF_TWO = ("accuracy", *RARE)
@@ -175,7 +175,9 @@ def _said_of(runs: Sequence[Summary]) -> Iterator[str]:
     first = runs[0].values
     promise = worst_guarantee(runs[0])
     if promise["status"] != "none":
-        yield in_words(promise)
+        yield of_whom(promise)
+        if strength := of_strength(promise):
+            yield strength
     if text := useful(first):
         yield f"To promise something: {text}."
     yield from first["data"].get("warnings", [])

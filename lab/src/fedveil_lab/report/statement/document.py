@@ -148,23 +148,36 @@ def percent(share: float) -> str:
 
 def protected(promise: Promise) -> str:
     """Who is protected from whom, and what the best attacker can still tell."""
+    strength = how_strongly(promise)
+    return f"{who_is_protected(promise)}; {strength}" if strength else f"{who_is_protected(promise)}."
+
+
+def who_is_protected(promise: Promise) -> str:
+    """Who is protected from whom, without the full stop."""
     status = promise["status"]
     if status == "none":
-        return "Nobody is protected: there was no noise."
+        return "Nobody is protected: there was no noise"
     unit, whom = WORDS["units"][promise["unit"]], WORDS["from"][promise["trust"]]
     if status == "heuristic":
         reason = promise.get("reason") or "no definition holds"
-        return f"Nobody is promised anything: noise was added, but {reason}."
+        return f"Nobody is promised anything: noise was added, but {reason}"
     held = " (if the conditions below hold)" if status == "conditional" else ""
     begun = f"Protected: {unit}, from {whom}{held}"
     if "epsilon" not in promise:
-        return f"{begun}, only among vectors near each other: {promise['text']}. There is no epsilon for {unit}."
+        return f"{begun}, only among vectors near each other: {promise['text']}. There is no epsilon for {unit}"
+    return begun
+
+
+def how_strongly(promise: Promise) -> str:
+    """The epsilon, and how often the best attacker is right; empty where there is no epsilon."""
+    if "epsilon" not in promise:
+        return ""
     meaning, between = promise["meaning"], WORDS["neighbours"][promise["relation"]]
     odds = f"guesses right in at most {percent(meaning['accuracy'])} of the cases (50% is a coin)"
     caught = f"at one false alarm in 100 finds at most {percent(meaning['tpr_at_0.01'])}"
-    epsilon = f"epsilon {rounded_up(promise['epsilon'])} at delta {promise['delta']:g}, over the whole run"
+    epsilon = f"epsilon {rounded_up(promise['epsilon'])} at delta {promise['delta']:g}, over the whole run."
     vacuous = f" Above {VACUOUS:g} an epsilon excludes nothing in practice." if promise.get("vacuous") else ""
-    return f"{begun}; {epsilon}.{vacuous} An attacker who knows all but whether {between}, {odds}, and {caught}."
+    return f"{epsilon}{vacuous} An attacker who knows all but whether {between}, {odds}, and {caught}."
 
 
 def epsilon_of(promise: Promise) -> str | None:
