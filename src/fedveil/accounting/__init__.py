@@ -1,6 +1,7 @@
 """Say what it cost: guarantees, releases, spends, ledgers, filters, composition and plans."""
 
 from fedveil.accounting.admission import Admission as Admission
+from fedveil.accounting.admission import Denied as Denied
 from fedveil.accounting.admission import SumPolicy as SumPolicy
 from fedveil.accounting.advice import Choice as Choice
 from fedveil.accounting.advice import advise as advise

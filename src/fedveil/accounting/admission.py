@@ -10,6 +10,37 @@ from fedveil.checks import Check, Names, Parameters, SilosOfPerson, Text, Whole,
 from fedveil.errors import FieldError
 
 
+class Denied(str):
+    """Reason of a refusal, with the key of the policy that refuses.
+
+    Parameters
+    ----------
+    rule : str
+        The key, as ``"total.record_epsilon"``.
+    reason : str
+        What a reader is told.
+
+    Attributes
+    ----------
+    rule : str
+        The key.
+
+    Examples
+    --------
+    >>> policy = fv.Policy(trust=("local",))
+    >>> policy.forbids("global", "central").rule
+    'trust'
+    """
+
+    rule: str
+
+    def __new__(cls, rule: str, reason: str) -> "Denied":
+        """Make the text of the reason, and keep the key beside it."""
+        made = super().__new__(cls, reason)
+        made.rule = rule
+        return made
+
+
 @dataclass(frozen=True, kw_only=True)
 class Admission(Parameters):
     """Code that may run on a node: the table `[node]` of a policy.
@@ -71,7 +102,7 @@ class Admission(Parameters):
         if self.client is not None and not all(self.client.partition(":")):
             raise FieldError("client", self.client, 'must be "module:attribute", such as "hospital.app:client"')
 
-    def refusal(self, signed: bool, **run: str) -> str | None:
+    def refusal(self, signed: bool, **run: str) -> Denied | None:
         """Say why a run may not use this node; None if it may.
 
         Parameters
@@ -84,14 +115,16 @@ class Admission(Parameters):
         """
         any_bundle = self.client is not None and self.apps is None and self.signers is None
         if not any_bundle and not signed and run["app"] not in (self.apps or ()):
-            return f"the policy lists no app {run['app']}, and no key that it lists approved it"
+            reason = f"the policy lists no app {run['app']}, and no key that it lists approved it"
+            return Denied("node.apps", reason)
         for field in fields(self):
             kind = field.name.removesuffix("s")
             listed, given = getattr(self, field.name), run.get(kind)
             if field.name == "apps" or not isinstance(listed, tuple) or given is None:
                 continue
             if given not in listed:
-                return f"the policy lists no {kind} {given!r} in policy.node.{field.name}"
+                reason = f"the policy lists no {kind} {given!r} in policy.node.{field.name}"
+                return Denied(f"node.{field.name}", reason)
         return None
 
 

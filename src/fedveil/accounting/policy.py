@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, get_args
 
-from fedveil.accounting.admission import Admission, SumPolicy
+from fedveil.accounting.admission import Admission, Denied, SumPolicy
 from fedveil.accounting.bounds import GDP, PLD, ZCDP, Heuristic, MetricDP, OverDistance
 from fedveil.accounting.events import FACTOR, Relation
 from fedveil.accounting.guarantee import PARTS, Trust, total
@@ -174,7 +174,7 @@ class Policy(Parameters):
         deployable: bool,
         quoted: Spend,
         past: Iterable[Spend],
-    ) -> str | None:
+    ) -> Denied | None:
         """Say why a release may not be made; None if it may.
 
         The answer depends on public worst-case costs alone.
@@ -198,30 +198,32 @@ class Policy(Parameters):
         past = list(past)
         cap = self.total.participations
         if cap is not None and len(past) >= cap:
-            return f"the node's policy allows {cap} participations, which are used up"
+            return Denied("total.participations", f"the node's policy allows {cap} participations, which are used up")
         promise = quoted.guarantee
         if trust == "central" and promise.status == "none":
             return None
         if self.secure_source and not deployable:
-            return "the node's policy asks for a secure source of noise"
+            return Denied("secure_source", "the node's policy asks for a secure source of noise")
         if self.relations is not None and promise.relation not in self.relations:
-            return f"the node's policy allows promises under {list(self.relations)}, not under {promise.relation}"
+            allowed = f"the node's policy allows promises under {list(self.relations)}"
+            return Denied("relations", f"{allowed}, not under {promise.relation}")
         if promise.unit == "person" and promise.silos_per_person < self._silos:
             own = f"silos_per_person = {promise.silos_per_person}"
             allowed = f"the node's policy says that one person may be at {self._silos} silos"
-            return f"{own}: {allowed}; raise the method's to {self._silos}"
+            return Denied("silos_per_person", f"{own}: {allowed}; raise the method's to {self._silos}")
         apart = promise.hypotheses_apart or 0.0
         if apart > self.hypotheses_apart:
             limit = self.hypotheses_apart
-            return f"the hypotheses are {apart:g} apart; the node's policy allows {limit:g}"
+            reason = f"the hypotheses are {apart:g} apart; the node's policy allows {limit:g}"
+            return Denied("hypotheses_apart", reason)
         return self._too_costly(quoted, past)
 
-    def forbids(self, method: str, trust: str) -> str | None:
+    def forbids(self, method: str, trust: str) -> Denied | None:
         """Say why a method may not be used here at any cost; None if it may."""
         if trust not in self.trust:
-            return f"the node's policy allows {list(self.trust)} trust; {method!r} is {trust}"
+            return Denied("trust", f"the node's policy allows {list(self.trust)} trust; {method!r} is {trust}")
         if self.methods is not None and method not in self.methods:
-            return f"the node's policy allows the methods {list(self.methods)}, not {method!r}"
+            return Denied("methods", f"the node's policy allows the methods {list(self.methods)}, not {method!r}")
         return None
 
     def standing(self, spends: Iterable[Spend]) -> dict[str, tuple[int, float, float | None]]:
@@ -258,11 +260,11 @@ class Policy(Parameters):
         """Most silos at which one person may be, wherever the policy says it."""
         return max(self.silos_per_person, 1 if self.sum is None else self.sum.silos_per_person)
 
-    def _too_costly(self, quoted: Spend, past: Sequence[Spend]) -> str | None:
+    def _too_costly(self, quoted: Spend, past: Sequence[Spend]) -> Denied | None:
         """Say which limit a release would break; None if it breaks none."""
         kinds, own = self._kinds(quoted), self._own_kinds(quoted)
         if not any(getattr(self.total, kind, None) is not None for kind in own):
-            return f"the node's policy names no total of {' or '.join(own)}, so it allows none"
+            return Denied("total", f"the node's policy names no total of {' or '.join(own)}, so it allows none")
         for scope, limits, spends in (("release", self.release, ()), ("total", self.total, past)):
             for kind in kinds:
                 limit = None if kind == "participations" else getattr(limits, kind, None)
@@ -272,9 +274,13 @@ class Policy(Parameters):
                 try:
                     cost = self._cost(kind, [*before, quoted])
                 except FieldError:
-                    return f"the node's policy counts {kind}, and the ledger has promises of another relation or trust"
+                    reason = (
+                        f"the node's policy counts {kind}, and the ledger has promises of another relation or trust"
+                    )
+                    return Denied(f"{scope}.{kind}", reason)
                 if cost > limit * (1 + 1e-12):
-                    return f"the node's policy allows {kind} = {limit:g} for each {scope}; this would make {cost:.6g}"
+                    allowed = f"the node's policy allows {kind} = {limit:g} for each {scope}"
+                    return Denied(f"{scope}.{kind}", f"{allowed}; this would make {cost:.6g}")
         return None
 
     def _cost(self, kind: str, spends: Sequence[Spend]) -> float:

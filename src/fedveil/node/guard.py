@@ -1,8 +1,10 @@
 """Answers of a node to a message: a reply that the privacy mod makes, or one of two constant words."""
 
+import json
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +16,7 @@ from flwr.supercore.run import Run
 
 from fedveil.accounting import Admission, Policy
 from fedveil.engines.client import NO_PART
+from fedveil.engines.decisions import decided, note_decision, why
 from fedveil.engines.deployed import RUN
 from fedveil.engines.flower.exchange import NOTHING
 from fedveil.engines.flower.mod import (
@@ -27,6 +30,7 @@ from fedveil.engines.flower.mod import (
 from fedveil.engines.flower.records import ARRAYS, FAILED, HELLO, REFUSED
 from fedveil.engines.lifetime import read_policy
 from fedveil.errors import FedVeilError, FieldError
+from fedveil.files import append
 from fedveil.layout import Layout
 from fedveil.logs import logger
 from fedveil.node.bundle import APPROVAL, Bundle, approved
@@ -34,6 +38,7 @@ from fedveil.node.worker import Worker, load_app
 
 _LOG = logger("flwr")
 WORDS = {REFUSED: "the node takes no part", FAILED: "the node failed"}  # all that a server may read of either
+DECISIONS = "decisions.jsonl"
 SLACK = 300.0  # seconds by which a file may seem to be newer than now
 
 
@@ -128,22 +133,43 @@ def answer(path: str | Path, message: Message, context: Context, run: Run, conte
     Returns
     -------
     Message
-        Made by the privacy mod, or an error with one of `WORDS`. The reason is in the node's log alone.
+        Made by the privacy mod, or an error with one of `WORDS`. The reason is in the node's log alone, and in
+        `DECISIONS` beside the policy: a line of JSON for each message, with the rule that refused it. Where that line
+        cannot be written, nothing leaves.
     """
-    try:
-        reply = _answer(NodePolicy.read(path), message, context, run, Bundle(content))
-        if not reply.has_error():
-            return reply
-        code, reason = reply.error.code, reply.error.reason
-    except FedVeilError as error:
-        code, reason = FAILED, str(error)
-    except Exception as error:
-        code, reason = FAILED, ""
-        _LOG.error(f"{NOTHING}: it failed", exc_info=error)
+    bundle, code = Bundle(content), FAILED
+    reason: str | None = ""
+    with decided() as decision:
+        try:
+            reply = _answer(NodePolicy.read(path), message, context, run, bundle)
+            if not reply.has_error():
+                decision.setdefault("verdict", "answered")
+                _record(Path(path), message, run, bundle.sha256, decision)
+                return reply
+            code, reason = reply.error.code, reply.error.reason
+        except FedVeilError as error:
+            reason = str(error)
+        except Exception as error:
+            _LOG.error(f"{NOTHING}: it failed", exc_info=error)
     if reason not in ("", CLIENT_FAILED, NO_PART):  # of these two the mod has logged why
         _LOG.error(f"{NOTHING}: %s", reason)
     code = REFUSED if code == REFUSED else FAILED
+    said = {"verdict": "failed" if code == FAILED else "refused", "rule": "", "why": reason}
+    with suppress(OSError):  # nothing leaves in any case
+        _record(Path(path), message, run, bundle.sha256, {**decision, **said, **_refused_by(decision)})
     return Message(Error(code, WORDS[code]), reply_to=message)
+
+
+def _refused_by(decision: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a decision says of a refusal or failure; nothing of one that allowed what then failed."""
+    return decision if decision.get("verdict") in ("refused", "failed") else {}
+
+
+def _record(policy: Path, message: Message, run: Run, app: str, decision: Mapping[str, Any]) -> None:
+    """Write a decision beside the policy, for its operator."""
+    about = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "run": str(run.run_id), "app": app}
+    line = {**about, "message": message.metadata.message_type, **decision}
+    append(policy.resolve().parent / DECISIONS, json.dumps(line) + "\n")
 
 
 def _answer(node: NodePolicy, message: Message, context: Context, run: Run, bundle: Bundle) -> Message:
@@ -161,6 +187,7 @@ def _answer(node: NodePolicy, message: Message, context: Context, run: Run, bund
         run=str(run.run_id),
     )
     if refused:
+        note_decision(verdict="refused", **why(refused))
         return Message(Error(REFUSED, refused), reply_to=message)
     config, dataset = dict(context.node_config), f"{PREFIX}dataset"
     if rules.dataset is not None:

@@ -1,6 +1,7 @@
 """What a node answers: what the mod made of the operator's own client, or a constant word and nothing in the ledger."""
 
 import errno
+import json
 import logging
 import os
 import sys
@@ -16,8 +17,9 @@ from fedveil.engines.lifetime import LifetimeLedger
 from fedveil.engines.messages import REPLY
 from fedveil.errors import FieldError
 from fedveil.flower import privacy_mod
+from fedveil.node import guard
 from fedveil.node.bundle import APPROVAL, approve, make_signer
-from fedveil.node.guard import WORDS, NodePolicy, answer, own_client
+from fedveil.node.guard import DECISIONS, WORDS, NodePolicy, answer, own_client
 from node_kit import GROUP, HEAD, LAYOUT, PLAIN, SECRET, bundle, context, hash_of, lines, moved, request, run, site
 
 pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("runtime")]
@@ -77,6 +79,70 @@ def test_an_own_clients_mod_says_how_and_the_noise_is_added_once(own, monkeypatc
     assert len(made) == 1
     assert moved(reply).abs().median() < 21  # trained, and not what a second mod without a ledger would make of it
     assert lines(policy) == 2
+
+
+def decisions(policy):
+    file = policy.parent / DECISIONS
+    assert file.stat().st_mode & 0o777 == 0o600
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_each_message_leaves_a_decision_for_the_operator(own):
+    policy = own()
+    assert not asked(policy).has_error()
+    [found] = decisions(policy)
+    assert (found["verdict"], found["message"], found["round"], found["trust"]) == ("allowed", "train", 1, "local")
+    assert (found["app"], found["run"]) == (hash_of(bundle()), str(run().run_id))
+    assert found["rules"]
+    for rule in found["rules"]:
+        cost = found["costs"][rule.removeprefix("total.")]
+        assert 0 < cost["spent"] <= cost["limit"]
+        assert cost["releases"] == 1
+
+
+@pytest.mark.parametrize(
+    ("admission", "limits", "rule"),
+    [
+        (f'{OWN}\napps = ["{"0" * 64}"]', {}, "node.apps"),
+        (f'{OWN}\naccounts = ["nobody"]', {}, "node.accounts"),
+        (OWN, {"total": "mu = 1.0"}, "total"),
+        (OWN, {"top": 'methods = ["record"]'}, "methods"),
+        (OWN, {"top": 'trust = ["central"]'}, "trust"),
+    ],
+)
+def test_a_refusal_names_its_rule_to_the_operator_alone(own, admission, limits, rule):
+    policy = own(admission=admission, **limits)
+    refused(asked(policy), policy)
+    [found] = decisions(policy)
+    assert (found["verdict"], found["rule"]) == ("refused", rule)
+    assert found["why"]
+
+
+def test_a_limit_that_is_reached_is_named_with_its_scope(own):
+    policy, state = own(total="participations = 1"), RecordDict()
+    assert not asked(policy, context=context(state=state)).has_error()
+    refused(asked(policy, request(round_=2), context=context(state=state)))
+    assert [line["verdict"] for line in decisions(policy)] == ["allowed", "refused"]
+    assert decisions(policy)[1]["rule"] == "total.participations"
+
+
+def test_what_failed_is_in_the_decisions_and_what_is_not_recorded_does_not_leave(own, monkeypatch):
+    policy = own()
+    (policy.parent / "ledgers" / "ward.jsonl").unlink()
+    refused(asked(policy), code=FAILED)
+    [found] = decisions(policy)
+    assert (found["verdict"], found["rule"]) == ("failed", "")
+    assert "ledger" in found["why"]
+
+
+def test_no_decision_no_answer(own, monkeypatch):
+    policy = own()
+
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(guard, "append", full)
+    refused(asked(policy), code=FAILED)
 
 
 def test_no_code_of_the_bundle_runs_beside_an_own_client(own, tmp_path):

@@ -21,6 +21,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fedveil.accounting import Release, model_of
 from fedveil.engines.client import NO_PART, ClientParty
+from fedveil.engines.decisions import note_decision, note_verdict, why
 from fedveil.engines.deployed import RUN, Settings, answer, disagreement, opened, opened_ledger
 from fedveil.engines.flower import records
 from fedveil.engines.flower.records import Memory
@@ -109,6 +110,7 @@ class Exchange:
             name = listed_as(settings.method, settings.policy)
             refused = settings.policy.forbids(name, side.trust)  # no quote says what this costs
             if refused is not None:
+                note_decision(verdict="refused", **why(refused))
                 return self._refusal(refused)
         if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
             return self._called()
@@ -129,7 +131,9 @@ class Exchange:
             if kind == MessageType.EVALUATE:
                 released = self._measured(party, broadcast)
             else:
+                note_decision(round=broadcast.public.round, method=settings.method.name, trust=side.trust)
                 verdict = disagreement(broadcast.public, settings.rounds) or party.admit(broadcast)
+                note_verdict(verdict, party.ledger, settings.policy)
                 if isinstance(verdict, Refusal) and settings.site is None:
                     return self._refusal(verdict.reason)
                 if isinstance(verdict, Refusal):

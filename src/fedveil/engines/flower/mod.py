@@ -12,6 +12,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from fedveil.accounting import Ledger, Policy, SpendFilter
 from fedveil.aggregation import Aggregator
 from fedveil.engines.assembly import AnyMethod, resolve_method
+from fedveil.engines.decisions import note_decision
 from fedveil.engines.deployed import CAPS, RUN, Settings, with_budget
 from fedveil.engines.flower import records
 from fedveil.engines.flower.exchange import NOTHING, Exchange, Tell
@@ -167,6 +168,7 @@ def privacy_mod(
             return exchange.answered(trainer, validation, partial(warned, settings), tell)
         except Exception as error:
             _LOG.error(f"{NOTHING}: %s", error, exc_info=error)
+            note_decision(verdict="failed", rule="", why=str(error))
             return Message(Error(records.FAILED, CLIENT_FAILED), reply_to=message)
 
     return mod
