@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -171,3 +172,12 @@ def test_other_packages_take_what_the_librarys_rooms_export():
             found |= {(name, module) for module in inner}
     taken_inside = {(name, module) for name, module in found if module.removeprefix("fedveil.") not in INSIDE}
     assert {(name, module) for name, module in taken_inside if module.split(".")[1] not in INSIDE} == set()
+
+
+def test_a_module_that_tests_share_has_a_name_of_its_own():
+    """Their folders stand side by side on the path: of two with one name, all tests would get the first."""
+    project = tomllib.loads((PAGE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = [PAGE.parents[1] / name for name in project["tool"]["pytest"]["ini_options"]["pythonpath"]]
+    names = Counter(path.stem for folder in folders for path in folder.glob("*.py") if path.stem != "conftest")
+    assert names["hostile_kit"]
+    assert not [name for name, count in names.items() if count > 1]

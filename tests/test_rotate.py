@@ -124,3 +124,23 @@ def test_cases_beyond_the_first_few_are_slow():
     assert [case.marked for case in some] == [[], [], ["slow"]]
     assert [case.marked for case in none] == [["slow"]] * 3
     assert [case.marked for case in each] == [[]] * 3
+
+
+@pytest.mark.parametrize(
+    ("said", "line", "there"),
+    [
+        ("nvflare (2.9.0)\nAvailable versions: 2.9.0, 2.8.1, 2.7.2\n", "2.8.", True),
+        ("nvflare (2.9.0)\nAvailable versions: 2.9.0, 2.7.2\n", "2.8.", False),
+        ("nvflare (2.9.0)\nAvailable versions: 2.9.0\n", "", True),
+        ("", "", False),
+        (subprocess.TimeoutExpired("pip", 1), "", False),
+    ],
+)
+def test_a_package_that_no_index_offers_leaves_its_step_out(rotate, monkeypatch, said, line, there):
+    def answered(*arguments, **named):
+        if isinstance(said, Exception):
+            raise said
+        return SimpleNamespace(returncode=0, stdout=said)
+
+    monkeypatch.setattr(rotate.subprocess, "run", answered)
+    assert (rotate.offered("nvflare", line)() == "") == there

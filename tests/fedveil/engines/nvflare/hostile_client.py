@@ -8,7 +8,7 @@ import nvflare.client as flare
 from nvflare.apis.analytix import AnalyticsDataType
 
 from hello_kit import SimpleNetwork
-from hostile_kit import SECRET, VALUE
+from intruder_kit import SECRET, VALUE
 
 flare.init()
 site, difference = flare.get_site_name(), "diff" in sys.argv

@@ -1,6 +1,6 @@
 """A site's data module that raises with what it holds."""
 
-from hostile_kit import SECRET, VALUE
+from intruder_kit import SECRET, VALUE
 
 
 def broken(site):

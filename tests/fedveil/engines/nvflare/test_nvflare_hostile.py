@@ -13,7 +13,7 @@ from nvflare.job_config.script_runner import ScriptRunner
 import fedveil as fv
 from fedveil.nvflare import FedVeilController, FedVeilExecutor, PrivacyFilter, ReleaseFilter
 from hello_kit import SITES
-from hostile_kit import OtherTask, Recorder, planted
+from intruder_kit import OtherTask, Recorder, planted
 
 pytestmark = [pytest.mark.nvflare, pytest.mark.slow]
 HERE = Path(__file__).parent
