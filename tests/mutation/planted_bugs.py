@@ -1404,8 +1404,8 @@ BUGS = (
     # record-level privacy
     _bug(
         "record: a data-dependent normaliser",
-        "PrivateTrainer._noisy",
-        "noisy.denominator",
+        "NoisyRound.gradient",
+        "self._noisy.denominator",
         "max(len(chosen), 1)",
         f"{PRIVATE}::test_the_denominator_does_not_follow_the_sample",
     ),
@@ -1684,7 +1684,7 @@ BUGS = (
     ),
     _bug(
         "record: masks of dropout follow a known key",
-        "PrivateTrainer._noisy",
+        "PrivateTrainer._begin",
         "(*key, int(source.child('dropout').bits(1)))",
         "key",
         f"{PRIVATE}::test_masks_of_dropout_are_as_secret_as_the_noise",
@@ -1705,17 +1705,17 @@ BUGS = (
     ),
     _bug(
         "record: variance taken for deviation",
-        "PrivateTrainer._noisy",
-        "noisy.deviation",
-        "noisy.deviation ** 2",
+        "NoisyRound.gradient",
+        "self._noisy.deviation",
+        "self._noisy.deviation ** 2",
         f"{PRIVATE}::test_noise_has_the_deviation_that_is_promised",
         f"{RECORD}::test_one_silos_release_keeps_its_promise",
     ),
     _bug(
         "record: lots of a fixed size",
-        "PrivateTrainer._noisy",
-        "(lots.uniform(n) < noisy.rate).nonzero()[:, 0]",
-        "lots.uniform(n).argsort()[:round(n * noisy.rate)]",
+        "NoisyRound.lot",
+        "(self._drawn.uniform(self._units) < self._noisy.rate).nonzero()[:, 0]",
+        "self._drawn.uniform(self._units).argsort()[:round(self._units * self._noisy.rate)]",
         f"{PRIVATE}::test_lots_are_drawn_one_example_at_a_time",
     ),
     _bug(
@@ -1743,9 +1743,9 @@ BUGS = (
     ),
     _bug(
         "record: one stream for lots and noise",
-        "PrivateTrainer._noisy",
-        "lots = source.child('lots'); places = source.child('places'); noise = source.child('noise')",
-        "lots = places = noise = source.child('noise')",
+        "NoisyRound.__init__",
+        "self._drawn = source.child('lots'); self._places = source.child('places'); self._noise = source.child('noise')",
+        "self._drawn = self._places = self._noise = source.child('noise')",
         f"{PRIVATE}::test_sampling_and_noise_come_from_streams_of_their_own",
     ),
     _bug(
@@ -1786,8 +1786,8 @@ BUGS = (
     ),
     _bug(
         "record: a step whose examples all fail undoes the others",
-        "PrivateTrainer._noisy",
-        "failure = error",
+        "NoisyRound.clipped_sum",
+        "self._failure = error",
         "raise",
         f"{RECORD}::test_a_step_whose_examples_all_fail_takes_nothing_from_the_other_steps",
     ),

@@ -26,7 +26,7 @@ SCALES = ("declared", "client", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class TableSpec:
-    """What the columns of a table mean.
+    """Meaning of a table's columns.
 
     Scaling inputs by the mean and deviation of all rows would need statistics of everybody's private data: computing
     them is a release that nobody protects or accounts for. So a column is scaled by what was declared beforehand, or by
@@ -47,18 +47,18 @@ class TableSpec:
         The inputs. A mapping declares each: ``age = [0, 120]`` a numeric column scaled to 0 to 1, ``sex = ["f", "m"]``
         texts, one column each. A list only names them, for the other two scales. Default: all other columns.
     client_column : str
-        Says which natural client a row belongs to.
+        Names the natural client of each row.
     person : str
-        The column that says whose row it is (a patient's id); never an input.
+        Holds the id of each row's person (a patient); never an input.
     scale : {"declared", "client", "none"}
         ``"client"``: each client standardises numeric columns by its own training rows when the data are dealt out.
         ``"none"``: numbers are taken as they are.
     outside : {"refuse", "clip"}
-        What to do with values outside a declared range.
+        Treatment of values outside a declared range.
     missing : mapping
-        What stands in for missing values, by input column; without it they are refused. ``bp = 120``: a number (or one
-        of the column's texts). ``bp = "indicator"``: the lowest declared number (of texts: none), and one more column
-        that says so. ``bp = {value = 120, indicator = true, marks = [-999]}``: both, and further signs of a gap.
+        Replacement of missing values, by input column; without it they are refused. ``bp = 120``: a number (or one of
+        the column's texts). ``bp = "indicator"``: the lowest declared number (of texts: none), and one more column that
+        marks the row. ``bp = {value = 120, indicator = true, marks = [-999]}``: both, and further signs of a gap.
     """
 
     target: str
@@ -76,14 +76,28 @@ class TableSpec:
         """Refuse what cannot be meant."""
         require_choice("data.scale", self.scale, SCALES)
         require_choice("data.outside", self.outside, ("refuse", "clip"))
+        self._require_target()
+        self._require_columns()
+        roles = {"data.target": self.target, "data.client_column": self.client_column, "data.person": self.person}
+        require_roles(roles)
+        for name in self.missing or ():
+            self.gap(name)
+
+    def _require_target(self) -> None:
+        """Refuse a target that is neither classes nor a range, or both."""
         if bool(self.classes) == bool(len(self.target_range)):
             classes = "data.classes, a list of names or a number (3 for 0 to 2)"
             accepted = f"say what the target is: {classes}, or for a regression data.target_range = [low, high]"
             raise FieldError("data.classes", self.classes, accepted)
         if self.target_range:
             _range("data.target_range", self.target_range)
-        elif not isinstance(self.classes, int) and len(set(self.classes)) != len(self.classes):
-            raise FieldError("data.classes", list(self.classes), "must name each class once")
+        if not isinstance(self.classes, int):
+            if len(set(self.classes)) != len(self.classes):
+                raise FieldError("data.classes", list(self.classes), "must name each class once")
+            _once("data.classes", self.classes)
+
+    def _require_columns(self) -> None:
+        """Refuse inputs that are scaled by declared ranges and declare none, and ranges of no known form."""
         if self.scale == "declared" and not isinstance(self.columns, Mapping):
             accepted = (
                 "needs data.columns as a table that declares each input: age = [0, 120] scales it to 0 to 1, "
@@ -91,28 +105,29 @@ class TableSpec:
                 "of private statistics; data.scale = 'client' (each client by its own) or 'none' needs no table"
             )
             raise FieldError("data.scale", self.scale, accepted)
-        for name, declared in self.columns.items() if isinstance(self.columns, Mapping) else ():
+        for name, declared in self.declared.items():
             if not isinstance(declared, list | tuple):
                 accepted = "must be [low, high] for numbers, as in age = [0, 120], or a list of all texts there are"
                 raise FieldError(f"data.columns.{name}", declared, accepted)
             _once(f"data.columns.{name}", declared)
-        if not isinstance(self.classes, int):
-            _once("data.classes", self.classes)
-        require_roles(
-            {"data.target": self.target, "data.client_column": self.client_column, "data.person": self.person}
-        )
-        for name in self.missing or ():
-            self.gap(name)
+
+    @property
+    def declared(self) -> Mapping[str, Any]:
+        """Ranges and texts of inputs, by column; empty where columns are only named."""
+        return self.columns if isinstance(self.columns, Mapping) else {}
 
     def gap(self, column: str) -> Gap | None:
-        """What stands in for the missing values of a column; None where they are refused."""
-        declared = self.columns.get(column, ()) if isinstance(self.columns, Mapping) else ()
-        return gap_of(column, self.missing[column], declared) if self.missing and column in self.missing else None
+        """Return the replacement of a column's missing values; None where they are refused."""
+        if not self.missing or column not in self.missing:
+            return None
+        return gap_of(column, self.missing[column], self.declared.get(column, ()))
 
     def inputs(self, rows: "Rows") -> list[str]:
-        """The input columns, all of which the rows have."""
-        others = (self.target, self.client_column, self.person)
-        named = list(self.columns) or [c for c in rows.frame.columns if c not in (*others, *rows.index)]
+        """Return the input columns, all of which the rows have."""
+        others = (self.target, self.client_column, self.person, *rows.index)
+        named = list(self.columns)
+        if not named:
+            named = [column for column in rows.frame.columns if column not in others]
         for name in named:
             rows.require(f"data.columns.{name}", name)
             if name in (self.target, self.person):
@@ -136,9 +151,9 @@ def from_rows(name: str, train: Rows, test: Rows | None, spec: TableSpec, note: 
     train, test : Rows
         Rows to deal out, and those of the server's test half.
     spec : TableSpec
-        What the columns mean.
+        Meaning of the columns.
     note : str
-        Put before what the scaling has to say.
+        First words of the set's note.
 
     Raises
     ------
@@ -148,112 +163,154 @@ def from_rows(name: str, train: Rows, test: Rows | None, spec: TableSpec, note: 
     if test is not None and spec.scale == "client":
         accepted = "cannot scale the server's test rows, which belong to no client: use 'declared' or leave them out"
         raise FieldError("data.scale", spec.scale, accepted)
-    rows, inputs = [train] if test is None else [train, test], spec.inputs(train)
+    inputs = spec.inputs(train)
+    rows = [train]
+    if test is not None:
+        spec.inputs(test)
+        rows.append(test)
+    x: list[Tensor] = []
+    numeric: tuple[int, ...] = ()
     for part in rows:
-        spec.inputs(part)
-    made = [inputs_of(part, inputs, spec) for part in rows]
+        own, numeric = inputs_of(part, inputs, spec)
+        x.append(own)
+    notes = [one for one in (note, _note(spec, train)) if one]
     return labelled(
         rows,
-        [x for x, _ in made],
+        x,
         spec,
         name=name,
-        local_columns=made[0][1] if spec.scale == "client" else (),
+        local_columns=numeric if spec.scale == "client" else (),
         inputs=_constants(inputs, spec),
-        note=" ".join(part for part in (note, _note(spec, train)) if part),
+        note=" ".join(notes),
         licence="that of the file",
     )
 
 
 def _constants(inputs: Sequence[str], spec: TableSpec) -> dict[str, Any]:
-    """What turns another row into an example: columns in order, with what was declared of each."""
-    declared = spec.columns if isinstance(spec.columns, Mapping) else {}
+    """Return what turns another row into an example: columns in order, with what was declared of each."""
+    columns: list[list[Any]] = []
+    missing: dict[str, Any] = {}
+    for name in inputs:
+        columns.append([name, list(spec.declared.get(name, ()))])
+        if spec.missing and name in spec.missing:
+            missing[name] = spec.missing[name]
     return {
         "kind": "table",
-        "columns": [[name, list(declared.get(name, ()))] for name in inputs],
+        "columns": columns,
         "scale": spec.scale,
         "outside": spec.outside,
-        "missing": {name: spec.missing[name] for name in inputs if spec.missing and name in spec.missing},
+        "missing": missing,
         "target": spec.target,
         "target_range": list(spec.target_range),
     }
 
 
 def labelled(rows: Sequence[Rows], x: Sequence[Tensor], spec: TableSpec, **known: Any) -> DataSet:
-    """A set from rows, those of its test half too if it has one, and their inputs, however these were made."""
+    """Make a set from rows, those of its test half too if it has one, and their inputs, however these were made."""
     for part in rows:
         part.require("data.target", spec.target)
-    targets, train = [_targets(part, spec) for part in rows], rows[0]
-    if spec.classes and targets[0].is_floating_point():
-        names = [*range(spec.classes)] if isinstance(spec.classes, int) else spec.classes
-        known["note"] = f"{known.get('note', '')} Outputs say which labels hold: {', '.join(map(str, names))}.".strip()
-    elif spec.classes:
-        names = () if isinstance(spec.classes, int) else tuple(spec.classes)
-        labels = {f"{part.file}:{spec.target}": y.numpy() for part, y in zip(rows, targets, strict=True)}
-        declared = spec.classes if isinstance(spec.classes, int) else len(names)
-        known |= {"classes": count_classes(labels, declared, spec.absent), "class_names": names}
-    clients, people = None, None
+    train = rows[0]
+    targets = [_targets(part, spec) for part in rows]
+    if spec.classes:
+        known |= _classes_in(rows, targets, spec, known.get("note", ""))
+    clients = None
     if spec.client_column:
-        train.require("data.client_column", spec.client_column)
-        clients = (
-            f"{train.file}:{spec.client_column}",
-            train.sites(spec.client_column),
-            partial(train.where, spec.client_column),
-        )
+        column = spec.client_column
+        train.require("data.client_column", column)
+        clients = (f"{train.file}:{column}", train.sites(column), partial(train.where, column))
+    people = None
     if spec.person:
-        train.require("data.person", spec.person)
-        place = partial(train.where, spec.person)
-        people = f"{train.file}:{spec.person}", train.present(spec.person), place
-    return data_set(list(zip(x, targets, strict=True)), clients, people, **known)
+        column = spec.person
+        train.require("data.person", column)
+        people = (f"{train.file}:{column}", train.present(column), partial(train.where, column))
+    halves = list(zip(x, targets, strict=True))
+    return data_set(halves, clients, people, **known)
+
+
+def _classes_in(
+    rows: Sequence[Rows],
+    targets: Sequence[Tensor],
+    spec: TableSpec,
+    note: str,
+) -> dict[str, Any]:
+    """Return number and names of classes; where several labels may hold, a note that names them."""
+    names: tuple[str, ...] = ()
+    if not isinstance(spec.classes, int):
+        names = tuple(spec.classes)
+    if targets[0].is_floating_point():
+        shown = names or tuple(map(str, range(int(spec.classes))))  # type: ignore[arg-type]
+        return {"note": f"{note} Outputs say which labels hold: {', '.join(shown)}.".strip()}
+    labels = {f"{part.file}:{spec.target}": y.numpy() for part, y in zip(rows, targets, strict=True)}
+    declared = spec.classes if isinstance(spec.classes, int) else len(names)
+    return {"classes": count_classes(labels, declared, spec.absent), "class_names": names}
 
 
 def _note(spec: TableSpec, rows: Rows) -> str:
-    said = []
-    if index := [name for name in rows.index if name not in (*spec.columns, spec.target, spec.client_column)]:
-        said.append(f"No inputs: {', '.join(index)}, in which pandas numbers the rows (data.columns may name them).")
-    filled = [f"{name}: {gap}" for name in spec.missing or () if (gap := spec.gap(name))]
-    if filled:
-        said.append(f"What stands in for missing values: {'; '.join(filled)}.")
+    """Return what a report should say of the columns."""
+    notes: list[str] = []
+    used = (*spec.columns, spec.target, spec.client_column)
+    index = [name for name in rows.index if name not in used]
+    if index:
+        notes.append(f"No inputs: {', '.join(index)}, in which pandas numbers the rows (data.columns may name them).")
+    if spec.missing:
+        filled = [f"{name}: {spec.gap(name)}" for name in spec.missing]
+        notes.append(f"What stands in for missing values: {'; '.join(filled)}.")
     if spec.target_range:
         low, high = spec.target_range
-        said.append(f"Target {spec.target} in units of {high - low:g} above {low:g} (declared).")
+        notes.append(f"Target {spec.target} in units of {high - low:g} above {low:g} (declared).")
     if spec.scale == "client":
-        said.append("Numeric inputs are standardised by each client's own training rows.")
+        notes.append("Numeric inputs are standardised by each client's own training rows.")
     if spec.outside == "clip":
-        said.append("Values outside the declared ranges are clipped to them.")
-    return " ".join(said)
+        notes.append("Values outside the declared ranges are clipped to them.")
+    return " ".join(notes)
 
 
 def inputs_of(part: Rows, inputs: Sequence[str], spec: TableSpec) -> tuple[Tensor, tuple[int, ...]]:
-    """[N, F] float32, and which of the F are numeric."""
+    """Return inputs [N, F] in float32, and which of the F are numeric."""
     blocks: list[NDArray[Any]] = []
     numeric: list[int] = []
-    declared = spec.columns if isinstance(spec.columns, Mapping) else {}
+    width = 0
     for column in inputs:
-        given, gap = list(declared.get(column, ())), spec.gap(column)
-        if given and all(isinstance(v, str) for v in given):
+        given = list(spec.declared.get(column, ()))
+        gap = spec.gap(column)
+        if given and all(isinstance(value, str) for value in given):
             block, missing = _one_hot(part, column, given, gap)
         else:
-            numeric.append(sum(block.shape[1] for block in blocks))
+            numeric.append(width)
             block, missing = _scaled(part, column, given, gap, spec)
         blocks.append(block)
+        width += block.shape[1]
         if gap is not None and gap.indicator:
             blocks.append(missing[:, None])
-    return torch.from_numpy(np.concatenate(blocks, axis=1).astype(np.float32)), tuple(numeric)
+            width += 1
+    joined = np.concatenate(blocks, axis=1).astype(np.float32)
+    return torch.from_numpy(joined), tuple(numeric)
 
 
-def _one_hot(part: Rows, column: str, given: list[str], gap: Gap | None) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """One column a text [N, T], and where a value is missing."""
+def _one_hot(
+    part: Rows,
+    column: str,
+    given: list[str],
+    gap: Gap | None,
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return one column a text [N, T], and where a value is missing."""
     codes = part.codes(column, given, gap)
     missing = codes < 0
     if gap is not None and gap.value is not None:
         codes[missing] = given.index(str(gap.value))
-    return np.concatenate([np.eye(len(given)), np.zeros((1, len(given)))])[codes], missing
+    texts = len(given)
+    rows = np.concatenate([np.eye(texts), np.zeros((1, texts))])  # the last one for code -1
+    return rows[codes], missing
 
 
 def _scaled(
-    part: Rows, column: str, given: list[Any], gap: Gap | None, spec: TableSpec
+    part: Rows,
+    column: str,
+    given: list[Any],
+    gap: Gap | None,
+    spec: TableSpec,
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """The numbers of a column [N, 1], and where one is missing."""
+    """Return the numbers of a column [N, 1], and where one is missing."""
     if not given and spec.scale != "declared":
         values = part.numbers(column, gap)
     else:
@@ -261,17 +318,20 @@ def _scaled(
         values = part.bounded(column, low, high, spec.outside, gap)
     missing = np.isnan(values)
     if gap is not None:
-        values = np.where(missing, given[0] if gap.value is None else gap.value, values)
+        filler = given[0] if gap.value is None else gap.value
+        values = np.where(missing, filler, values)
     if spec.scale == "declared":
         values = (values - low) / (high - low)
     return values[:, None], missing
 
 
 def _targets(part: Rows, spec: TableSpec) -> Tensor:
+    """Return classes [N], targets [N], or which labels hold [N, L]."""
     if spec.target_range:
         low, high = spec.target_range
         values = part.bounded(spec.target, low, high, spec.outside)
-        return torch.from_numpy(((values - low) / (high - low)).astype(np.float32))
+        scaled = (values - low) / (high - low)
+        return torch.from_numpy(scaled.astype(np.float32))
     if are_lists(part.frame[spec.target]):
         held = held_labels(part.frame[spec.target], spec.classes, partial(part.where, spec.target))
         return torch.from_numpy(held)
@@ -280,18 +340,28 @@ def _targets(part: Rows, spec: TableSpec) -> Tensor:
     values = part.numbers(spec.target)
     part.refuse(spec.target, values != np.floor(values), values.item, "must be the whole number of a class")
     accepted = f"must be one of the {spec.classes} declared classes, 0 to {spec.classes - 1}"
-    part.refuse(spec.target, (values < 0) | (values >= spec.classes), lambda row: int(values[row]), accepted)
-    return torch.from_numpy(values.astype(np.int64))
+    classes = values.astype(np.int64)
+    part.refuse(spec.target, (values < 0) | (values >= spec.classes), classes.item, accepted)
+    return torch.from_numpy(classes)
 
 
 def _range(field: str, given: Sequence[Any]) -> tuple[float, float]:
-    numbers = [v for v in given if isinstance(v, int | float) and not isinstance(v, bool) and np.isfinite(v)]
-    if len(given) != 2 or len(numbers) != 2 or numbers[0] >= numbers[1]:
-        raise FieldError(field, list(given), "must be [low, high], or a list of texts for a column of texts")
-    return float(numbers[0]), float(numbers[1])
+    """Return the ends of a declared range."""
+    if len(given) == 2 and all(_is_finite(end) for end in given):
+        low, high = given
+        if low < high:
+            return float(low), float(high)
+    raise FieldError(field, list(given), "must be [low, high], or a list of texts for a column of texts")
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return bool(np.isfinite(value))
 
 
 def _once(field: str, texts: Sequence[Any]) -> None:
     """Refuse texts that are the same but for spaces around them."""
-    if pair := spelt_twice((text for text in texts if isinstance(text, str)), str.strip):
+    pair = spelt_twice([text for text in texts if isinstance(text, str)], str.strip)
+    if pair:
         raise FieldError(field, list(pair), "are one text but for spaces, which are not read: write it once")

@@ -1,4 +1,4 @@
-"""What stands in for the missing values of a column: `data.missing`."""
+"""Replacement of the missing values of a column: `data.missing`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ _ACCEPTED = (
 
 @dataclass(frozen=True)
 class Gap:
-    """What stands in for missing values.
+    """Replacement of missing values.
 
     Attributes
     ----------
     value : float, str or None
         A number, or one of the column's texts; None: the lowest declared number, and of texts none.
     indicator : bool
-        Whether one more input says where a value was missing.
+        Whether one more input marks rows in which the value was missing.
     marks : tuple
         Numbers and texts that stand for a gap in this column, beside those that always do.
     """
@@ -32,54 +32,66 @@ class Gap:
     marks: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
-        value = () if self.value is None else (str(self.value),)
-        return " and ".join((*value, *("an indicator",) * self.indicator))
+        parts: list[str] = []
+        if self.value is not None:
+            parts.append(str(self.value))
+        if self.indicator:
+            parts.append("an indicator")
+        return " and ".join(parts)
 
 
 def gap_of(column: str, given: Any, declared: Sequence[Any]) -> Gap:
-    """What ``data.missing`` says of one column.
+    """Read what ``data.missing`` says of one column.
 
     Parameters
     ----------
     column : str
         Its name.
     given : number, str or mapping
-        What was written.
+        Value of the column's key.
     declared : sequence
-        What ``data.columns`` says of it: [low, high] or texts; may be empty.
+        Of the column in ``data.columns``: [low, high] or texts; may be empty.
 
     Raises
     ------
     FieldError
-        For what cannot stand in: a number outside the declared range, a text that is none of the column's.
+        For a number outside the declared range, or a text that is none of the column's.
     """
-    field, texts = f"data.missing.{column}", bool(declared) and all(isinstance(v, str) for v in declared)
-    if given == "indicator":
-        gap = Gap(None, True)
-    elif isinstance(given, Mapping):
-        for key in given:
-            if key not in _KEYS:
-                raise FieldError(f"{field}.{key}", given[key], f"is no key; {nearest(str(key), _KEYS)}")
-        indicator, marks = given.get("indicator", False), given.get("marks", ())
-        if not isinstance(indicator, bool) or not isinstance(marks, list | tuple):
-            raise FieldError(field, dict(given), _ACCEPTED)
-        gap = Gap(given.get("value"), indicator, tuple(marks))
-    else:
-        gap = Gap(given)
+    field = f"data.missing.{column}"
+    are_texts = bool(declared) and all(isinstance(value, str) for value in declared)
+    gap = _written_gap(field, given)
     if gap.value is None:
         if not gap.indicator:
             raise FieldError(field, given, "needs a value, an indicator, or both")
         if not declared:
             raise FieldError(field, given, "needs a value beside the indicator: no range of the column is declared")
-    elif texts and gap.value not in declared:
-        raise FieldError(field, gap.value, nearest(str(gap.value), declared))
-    elif not texts:
+    elif not are_texts:
         _require_within(field, gap.value, declared)
+    elif gap.value not in declared:
+        raise FieldError(field, gap.value, nearest(str(gap.value), declared))
     return gap
 
 
+def _written_gap(field: str, given: Any) -> Gap:
+    """Read the three forms: a value, "indicator", or a table of both."""
+    if given == "indicator":
+        return Gap(None, True)
+    if not isinstance(given, Mapping):
+        return Gap(given)
+    for key in given:
+        if key not in _KEYS:
+            raise FieldError(f"{field}.{key}", given[key], f"is no key; {nearest(str(key), _KEYS)}")
+    indicator = given.get("indicator", False)
+    marks = given.get("marks", ())
+    if not isinstance(indicator, bool) or not isinstance(marks, list | tuple):
+        raise FieldError(field, dict(given), _ACCEPTED)
+    return Gap(given.get("value"), indicator, tuple(marks))
+
+
 def _require_within(field: str, value: Any, declared: Sequence[Any]) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
+    """Refuse what is no number, or lies outside the declared range."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) <= _LARGEST:
         raise FieldError(field, value, _ACCEPTED)
     if len(declared) == 2 and not declared[0] <= value <= declared[1]:
         raise FieldError(field, value, f"is outside the declared {list(declared)}")

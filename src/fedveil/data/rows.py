@@ -42,7 +42,7 @@ class Rows:
     lines: bool = False
 
     def where(self, column: str, row: int) -> str:
-        """What a refusal calls a value."""
+        """Return the name of a value in a refusal."""
         line = f" (line {row + 2})" if self.lines else ""
         return f"{self.file}, row {row + 1}{line}, column {column}"
 
@@ -64,26 +64,29 @@ class Rows:
         return value if isinstance(value, str) and value.strip() else None
 
     def present(self, column: str, missing: NDArray[np.bool_] | None = None) -> "pandas.Series[Any]":
-        """The values of a column without a gap."""
+        """Return the values of a column; refuse a gap."""
         values = self.frame[column]
-        missing = missing_of(values) if missing is None else missing
-        count = f" ({int(missing.sum())} rows in all)" if missing.sum() > 1 else ""
-        said = f"must not be empty{count}: fill it in, remove the row, or of an input set data.missing"
-        self.refuse(column, missing, partial(self.shown, column), said)
+        if missing is None:
+            missing = missing_of(values)
+        gaps = int(missing.sum())
+        count = f" ({gaps} rows in all)" if gaps > 1 else ""
+        accepted = f"must not be empty{count}: fill it in, remove the row, or of an input set data.missing"
+        self.refuse(column, missing, partial(self.shown, column), accepted)
         return values
 
     def sites(self, column: str) -> NDArray[np.str_]:
-        """Which site each row is from [N]."""
+        """Return the site of each row [N]."""
         values = self.frame[column]
         missing = missing_of(values, vague=True)
-        said = "must name a site: it decides which client holds the row. Fill it in or remove the row"
-        self.refuse(column, missing, partial(self.shown, column), said)
+        accepted = "must name a site: it decides which client holds the row. Fill it in or remove the row"
+        self.refuse(column, missing, partial(self.shown, column), accepted)
         names: NDArray[np.str_] = values.astype(str).to_numpy(dtype=np.str_)
         return names
 
     def numbers(self, column: str, gap: Gap | None = None) -> NDArray[np.float64]:
-        """The finite numbers of a column; NaN where a value is missing, if `gap` says what stands in for it."""
-        values, sort = self.frame[column], sort_of(self.frame[column])
+        """Return the finite numbers of a column; NaN where a value is missing, if `gap` replaces it."""
+        values = self.frame[column]
+        sort = sort_of(values)
         if sort in ("times", "other"):
             held = "times: store them as numbers, such as years" if sort == "times" else "lists, bytes or other objects"
             accepted = f"must hold numbers, and holds {held}"
@@ -95,14 +98,19 @@ class Rows:
         unfit = ~missing & ~(np.abs(numbers) <= np.finfo(np.float32).max)
         accepted = "must be a finite number; texts are declared as a list of all of them, e.g. sex = ['f', 'm']"
         for row in np.flatnonzero(unfit)[:1].tolist():
-            nearly = nearly_number(str(values.iloc[row]), self.style)
-            raise FieldError(self.where(column, row), str(values.iloc[row]), nearly or accepted)
+            text = str(values.iloc[row])
+            raise FieldError(self.where(column, row), text, nearly_number(text, self.style) or accepted)
         return numbers
 
     def bounded(
-        self, column: str, low: float, high: float, outside: str, gap: Gap | None = None
+        self,
+        column: str,
+        low: float,
+        high: float,
+        outside: str,
+        gap: Gap | None = None,
     ) -> NDArray[np.float64]:
-        """The numbers of a column from low to high; those outside are refused or clipped."""
+        """Return the numbers of a column from low to high; those outside are refused or clipped."""
         values = self.numbers(column, gap)
         if outside == "clip":
             return np.clip(values, low, high)
@@ -111,13 +119,18 @@ class Rows:
         return values
 
     def codes(self, column: str, accepted: Sequence[str], gap: Gap | None = None) -> NDArray[np.int64]:
-        """The place of each text of a column among the accepted ones, [N]; -1 where `gap` says what stands in."""
-        values, texts = self.frame[column], texts_of(self.frame[column])
-        codes = np.array(texts.map({text: i for i, text in enumerate(accepted)}).fillna(-1), dtype=np.int64)
-        codes[values.isna().to_numpy(dtype=bool) | marked(values, gap.marks if gap else ())] = -1
-        missing = (codes < 0) & missing_of(values, marks=gap.marks if gap else ())
+        """Return the place of each text of a column among the accepted ones, [N]; -1 where `gap` replaces it."""
+        values = self.frame[column]
+        texts = texts_of(values)
+        places = {text: i for i, text in enumerate(accepted)}
+        marks = gap.marks if gap else ()
+        codes = np.array(texts.map(places).fillna(-1), dtype=np.int64)
+        codes[values.isna().to_numpy(dtype=bool) | marked(values, marks)] = -1
+        missing = (codes < 0) & missing_of(values, marks=marks)
         if gap is None:
             self.present(column, missing)
-        for row in np.flatnonzero((codes < 0) & ~missing)[:1].tolist():
-            raise FieldError(self.where(column, row), texts.iloc[row], nearest(str(texts.iloc[row]), accepted))
+        unknown = (codes < 0) & ~missing
+        for row in np.flatnonzero(unknown)[:1].tolist():
+            text = texts.iloc[row]
+            raise FieldError(self.where(column, row), text, nearest(str(text), accepted))
         return codes
