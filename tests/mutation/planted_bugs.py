@@ -1744,8 +1744,7 @@ BUGS = (
     _bug(
         "record: one stream for lots and noise",
         "NoisyRound.__init__",
-        "self._drawn = source.child('lots'); self._places = source.child('places');"
-        "self._noise = source.child('noise')",
+        "self._drawn = source.child('lots'); self._places = source.child('places');self._noise = source.child('noise')",
         "self._drawn = self._places = self._noise = source.child('noise')",
         f"{PRIVATE}::test_sampling_and_noise_come_from_streams_of_their_own",
     ),

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import pandas
 
 
-UNNAMED = "Unnamed: 0"  # what pandas.read_csv calls a first column without a name
-INDEX = r"Unnamed: \d+|__index_level_\d+__"  # what pandas calls a row index that it wrote or read
+UNNAMED = "Unnamed: 0"  # name that pandas.read_csv gives to a first column without one
+INDEX = r"Unnamed: \d+|__index_level_\d+__"  # names that pandas gives to a row index that it wrote or read
 _UTF8 = """name what it is, data.encoding = 'cp1252' (Windows) or 'latin-1', say, or save it as UTF-8"""
 _HEADERLESS = "is named by a number or a date, as its values are: put a header line first"
 
@@ -40,8 +40,8 @@ class TableFile(TableSpec):
     separator, decimal : str
         Of CSV files, e.g. ``";"`` and ``","``.
     thousands : str
-        What stands between groups of digits in a CSV file: ``","``, ``"."``, ``"'"`` or a space. By default a number
-        with one of them is refused.
+        Sign between groups of digits in a CSV file: ``","``, ``"."``, ``"'"`` or a space. By default a number with one
+        of them is refused.
     encoding : str
         Of CSV files, by a name that Python knows, e.g. ``"cp1252"`` or ``"utf-16"``.
     max_rows : int
@@ -60,7 +60,7 @@ class TableFile(TableSpec):
     max_gib: float = 1.0
 
     def read(self) -> DataSet:
-        """The examples.
+        """Read the examples.
 
         Raises
         ------
@@ -68,17 +68,28 @@ class TableFile(TableSpec):
             Naming file, row (from 1, the header not counted) and column of a value that cannot be used.
         """
         require_count("data.max_rows", self.max_rows)
-        bounds = (self.max_rows, int(require_positive("data.max_gib", self.max_gib) * 2**30))
-        how = (self.separator, Style(self.decimal, self.thousands), bounds, self.encoding)
+        max_bytes = int(require_positive("data.max_gib", self.max_gib) * 2**30)
+        style = Style(self.decimal, self.thousands)
+        how = (self.separator, style, (self.max_rows, max_bytes), self.encoding)
         train = read_table("data.path", self.path, *how)
         test = read_table("data.test_path", self.test_path, *how) if self.test_path else None
         made = from_rows("table", train, test, self, f"From the file {train.file}.")
-        written = {name: getattr(self, name) for name in ("separator", "decimal", "thousands", "encoding")}
+        written = {
+            "separator": self.separator,
+            "decimal": self.decimal,
+            "thousands": self.thousands,
+            "encoding": self.encoding,
+        }
         return replace(made, inputs={**made.inputs, **written})
 
 
 def read_table(
-    field: str, path: str | Path, separator: str, style: Style, bounds: tuple[int, int], encoding: str = "utf-8"
+    field: str,
+    path: str | Path,
+    separator: str,
+    style: Style,
+    bounds: tuple[int, int],
+    encoding: str = "utf-8",
 ) -> Rows:
     """Read a file whole.
 
@@ -100,9 +111,12 @@ def read_table(
     file = Path(path).expanduser()
     if not file.is_file():
         raise MissingDataError(field, str(file), "is no file: give the path of a .csv, .csv.gz or .parquet file")
-    name, (max_rows, max_bytes) = file.name.lower(), bounds
+    name = file.name.lower()
+    max_rows, max_bytes = bounds
     if name.endswith(".parquet"):
-        frame, index, lines, style = *_parquet(field, file, max_rows, max_bytes), False, PLAIN
+        frame, index = _parquet(field, file, max_rows, max_bytes)
+        lines = False
+        style = PLAIN
     elif name.endswith((".csv", ".csv.gz")):
         content = _text(field, file, encoding, _unpacked(field, file, max_bytes))
         frame, lines = _csv(field, file, separator, max_rows, content)
@@ -116,8 +130,16 @@ def read_table(
     return Rows(file.name, frame, style, index, lines)
 
 
+def _place_behind(text: str) -> str:
+    """Name the row of a CSV file in which the next character stands."""
+    unquoted = "".join(f"{text}?".split('"')[::2])  # in quotes a line's end is a part of the value
+    filled = [line for line in unquoted.splitlines() if line.strip()]
+    row = len(filled) - 1
+    return f"row {row}" if row else "the header"
+
+
 def _text(field: str, file: Path, encoding: str, content: bytes) -> bytes:
-    """The content of a CSV file as UTF-8, without a byte order mark.
+    """Return the content of a CSV file as UTF-8, without a byte order mark.
 
     Raises
     ------
@@ -136,11 +158,8 @@ def _text(field: str, file: Path, encoding: str, content: bytes) -> bytes:
     try:
         text = content.decode(known)
     except UnicodeDecodeError as error:
-        before = content[: error.start].decode(known, errors="replace") + "?"
-        unquoted = "".join(before.split('"')[::2])  # in quotes a line's end is a part of the value
-        row = sum(1 for line in unquoted.splitlines() if line.strip()) - 1
-        where = f"row {row}" if row else "the header"
-        accepted = f"is no text in {known}, in {where} (byte {error.start}): {_UTF8}"
+        before = content[: error.start].decode(known, errors="replace")
+        accepted = f"is no text in {known}, in {_place_behind(before)} (byte {error.start}): {_UTF8}"
         raise FieldError(field, str(file), accepted) from error
     if "\0" in text:
         raise FieldError(
@@ -161,10 +180,10 @@ def _csv(field: str, file: Path, separator: str, max_rows: int, content: bytes) 
     # every value as text: identifiers keep their zeros, and what is no number can be named with its row
     as_text = {"header": None, "dtype": str, "sep": separator, "keep_default_na": False, "na_values": [""]}
     try:
-        header = pd.read_csv(BytesIO(content), nrows=1, **as_text).iloc[0].fillna("").str.strip().tolist()
-        if other := next((s for s in (";", "\t", "|") if len(header) == 1 and s in header[0]), ""):
-            decimal = ', and decimal = "," if numbers have one' if other == ";" else ""
-            raise FieldError("data.separator", separator, f"{file.name} has {other!r} between names: write it{decimal}")
+        first_row = pd.read_csv(BytesIO(content), nrows=1, **as_text).iloc[0]
+        header = first_row.fillna("").str.strip().tolist()
+        if len(header) == 1:
+            _require_separated(file.name, header[0], separator)
         whole = pd.read_csv(BytesIO(content), nrows=max_rows + 2, **as_text)
     except FieldError:
         raise
@@ -180,18 +199,27 @@ def _csv(field: str, file: Path, separator: str, max_rows: int, content: bytes) 
     return rows.set_axis(header, axis=1), ends.count(b"\n") == len(rows)
 
 
+def _require_separated(name: str, header: str, separator: str) -> None:
+    """Refuse a header that is one name, and holds another separator."""
+    for other in (";", "\t", "|"):
+        if other in header:
+            decimal = ', and decimal = "," if numbers have one' if other == ";" else ""
+            raise FieldError("data.separator", separator, f"{name} has {other!r} between names: write it{decimal}")
+
+
 def _numbers_rows(values: "pandas.Series[str]") -> bool:
-    """Whether a column without a name is the index that ``DataFrame.to_csv`` writes: another whole number a row."""
-    return bool(len(values)) and bool(values.str.fullmatch(r"\d+", na=False).all()) and values.is_unique
+    """Return whether a column without a name is the index that ``DataFrame.to_csv`` writes: a whole number a row."""
+    are_whole = bool(values.str.fullmatch(r"\d+", na=False).all())
+    return len(values) > 0 and are_whole and values.is_unique
 
 
 def _check_header(name: str, header: Sequence[str], rows: "pandas.DataFrame") -> None:
     """Refuse a header that does not name each column once, or looks like a row."""
     for at, column in enumerate(header):
         if not column:
-            cause = (
-                "an index that pandas wrote: df.to_csv(index=False)" if at == 0 else "a separator at each line's end?"
-            )
+            cause = "a separator at each line's end?"
+            if at == 0:
+                cause = "an index that pandas wrote: df.to_csv(index=False)"
             accepted = f"column {at + 1} has no name ({cause}): name it, or take it out"
             raise FieldError(f"{name}, header", list(header), accepted)
     twice = sorted({column for column in header if header.count(column) > 1})
@@ -199,23 +227,32 @@ def _check_header(name: str, header: Sequence[str], rows: "pandas.DataFrame") ->
         raise FieldError(f"{name}, header", twice, "must name each column once")
     if header[0].startswith("#") and len(header) > 1 and not header[0].strip("# "):
         raise FieldError(f"{name}, header", header[0], "is a comment: take it out")
-    numbers = [column for column in header if is_number(column)]
-    counted = [[str(at + first) for at in range(len(numbers))] for first in (0, 1)]
-    if numbers and numbers in counted and (len(numbers) < len(header) or len(numbers) > 3):
-        return  # pandas and numpy number columns
+    if _counts_columns(header):
+        return
     for at, column in enumerate(header):
-        if (is_number(column) or is_time(column)) and _alike(rows[at]):
+        if _is_number_or_time(column) and any(map(_is_number_or_time, rows[at].dropna().head(20))):
             raise FieldError(f"{name}, header", f"column {at + 1}", _HEADERLESS)
 
 
-def _alike(values: "pandas.Series[str]") -> bool:
-    """Whether a column begins with numbers or times, as its name seems to be one."""
-    return any(is_number(text) or is_time(text) for text in values.dropna().head(20))
+def _counts_columns(header: Sequence[str]) -> bool:
+    """Return whether names of columns count from 0 or 1, as pandas and numpy number them."""
+    numbers = [column for column in header if is_number(column)]
+    if not numbers or len(numbers) == len(header) <= 3:
+        return False
+    from_0 = [str(at) for at in range(len(numbers))]
+    from_1 = [str(at + 1) for at in range(len(numbers))]
+    return numbers in (from_0, from_1)
+
+
+def _is_number_or_time(text: str) -> bool:
+    return is_number(text) or is_time(text)
 
 
 def _unpacked(field: str, file: Path, max_bytes: int) -> bytes:
+    """Return the content of a file, which may be packed."""
+    is_packed = file.name.lower().endswith(".gz")
     try:
-        with gzip.open(file) if file.name.lower().endswith(".gz") else file.open("rb") as stream:
+        with gzip.open(file) if is_packed else file.open("rb") as stream:
             content = stream.read(max_bytes + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise FieldError(field, str(file), f"cannot be unpacked ({error})") from error
@@ -225,7 +262,7 @@ def _unpacked(field: str, file: Path, max_bytes: int) -> bytes:
 
 
 def _parquet(field: str, file: Path, max_rows: int, max_bytes: int) -> tuple["pandas.DataFrame", tuple[str, ...]]:
-    """The rows, and the columns that are pandas' index of them."""
+    """Return the rows, and the columns that are pandas' index of them."""
     need = "reading parquet files needs pyarrow"
     parquet = optional("pyarrow.parquet", need, "pyarrow")
     failures = (optional("pyarrow", need, "pyarrow").ArrowException, OSError, ValueError)
@@ -242,10 +279,11 @@ def _parquet(field: str, file: Path, max_rows: int, max_bytes: int) -> tuple["pa
             names = stored.schema_arrow.names
             if len(set(names)) != len(names):
                 raise FieldError(f"{file.name}, header", names, "must name each column once")
-            written = (stored.schema_arrow.pandas_metadata or {}).get("index_columns", ())
-            index = {name for name in written if isinstance(name, str)}
+            metadata = stored.schema_arrow.pandas_metadata or {}
+            written = metadata.get("index_columns", ())
+            index = [name for name in names if name in written or re.fullmatch(INDEX, name)]
             frame = stored.read().to_pandas(ignore_metadata=True)
-            return frame, tuple(name for name in names if name in index or re.fullmatch(INDEX, name))
+            return frame, tuple(index)
     except failures as error:
         if isinstance(error, FieldError):
             raise

@@ -63,15 +63,15 @@ LOOSE = ("is below or above a limit", "has a unit", "has a fraction")  # categor
 
 @dataclass(frozen=True)
 class Style:
-    """How numbers are written in the texts of a file.
+    """Form of numbers in the texts of a file.
 
     Parameters
     ----------
     decimal : {".", ","}
         The decimal sign.
     thousands : {"", ",", ".", "'", " "}
-        What stands between groups of digits; by default nothing may. A space is also a narrow or unbreakable one.
-        Groups are of three digits, or of two before the last three (12,34,567).
+        Sign between groups of digits; by default there is none. A space is also a narrow or unbreakable one. Groups are
+        of three digits, or of two before the last three (12,34,567).
     """
 
     decimal: str = "."
@@ -87,21 +87,28 @@ class Style:
 
     @cached_property
     def _number(self) -> re.Pattern[str]:
-        group, point = _GROUPS[self.thousands], re.escape(self.decimal)
-        grouped = rf"[1-9]\d{{0,2}}(?:{group}\d{{3}})+|[1-9]\d?(?:{group}\d{{2}})*{group}\d{{3}}|" if group else ""
-        return re.compile(rf"[+-]?(?:(?:{grouped}\d+)(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+        group = _GROUPS[self.thousands]
+        point = re.escape(self.decimal)
+        whole = r"\d+"
+        if group:
+            threes = rf"[1-9]\d{{0,2}}(?:{group}\d{{3}})+"
+            twos = rf"[1-9]\d?(?:{group}\d{{2}})*{group}\d{{3}}"
+            whole = rf"{threes}|{twos}|\d+"
+        digits = rf"(?:{whole})(?:{point}\d*)?|{point}\d+"
+        return re.compile(rf"[+-]?(?:{digits})(?:[eE][+-]?\d+)?", re.ASCII)
 
     def reads(self, text: str) -> bool:
-        """Whether a text is a number."""
+        """Return whether a text is a number."""
         return self._number.fullmatch(text.strip()) is not None
 
     def number(self, text: str) -> float:
-        """The number that a text is; NaN if it is none."""
+        """Return the number that a text is; NaN if it is none."""
         stripped = text.strip()
         if not self._number.fullmatch(stripped):
             return float("nan")
-        digits = re.sub(_GROUPS[self.thousands], "", stripped) if self.thousands else stripped
-        return float(digits.replace(self.decimal, "."))
+        if self.thousands:
+            stripped = re.sub(_GROUPS[self.thousands], "", stripped)
+        return float(stripped.replace(self.decimal, "."))
 
 
 PLAIN = Style()
@@ -109,12 +116,12 @@ STYLES = tuple(Style(decimal, sign) for sign in THOUSANDS for decimal in ".," if
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a number, however numbers are written."""
+    """Return whether a text is a number, however numbers are written."""
     return any(style.reads(text) for style in STYLES)
 
 
 def pandas_module() -> Any:
-    """Pandas itself.
+    """Import pandas.
 
     Raises
     ------
@@ -125,19 +132,22 @@ def pandas_module() -> Any:
 
 
 def sort_of(values: "pandas.Series[Any]") -> Sort:
-    """What a column holds, by the type of its values; texts may still be numbers (`numbers_of`)."""
-    types = pandas_module().api.types
+    """Return the kind of values in a column, by their type; texts may still be numbers (`numbers_of`)."""
+    pd = pandas_module()
+    types = pd.api.types
     if not values.notna().any():
         return "empty"
-    if isinstance(values.dtype, pandas_module().StringDtype):
+    dtype = values.dtype
+    if isinstance(dtype, pd.StringDtype):
         return "texts"
-    dtype = values.cat.categories.dtype if isinstance(values.dtype, pandas_module().CategoricalDtype) else values.dtype
+    if isinstance(dtype, pd.CategoricalDtype):
+        dtype = values.cat.categories.dtype
     if types.is_bool_dtype(dtype) or (types.is_numeric_dtype(dtype) and not types.is_complex_dtype(dtype)):
         return "numbers"
     if types.is_datetime64_any_dtype(dtype) or types.is_timedelta64_dtype(dtype) or str(dtype).startswith("period"):
         return "times"
-    found = {type(value) for value in values[values.notna()]}
-    held: set[Sort] = {_sort_of_type(one) for one in found}
+    kinds = set(map(type, values[values.notna()]))
+    held: set[Sort] = set(map(_sort_of_type, kinds))
     if held == {"numbers", "texts"}:
         return "mixed"
     return held.pop() if len(held) == 1 else "other"
@@ -148,33 +158,43 @@ def _sort_of_type(kind: type) -> Sort:
         return "texts"
     if issubclass(kind, Real | Decimal | np.bool_):
         return "numbers"
-    return "times" if issubclass(kind, date | time | timedelta | np.datetime64 | np.timedelta64) else "other"
+    if issubclass(kind, date | time | timedelta | np.datetime64 | np.timedelta64):
+        return "times"
+    return "other"
 
 
 def texts_of(values: "pandas.Series[Any]") -> "pandas.Series[Any]":
-    """The values as texts without spaces around them."""
+    """Return the values as texts without spaces around them."""
     return values.astype(str).str.strip()
 
 
 def numbers_of(values: "pandas.Series[Any]", style: Style) -> NDArray[np.float64]:
-    """The numbers of a column [N]; NaN where there is none."""
+    """Return the numbers of a column [N]; NaN where there is none."""
     pd = pandas_module()
     if pd.api.types.is_numeric_dtype(values.dtype) or pd.api.types.is_bool_dtype(values.dtype):
         numbers: NDArray[np.float64] = values.to_numpy(dtype=np.float64, na_value=np.nan)
         return numbers
     codes, kinds = pd.factorize(values.astype(object))
-    read: NDArray[np.float64] = np.array([*(_number_of(kind, style) for kind in kinds), np.nan], dtype=np.float64)
+    numbers_of_kinds = [_number_of(kind, style) for kind in kinds]
+    read = np.array([*numbers_of_kinds, np.nan], dtype=np.float64)  # the last one for code -1
     return np.asarray(read[codes])
 
 
 def _number_of(value: Any, style: Style) -> float:
     if isinstance(value, str):
         return style.number(value)
-    return float(value) if isinstance(value, Real | Decimal | np.bool_) else float("nan")
+    if isinstance(value, Real | Decimal | np.bool_):
+        return float(value)
+    return float("nan")
 
 
-def missing_of(values: "pandas.Series[Any]", *, vague: bool = False, marks: Sequence[Any] = ()) -> NDArray[np.bool_]:
-    """Which values of a column [N] are missing.
+def missing_of(
+    values: "pandas.Series[Any]",
+    *,
+    vague: bool = False,
+    marks: Sequence[Any] = (),
+) -> NDArray[np.bool_]:
+    """Return which values of a column [N] are missing.
 
     Parameters
     ----------
@@ -188,35 +208,41 @@ def missing_of(values: "pandas.Series[Any]", *, vague: bool = False, marks: Sequ
     absent: NDArray[np.bool_] = values.isna().to_numpy(dtype=bool) | marked(values, marks)
     if sort_of(values) in ("texts", "mixed"):
         codes, kinds = pandas_module().factorize(values.astype(object))
-        gaps = np.array([*(isinstance(kind, str) and is_gap(kind, vague=vague) for kind in kinds), True], dtype=bool)
+        are_gaps = [isinstance(kind, str) and is_gap(kind, vague=vague) for kind in kinds]
+        gaps = np.array([*are_gaps, True], dtype=bool)  # the last one for code -1
         absent |= gaps[codes]
     return absent
 
 
 def marked(values: "pandas.Series[Any]", marks: Sequence[Any]) -> NDArray[np.bool_]:
-    """Which values of a column [N] are one of the marks, as a text or as a number."""
+    """Return which values of a column [N] are one of the marks, as a text or as a number."""
     found = np.zeros(len(values), dtype=bool)
     if not len(marks) or sort_of(values) not in ("numbers", "texts", "mixed"):
         return found
-    texts, numbers = texts_of(values), numbers_of(values, PLAIN)
+    texts = texts_of(values)
+    numbers = numbers_of(values, PLAIN)
     for mark in marks:
-        found |= (texts == str(mark).strip()).to_numpy(dtype=bool) | (numbers == _number_of(mark, PLAIN))
+        is_text = (texts == str(mark).strip()).to_numpy(dtype=bool)
+        found |= is_text | (numbers == _number_of(mark, PLAIN))
     return found
 
 
 def bare(text: str) -> str:
-    """A text without spaces around it and without characters that nobody sees, such as spaces of no width."""
-    return text.strip() if text.isascii() else "".join(sign for sign in text if category(sign) != "Cf").strip()
+    """Return a text without spaces around it and without characters that nobody sees, such as spaces of no width."""
+    if text.isascii():
+        return text.strip()
+    seen = [sign for sign in text if category(sign) != "Cf"]
+    return "".join(seen).strip()
 
 
 def is_gap(text: str, *, vague: bool = False) -> bool:
-    """Whether a text stands for a missing value."""
+    """Return whether a text stands for a missing value."""
     stripped = bare(text)
     return stripped in MISSING or (vague and stripped.casefold() in VAGUE)
 
 
 def is_time(text: str) -> bool:
-    """Whether a text is a date, a time of day, or a duration."""
+    """Return whether a text is a date, a time of day, or a duration."""
     return _DATES.fullmatch(text.strip()) is not None
 
 
@@ -227,28 +253,39 @@ def nearly_number(text: str, style: Style) -> str:
         return ""
     if stripped != text.strip() and style.reads(stripped):
         return "has a character that nobody sees: write the number alone"
-    others = [other for other in STYLES if other.reads(stripped)]
-    if others:
-        ways = {f"{other.number(stripped):.15g}": _written(other) for other in reversed(others)}
-        read = ", or ".join(f"{number} with {way}" for number, way in ways.items())
-        return f"is no number where {_written(style)}; it is {read}"
-    plain = "".join(str(digit(sign)) if sign.isdigit() else sign for sign in normalize("NFKC", stripped))
-    plain = plain.replace("\u2212", "-").replace("\u2013", "-")
-    if plain != stripped and any(other.reads(plain) for other in STYLES):
+    keys: dict[str, str] = {}  # by number, under which it would be read
+    for other in reversed(STYLES):
+        if other.reads(stripped):
+            keys[f"{other.number(stripped):.15g}"] = _keys_of(other)
+    if keys:
+        read = ", or ".join(f"{number} with {key}" for number, key in keys.items())
+        return f"is no number where {_keys_of(style)}; it is {read}"
+    plain = _of_a_keyboard(stripped)
+    if plain != stripped and is_number(plain):
         return "has a minus sign or digits that are not those of a keyboard: write -0123456789"
-    for why, pattern in _NEARLY.items():
-        if re.fullmatch(pattern, stripped, re.IGNORECASE if why == "is infinite" else 0):
-            return f"{why}: write the number alone"
+    for problem, pattern in _NEARLY.items():
+        flags = re.IGNORECASE if problem == "is infinite" else 0
+        if re.fullmatch(pattern, stripped, flags):
+            return f"{problem}: write the number alone"
     return ""
 
 
-def _written(style: Style) -> str:
+def _of_a_keyboard(text: str) -> str:
+    """Return a text with digits and minus signs of a keyboard."""
+    signs: list[str] = []
+    for sign in normalize("NFKC", text):
+        signs.append(str(digit(sign)) if sign.isdigit() else sign)
+    return "".join(signs).replace("\u2212", "-").replace("\u2013", "-")
+
+
+def _keys_of(style: Style) -> str:
+    """Return the keys of a configuration under which numbers have this form."""
     thousands = f", data.thousands = {style.thousands!r}" if style.thousands else ""
     return f"data.decimal = {style.decimal!r}{thousands}"
 
 
 def plain_form(value: Any) -> Any:
-    """A value without what may differ by chance: case, spaces, signs between words, accents' and numbers' forms."""
+    """Return a value without chance differences: case, spaces, signs between words, accents' and numbers' forms."""
     if not isinstance(value, str):
         return value
     text = " ".join(normalize("NFKC", bare(value)).casefold().split())
@@ -257,11 +294,12 @@ def plain_form(value: Any) -> Any:
     with suppress(InvalidOperation):
         number = Decimal(text)
         return number if number.is_finite() else text
-    return " ".join(_JOINTS.sub(" ", text.replace("\u2019", "'").replace("'", "")).split())
+    without_apostrophes = text.replace("\u2019", "'").replace("'", "")
+    return " ".join(_JOINTS.sub(" ", without_apostrophes).split())
 
 
 def spelt_twice(values: Iterable[Any], form: Callable[[Any], Any] = plain_form) -> tuple[Any, Any] | None:
-    """The first two different values that agree in their form; None where there are none."""
+    """Return the first two different values that agree in their form; None where there are none."""
     seen: dict[Any, Any] = {}
     for value in values:
         first = seen.setdefault(form(value), value)
