@@ -59,8 +59,9 @@ def ledger_head(path: Path, by: str, head: Path) -> None:
     "--delta", type=float, default=1e-5, show_default=True, help="For record-level epsilon, without a policy."
 )
 @path_option("--head", "FOLDER", "Where its head lies: checks it.")
-def ledger_show(path: Path, policy: Path | None, delta: float, head: Path | None) -> None:
-    """Check a ledger's chain and head; show its runs and what was spent, kind by kind. Nothing is written.
+@path_option("--csv", "FILE", "Writes a line a release: epsilon, epsilon so far, what is left.")
+def ledger_show(path: Path, policy: Path | None, delta: float, head: Path | None, csv: Path | None) -> None:
+    """Check a ledger's chain and head; show its runs and what was spent, kind by kind. The ledger stays as it is.
 
     Of a run's own ledger (RUN/ledger/server.jsonl): its parties, and whether it begins in the middle of the run.
     """
@@ -74,9 +75,13 @@ def ledger_show(path: Path, policy: Path | None, delta: float, head: Path | None
         held = [str(file) for file in sorted(path.rglob("*.jsonl")) if file.parent.name.startswith("ledger")]
         raise FieldError("PATH", str(path), f"is a folder; name a ledger in it: {', '.join(held) or 'it has none'}")
     if of_run(path):
+        if csv is not None:
+            write_releases(csv, ledger_of_run(path), rule)
         show(*tables_of_run(path, rule))
         return
     ledger, lines, _ = read_ledger(path)
+    if csv is not None:
+        write_releases(csv, ledger, rule)
     spent = spent_of(ledger, rule)
     of_head = "head: not looked at (--head FOLDER): whether lines are missing at the end is not known"
     if head is not None:
@@ -132,6 +137,31 @@ def tables_of_run(path: Path, policy: "Policy") -> "tuple[list[Table], list[str]
         return [table], notes
     spent = spent_of(ledgers[0], policy)
     return [table, replace(spent, title="spent in this run")], [*spent.notes, *notes]
+
+
+def ledger_of_run(path: Path) -> "Ledger":
+    """Read the one ledger of a run's file.
+
+    Raises
+    ------
+    FieldError
+        If the file holds those of several parties.
+    """
+    from fedveil.errors import FieldError
+    from fedveil.evidence import read_books
+
+    found = [book.ledger for books in read_books([path]).runs.values() for book in books.values()]
+    if len(found) != 1:
+        raise FieldError("--csv", str(path), f"needs the ledger of one party, and there are {len(found)}")
+    return found[0]
+
+
+def write_releases(file: Path, ledger: "Ledger", policy: "Policy") -> None:
+    """Write a line a release as comma-separated values."""
+    from fedveil.evidence import release_csv, release_rows
+    from fedveil.files import write_atomic
+
+    write_atomic(file, release_csv(release_rows(ledger, policy, policy.delta)))
 
 
 def late_runs(lines: list[str]) -> list[str]:

@@ -1,0 +1,110 @@
+"""One line a release of a ledger, for a spreadsheet: what it cost, what all cost together, and what is left."""
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedveil.accounting import total
+from fedveil.errors import FieldError
+
+if TYPE_CHECKING:
+    from fedveil.accounting import Ledger, Policy, Spend
+
+COLUMNS = (
+    "release",
+    "round",
+    "purpose",
+    "unit",
+    "relation",
+    "trust",
+    "status",
+    "delta",
+    "epsilon",
+    "epsilon_so_far",
+    "cost",
+    "spent",
+    "allowed",
+    "left",
+)
+
+
+def release_rows(ledger: "Ledger", policy: "Policy", delta: float) -> list[dict[str, Any]]:
+    """List a ledger's releases in order, each with the totals until then.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        A data set's, or a run's.
+    policy : Policy
+        Its limits say what is left.
+    delta : float
+        At which an epsilon is stated.
+
+    Returns
+    -------
+    list of dict
+        By `COLUMNS`. A number that does not exist is an empty text: a heuristic has no epsilon, and unlike promises
+        have no total. ``cost`` is the kind of cost that the policy limits and that has the least left of it.
+    """
+    rows = []
+    spends: list[Spend] = []
+    for number, entry in enumerate(ledger.all_entries, start=1):
+        spends.append(entry.spend)
+        guarantee = entry.spend.guarantee
+        kind, spent, allowed, left = _tightest(policy, spends)
+        round_, purpose = entry.key
+        values = (
+            number,
+            round_,
+            purpose.partition(" ")[0],
+            guarantee.unit,
+            guarantee.relation,
+            guarantee.trust,
+            guarantee.status,
+            delta,
+            _epsilon([entry.spend], delta),
+            _epsilon(spends, delta),
+            kind,
+            spent,
+            allowed,
+            left,
+        )
+        rows.append(dict(zip(COLUMNS, values, strict=True)))
+    return rows
+
+
+def release_csv(rows: Sequence[dict[str, Any]]) -> bytes:
+    """Write the rows of `release_rows` as a table of comma-separated values."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def _epsilon(spends: "Sequence[Spend]", delta: float) -> float | str:
+    """Compose some releases; an empty text where there is no epsilon of them together."""
+    try:
+        together = total(spend.guarantee for spend in spends)
+    except FieldError:
+        return ""
+    if not together.proven:
+        return ""
+    return together.epsilon(delta)
+
+
+def _tightest(policy: "Policy", spends: "Sequence[Spend]") -> tuple[str, float | str, float | str, float | str]:
+    """Name the limited kind of cost with the least share left, with what is spent, allowed and left of it."""
+    best: tuple[str, float | str, float | str, float | str] = ("", "", "", "")
+    least = math.inf
+    for kind, (_, spent, limit) in policy.standing(spends).items():
+        if limit is None:
+            continue
+        left = max(0.0, limit - spent)
+        if kind.endswith("mu"):
+            left = math.sqrt(max(0.0, limit**2 - spent**2))
+        if left / limit < least:
+            least, best = left / limit, (kind, spent, limit, left)
+    return best
