@@ -30,5 +30,5 @@ while flare.is_running():
         meta={"note": SECRET, SECRET: VALUE, "NUM_STEPS_CURRENT_ROUND": 4711},
     )
     flare.send(model, clear_cache=False)
-    if site == "site-1":
+    if site == "site-1" and received.current_round == 1:
         flare.send(flare.FLModel(metrics=metrics, meta={"note": SECRET}))  # a second one for the same task

@@ -58,7 +58,7 @@ def planted(folder, seen):
     """Files below a folder, and the recorder's own, that hold a planted value."""
     found = []
     for path in [*Path(folder).rglob("*"), Path(seen)]:
-        if path.is_file():
+        if path.is_file() and path.suffix not in (".py", ".pyc"):  # the job's own code names what it plants
             content = path.read_bytes()
             if any(pattern in content for pattern in PATTERNS):
                 found.append(path)

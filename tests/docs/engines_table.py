@@ -1,0 +1,91 @@
+"""Where each method runs: each cell names its test, or why it is refused."""
+
+FLOWER, FLARE = "tests/fedveil/engines/flower", "tests/fedveil/engines/nvflare"
+ENGINES = ("Flower in one process", "Flower, deployed", "FLARE's client runner", "FLARE's simulator", "FLARE's swarm")
+BIT, RUNS, NO, UNTRIED = "to the bit", "runs", "*refused*", "not tried"
+
+SHUFFLED = f"{FLOWER}/test_flower_engines.py::test_same_bits_as_embedded_though_replies_arrive_shuffled"
+NODES = f"{FLOWER}/test_example_app.py::test_on_two_supernodes_of_which_one_is_killed"
+DEMO = "tests/deploy/test_demo.py::test_three_hospitals"
+PROCESSES = f"{FLOWER}/test_flower_secure.py::test_four_processes_with_key_files_make_the_plain_integer_sum_to_the_bit"
+RUNNER = f"{FLARE}/test_nvflare_engines.py::test_same_bits_as_embedded_though_sites_answer_in_another_order"
+SIMULATOR = f"{FLARE}/test_nvflare_engines.py::test_same_bits_in_flares_simulator"
+EXECUTOR = f"{FLARE}/test_nvflare_executor.py::test_same_bits_and_ledgers_as_embedded"
+TRAINED = f"{FLARE}/test_nvflare_executor.py::test_same_bits_in_flares_simulator"
+SWARM = f"{FLARE}/test_nvflare_swarm.py::test_three_peers_end_in_the_embedded_bits_each_having_aggregated_once"
+NO_SWARM = f"{FLARE}/test_nvflare_swarm.py::test_what_does_not_hold_in_a_swarm_is_refused"
+RULE = f"{FLARE}/test_nvflare_swarm.py::test_a_rule_alone_leaves_the_script"
+RECORDS = f"{FLOWER}/test_flower_record.py::test_same_bits_and_ledgers_as_embedded"
+SECURE = f"{FLOWER}/test_flower_secure.py::test_same_bits_and_ledgers_as_embedded"
+THREE_LINES = f"{FLARE}/test_nvflare_recipes.py::test_three_lines_run_in_flares_simulator"
+
+STOPPED = f"{FLOWER}/test_flower_stopping.py::test_in_the_clear_it_stops_after_patience_and_returns_the_best_model"
+
+CELLS = {
+    "vanilla": ((BIT, SHUFFLED), (UNTRIED, ""), (BIT, RUNNER), (UNTRIED, ""), (f"{RUNS}: the rule", RULE)),
+    "global DP": (
+        (BIT, SHUFFLED),
+        (RUNS, NODES),
+        (BIT, RUNNER),
+        (BIT, SIMULATOR),
+        (f"{NO}: trusts the aggregator", NO_SWARM),
+    ),
+    "metric privacy": (
+        (BIT, SHUFFLED),
+        (UNTRIED, ""),
+        (BIT, RUNNER),
+        (UNTRIED, ""),
+        (f"{NO}: trusts the aggregator", NO_SWARM),
+    ),
+    "SGA-LDP": ((BIT, SHUFFLED), (RUNS, NODES), (BIT, RUNNER), (BIT, SIMULATOR), (UNTRIED, "")),
+    "group privacy, several hypotheses": (
+        (BIT, SHUFFLED),
+        (UNTRIED, ""),
+        (BIT, EXECUTOR),
+        (BIT, TRAINED),
+        (f"{NO}: one model a peer", NO_SWARM),
+    ),
+    "FedRE": (
+        (BIT, SHUFFLED),
+        (UNTRIED, ""),
+        (BIT, EXECUTOR),
+        (f"{BIT} (equal weights)", TRAINED),
+        (f"{NO}: public data at a peer", NO_SWARM),
+    ),
+    "record level, no trust": ((BIT, RECORDS), (UNTRIED, ""), (BIT, EXECUTOR), (BIT, TRAINED), (BIT, SWARM)),
+    "person level, no trust": ((BIT, RECORDS), (UNTRIED, ""), (BIT, EXECUTOR), (BIT, TRAINED), (UNTRIED, "")),
+    "trusted sum": (
+        (BIT, RECORDS),
+        (UNTRIED, ""),
+        (BIT, EXECUTOR),
+        (UNTRIED, ""),
+        (f"{NO}: trusts every peer", NO_SWARM),
+    ),
+    "secure sum of records": ((BIT, SECURE), (BIT, PROCESSES), (BIT, EXECUTOR), (BIT, TRAINED), (BIT, SWARM)),
+    "secure sum of persons": ((BIT, SECURE), (RUNS, DEMO), (BIT, EXECUTOR), (UNTRIED, ""), (UNTRIED, "")),
+    "validation clients": (
+        (
+            RUNS,
+            f"{FLOWER}/test_flower_stopping.py::test_in_the_clear_it_stops_after_patience_and_returns_the_best_model",
+        ),
+        (UNTRIED, ""),
+        (BIT, f"{FLARE}/test_nvflare_validating.py::test_losses_models_and_ledgers_are_the_embedded_engines"),
+        (UNTRIED, ""),
+        (f"{NO}: a metric is a release", f"{FLARE}/test_nvflare_swarm.py::test_protect_changes_the_peers_of_a_swarm"),
+    ),
+    "a FLARE recipe, by one line": (
+        ("", ""),
+        ("", ""),
+        ("", ""),
+        (RUNS, THREE_LINES),
+        (BIT, SWARM),
+    ),
+}
+
+
+def table():
+    """The page's table."""
+    lines = [f"| | {' | '.join(ENGINES)} |", "|---" * (len(ENGINES) + 1) + "|"]
+    for method, cells in CELLS.items():
+        lines.append(f"| {method} | {' | '.join(said for said, _ in cells)} |")
+    return "\n".join(lines)

@@ -1,0 +1,24 @@
+"""The table of methods and engines: it stands on the page as it is here, and each cell's test exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+from engines_table import BIT, CELLS, NO, RUNS, UNTRIED, table
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_has_the_table():
+    assert table() in (ROOT / "docs" / "nvflare.md").read_text()
+
+
+@pytest.mark.parametrize("method", CELLS)
+def test_each_cell_is_a_test_or_says_that_there_is_none(method):
+    for said, where in CELLS[method]:
+        if said in ("", UNTRIED):
+            assert where == ""
+            continue
+        assert said.startswith((BIT, RUNS, NO))
+        file, _, name = where.partition("::")
+        assert re.search(rf"^def {name}\(", (ROOT / file).read_text(), re.MULTILINE), where
