@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_has_the_table():
-    assert table() in (ROOT / "docs" / "nvflare.md").read_text()
+    assert table() in (ROOT / "docs" / "nvflare-methods.md").read_text()
 
 
 @pytest.mark.parametrize("method", CELLS)
