@@ -45,7 +45,7 @@ TEST := $(VENV)/.test-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check slow rotate mutation crash hostile fuzz fresh browser notebooks deploy-test deploy-demo wheels docs flare-2.7 flare-2.8 newest data-test bench bench-check clean distclean
+.PHONY: help demo test lint types check slow rotate mutation crash hostile fuzz fresh browser notebooks deploy-test deploy-demo wheels docs flare-2.7 flare-2.8 newest newest-flwr newest-nvflare newest-torch newest-pandas data-test bench bench-check clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9. -]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,9 +57,10 @@ demo: $(CORE)  ## compare privacy settings on handwritten digits, then persons (
 test: $(TEST)  ## run the tests (without the slow ones)
 	@$(PYTEST) --timeout 240 $(PYTEST_ARGS)
 
-lint: $(DEV)  ## ruff: rules and formatting
+lint: $(DEV)  ## ruff: rules and formatting; hadolint: the Containerfile
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint examples/deployment/Containerfile
 
 types: $(DEV)  ## mypy, strict
 	$(BIN)/mypy
@@ -117,6 +118,15 @@ flare-2.7 flare-2.8: flare-%: $(FLARE)%/.installed  ## run the tests of NVIDIA F
 newest: $(NEWEST)/.installed  ## run the tests with the newest version of each package that pyproject.toml allows
 	$(THREADS) $(NEWEST)/bin/python $(TESTED) --timeout 240 $(PYTEST_ARGS)
 
+# What stands on a seam of each: the engine, the node and the deployment; the engine; training; tables.
+SEAMS_flwr    := tests/fedveil/engines/flower tests/fedveil/node
+SEAMS_nvflare := tests/fedveil/engines/nvflare
+SEAMS_torch   := tests/fedveil/learning tests/fedveil/engines/test_federation.py
+SEAMS_pandas  := tests/fedveil/data tests/fedveil_lab/config
+
+newest-flwr newest-nvflare newest-torch newest-pandas: newest-%: $(NEWEST)-%/.installed  ## run the tests that stand on one package with its newest version
+	$(THREADS) $(NEWEST)-$*/bin/python $(TESTED) --timeout 240 $(SEAMS_$*) $(PYTEST_ARGS)
+
 bench: $(BENCH)/.installed  ## measure speed beside the peers (20 minutes; keep the machine idle), write docs/benchmarks.md
 	$(BENCH)/bin/python -m benchmarks $(BENCH_ARGS)
 
@@ -128,7 +138,7 @@ clean:  ## remove caches and build products (runs/ stays)
 	find src lab studies tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## clean, and remove the environment as well
-	rm -rf $(VENV) $(BENCH) $(DOCS) $(FLARE)* $(NEWEST)
+	rm -rf $(VENV) $(BENCH) $(DOCS) $(FLARE)* $(NEWEST)*
 
 # PyTorch goes first and alone, so that TORCH_ARGS cannot change where anything else comes from; its
 # dependencies follow with the next command.
@@ -166,6 +176,11 @@ ABOVE := bin/python -m pip --disable-pip-version-check install --quiet --no-comp
 $(FLARE)%/.installed: $(TEST)
 	$(call above,$(FLARE)$*)
 	$(FLARE)$*/$(ABOVE) "nvflare==$*.*"
+	@touch $@
+
+$(NEWEST)-%/.installed: $(TEST)
+	$(call above,$(NEWEST)-$*)
+	$(NEWEST)-$*/$(ABOVE) --upgrade $(if $(filter torch,$*),$(TORCH_ARGS) --no-deps) $*
 	@touch $@
 
 $(NEWEST)/.installed: $(TEST)
