@@ -1,4 +1,4 @@
-"""One image file as an array, decoded by Pillow with bounds on what it may turn into."""
+"""One image file as an array, decoded by Pillow within bounds."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".dcm")
 MODES = ("auto", "grey", "rgb")
 MAX_PIXELS = 1 << 24  # 4096 x 4096
 
-_PLAIN_MODES = {"1": "L", "L": "L", "LA": "L", "RGB": "RGB", "RGBA": "RGB"}  # with what they are as grey or colours
+_PLAIN_MODES = {"1": "L", "L": "L", "LA": "L", "RGB": "RGB", "RGBA": "RGB"}  # to grey or colours without loss
 _FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "GIF")  # only these decoders are let near a file
 
 
@@ -43,9 +43,9 @@ def decode(
     source : Path or bytes
         The file, or its content.
     mode : {"auto", "grey", "rgb"}
-        What to convert to; "auto" takes 8-bit and 16-bit grey and RGB as they are, a palette as the greys or
+        Target of the conversion. "auto" takes 8-bit and 16-bit grey and RGB as they are, a palette as the greys or
         colours it stands for, and refuses anything else (CMYK, floating point). An opaque alpha channel is dropped.
-        What is transparent in places, and colours of 16 bits, are refused in each mode.
+        Each mode refuses pictures that are transparent in places, and colours of 16 bits.
     size : tuple of int, optional
         (height, width) to resize to: by the mean of the pixels when it shrinks (box filter), bilinear when it grows.
     max_pixels : int
@@ -61,33 +61,54 @@ def decode(
     FieldError
         Naming the file, if it is damaged, too large, or of another kind.
     """
-    image_module = pillow()
-    medical = name.lower().endswith(".dcm")
-    dicom = optional("pydicom", "reading DICOM needs pydicom", '"fedveil[dicom]"') if medical else None
+    pillow()
+    is_dicom = name.lower().endswith(".dcm")
+    if is_dicom:
+        _pydicom()
+    stream = BytesIO(source) if isinstance(source, bytes) else source
     try:
-        if dicom is not None:
-            opened = dicom.dcmread(BytesIO(source) if isinstance(source, bytes) else source)
-            return _pixels(name, image_module.fromarray(grey_slice(name, opened, max_pixels)), mode, size)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", image_module.DecompressionBombWarning)
-            with image_module.open(BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS) as image:
-                width, height = image.size
-                if width * height > max_pixels:
-                    accepted = f"may hold at most {max_pixels} pixels; raise data.max_pixels if it is meant"
-                    raise FieldError(name, f"{width} x {height}", accepted)
-                if getattr(image, "n_frames", 1) != 1:
-                    raise FieldError(name, f"{image.n_frames} frames", "must hold a single one: split it")
-                _refuse_unread(name, image)
-                return _pixels(name, _upright(image), mode, size)
+        if is_dicom:
+            image = _dicom_image(name, stream, max_pixels)
+        else:
+            image = _plain_image(name, stream, max_pixels)
+        return _pixels(name, image, mode, size)
     except FieldError:
         raise
     except Exception as error:  # damaged files make decoders raise nearly anything
         kinds = ", ".join((*_FORMATS, "DICOM"))
-        text, hidden = str(error), isinstance(source, Path) and name != str(source)  # a path may name a person
-        text = text.replace(str(source), name) if hidden else text
-        raise FieldError(name, type(error).__name__, f"cannot be read as {kinds}: {text}") from (
-            None if hidden else error
-        )
+        text = str(error)
+        cause: Exception | None = error
+        if isinstance(source, Path) and name != str(source):  # a path may name a person
+            text = text.replace(str(source), name)
+            cause = None
+        raise FieldError(name, type(error).__name__, f"cannot be read as {kinds}: {text}") from cause
+
+
+def _pydicom() -> Any:
+    return optional("pydicom", "reading DICOM needs pydicom", '"fedveil[dicom]"')
+
+
+def _dicom_image(name: str, stream: Path | BytesIO, max_pixels: int) -> "Image":
+    """Read the image of a DICOM file."""
+    opened = _pydicom().dcmread(stream)
+    image: Image = pillow().fromarray(grey_slice(name, opened, max_pixels))
+    return image
+
+
+def _plain_image(name: str, stream: Path | BytesIO, max_pixels: int) -> "Image":
+    """Read the image of any other file, turned upright."""
+    module = pillow()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", module.DecompressionBombWarning)
+        with module.open(stream, formats=_FORMATS) as image:
+            width, height = image.size
+            if width * height > max_pixels:
+                accepted = f"may hold at most {max_pixels} pixels; raise data.max_pixels if it is meant"
+                raise FieldError(name, f"{width} x {height}", accepted)
+            if getattr(image, "n_frames", 1) != 1:
+                raise FieldError(name, f"{image.n_frames} frames", "must hold a single one: split it")
+            _refuse_unread(name, image)
+            return _upright(image)
 
 
 def stack(
@@ -125,15 +146,15 @@ def stack(
     for i, (name, content) in enumerate(sources):
         one = decode(name, content, **options)
         if one.shape != first.shape or one.dtype != first.dtype:
-            apart = one.shape[:2] != first.shape[:2]
-            fix = "data.size = [height, width]" if apart else "data.mode = 'grey' or 'rgb'"
+            has_other_size = one.shape[:2] != first.shape[:2]
+            fix = "data.size = [height, width]" if has_other_size else "data.mode = 'grey' or 'rgb'"
             raise FieldError(name, _shape(one), f"must be like {like[0]}, {_shape(first)}; {fix} makes them equal")
         stacked[i] = one
     return stacked
 
 
 def size_of(size: Sequence[int]) -> tuple[int, int] | None:
-    """(height, width) from an option ``size``; None where it is empty."""
+    """Return (height, width) from an option ``size``; None where it is empty."""
     if not size:
         return None
     if len(size) != 2:
@@ -142,7 +163,7 @@ def size_of(size: Sequence[int]) -> tuple[int, int] | None:
 
 
 def pillow() -> Any:
-    """Pillow's Image module.
+    """Import Pillow's Image module.
 
     Raises
     ------
@@ -153,22 +174,24 @@ def pillow() -> Any:
 
 
 def _shape(values: Array) -> str:
+    """Say size and kind of a decoded image."""
+    height, width = values.shape[:2]
     colour = "RGB" if values.ndim == 3 else "grey"
-    return f"{values.shape[0]} x {values.shape[1]} {colour}{' 16-bit' if values.dtype == np.float32 else ''}"
+    bits = " 16-bit" if values.dtype == np.float32 else ""
+    return f"{height} x {width} {colour}{bits}"
 
 
 def _upright(image: "Image") -> "Image":
-    """An image turned as its EXIF orientation says, which cameras and scanners write and viewers follow."""
+    """Turn an image as its EXIF orientation says, which cameras and scanners write and viewers follow."""
     image.load()  # Pillow turns TIFF files while it loads them, and takes the tag out
     turned: Image = optional("PIL.ImageOps", "decoding images needs Pillow", '"fedveil[data]"').exif_transpose(image)
     return turned
 
 
 def _refuse_unread(name: str, image: "Image") -> None:
-    """Refuse what Pillow passes over in silence.
+    """Refuse pictures that Pillow reads otherwise than a viewer, in silence.
 
-    These are colours that are transparent, colours of which it reads half of the bits, and grey of fewer bits or from
-    white to black.
+    These are transparent colours, colours of 16 bits (it reads 8), and grey of fewer bits or from white to black.
     """
     stored = str(getattr(image, "tile", ()))  # how the file's pixels are packed, as "RGB;16B"
     if not image.mode.startswith("I;16") and ";16" in stored:
@@ -180,34 +203,45 @@ def _refuse_unread(name: str, image: "Image") -> None:
             accepted = "hides pixels, and shows another picture on each background: put it on one (flatten it)"
             raise FieldError(name, f"{image.mode}, transparent in places", accepted)
     tags = getattr(image, "tag_v2", {})
-    if image.mode.startswith("I;16") and (tags.get(258, (16,)) != (16,) or tags.get(262, 1) != 1):
-        shown = f"BitsPerSample {tags.get(258)}, PhotometricInterpretation {tags.get(262)}"
+    bits = tags.get(258)
+    photometric = tags.get(262)
+    is_usual = bits in (None, (16,)) and photometric in (None, 1)
+    if image.mode.startswith("I;16") and not is_usual:
+        shown = f"BitsPerSample {bits}, PhotometricInterpretation {photometric}"
         raise FieldError(name, shown, "must be grey of 16 bits from black to white: convert it")
 
 
 def _pixels(name: str, image: "Image", mode: str, size: tuple[int, int] | None) -> Array:
+    """Return the pixels of an image in its mode and size."""
     deep = image.mode.startswith("I;16")
     if deep and mode == "rgb":
         raise FieldError(name, image.mode, "16-bit grey cannot be taken as RGB: use data.mode = 'grey'")
     if image.mode in ("I", "F"):
         raise FieldError(name, image.mode, "32-bit pixels have no known range: store them as 8 or 16 bits, or as npz")
+    module = pillow()
     if deep:
-        converted: Image = image
-    elif mode != "auto":
-        converted = image.convert("L" if mode == "grey" else "RGB")
-    elif image.mode == "P":
-        colours = np.asarray(image.convert("RGB"))
-        converted = image.convert("L" if (colours == colours[..., :1]).all() else "RGB")
-    elif image.mode in _PLAIN_MODES:
-        converted = image.convert(_PLAIN_MODES[image.mode])
+        values = np.asarray(image).astype(np.float32) / np.float32(65535)
+        plane = module.fromarray(values)
     else:
-        accepted = "must be grey or RGB; data.mode = 'grey' or 'rgb' converts it"
-        raise FieldError(name, f"{image.mode} ({len(image.getbands())} channels)", accepted)
-    values = np.asarray(converted).astype(np.float32) / np.float32(65535) if deep else np.asarray(converted)
+        plane = _converted(name, image, mode)
+        values = np.asarray(plane)
     if size is None or values.shape[:2] == size:
         return values
-    module = pillow()
-    shrinks = size[0] <= values.shape[0] and size[1] <= values.shape[1]
+    height, width = size
+    shrinks = height <= values.shape[0] and width <= values.shape[1]
     resample = module.Resampling.BOX if shrinks else module.Resampling.BILINEAR
-    plane = module.fromarray(values) if deep else converted
-    return np.asarray(plane.resize((size[1], size[0]), resample))
+    return np.asarray(plane.resize((width, height), resample))
+
+
+def _converted(name: str, image: "Image", mode: str) -> "Image":
+    """Return an image of 8 bits as grey or RGB."""
+    if mode != "auto":
+        return image.convert("L" if mode == "grey" else "RGB")
+    if image.mode == "P":
+        colours = np.asarray(image.convert("RGB"))
+        is_grey = (colours == colours[..., :1]).all()
+        return image.convert("L" if is_grey else "RGB")
+    if image.mode in _PLAIN_MODES:
+        return image.convert(_PLAIN_MODES[image.mode])
+    accepted = "must be grey or RGB; data.mode = 'grey' or 'rgb' converts it"
+    raise FieldError(name, f"{image.mode} ({len(image.getbands())} channels)", accepted)

@@ -1,4 +1,4 @@
-"""What a data set is once it is loaded, and how a missing one is refused."""
+"""Data sets once they are loaded, and the refusal of a missing one."""
 
 import os
 import zipfile
@@ -34,26 +34,26 @@ class DataSet:
     class_names : tuple of str
         One a class, or empty.
     owner : Tensor or None
-        [N] int64, which natural client (writer, hospital) an example belongs to; None where the set has none.
+        [N] int64, the natural client (writer, hospital) of each example; None where the set has none.
     owners : tuple of str
         The natural clients' names; `owner` counts into them.
     group : Tensor or None
-        [N] int64, what belongs together (the tiles of one document, the slices of one person): one group is dealt to
-        one client (to each of its natural clients the examples it has there), and to its training part or to what it
-        holds out, never to both. It is what ``unit = "person"`` protects. None: every example is its own.
+        [N] int64, the group of each example: the tiles of one document, the slices of one person. One group is dealt to
+        one client (to each of its natural clients the examples it has there), and to its training part or its held-out
+        part, never to both. ``unit = "person"`` protects groups. None: every example is its own.
     attributes : mapping of str to Tensor
-        What is publicly known about the natural clients, float64 [len(owners)] each, e.g. where a hospital stands.
+        Public facts about the natural clients, float64 [len(owners)] each, e.g. the place of a hospital.
     local_columns : tuple of int
         Columns of `x` that every client standardises by the mean and deviation of its own training rows.
     regions : Tensor or None
-        [N, H, W] uint8, what may be sensitive in each image: bit j of a pixel stands for `region_names[j]`.
+        [N, H, W] uint8, sensitive pixels of each image: bit j of a pixel stands for `region_names[j]`.
     region_names : tuple of str
         At most 8 kinds.
     inputs : mapping
-        How a row or picture of a file becomes an example, as plain values: declared constants, no value of the data.
-        Empty where no file has such rows.
+        Constants by which a row or picture of a file becomes an example, as plain values: declared, and no value of the
+        data. Empty where no file has such rows.
     note : str
-        What a report must say beside figures from this set.
+        Caveat that a report must print beside figures from this set.
     licence : str
         Of the data.
     """
@@ -85,7 +85,9 @@ class DataSet:
     @property
     def outputs(self) -> int:
         """Outputs a model needs: the classes, or the targets of a regression."""
-        return self.classes or (1 if self.y.dim() == 1 else int(self.y[0].numel()))
+        if self.classes:
+            return self.classes
+        return 1 if self.y.dim() == 1 else int(self.y[0].numel())
 
     @property
     def task(self) -> str:
@@ -95,16 +97,26 @@ class DataSet:
         return "classification" if self.y.dim() == 1 else "segmentation"
 
     def names(self) -> tuple[str, ...]:
-        """The names of the classes, or their numbers."""
-        return self.class_names or tuple(str(c) for c in range(self.classes))
+        """Return the names of the classes, or their numbers."""
+        return self.class_names or tuple(map(str, range(self.classes)))
 
     def take(self, rows: "Tensor") -> "DataSet":
-        """The same set with only some of the examples to be dealt out; the test half stays."""
-        owner, group, regions = (None if v is None else v[rows] for v in (self.owner, self.group, self.regions))
-        return replace(self, x=self.x[rows], y=self.y[rows], owner=owner, group=group, regions=regions)
+        """Return the same set with only some of the examples to be dealt out; the test half stays."""
+
+        def taken(values: "Tensor | None") -> "Tensor | None":
+            return None if values is None else values[rows]
+
+        return replace(
+            self,
+            x=self.x[rows],
+            y=self.y[rows],
+            owner=taken(self.owner),
+            group=taken(self.group),
+            regions=taken(self.regions),
+        )
 
     def sensitive(self, kinds: Sequence[str]) -> "Tensor":
-        """Where examples show one of these kinds, bool [N, H, W].
+        """Return the pixels that show one of these kinds, bool [N, H, W].
 
         Raises
         ------
@@ -115,12 +127,14 @@ class DataSet:
             raise FieldError("data.sensitive", list(kinds), f"{self.name} does not say where its images are sensitive")
         for kind in kinds:
             require_choice("data.sensitive", kind, self.region_names)
-        chosen = sum(1 << self.region_names.index(kind) for kind in dict.fromkeys(kinds))
+        chosen = 0
+        for kind in kinds:
+            chosen |= 1 << self.region_names.index(kind)
         return (self.regions & chosen) != 0
 
 
 def with_positive(dataset: DataSet, positive: str) -> DataSet:
-    """The same set with the positive one of two classes as class 1; where it was class 0, both change places.
+    """Return the same set with the positive one of two classes as class 1; where it was class 0, both change places.
 
     Raises
     ------
@@ -135,26 +149,25 @@ def with_positive(dataset: DataSet, positive: str) -> DataSet:
     if positive == names[1]:
         return dataset
 
-    def turned(labels: "Tensor | None") -> "Tensor | None":
-        return None if labels is None else labels.where(labels < 0, 1 - labels)
+    def swapped(labels: "Tensor") -> "Tensor":
+        return labels.where(labels < 0, 1 - labels)
 
-    y = turned(dataset.y)
-    assert y is not None
-    return replace(dataset, y=y, test_y=turned(dataset.test_y), class_names=names[::-1])
+    test_y = None if dataset.test_y is None else swapped(dataset.test_y)
+    return replace(dataset, y=swapped(dataset.y), test_y=test_y, class_names=names[::-1])
 
 
 def own_scale(x: "Tensor", columns: tuple[int, ...], reference: "Tensor") -> "Tensor":
-    """Columns of `x` standardised by the means and deviations of one party's own rows.
+    """Standardise columns of `x` by the means and deviations of one party's own rows.
 
     Parameters
     ----------
     x : Tensor
         [N, F].
     columns : tuple of int
-        Which; without any, `x` itself is returned.
+        Their numbers; without any, `x` itself is returned.
     reference : Tensor
-        [M, F], the rows whose statistics are used: they must belong to the same party. A column that does not vary
-        there is only centred, and without rows nothing is changed.
+        [M, F], rows of the same party, whose statistics are used. A column that does not vary there is only centred,
+        and without rows nothing is changed.
     """
     if not columns or not len(reference):
         return x
@@ -163,9 +176,10 @@ def own_scale(x: "Tensor", columns: tuple[int, ...], reference: "Tensor") -> "Te
     chosen = torch.tensor(columns)
     own = reference[:, chosen].to(torch.float64)
     deviation = own.std(0, correction=0)
+    divisor = torch.where(deviation > 0, deviation, torch.ones_like(deviation))
+    centred = x[:, chosen].to(torch.float64) - own.mean(0)
     scaled = x.clone()
-    varies = torch.where(deviation > 0, deviation, torch.ones_like(deviation))
-    scaled[:, chosen] = ((x[:, chosen].to(torch.float64) - own.mean(0)) / varies).to(x.dtype)
+    scaled[:, chosen] = (centred / divisor).to(x.dtype)
     return scaled
 
 
@@ -177,30 +191,35 @@ ALZHEIMER_OFFICIAL = (
 
 
 class MissingDataError(FieldError):
-    """A data set that is not on this machine; the message says where it is to be had."""
+    """A data set that is not on this machine; the message says where to get it."""
 
 
 def data_folders() -> list[Path]:
-    """The folders searched: that of the variable FEDVEIL_DATA, or else ``../shared/data`` beside the checkout."""
+    """Return the folders searched: that of the variable FEDVEIL_DATA, or ``../shared/data`` beside the checkout."""
     named = os.environ.get("FEDVEIL_DATA")
     if named:
         return [Path(named).expanduser()]
     beside = Path("..", "shared", "data")
-    return list(dict.fromkeys((root / beside).resolve() for root in (Path.cwd(), Path(__file__).parents[3])))
+    here = (Path.cwd() / beside).resolve()
+    checkout = (Path(__file__).parents[3] / beside).resolve()
+    return [here] if here == checkout else [here, checkout]
 
 
 def find(file: str) -> Path | None:
-    """The path of a real data file, or None where it is absent."""
-    return next((folder / file for folder in data_folders() if (folder / file).is_file()), None)
+    """Return the path of a real data file, or None where it is absent."""
+    for folder in data_folders():
+        if (folder / file).is_file():
+            return folder / file
+    return None
 
 
 def locate(name: str, file: str, official: str) -> Path:
-    """The path of a real data file.
+    """Return the path of a real data file.
 
     Raises
     ------
     MissingDataError
-        If it is absent, with where the official set is to be had.
+        If it is absent; the message says where to get the official set.
     """
     path = find(file)
     if path is None:
@@ -211,16 +230,20 @@ def locate(name: str, file: str, official: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where decoded copies are kept: the variable FEDVEIL_CACHE, or ``~/.cache/fedveil``."""
+    """Return the folder of decoded copies: the variable FEDVEIL_CACHE, or ``~/.cache/fedveil``."""
     named = os.environ.get("FEDVEIL_CACHE")
+    folder = Path(named or Path("~", ".cache", "fedveil"))
     try:
-        return Path(named).expanduser() if named else Path.home() / ".cache" / "fedveil"
+        return folder.expanduser()
     except RuntimeError as error:
         raise FieldError("FEDVEIL_CACHE", named, "must be a folder: this user has no home folder") from error
 
 
 def prepared_alzheimer() -> list[str]:
-    """The options of which there are decoded copies, which need the file no longer."""
-    copies = filter(zipfile.is_zipfile, cache_folder().glob("alzheimer-*.npz"))
-    kinds = {path.name.split("-")[1].removesuffix(".npz") for path in copies}
-    return [f"resolution={name}" for name in sorted((n for n in kinds if n.isdigit()), key=int)]
+    """Return the options whose decoded copy is cached."""
+    resolutions: set[int] = set()
+    for path in cache_folder().glob("alzheimer-*.npz"):
+        kind = path.name.split("-")[1].removesuffix(".npz")
+        if kind.isdigit() and zipfile.is_zipfile(path):
+            resolutions.add(int(kind))
+    return [f"resolution={resolution}" for resolution in sorted(resolutions)]

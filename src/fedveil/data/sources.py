@@ -1,4 +1,4 @@
-"""Data sets by name: what there is, what is here, and how to load it."""
+"""Data sets by name: a list of them, which are on this machine, and loading one."""
 
 import inspect
 from collections.abc import Callable
@@ -53,9 +53,9 @@ class SourceInfo:
     files : tuple of tuple of str
         Files it needs: of each entry, one that is there.
     official : str
-        Where they are to be had, with licence and size.
+        Where to get them, with licence and size.
     natural : bool
-        Whether its examples always say to which natural client they belong.
+        Whether its examples always name their natural client.
     """
 
     description: str
@@ -70,8 +70,12 @@ class SourceInfo:
 
     @property
     def missing(self) -> list[str]:
-        """The files that are not on this machine."""
-        return [names[0] for names in self.files if not any(find(name) for name in names)]
+        """Files that are not on this machine."""
+        missing: list[str] = []
+        for names in self.files:
+            if not any(map(find, names)):
+                missing.append(names[0])
+        return missing
 
     @property
     def available(self) -> bool:
@@ -80,16 +84,24 @@ class SourceInfo:
 
     @property
     def here(self) -> str:
-        """The same for people, with the options under which a decoded copy can be loaded."""
+        """The same in words, with the options under which a decoded copy can be loaded."""
         if self.available:
             return "yes"
         needs = f"needs {', '.join(self.missing)}"
-        kept = self.prepared() if self.prepared else []
-        return f"as prepared ({', '.join(kept)}); else {needs}" if kept else f"no: {needs}"
+        copies = self.prepared() if self.prepared else []
+        if copies:
+            return f"as prepared ({', '.join(copies)}); else {needs}"
+        return f"no: {needs}"
 
 
-def _source(what: str, place: str, size: str = "any", licence: str = "yours", **rest: Any) -> SourceInfo:
-    """A source with the function that reads it; of somebody's own files, if nothing else is said."""
+def _source(
+    what: str,
+    place: str,
+    size: str = "any",
+    licence: str = "yours",
+    **rest: Any,
+) -> SourceInfo:
+    """Make a source with the function that reads it; of somebody's own files by default."""
     return SourceInfo(what, size, licence, Later(f"fedveil.data.{place}"), **rest)
 
 
@@ -103,7 +115,7 @@ SOURCES: Registry[SourceInfo] = Registry(
         "folder": _source("your own images: a folder a class", "folder:load_folder"),
         "table": _source("your own table: CSV or parquet", "table:TableFile"),
         "huggingface": _source("a Hugging Face data set saved on disk", "huggingface:SavedDataset"),
-        "documents": _source("your own pages with masks of what was tampered with", "documents:load_documents"),
+        "documents": _source("your own pages with masks of forgeries", "documents:load_documents"),
         "leaf": _source("your own files of LEAF's form, such as FEMNIST", "leaf:load_leaf", natural=True),
         "alzheimer": _source(
             "Alzheimer MRI slices, 128x128 grey, 4 classes",
@@ -159,6 +171,7 @@ def prepare(name: str, **options: Any) -> Path | None:
 
 
 def _check(name: str, function: Callable[..., Any], options: dict[str, Any]) -> None:
+    """Refuse unknown options, and the lack of needed ones."""
     parameters = inspect.signature(function).parameters
     for option in options:
         if option not in parameters:
