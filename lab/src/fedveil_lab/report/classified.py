@@ -45,62 +45,75 @@ def classified_tables(summary: Summary) -> list[Table]:
 
 def compared_table(summaries: Sequence[Summary]) -> list[Table]:
     """Of a comparison: each setting's figures with intervals over its patients."""
-    rows = []
+    rows: list[dict[str, object]] = []
+    measured: Mapping[str, Any] | None = None
     for label, runs in grouped(summaries).items():
-        found = [run.values["classified"]["pooled"] for run in runs if run.values.get("classified", {}).get("pooled")]
-        if found:
-            names = [name for name in NAMES if all(name in one["figures"] for one in found)]
-            rows.append({"setting": label, **{NAMES[n]: _mean([one["figures"][n] for one in found]) for n in names}})
-    if not rows:
+        found = [pooled for pooled in map(_pooled, runs) if pooled]
+        if not found:
+            continue
+        measured = measured or found[0]
+        row: dict[str, object] = {"setting": label}
+        for figure, name in NAMES.items():
+            if all(figure in one["figures"] for one in found):
+                row[name] = _mean([one["figures"][figure] for one in found])
+        rows.append(row)
+    if measured is None:
         return []
-    some = next(
-        run.values["classified"]["pooled"] for run in summaries if run.values.get("classified", {}).get("pooled")
-    )
+    title = _title(measured)
     seeds = max(len(runs) for runs in grouped(summaries).values())
-    over = f"; means over {seeds} seeds of figures and of ends" if seeds > 1 else ""
-    title = f"last round, {_of_positive(some)}95% over {measured_on(some)}{over}"
+    if seeds > 1:
+        title += f"; means over {seeds} seeds of figures and of ends"
     return [Table.of(rows, title=title, notes=[WORDS])]
 
 
-def _of_positive(found: Mapping[str, Any]) -> str:
-    return f"positive: {found['positive']}, " if found["positive"] else ""
+def _pooled(summary: Summary) -> Mapping[str, Any]:
+    """The figures over all clients' held-out rows; empty where nothing was measured."""
+    return summary.values.get("classified", {}).get("pooled") or {}
+
+
+def _title(found: Mapping[str, Any]) -> str:
+    """Round, positive class and rows of figures."""
+    positive = f"positive: {found['positive']}, " if found["positive"] else ""
+    return f"last round, {positive}95% over {measured_on(found)}"
 
 
 def _figures(found: Mapping[str, Any]) -> Table:
+    """A line a figure: over the held-out rows, and over the set's own test half."""
     parts = {"held out": found.get("pooled"), "test half": found.get("test")}
     there = {name: part for name, part in parts.items() if part}
-    rows = []
+    rows: list[dict[str, object]] = []
     for figure, name in NAMES.items():
         own = {part: _text(values["figures"].get(figure)) for part, values in there.items()}
-        if any(text != NOTHING for text in own.values()):
+        if set(own.values()) != {NOTHING}:
             rows.append({"figure": name, **own})
-    first = next(iter(there.values()))
+    part, first = next(iter(there.items()))
     for label, figures in first["by_class"].items():
         for figure, value in figures.items():
-            rows.append({"figure": f"{NAMES[figure]} of {label}", next(iter(there)): _text(value)})
-    title = f"last round, {_of_positive(first)}95% over {measured_on(first)}"
-    return Table.of(rows, title=title, data=dict(found))
+            rows.append({"figure": f"{NAMES[figure]} of {label}", part: _text(value)})
+    return Table.of(rows, title=_title(first), data=dict(found))
 
 
 def _confusion(found: Mapping[str, Any]) -> Table:
-    classes = found["classes"]
-    rows = [
-        {"true": name, **{f"named {other}": str(count) for other, count in zip(classes, own, strict=True)}}
-        for name, own in zip(classes, found["confusion"], strict=True)
-    ]
-    numbers = [f"named {name}" for name in classes]
-    return Table.of(rows, title=f"who was taken for what, {measured_on(found)}", numbers=numbers)
+    """A line a true class, a column a named one."""
+    columns = [f"named {name}" for name in found["classes"]]
+    rows: list[dict[str, object]] = []
+    for name, counts in zip(found["classes"], found["confusion"], strict=True):
+        row: dict[str, object] = {"true": name}
+        row.update(zip(columns, map(str, counts), strict=True))
+        rows.append(row)
+    return Table.of(rows, title=f"who was taken for what, {measured_on(found)}", numbers=columns)
 
 
 def _calibration(found: Mapping[str, Any]) -> Table:
-    what = f"that it is {found['positive']}" if found["positive"] else "of the class that was named"
-    rows = [
-        {"said": f"{one['said']:.3f}", "found": _text(one["found"]), "rows": str(one["rows"])}
-        for one in found["calibration"]
-    ]
-    return Table.of(
-        rows, title=f"calibration: mean probability {what}, and the share for which it was", numbers=["rows"]
-    )
+    """A line a bin: the probability that the model gave, and how often it was so."""
+    what = "of the class that was named"
+    if found["positive"]:
+        what = f"that it is {found['positive']}"
+    rows: list[dict[str, object]] = []
+    for one in found["calibration"]:
+        rows.append({"said": f"{one['said']:.3f}", "found": _text(one["found"]), "rows": str(one["rows"])})
+    title = f"calibration: mean probability {what}, and the share for which it was"
+    return Table.of(rows, title=title, numbers=["rows"])
 
 
 def _hospitals(hospitals: Sequence[Mapping[str, Any]], pooled: Mapping[str, Any]) -> Table:
@@ -114,6 +127,7 @@ def _hospitals(hospitals: Sequence[Mapping[str, Any]], pooled: Mapping[str, Any]
 
 
 def _text(figure: Mapping[str, Any] | None) -> str:
+    """A figure with its interval, where it has one."""
     if figure is None:
         return NOTHING
     if figure["low"] is None:
@@ -123,17 +137,19 @@ def _text(figure: Mapping[str, Any] | None) -> str:
 
 def _mean(figures: Sequence[Mapping[str, Any]]) -> str:
     """The mean over seeds of a figure and of the ends of its interval."""
-    ends = [[one[end] for one in figures if one[end] is not None] for end in ("value", "low", "high")]
-    value, low, high = (fmean(own) if len(own) == len(figures) else None for own in ends)
-    return _text({"value": value, "low": low, "high": high})
+    means: dict[str, float | None] = {}
+    for end in ("value", "low", "high"):
+        known = [one[end] for one in figures if one[end] is not None]
+        means[end] = fmean(known) if len(known) == len(figures) else None
+    return _text(means)
 
 
 @own_style()
 def classes_figure(summaries: Sequence[Summary]) -> Figure | None:
     """Of two classes: areas and shares over the rounds, and calibration after the last; None where nothing is known."""
-    over = [n for n in OVER_ROUNDS if any(n in row["metrics"] for s in summaries for row in s.rows)]
-    known = [s for s in summaries if s.values.get("classified", {}).get("pooled")]
-    if not known or len(over) < len(OVER_ROUNDS):
+    known = [pooled for pooled in map(_pooled, summaries) if pooled]
+    measured = {name for summary in summaries for row in summary.rows for name in row["metrics"]}
+    if not known or not measured.issuperset(OVER_ROUNDS):
         return None
     width = 12.0
     figure, mosaic = canvas.new_figure(
@@ -144,13 +160,15 @@ def classes_figure(summaries: Sequence[Summary]) -> Figure | None:
     )
     for number, (label, runs) in enumerate(grouped(summaries).items()):
         style = {**look(number), "label": label}
-        for name in over:
+        for name in OVER_ROUNDS:
             _over_rounds(mosaic[name], runs, name, style)
-        _calibrated(mosaic["calibration"], runs, style)
-    some = known[0].values["classified"]["pooled"]
-    for name in over:
-        what = f" of {some['positive']}" if name in ("sensitivity", "specificity") else ""
-        mosaic[name].set(xlabel="round", ylabel=f"{NAMES[name]}{what}", ylim=(-0.02, 1.02))
+        _calibrated(mosaic["calibration"], runs[0], style)
+    some = known[0]
+    for name in OVER_ROUNDS:
+        what = NAMES[name]
+        if name in ("sensitivity", "specificity"):
+            what += f" of {some['positive']}"
+        mosaic[name].set(xlabel="round", ylabel=what, ylim=(-0.02, 1.02))
         mosaic[name].xaxis.set_major_locator(canvas.whole_numbers())
         if name in ("auc", "balanced_accuracy"):
             mosaic[name].axhline(0.5, color="#999999", linewidth=0.8, linestyle=":")
@@ -166,27 +184,44 @@ def classes_figure(summaries: Sequence[Summary]) -> Figure | None:
 
 
 def _over_rounds(axes: Axes, runs: Sequence[Summary], name: str, style: Mapping[str, Any]) -> None:
-    series = [{row["round"]: row["metrics"][name] for row in run.rows if name in row["metrics"]} for run in runs]
-    rounds = sorted(set.intersection(*(set(own) for own in series)))
+    """Draw the mean over seeds of a figure in the rounds in which all of them have it."""
+    values: dict[int, list[float]] = {}
+    for run in runs:
+        for row in run.rows:
+            if name in row["metrics"]:
+                values.setdefault(row["round"], []).append(row["metrics"][name])
+    rounds = sorted(round_ for round_, own in values.items() if len(own) == len(runs))
     if rounds:
-        values = [fmean(own[r] for own in series) for r in rounds]
-        axes.plot(rounds, values, linewidth=1.6, marker=canvas.dot(rounds), **style)
+        means = [fmean(values[round_]) for round_ in rounds]
+        axes.plot(rounds, means, linewidth=1.6, marker=canvas.dot(rounds), **style)
 
 
-def _calibrated(axes: Axes, runs: Sequence[Summary], style: Mapping[str, Any]) -> None:
-    """The first seed's curve: bins of several are not the same."""
-    found = runs[0].values.get("classified", {}).get("pooled")
-    for bins, alpha in ((_bins(found, True), 1.0), (_bins(found, False), 0.25)) if found else ():
-        if not bins:
-            continue
-        shares = [one["found"] for one in bins]
-        down = [max(0.0, share["value"] - share["low"]) for share in shares]
-        up = [max(0.0, share["high"] - share["value"]) for share in shares]
-        how: dict[str, Any] = {"color": style["color"], "marker": "o", "markersize": 4, "elinewidth": 0.8}
-        line = style["linestyle"] if alpha == 1 else "none"
-        said, values = [one["said"] for one in bins], [share["value"] for share in shares]
-        axes.errorbar(said, values, yerr=[down, up], alpha=alpha, linestyle=line, **how)
+def _calibrated(axes: Axes, run: Summary, style: Mapping[str, Any]) -> None:
+    """Draw one seed's curve (bins of several are not the same); bins of few rows are pale and not joined."""
+    found = _pooled(run)
+    if not found:
+        return
+    many = [one for one in found["calibration"] if one["rows"] >= FEWEST]
+    few = [one for one in found["calibration"] if one["rows"] < FEWEST]
+    _draw_bins(axes, many, style["color"], alpha=1.0, line=style["linestyle"])
+    _draw_bins(axes, few, style["color"], alpha=0.25, line="none")
 
 
-def _bins(found: Mapping[str, Any], many: bool) -> list[Mapping[str, Any]]:
-    return [one for one in found["calibration"] if (one["rows"] >= FEWEST) == many]
+def _draw_bins(axes: Axes, bins: Sequence[Mapping[str, Any]], color: str, *, alpha: float, line: Any) -> None:
+    """Draw bins of a calibration curve with their intervals."""
+    if not bins:
+        return
+    shares = [one["found"] for one in bins]
+    down = [max(0.0, share["value"] - share["low"]) for share in shares]
+    up = [max(0.0, share["high"] - share["value"]) for share in shares]
+    axes.errorbar(
+        [one["said"] for one in bins],
+        [share["value"] for share in shares],
+        yerr=[down, up],
+        alpha=alpha,
+        linestyle=line,
+        color=color,
+        marker="o",
+        markersize=4,
+        elinewidth=0.8,
+    )

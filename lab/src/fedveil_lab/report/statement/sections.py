@@ -3,7 +3,7 @@
 What follows from ledgers is told from what the author says: `Fact.said`, `Grid.said` and `ReportSection.said`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedveil_lab.report.statement.document import (
@@ -45,8 +45,12 @@ def sections_of(subject: Subject) -> list[ReportSection]:
 
 def _only_people(section: str, people: Mapping[str, Any]) -> list[Fact]:
     """The lines of a section that only people can fill."""
-    told = {key: [value] if isinstance(value, str) else value for key, value in people.items()}
-    return [Fact.of(label, *told.get(key, ()), said=True) for label, key in WORDS[section].items()]
+    lines = []
+    for label, key in WORDS[section].items():
+        told = people.get(key, ())
+        texts = [told] if isinstance(told, str) else told
+        lines.append(Fact.of(label, *texts, said=True))
+    return lines
 
 
 def headline_of(subject: Subject) -> list[dict[str, str]]:
@@ -61,53 +65,100 @@ def headline_of(subject: Subject) -> list[dict[str, str]]:
 
 def sentence_of(runs: Sequence[Run], party: str, promise: Mapping[str, Any]) -> str:
     """Who is protected from whom by one promise of runs, and what no ledger says of it."""
-    quoted = any(party in run.quoted for run in runs)
-    unbound = any(not run.carried.bound for run in runs)
-    return protected(promise) + QUOTED * quoted + UNBOUND * unbound
+    sentence = protected(promise)
+    if _is_quoted(party, runs):
+        sentence += QUOTED
+    if not all(run.carried.bound for run in runs):
+        sentence += UNBOUND
+    return sentence
 
 
 def unit_of(subject: Subject) -> ReportSection:
     """Whom the promises of each setting, by party, are about, and how strong they are."""
-    rows, lines = [], []
+    rows: list[list[str]] = []
+    lines: list[Fact] = []
     for label, own in subject.promises.items():
-        quoted = {party for run in subject.by_setting[label] for party in run.quoted}
-        given = [
-            f"{len(run.carried.sites)} of {run.said['clients']}"
-            for run in subject.by_setting[label]
-            if run.carried.sites
-        ]
-        lines += [Fact.of(f"{label}: clients whose own ledgers are added up", *given, said=True)] * bool(given)
+        runs = subject.by_setting[label]
+        lines += _given_ledgers(label, runs)
         for party, promise in own.items():
-            unit = "" if promise["status"] == "none" else WORDS["units"][promise["unit"]].split(",")[0]
-            relation = promise["relation"] if promise["status"] in PROVEN else ""
-            right = percent(promise["meaning"]["accuracy"]) if "meaning" in promise else ""
-            by = AUTHOR if party in quoted else LEDGERS
-            rows.append([label, party, unit, promise["status"], relation, epsilon_of(promise) or "", right, by])
-            lines += [Fact(f"{label}: besides", text, party in quoted) for text in beside(promise)]
-            if conditions := promise.get("conditions"):
-                lines.append(Fact(f"{label}: holds if", "; and if ".join(conditions), party in quoted))
+            quoted = _is_quoted(party, runs)
+            by = AUTHOR if quoted else LEDGERS
+            rows.append([label, party, *_strength(promise), by])
+            lines += _besides(label, promise, quoted)
     for one in subject.sets:
         spent = [f"{row[0]} {row[2]} in {row[1]} releases" for row in one["spent"]]
         lines.append(Fact.of(f"data set {one['ledger']['party']}: over all runs", *spent))
-    header = ("setting", "party", "unit", "status", "neighbours", "largest epsilon of anyone", "attacker is right")
-    tables = [Grid("", (*header, "by"), rows)] * bool(rows)
-    return ReportSection("unit", list(dict.fromkeys(lines)), tables)
+    header = (
+        "setting",
+        "party",
+        "unit",
+        "status",
+        "neighbours",
+        "largest epsilon of anyone",
+        "attacker is right",
+        "by",
+    )
+    return ReportSection("unit", list(dict.fromkeys(lines)), _grid("", header, rows))
+
+
+def _grid(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], said: Sequence[str] = ()) -> list[Grid]:
+    """One table, or none where it would have no row."""
+    return [Grid(title, header, rows, said)] if rows else []
+
+
+def _is_quoted(party: str, runs: Sequence[Run]) -> bool:
+    """Whether a party's promise is the author's word in any of these runs."""
+    return any(party in run.quoted for run in runs)
+
+
+def _given_ledgers(label: str, runs: Sequence[Run]) -> list[Fact]:
+    """How many clients of a setting gave their own ledgers."""
+    given = []
+    for run in runs:
+        if run.carried.sites:
+            given.append(f"{len(run.carried.sites)} of {run.said['clients']}")
+    return [Fact.of(f"{label}: clients whose own ledgers are added up", *given, said=True)] if given else []
+
+
+def _strength(promise: Mapping[str, Any]) -> list[str]:
+    """Unit, status, relation, epsilon and the attacker's odds of a promise; empty texts where there is none."""
+    unit = relation = right = ""
+    if promise["status"] != "none":
+        unit = WORDS["units"][promise["unit"]].split(",")[0]
+    if promise["status"] in PROVEN:
+        relation = promise["relation"]
+    if "meaning" in promise:
+        right = percent(promise["meaning"]["accuracy"])
+    return [unit, promise["status"], relation, epsilon_of(promise) or "", right]
+
+
+def _besides(label: str, promise: Mapping[str, Any], quoted: bool) -> list[Fact]:
+    """What a promise says for more or less than its unit, and its conditions."""
+    lines = [Fact(f"{label}: besides", text, quoted) for text in beside(promise)]
+    conditions = promise.get("conditions")
+    if conditions:
+        lines.append(Fact(f"{label}: holds if", "; and if ".join(conditions), quoted))
+    return lines
 
 
 def _trust(runs: Mapping[str, Sequence[Run]], people: Mapping[str, Any]) -> ReportSection:
-    rows, engines = [], set[str]()
+    rows = []
+    engines: set[str] = set()
+    every: list[Run] = []
     for label, own in runs.items():
         first = own[0]
+        every += own
         engines.add(first.carried.engine)
         status, trust = first.worst["status"], first.carried.trust
-        server = WORDS["sees"]["central" if status == "none" else trust]
+        seen = "central" if status == "none" else trust
         promised = WORDS["from"][trust] if status in PROVEN else "nobody: nothing is promised"
-        rows.append([label, server, "the models that the server sends", promised])
-    alone = "none: all clients ran on one machine, as in an experiment" if engines == {"local"} else None
-    lines = _only_people("trust", {"transport": alone} | dict(people) if alone else people)
+        rows.append([label, WORDS["sees"][seen], "the models that the server sends", promised])
+    known = dict(people)
+    if engines == {"local"}:
+        known.setdefault("transport", "none: all clients ran on one machine, as in an experiment")
     header = ("setting", "the server sees", "a client sees", "protected from")
-    told = ("the server sees", "protected from") if _by_quotes([run for own in runs.values() for run in own]) else ()
-    return ReportSection("trust", lines, [Grid("", header, rows, told)] * bool(rows))
+    told = ("the server sees", "protected from") if _by_quotes(every) else ()
+    return ReportSection("trust", _only_people("trust", known), _grid("", header, rows, told))
 
 
 def _by_quotes(runs: Sequence[Run]) -> bool:
@@ -119,89 +170,125 @@ def unprotected_quantities(runs: Sequence[Run]) -> list[Fact]:
     """What leaves without the noise that the promise is about; nothing where nothing ran."""
     if not runs:
         return []
-    published = dict.fromkeys(run.said["published"] for run in runs if run.said["published"] is not None)
-    sizes = any(run.worst.get("public_size") for run in runs)
-    clear = any(run.carried.trust == "central" for run in runs)
-    counts = ["numbers of records of each silo are taken as public"] * sizes
-    counts += ["the server is told each client's number of examples"] * clear
     engines = {run.carried.engine for run in runs}
-    kept = {"local": "stay in the run's folder, which is private", "flower": "stay in the log of the node that failed"}
+    clear = any(run.carried.trust == "central" for run in runs)
+    published = _without_repeats(run.said["published"] for run in runs)
     if not published and "local" not in engines and not clear:
-        published["none: under this trust nodes answer no question about metrics"] = None
+        published = ["none: under this trust nodes answer no question about metrics"]
+    counts = []
+    if any(run.worst.get("public_size") for run in runs):
+        counts.append("numbers of records of each silo are taken as public")
+    if clear:
+        counts.append("the server is told each client's number of examples")
+    kept = {"local": "stay in the run's folder, which is private", "flower": "stay in the log of the node that failed"}
+    logs = [f"texts of failures {kept[engine]}" for engine in sorted(engines & kept.keys())]
+    private = None
+    if any(run.worst["status"] == "heuristic" for run in runs):
+        private = "a heuristic's scale follows private values: keep its ledgers private"
     failed = sum(run.said["failed"] for run in runs)
     quoted = _by_quotes(runs)
-    scale = any(run.worst["status"] == "heuristic" for run in runs)
-    bad = [m for run in runs if (m := run.said["malicious"]) and m.get("unprotected")]
-    around = [f"malicious clients {m['clients']}: they went around it" for m in bad]
     return [
         Fact.of("metrics after each round", *published, said=True),
         Fact.of("counts of examples", *counts, said=quoted),
         Fact("replies", f"the server sees who answers, fails or refuses ({failed} times here)", said=True),
         Fact("timing", "when a client answers is not hidden"),
-        Fact.of("logs", *(f"texts of failures {kept[engine]}" for engine in sorted(engines & kept.keys()))),
-        Fact.of(
-            "ledgers",
-            "a heuristic's scale follows private values: keep its ledgers private" if scale else None,
-            said=quoted,
-        ),
-        *[Fact("clients beyond the promise", text, said=True) for text in around],
+        Fact.of("logs", *logs),
+        Fact.of("ledgers", private, said=quoted),
+        *_around_the_promise(runs),
         Fact("this report", "its accuracies, curves and audits carry no noise: handing it on releases them"),
     ]
 
 
+def _without_repeats(texts: Iterable[str | None]) -> list[str]:
+    """The texts that are there, each once, in order."""
+    return list(dict.fromkeys(text for text in texts if text is not None))
+
+
+def _around_the_promise(runs: Sequence[Run]) -> list[Fact]:
+    """Malicious clients that went around the method."""
+    lines = []
+    for run in runs:
+        malicious = run.said["malicious"]
+        if malicious and malicious.get("unprotected"):
+            text = f"malicious clients {malicious['clients']}: they went around it"
+            lines.append(Fact("clients beyond the promise", text, said=True))
+    return lines
+
+
 def _tuned(subject: Subject) -> ReportSection:
+    """What was compared and chosen, on which data, and whether it was charged."""
     runs, settings = subject.runs, len(subject.by_setting)
     seeds = len({run.said["seed"] for run in runs})
-    searched = settings > 1 or seeds > 1
-    told = f"{settings} settings under {seeds} seeds on the same data; a choice among them by the figures below is not "
+    searched = None
+    if settings > 1 or seeds > 1:
+        searched = f"{settings} settings under {seeds} seeds on the same data; "
+        searched += "a choice among them by the figures below is not charged to any epsilon above"
     derived = {run.said["derived_from"] for run in runs if run.said["derived_from"]}
     noise = [f"from {one!r}: private, not charged" for one in sorted(derived)]
     stopping = [run.promises["validation clients"] for run in runs if "validation clients" in run.promises]
+    charged = _without_repeats(epsilon_of(promise) or protected(promise) for promise in stopping)
     lines = [
-        Fact.of("compared here", f"{told}charged to any epsilon above" if searched else None, said=True),
+        Fact.of("compared here", searched, said=True),
         Fact.of("noise taken from other runs", *noise, said=True),
-        Fact.of("charged for stopping early", *dict.fromkeys(epsilon_of(p) or protected(p) for p in stopping)),
+        Fact.of("charged for stopping early", *charged),
         *_only_people("tuned", subject.people),
     ]
     chosen = {run.setting: run.said["chosen"] for run in runs if run.said["chosen"]}
-    keys = list(next(iter(chosen.values()), {}))
-    rows = [[label, *(_text(own[key]) for key in keys)] for label, own in chosen.items()]
-    return ReportSection("tuned", lines, [Grid("Chosen values", ("setting", *keys), rows, keys)] * bool(rows))
+    keys: list[str] = []
+    for own in chosen.values():
+        keys = keys or list(own)
+    rows = []
+    for label, own in chosen.items():
+        rows.append([label, *(_text(own[key]) for key in keys)])
+    return ReportSection("tuned", lines, _grid("Chosen values", ("setting", *keys), rows, keys))
 
 
 def _budget(subject: Subject) -> ReportSection:
+    """What is left of each data set's budget, and what runs declared."""
     told = ("allowed", "left")  # by the policy
-    grids = [Grid(f"data set {one['ledger']['party']}", one["header"], one["spent"], told) for one in subject.sets]
-    declared = [budget for run in subject.runs for budget in run.carried.budgets]
-    texts = dict.fromkeys(", ".join(f"{k} {v:g}" for k, v in budget.items()) for budget in declared)
-    of_runs = Fact.of("budget of a run, declared before its first release", *texts)
-    return ReportSection("budget", [of_runs] if grids else [of_runs, Fact("ledger of a data set")], grids)
+    grids = []
+    for one in subject.sets:
+        grids.append(Grid(f"data set {one['ledger']['party']}", one["header"], one["spent"], told))
+    declared = []
+    for run in subject.runs:
+        for budget in run.carried.budgets:
+            declared.append(", ".join(f"{name} {value:g}" for name, value in budget.items()))
+    lines = [Fact.of("budget of a run, declared before its first release", *_without_repeats(declared))]
+    if not grids:
+        lines.append(Fact("ledger of a data set"))
+    return ReportSection("budget", lines, grids)
 
 
 def _policy(policy: Mapping[str, Any]) -> list[Fact]:
-    return [Fact.of(key, _text(value), WORDS["binds"].get(key)) for key, value in policy.items()] or [Fact("policy")]
+    """The rules of the policy in force, and what each binds."""
+    if not policy:
+        return [Fact("policy")]
+    return [Fact.of(key, _text(value), WORDS["binds"].get(key)) for key, value in policy.items()]
 
 
 def _text(value: object) -> str:
+    """A value of a configuration or policy, for a page."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_text(inner)}" for name, inner in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return str(value)
 
 
 def _origin(runs: Sequence[Run]) -> ReportSection:
+    """Where the figures come from: runs, data, versions, ledgers and their heads."""
     rows, heads = [], []
     for run in runs:
         said, own = run.said, run.carried
         versions = ", ".join(f"{name} {text}" for name, text in said["versions"].items())
-        data = f"{said['data']['name']} {said['data']['digest'][:16]}" if said["data"]["digest"] else ""
+        data = ""
+        if said["data"]["digest"]:
+            data = f"{said['data']['name']} {said['data']['digest'][:16]}"
         planned = f"{said['rounds_planned']} rounds planned, {said['clients']} clients"
-        planned += (
-            f", not finished ({said['unfinished']}): of what it will release nothing is said"
-            if said.get("unfinished")
-            else ""
-        )
+        if said.get("unfinished"):
+            planned += f", not finished ({said['unfinished']}): of what it will release nothing is said"
         released, seed = f"{own.engine}, {own.rounds} rounds released", _text(said["seed"])
         configured = said["files"].get("config.toml", "")[:16]
         rows.append([run.setting, seed, released, planned, own.source, data, configured, versions])
@@ -210,8 +297,7 @@ def _origin(runs: Sequence[Run]) -> ReportSection:
         heads.append([run.setting, seed, own.run, str(len(every)), str(lines), own.head])
     header = ("setting", "seed", "run", "planned", "noise source", "data", "configuration", "versions")
     told = ("seed", "planned", "data", "configuration", "versions")
-    tables = [Grid("Runs", header, rows, told)] * bool(rows)
     of_heads = ("setting", "seed", "run", "ledgers", "lines", "head")
-    tables += [Grid("Ledgers", of_heads, heads, ("seed",))] * bool(heads)
+    tables = [*_grid("Runs", header, rows, told), *_grid("Ledgers", of_heads, heads, ("seed",))]
     check = "fedveil report --verify report.json --ledgers FOLDER, on any machine that has the ledgers"
     return ReportSection("origin", [Fact("check", check)], tables)
