@@ -113,7 +113,8 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
             low, high = np.asarray(self.ranges, dtype=np.float64).T
             if not (low < high).all():
                 raise FieldError("ranges", list(self.ranges), "each must have its lower end first")
-            for column in np.flatnonzero(((wide < low) | (wide > high)).any(0))[:1].tolist():
+            outside = (wide < low) | (wide > high)
+            for column in np.flatnonzero(outside.any(0))[:1].tolist():
                 accepted = f"is outside the declared range {tuple(self.ranges[column])}: widen it, or correct the row"
                 raise FieldError(f"X[:, {column}]", "a value", accepted)
             wide = (wide - low) / (high - low)
@@ -163,7 +164,8 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
     def _outputs(self, x: Any) -> Tensor:
         check_is_fitted(self, "history_")
         rows = validate_data(self, x, reset=False, dtype=np.float64)
-        return outputs_under(self.model_, self._layout, self._vector, torch.from_numpy(self._scaled(rows))).double()
+        inputs = torch.from_numpy(self._scaled(rows))
+        return outputs_under(self.model_, self._layout, self._vector, inputs).double()
 
 
 class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]

@@ -152,7 +152,8 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
     def bound(log_order: float) -> float:
         excess = math.exp(log_order)  # the order minus 1
         order = 1 + excess
-        return order * rho + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / excess
+        tail = (math.log(delta) + math.log(order)) / excess
+        return order * rho + math.log1p(-1 / order) - tail
 
     least = scipy.optimize.minimize_scalar(
         bound,

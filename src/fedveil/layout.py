@@ -300,7 +300,8 @@ class Layout:
             raise FieldError("vector", tuple(vector.shape), f"must be [d] = [{self.size}]")
         arrays = {}
         for b in self.blocks:
-            arrays[b.name] = vector[b.start : b.stop].reshape(b.shape).to(b.dtype, copy=True)
+            array = vector[b.start : b.stop].reshape(b.shape)
+            arrays[b.name] = array.to(b.dtype, copy=True)
         return arrays
 
     def load(self, module: nn.Module, vector: Tensor) -> None:
@@ -322,7 +323,8 @@ class Layout:
         lead = updates.shape[:-1]
         views = {}
         for b in self.blocks:
-            views[b.name] = updates[..., b.start : b.stop].view((*lead, *b.shape))
+            part = updates[..., b.start : b.stop]
+            views[b.name] = part.view((*lead, *b.shape))
         return views
 
     def norms(self, updates: Tensor, grouping: Grouping = "array") -> Tensor:
@@ -343,8 +345,10 @@ class Layout:
         self.check(updates, "updates")
         columns = []
         for slices in self.groups(grouping).values():
-            squares = torch.stack([updates[..., s].to(torch.float64).square().sum(-1) for s in slices])
-            columns.append(squares.sum(0).sqrt())
+            squares = []
+            for part in slices:
+                squares.append(updates[..., part].to(torch.float64).square().sum(-1))
+            columns.append(torch.stack(squares).sum(0).sqrt())
         return torch.stack(columns, dim=-1)
 
     def check(self, value: Tensor, name: str) -> None:

@@ -136,8 +136,9 @@ class Moved(MetaPathFinder):
 
 def _importing() -> tuple[str, int]:
     """Return file and line of the import that is going on."""
+    inner = (__name__, *_OF_IMPORTS)
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith((__name__, *_OF_IMPORTS)):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(inner):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
 

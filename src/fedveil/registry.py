@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 from fedveil.errors import FedVeilError, FieldError, nearest, require_choice
 
 T = TypeVar("T")
+Lazy = tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]  # __getattr__, __dir__ and __all__
 
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
@@ -141,8 +142,7 @@ class Registry(UserDict[str, T]):
         if folder:
             _require_from(self.field, name, found, Path(folder))
         if not hasattr(found, attribute):
-            there = [one for one, value in vars(found).items() if callable(value) and not one.startswith("_")]
-            raise FieldError(self.field, name, f"names nothing in {module}; {nearest(attribute, there)}")
+            raise FieldError(self.field, name, f"names nothing in {module}; {nearest(attribute, _public_names(found))}")
         return getattr(found, attribute)
 
     def package(self, name: str) -> str:
@@ -172,6 +172,15 @@ class Registry(UserDict[str, T]):
             raise FieldError(self.field, name, f"of {self.package(name)} cannot be imported: {error}") from error
         self.data[name] = loaded
         return loaded
+
+
+def _public_names(module: ModuleType) -> list[str]:
+    """List the functions and classes of a module."""
+    names = []
+    for name, value in vars(module).items():
+        if callable(value) and not name.startswith("_"):
+            names.append(name)
+    return names
 
 
 def _not_imported(
@@ -213,7 +222,7 @@ def optional(module: str, need: str, install: str) -> Any:
         raise FedVeilError(f"{need}: pip install {install}") from error
 
 
-def lazy(package: str, offered: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def lazy(package: str, offered: Mapping[str, str]) -> Lazy:
     """Make ``__getattr__, __dir__, __all__`` of a package; each name is written once and imported on first use.
 
     Type checkers read the same names as imports of the package's ``if TYPE_CHECKING`` block; a test compares the two.

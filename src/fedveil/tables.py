@@ -131,7 +131,8 @@ class Table:
         keys = every[:1] if len(first_cells) == len(self.rows) else every[:2]
         groups = [list(keys)]
         for column in every[len(keys) :]:
-            if groups[-1] != keys and self._needed([*groups[-1], column], broken=True) > width:
+            wider = [*groups[-1], column]
+            if groups[-1] != keys and self._needed(wider, broken=True) > width:
                 groups.append(list(keys))
             groups[-1].append(column)
         return groups
@@ -205,7 +206,10 @@ class Table:
             return self.data
         if self.listed:
             return {str(name): str(text) for name, text in self.rows if name}
-        return [dict(zip(self.header, map(str, row), strict=True)) for row in self.rows]
+        rows = []
+        for row in self.rows:
+            rows.append(dict(zip(self.header, map(str, row), strict=True)))
+        return rows
 
     def csv(self) -> str:
         """Return the rows as CSV, below a header if the columns have names."""

@@ -13,6 +13,7 @@ patientin teilnehmer""",
 beispiel""",
     "nothing": "nothing none nobody no off nichts",
 }
+_ENDINGS = {"": "", "s": "", "es": "", "en": "", "n": "", "ies": "y"}  # of plurals, with those of the singulars
 _MEANING: dict[str, str] = {}
 for _unit, _words in WORDS.items():
     _MEANING |= dict.fromkeys(_words.split(), _unit)
@@ -24,7 +25,7 @@ def unit_meant(word: object) -> str:
         return ""
     plain = word.strip().lower().removesuffix("level").rstrip(" -_")
     plain = plain.replace(" ", "").replace("_", "").replace("-", "")
-    for plural, singular in (("", ""), ("s", ""), ("es", ""), ("en", ""), ("n", ""), ("ies", "y")):
+    for plural, singular in _ENDINGS.items():
         if plain.endswith(plural):
             meant = _MEANING.get(plain.removesuffix(plural) + singular)
             if meant is not None:

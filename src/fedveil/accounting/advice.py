@@ -359,7 +359,9 @@ def _choice(
         verdict = "possible"
     elif ratio <= 1 / ENOUGH:
         verdict = "hard"
-    measured = guarantee.group == 1 and guarantee.unit != "person"
+    evidence = ""
+    if guarantee.group == 1 and guarantee.unit != "person":
+        evidence = _EVIDENCE[guarantee.trust if method == "record" else method]
     return Choice(
         method=method,
         unit=guarantee.unit,
@@ -369,5 +371,5 @@ def _choice(
         noise_multiplier=z,
         guarantee=guarantee,
         lines=(f'method = "{method}"', *lines),
-        evidence=_EVIDENCE[guarantee.trust if method == "record" else method] if measured else "",
+        evidence=evidence,
     )

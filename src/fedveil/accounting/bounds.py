@@ -229,7 +229,9 @@ class ZCDP(Bound):
 
     @classmethod
     def total(cls, bounds: Sequence[Any], relation: Relation) -> Bound:
-        rhos = [bound.rho if isinstance(bound, ZCDP) else bound.mu**2 / 2 for bound in bounds]
+        rhos = []
+        for bound in bounds:
+            rhos.append(bound.rho if isinstance(bound, ZCDP) else bound.mu**2 / 2)
         return cls(math.fsum(rhos))
 
     def describe(self) -> str:

@@ -212,7 +212,10 @@ def _composed(
 ) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    parts = [_distribution(event, factor, relation, interval).self_compose(count) for event, count in others.items()]
+    parts = []
+    for event, count in others.items():
+        loss = _distribution(event, factor, relation, interval)
+        parts.append(loss.self_compose(count))
     if mu > 0:
         parts.append(pld.from_gaussian_mechanism(1 / mu, value_discretization_interval=interval))
     total = parts[0]
@@ -237,7 +240,8 @@ def _without_large_losses(others: dict[Event, int], mu: float, factor: float) ->
     """
     laplace = {event for event in others if _is_laplace(event)}
     large = {event for event in others if _largest_loss(event, factor) > _limit_of_loss(event)}
-    mean = math.fsum(_mean_loss(event, factor) * count for event, count in others.items() if event not in large)
+    rest = [event for event in others if event not in large]
+    mean = math.fsum(_mean_loss(event, factor) * others[event] for event in rest)
     if max(mean, _gaussian_loss(_mu_with(mu, others, large - laplace, factor))) > _OVERFLOW:
         large = set(others)  # the grid of all together would be too wide
     added = math.fsum(others[event] * _pure(event, factor) for event in large & laplace)
@@ -252,7 +256,8 @@ def _mu_with(
     factor: float,
 ) -> float:
     """Compose mu with some Gaussian kinds as if nobody was sampled."""
-    return compose_mu([mu, *(_sampled_mu(event, factor) * math.sqrt(counts[event]) for event in gaussian)])
+    mus = [_sampled_mu(event, factor) * math.sqrt(counts[event]) for event in gaussian]
+    return compose_mu([mu, *mus])
 
 
 def _is_laplace(event: Event) -> bool:

@@ -243,7 +243,8 @@ def event_of_group(event: Event, size: int, sampled: bool) -> Event:
         amounts, chances = [], []
         for drawn in range(size + 1):
             amounts.append(float(drawn))
-            chances.append(math.comb(size, drawn) * event.rate**drawn * (1 - event.rate) ** (size - drawn))
+            others = (1 - event.rate) ** (size - drawn)
+            chances.append(math.comb(size, drawn) * event.rate**drawn * others)
         return Mixture(z, tuple(amounts), tuple(chances))
     raise FieldError("group", size, f"{type(event).__name__} events have no bound for groups here")
 

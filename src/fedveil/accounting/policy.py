@@ -265,9 +265,11 @@ class Policy(Parameters):
         kinds, own = self._kinds(quoted), self._own_kinds(quoted)
         if not any(getattr(self.total, kind, None) is not None for kind in own):
             return Denied("total", f"the node's policy names no total of {' or '.join(own)}, so it allows none")
-        for scope, limits, spends in (("release", self.release, ()), ("total", self.total, past)):
-            for kind in kinds:
-                limit = None if kind == "participations" else getattr(limits, kind, None)
+        counted = [kind for kind in kinds if kind != "participations"]
+        scopes = (("release", self.release, ()), ("total", self.total, past))
+        for scope, limits, spends in scopes:
+            for kind in counted:
+                limit = getattr(limits, kind, None)
                 if limit is None:
                     continue
                 before = [spend for spend in spends if kind in self._kinds(spend)]

@@ -135,7 +135,8 @@ class CentredClipping(Aggregator):
         all distances, which could move the result by more than the update itself.
         """
         n, d = updates.shape
-        centre = torch.zeros(d, dtype=torch.float64) if self.centre is None else self.centre.to(torch.float64)
+        start = torch.zeros(d) if self.centre is None else self.centre
+        centre = start.to(torch.float64)
         for _ in range(self.iterations):
             squares = torch.zeros(n, dtype=torch.float64)
             for columns in blocks_of(n, d):
@@ -160,7 +161,8 @@ class CentredClipping(Aggregator):
         if relation == "add/remove":
             return None
         change = clip * FACTOR[relation]
-        return self.iterations * min(2 * self.radius, change) / len(weights) * (1 + rounding(len(weights)))
+        n = len(weights)
+        return self.iterations * min(2 * self.radius, change) / n * (1 + rounding(n))
 
     def lipschitz(self, weights: Tensor) -> float:
         """Return L / n."""
@@ -251,7 +253,8 @@ class FLTrust(Aggregator):
             raise FieldError("public_update", given, accepted)
         dots = torch.zeros(len(updates), dtype=torch.float64)
         for columns in blocks_of(*updates.shape):
-            dots += updates[:, columns].to(torch.float64) @ self.reference[columns].to(torch.float64)
+            block = updates[:, columns].to(torch.float64)
+            dots += block @ self.reference[columns].to(torch.float64)
         lengths = norms(updates) * norms(self.reference)
         trust = torch.where(lengths > 0, dots / lengths, torch.zeros_like(dots)).clamp_(min=0.0)
         total = float(trust.sum())

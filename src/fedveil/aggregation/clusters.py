@@ -42,7 +42,8 @@ def cluster_means(models: Tensor, hypotheses: Tensor, iterations: int = 300) -> 
     an empty cluster to a far-away point. A centre is a mean of models, so a few models are clustered by their distances
     from each other alone.
     """
-    if models.dim() != 2 or hypotheses.dim() != 2 or models.shape[1] != hypotheses.shape[1]:
+    matrices = models.dim() == hypotheses.dim() == 2
+    if not matrices or models.shape[1] != hypotheses.shape[1]:
         raise FieldError("models", tuple(models.shape), f"must be [n, d] with hypotheses {tuple(hypotheses.shape)}")
     n, k = len(models), len(hypotheses)
     few = n + k <= _PAIRED
@@ -141,7 +142,8 @@ class _Pairs:
             [n, k], up to one summand for each model. A centre without members stays.
         """
         moved, n = shares.any(1), shares.shape[1]
-        self._weights[moved] = torch.nn.functional.pad(shares[moved], (0, len(shares)))
+        without_hypotheses = torch.nn.functional.pad(shares[moved], (0, len(shares)))
+        self._weights[moved] = without_hypotheses
         mixed = self._weights @ self._squared
         return mixed[:, :n].T - (mixed * self._weights).sum(1) / 2
 
@@ -158,7 +160,8 @@ class _Blocks:
         Raw products would cancel for close models. The middle is a median, so that one far centre does not blur the
         others.
         """
-        moved, total = shares.any(1), torch.zeros(shares.T.shape, dtype=torch.float64)
+        moved = shares.any(1)
+        total = torch.zeros(shares.T.shape, dtype=torch.float64)
         shares = shares[moved].to(torch.float32)
         for columns in blocks_of(len(total), self._models.shape[1], _LEAST):
             centres = self._centres[:, columns]
@@ -166,7 +169,8 @@ class _Blocks:
             block = (self._models[:, columns] - middle).to(torch.float32)
             centres -= middle
             centres[moved] = (shares @ block).to(torch.float64)
-            total.add_(centres.square().sum(1)).sub_(block @ centres.T.to(torch.float32), alpha=2)
+            products = block @ centres.T.to(torch.float32)
+            total.add_(centres.square().sum(1)).sub_(products, alpha=2)
             centres += middle
         return total
 

@@ -117,7 +117,8 @@ class NNM(Mixing):
             raise FieldError("malicious", self.malicious, f"NNM bears at most {(n - 1) // 2} among {n} updates")
         squared = squared_distances(updates).fill_diagonal_(-1.0)  # its own first, also among equals
         nearest = squared.sort(dim=1, stable=True).indices[:, : n - self.malicious]
-        return torch.zeros(n, n, dtype=torch.float64).scatter_(1, nearest, 1 / (n - self.malicious))
+        mixture = torch.zeros(n, n, dtype=torch.float64)
+        return mixture.scatter_(1, nearest, 1 / (n - self.malicious))
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> None:
         """Return None: one update may move every mixture, and rounding decides between equally near neighbours.

@@ -109,7 +109,8 @@ def krum_order(squared: Tensor, malicious: int) -> Tensor:
     lower index, as far as rounding leaves them ties.
     """
     near = squared.sort(dim=1).values  # column 0 is the update itself
-    scores = near[:, 1 : 1 + max(1, len(squared) - malicious - 2)].sum(1)
+    counted = max(1, len(squared) - malicious - 2)
+    scores = near[:, 1 : 1 + counted].sum(1)
     return torch.sort(scores, stable=True).indices
 
 
@@ -223,7 +224,8 @@ class Bulyan(Aggregator):
                 best = int(krum_order(squared[others[:, None], others], f)[0])
             chosen.append(int(others[best]))
             others = torch.cat([others[:best], others[best + 1 :]])
-        return torch.zeros(n, dtype=torch.float64).index_fill_(0, torch.tensor(chosen), 1 / len(chosen))
+        shares = torch.zeros(n, dtype=torch.float64)
+        return shares.index_fill_(0, torch.tensor(chosen), 1 / len(chosen))
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Return the trimmed mean around the median of each coordinate of the selected updates, in float64."""
@@ -232,7 +234,8 @@ class Bulyan(Aggregator):
         result = torch.empty(updates.shape[1], dtype=torch.float64)
         for columns in blocks_of(*updates.shape):
             block = updates[rows, columns].to(torch.float64).sort(dim=0).values
-            middle = (block[(len(rows) - 1) // 2] + block[len(rows) // 2]) / 2
+            lower, upper = block[(len(rows) - 1) // 2], block[len(rows) // 2]
+            middle = (lower + upper) / 2
             nearest = (block - middle).abs().sort(dim=0, stable=True).indices[:kept]
             result[columns] = block.gather(0, nearest).mean(0)
         return result

@@ -51,7 +51,8 @@ class Updates:
         if self._fits:
             return norms(self._wide)
         width = blocks_of(len(self), len(self._start))[0].stop
-        parts = torch.empty(-(-len(self._start) // width), len(self), dtype=torch.float64)
+        blocks = -(-len(self._start) // width)
+        parts = torch.empty(blocks, len(self), dtype=torch.float64)
         for some, columns, part in parts_of(self._models, self._start, width):
             for i, block in enumerate(torch.split(part, width, 1), columns.start // width):
                 torch.linalg.vector_norm(block, dim=-1, out=parts[i, some])
@@ -251,7 +252,8 @@ def padded(rows: Tensor, cohort: int) -> Tensor:
     _require_room(len(rows), cohort)
     if len(rows) == cohort:
         return rows
-    return torch.cat([rows, rows.new_zeros(cohort - len(rows), *rows.shape[1:])])
+    absent = rows.new_zeros(cohort - len(rows), *rows.shape[1:])
+    return torch.cat([rows, absent])
 
 
 def _require_room(replies: int, cohort: int) -> None:

@@ -102,7 +102,8 @@ class WeightedMedian(Aggregator):
             twice, whole = 2 * below, below[-1:]
             lower = (twice < whole).sum(0, keepdim=True)
             upper = (twice <= whole).sum(0, keepdim=True)
-            result[columns] = (values.gather(0, lower)[0] + values.gather(0, upper)[0]) / 2
+            both = values.gather(0, lower)[0] + values.gather(0, upper)[0]
+            result[columns] = both / 2
         return result
 
     def bears(self, n: int) -> int:
@@ -147,7 +148,8 @@ class SplitTrimmedMean(TrimmedMean):
             ends = below.to(torch.float64) / whole
             starts = torch.cat([torch.zeros_like(ends[:1]), ends[:-1]])
             kept = ends.clamp(max=1 - self.fraction) - starts.clamp(min=self.fraction)
-            result[columns] = (kept.clamp_(min=0.0) * values).sum(0) / (1 - 2 * self.fraction)
+            total = (kept.clamp_(min=0.0) * values).sum(0)
+            result[columns] = total / (1 - 2 * self.fraction)
         return result
 
     def sensitivity(

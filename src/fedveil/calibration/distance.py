@@ -109,14 +109,16 @@ def _farthest(models: Tensor, groups: Groups) -> list[tuple[int, int]]:
     n = len(models)
     pairs: list[tuple[float, int, int]] = []
     for first in range(0, n - 1, _HEIGHT):
-        distances = _strip(models, groups, torch.arange(first, n), min(_HEIGHT, n - first)).triu_(1)
+        members, height = torch.arange(first, n), min(_HEIGHT, n - first)
+        distances = _strip(models, groups, members, height).triu_(1)
         longest, places = distances.flatten().topk(min(_MOST_AGAIN, distances.numel()))
         for distance, place in zip(longest.tolist(), places.tolist(), strict=True):
             i, j = divmod(place, n - first)
             if i < j:
                 pairs.append((distance, first + i, first + j))
     pairs.sort(reverse=True)
-    return [(i, j) for distance, i, j in pairs[:_MOST_AGAIN] if distance >= _NEARLY_LARGEST * pairs[0][0]]
+    largest = pairs[0][0] if pairs else 0.0
+    return [(i, j) for distance, i, j in pairs[:_MOST_AGAIN] if distance >= _NEARLY_LARGEST * largest]
 
 
 def _strip(
@@ -209,7 +211,8 @@ def _accurate(
     lost = (squared < close * (lengths[:, None] + lengths)).fill_diagonal_(False)
     if not lost.any():
         return squared
-    count, labels = scipy.sparse.csgraph.connected_components(scipy.sparse.csr_array(lost.numpy()), directed=False)
+    graph = scipy.sparse.csr_array(lost.numpy())
+    count, labels = scipy.sparse.csgraph.connected_components(graph, directed=False)
     if count == 1:  # nothing to set apart: as in few dimensions, where float64 is cheap
         return _mirrored(
             strip(
@@ -267,9 +270,11 @@ def strip(
         for block in column_blocks(stacks, columns, members):
             wide = block.to(torch.promote_types(block.dtype, dtype))
             for i in range(min(height, m - 1)):
-                squared[i, i + 1 :] += (wide[i + 1 :] - wide[i]).square_().sum(1)
+                differences = wide[i + 1 :] - wide[i]
+                squared[i, i + 1 :] += differences.square_().sum(1)
         above = squared[torch.ones_like(squared, dtype=torch.bool).triu_(1)]
-        if dtype == torch.float32 and not ((above > _PLAIN[0]) & (above < _PLAIN[1])).all():
+        plain = (above > _PLAIN[0]) & (above < _PLAIN[1])
+        if dtype == torch.float32 and not plain.all():
             return strip(stacks, columns, members, height, torch.float64)
         return squared, lengths
     for block in column_blocks(stacks, columns, members):
@@ -277,10 +282,12 @@ def strip(
         lengths.add_(squares, alpha=unit**2)
         for i in range(0, height, _TILE):
             tile = squared[i : i + _TILE, i:]
-            tile.add_(_product(part[i : i + len(tile)], part[i:]), alpha=-2 * unit**2)
+            products = _product(part[i : i + len(tile)], part[i:])
+            tile.add_(products, alpha=-2 * unit**2)
     for i in range(0, height, _TILE):
         tile = squared[i : i + _TILE, i:]
-        tile.add_(lengths[i:]).add_(lengths[i : i + len(tile), None]).clamp_(min=0.0)
+        of_rows = lengths[i : i + len(tile), None]
+        tile.add_(lengths[i:]).add_(of_rows).clamp_(min=0.0)
     squared.diagonal().zero_()
     return squared, lengths
 
@@ -291,7 +298,9 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     whole = deep * _DEPTH
     a = left[:, :whole].reshape(len(left), deep, _DEPTH).transpose(0, 1)
     b = right[:, :whole].reshape(len(right), deep, _DEPTH).transpose(0, 1)
-    return torch.bmm(a, b.mT).sum(0, dtype=torch.float64) + left[:, whole:] @ right[:, whole:].T
+    chains = torch.bmm(a, b.mT).sum(0, dtype=torch.float64)
+    rest = left[:, whole:] @ right[:, whole:].T
+    return chains + rest
 
 
 def column_blocks(stacks: Stacks, columns: list[slice], members: Tensor) -> Iterator[Tensor]:

@@ -33,7 +33,8 @@ class Book:
 
     def of(self, *runs: str) -> "Book":
         """Return the same lines with the entries of one run, which may have gone on under other ids."""
-        first, *more = [Ledger.parse(run, self.ledger.party, self.lines, self.ledger.head) for run in runs]
+        ledger = self.ledger
+        first, *more = [Ledger.parse(run, ledger.party, self.lines, ledger.head) for run in runs]
         for other in more:
             first.entries += other.entries
         return Book(first, self.lines)

@@ -103,7 +103,8 @@ def spent_of(ledger: "Ledger", policy: "Policy") -> Table:
     for kind, (count, spent, limit) in policy.standing(e.spend for e in ledger.all_entries).items():
         costs = "of unlike promises: no sum" if math.isinf(spent) else rounded_up(spent, 6)
         name = kind + _counted_at(kind, policy)
-        rows.append([name, str(count), costs, shown(limit, "g"), _left(kind, spent, limit)])
+        left = _left(kind, spent, limit)
+        rows.append([name, str(count), costs, shown(limit, "g"), left])
     numbers = ("releases", "spent", "allowed", "left")
     notes = ["A release begun and not closed counts like any other. Left of a mu: what one more release may cost."]
     doubts = Counter(entry.doubt for entry in ledger.all_entries if entry.doubt)

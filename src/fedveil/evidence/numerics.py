@@ -25,7 +25,9 @@ def numerics_of(record: bool, trainer: str = "auto", *, person: bool = False) ->
         Whether the gradients of persons are clipped, and not those of records.
     """
     trained = {"auto": ("sequential", "stacked"), "batched": ("stacked",), "sequential": ("sequential",)}
-    paths = ("person" if person else "record",) if record else trained[trainer]
+    paths = trained[trainer]
+    if record:
+        paths = ("person",) if person else ("record",)
     paths = (*paths, "noise")
     raised = [f"{path} {NUMERICS[path]}" for path in paths if NUMERICS[path] != _COMMON]
     return ", ".join(raised) or _COMMON

@@ -136,7 +136,10 @@ def noise_of(
     if not sides:
         return client.noise(list(used.values()), layout)
     each = [sides.get(partition, client).noise([scale], layout) for partition, scale in used.items()]
-    return {name: median(figures[name] for figures in each) for name in each[0]}
+    medians = {}
+    for name in each[0]:
+        medians[name] = median(figures[name] for figures in each)
+    return medians
 
 
 def rows_csv(rows: Sequence[Row]) -> bytes:

@@ -65,7 +65,8 @@ class ServerFolder:
         if about is not None:
             require_a("about", about, Description, "must be a Description: fedveil.home.describe(...)")
         require_a("resume", resume, bool, "must be True or False")
-        self.path, self.about, self.resume, self.opened, self.run = Path(path), about, resume, False, ""
+        self.path, self.about, self.resume = Path(path), about, resume
+        self.opened, self.run = False, ""
         self.standing: Standing | None = None
         self._finished = False
 
@@ -181,7 +182,8 @@ class ServerFolder:
     def keep(self, standing: Standing) -> None:
         """Replace the checkpoint: released models, and the server's state if that follows from released ones."""
         if not self._method.keeps_released:
-            standing = replace(standing, state=self._method.server.init(self._layout.size, self._layout.dtype))
+            fresh = self._method.server.init(self._layout.size, self._layout.dtype)
+            standing = replace(standing, state=fresh)
         self._ledgers.flush()
         said = self._said(unprotected(), self._delta, len(standing.partitions))
         write_standing(

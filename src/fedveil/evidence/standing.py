@@ -54,9 +54,11 @@ def write_standing(
     plain: dict[str, Any] = {"round": standing.round, "partitions": list(standing.partitions), "lines": lines}
     for prefix, value in ((STATE, standing.state), (BEST, standing.best)):
         inner, plain[prefix] = pack(value)
-        tensors |= {f"{prefix}{name}": tensor for name, tensor in inner.items()}
+        for name, tensor in inner.items():
+            tensors[prefix + name] = tensor
     make_folder(folder / FOLDER)
-    write_atomic(folder / FOLDER / FILE, sealed(tensors, {**plain, "bound": dict(bound), SAID: dict(said)}))
+    plain |= {"bound": dict(bound), SAID: dict(said)}
+    write_atomic(folder / FOLDER / FILE, sealed(tensors, plain))
 
 
 def read_standing(folder: Path, state: Any, bound: Mapping[str, Any]) -> tuple[Standing, int] | None:

@@ -143,7 +143,11 @@ def _refuse_file(path: Path) -> None:
 
 
 def _part_of_a_run(path: Path) -> bool:
-    return any((path / name).exists() and not (path / name / CONFIG).exists() for name in _OF_A_RUN)
+    for name in _OF_A_RUN:
+        part = path / name
+        if part.exists() and not (part / CONFIG).exists():  # a folder with a configuration is a run of its own
+            return True
+    return False
 
 
 def _again(path: Path) -> str:

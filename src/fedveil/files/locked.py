@@ -179,6 +179,11 @@ def _write_all(handle: int, data: bytes) -> None:
     os.fsync(handle)
 
 
+def _open_to_others(about: os.stat_result) -> bool:
+    """Whether other users may use a file, or own it."""
+    return bool(about.st_mode & 0o077) or about.st_uid not in (os.geteuid(), 0)
+
+
 def _open_no_link(name: str, flags: int) -> int:
     return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0))
 
@@ -213,7 +218,7 @@ def read_private(path: str | Path, first: str, size: int) -> bytes:
             about = os.fstat(stream.fileno())
             if not stat.S_ISREG(about.st_mode):
                 raise FieldError("key", str(file), "must be a file")
-            if os.name == "posix" and (about.st_mode & 0o077 or about.st_uid not in (os.geteuid(), 0)):
+            if os.name == "posix" and _open_to_others(about):
                 accepted = f"others can read it: chmod 600 {file.name}; if others have read it, end it"
                 raise FieldError("key", str(file), accepted)
             lines = stream.read(1 << 10).decode("ascii", "replace").split("\n")

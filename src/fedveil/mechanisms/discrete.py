@@ -19,6 +19,7 @@ LARGEST = 1 << 11  # sigma on the grid; keeps every product of the sampler below
 _RANGE = 1 << 63
 
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ class WideGaussianNoise:
 
     def sample(self, size: int, *, source: Source) -> Tensor:
         """Draw the noise [size], int64."""
-        both = DiscreteGaussianNoise(LARGEST).sample(2 * require_count("size", size), source=source).view(2, size)
+        drawn = DiscreteGaussianNoise(LARGEST).sample(2 * require_count("size", size), source=source)
+        both = drawn.view(2, size)
         return torch.add(both[1], both[0], alpha=self.FACTOR)
 
 
@@ -124,12 +126,12 @@ def _uniform(size: int, bound: Integers | int, source: Source) -> Integers:
     return result
 
 
-def _fraction(numerator: Integers, denominator: Integers, source: Source) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _fraction(numerator: Integers, denominator: Integers, source: Source) -> Flags:
     """Draw Bernoulli(numerator / denominator)."""
     return np.asarray(_uniform(len(numerator), denominator, source) < numerator)
 
 
-def _exponential(numerator: Integers, denominator: int, source: Source) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _exponential(numerator: Integers, denominator: int, source: Source) -> Flags:
     """Draw Bernoulli(exp(-numerator / denominator))."""
     alive = np.ones(len(numerator), dtype=bool)
     whole, rest = numerator // denominator, numerator % denominator
@@ -144,7 +146,7 @@ def _exponential(numerator: Integers, denominator: int, source: Source) -> np.nd
     return alive
 
 
-def _small(numerator: Integers, denominator: int, source: Source) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _small(numerator: Integers, denominator: int, source: Source) -> Flags:
     """Draw Bernoulli(exp(-numerator / denominator)) for a fraction of at most 1."""
     count = np.ones(len(numerator), dtype=np.int64)
     pending = np.arange(len(numerator))

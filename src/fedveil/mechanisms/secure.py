@@ -110,7 +110,8 @@ class SecureSource(Source):
     def uniform(self, size: int) -> Tensor:
         """Draw float64 [size], uniform on (0, 1), with 53 random bits each."""
         self._check(size)
-        return ((self._integers(size) & ((1 << 53) - 1)).to(torch.float64) + 0.5) / (1 << 53)
+        bits = self._integers(size) & ((1 << 53) - 1)
+        return (bits.to(torch.float64) + 0.5) / (1 << 53)
 
     def bits(self, size: int) -> Tensor:
         """Draw int64 [size], uniform on [0, 2^63)."""
@@ -179,7 +180,8 @@ class _Stream:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # 7 MB that not every run needs
 
         counter = (first % (1 << 128)).to_bytes(_BLOCK, "big")
-        encryptor, room = Cipher(algorithms.AES(self._key), modes.CTR(counter)).encryptor(), raw.data
+        encryptor = Cipher(algorithms.AES(self._key), modes.CTR(counter)).encryptor()
+        room = raw.data
         for start in range(0, length, len(_ZEROS)):
             zeros = memoryview(_ZEROS)[: length - start]
             encryptor.update_into(zeros, room[start : start + len(zeros) + _BLOCK - 1])
@@ -192,7 +194,8 @@ class _Normals:
         self._kind = kind
         self._raw = np.empty(pairs * kind.pair + _BLOCK - 1, dtype=np.uint8)
         self._u = np.empty(pairs)
-        self._radius, self._angle = np.empty(pairs, dtype=kind.real), np.empty(pairs, dtype=kind.real)
+        self._radius = np.empty(pairs, dtype=kind.real)
+        self._angle = np.empty(pairs, dtype=kind.real)
 
     def fill(self, part: Array, stream: _Stream, first: int) -> None:
         """Fill `part` with draws from the keystream at a counter."""
@@ -200,13 +203,15 @@ class _Normals:
         stream.write(self._raw, pairs * kind.pair, first)
         radius = self._rayleigh(self._raw[: 8 * pairs].view(np.int64))
         angle = self._angle[:pairs]
-        np.copyto(angle, self._raw[8 * pairs : kind.pair * pairs].view(kind.integers), casting="same_kind")
+        integers = self._raw[8 * pairs : kind.pair * pairs].view(kind.integers)
+        np.copyto(angle, integers, casting="same_kind")
         angle *= kind.real(math.pi * 2.0**-kind.bits)
         cosine, sine = kind.waves
         cosine(angle, part[:pairs])
         part[:pairs] *= radius
         sine(angle, angle)
-        np.multiply(angle[: len(part) - pairs], radius[: len(part) - pairs], out=part[pairs:])
+        rest = len(part) - pairs
+        np.multiply(angle[:rest], radius[:rest], out=part[pairs:])
 
     def _rayleigh(self, integers: Array) -> Array:
         """Compute sqrt(-2 log u) for u = |integer| / 2^63, with an offset that keeps the logarithm finite."""

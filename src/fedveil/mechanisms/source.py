@@ -35,7 +35,8 @@ class _Key(ISeedSequence):
     """Seed of a Philox generator that returns the 128 bits of a key."""
 
     def __init__(self, key: int) -> None:
-        self._words = np.array([key & ((1 << 64) - 1), key >> 64], np.uint64)
+        low, high = key & ((1 << 64) - 1), key >> 64
+        self._words = np.array([low, high], np.uint64)
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
         return self._words
@@ -83,7 +84,10 @@ class Source(ABC):
         while True:
             x = self._one_normal()
             v = (1 + c * x) ** 3
-            if v > 0 and math.log(self._one_uniform()) < 0.5 * x * x + d - d * v + d * math.log(v):
+            if v <= 0:
+                continue
+            accepted = 0.5 * x * x + d - d * v + d * math.log(v)
+            if math.log(self._one_uniform()) < accepted:
                 return d * v
 
     def _one_normal(self) -> float:
@@ -135,7 +139,10 @@ class ReproducibleSource(Source):
 
     def child(self, *key: Key) -> "ReproducibleSource":
         """Make a fresh stream; the same key always gives the same one."""
-        return self._children.pop(key, None) or ReproducibleSource(self._seed, _key=(*self._key, *key))
+        begun = self._children.pop(key, None)
+        if begun is not None:
+            return begun
+        return ReproducibleSource(self._seed, _key=(*self._key, *key))
 
     def _stream(self) -> np.random.Generator:
         """Return the generator behind the draws that were handed out."""

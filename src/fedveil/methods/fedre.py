@@ -266,7 +266,8 @@ def _require_usable(
     rises: bool,
 ) -> None:
     """Refuse noise with a square beyond the limits of the model's type; it `rises` with the value, or falls."""
-    least, most = math.sqrt(torch.finfo(dtype).tiny), math.sqrt(torch.finfo(dtype).max)
+    limits = torch.finfo(dtype)
+    least, most = math.sqrt(limits.tiny), math.sqrt(limits.max)
     for deviation in deviations:
         if least <= deviation <= most:
             continue
@@ -317,6 +318,7 @@ class PerturbationAware(ServerDefaults):
         step = torch.zeros_like(theta)
         for column, slices in enumerate(groups.values()):
             for s in slices:
-                step[s] = (weights[:, column, None] * updates[:, s].to(torch.float64)).sum(0).to(step.dtype)
+                weighted = weights[:, column, None] * updates[:, s].to(torch.float64)
+                step[s] = weighted.sum(0).to(step.dtype)
         report = {"clients": float(len(updates)), "largest_weight": float(weights.max())}
         return Combined((theta + step)[None], nothing("local"), state, report)

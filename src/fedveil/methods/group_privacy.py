@@ -144,7 +144,8 @@ def _spend_of(side: GroupPrivacy, dimension: int, apart: float | None) -> Spend:
 
 def mean_length(dimension: int) -> float:
     """Return the expected Euclidean length of a standard normal vector."""
-    return math.sqrt(2) * math.exp(math.lgamma((dimension + 1) / 2) - math.lgamma(dimension / 2))
+    log_ratio = math.lgamma((dimension + 1) / 2) - math.lgamma(dimension / 2)
+    return math.sqrt(2) * math.exp(log_ratio)
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,8 @@ class Clusters(ServerDefaults):
                 state.rounds[anew] = 0
         for number, size in enumerate(sizes):
             report[f"cluster_{number}"] = float(size)
-        return Combined(centres, nothing("local"), state, {"clients": float((labels >= 0).sum()), **report})
+        assigned = float((labels >= 0).sum())
+        return Combined(centres, nothing("local"), state, {"clients": assigned, **report})
 
 
 def mean(models: Tensor) -> Tensor:

@@ -89,18 +89,21 @@ class Publishing(Parameters):
             Randomness of the noise.
         """
         figures, counts = figures.to(torch.float64), counts.to(torch.float64)
-        if figures.dim() != 2 or figures.shape != (len(counts), len(names)) or not len(counts):
-            raise FieldError("figures", tuple(figures.shape), f"must be [{len(counts)}, {len(names)}], not empty")
+        needed = (len(counts), len(names))
+        if tuple(figures.shape) != needed or not len(counts):
+            raise FieldError("figures", tuple(figures.shape), f"must be {list(needed)}, not empty")
         if self.metrics == "off":
             raise FieldError("metrics", self.metrics, "nothing is published")
         if self.metrics == "clear":
-            kept = torch.where(figures.isnan(), 0.0, figures * counts[:, None]).sum(0)
+            measured = ~figures.isnan().any(1)
+            total = torch.where(figures.isnan(), 0.0, figures * counts[:, None]).sum(0)
             spend = Spend(guarantee=of_round(Heuristic(IN_THE_CLEAR), "central", relation))
-            return _named(names, kept / counts[~figures.isnan().any(1)].sum()), spend
+            return _named(names, total / counts[measured].sum()), spend
         largest = {"loss": self.loss_range}
         ranges = torch.tensor([largest.get(name, 1.0) for name in names], dtype=torch.float64)
         n, m = figures.shape
-        cut = torch.where(figures.isnan(), ranges / 2, figures.clamp(min=torch.zeros_like(ranges), max=ranges))
+        within = figures.clamp(min=torch.zeros_like(ranges), max=ranges)
+        cut = torch.where(figures.isnan(), ranges / 2, within)
         moved = math.sqrt(m) / (2 * n)  # zero-out sensitivity of the scaled mean
         sigma = self.noise_multiplier * moved
         mean = noised(0.5 + (cut / ranges - 0.5).mean(0), GaussianNoise(sigma), source)
@@ -211,7 +214,8 @@ class Validation(Parameters):
         value = torch.tensor(loss, dtype=torch.float64)
         if spend.scale:
             cut = min(max(loss, 0.0), self.loss_range) if isfinite(loss) else self.loss_range
-            value = noised(torch.tensor([cut], dtype=torch.float64), GaussianNoise(*spend.scale), source)[0]
+            vector = torch.tensor([cut], dtype=torch.float64)
+            value = noised(vector, GaussianNoise(*spend.scale), source)[0]
         return (Release("metric", value, "validation_loss"),), spend
 
     def publishing(self) -> Publishing:

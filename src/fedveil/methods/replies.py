@@ -96,10 +96,13 @@ class Replies(Sequence[Releases]):
 def in_one(rows: Sequence[Tensor]) -> Rows:
     """Return the tensor [n, d] with these tensors [d] as its rows, in order; the rows themselves if there is none."""
     whole = rows[0]._base if rows else None
-    if whole is None or whole.shape != (len(rows), *rows[0].shape) or whole.dtype != rows[0].dtype:
+    if whole is None or whole.dtype != rows[0].dtype:
+        return rows
+    if whole.shape != (len(rows), *rows[0].shape):
         return rows
     for row, own in zip(rows, whole, strict=True):
-        if row._base is not whole or row.data_ptr() != own.data_ptr() or row.stride() != own.stride():
+        same_place = row.data_ptr() == own.data_ptr() and row.stride() == own.stride()
+        if row._base is not whole or not same_place:
             return rows
     return whole
 

@@ -161,7 +161,8 @@ class TrustedShares(NoSum):
         known = {**vars(noised), **vars(self.promise)}
         terms = []
         for name in TERMS:
-            terms.append(Release("metric", torch.tensor(float(known[name]), dtype=torch.float64), name))
+            value = torch.tensor(float(known[name]), dtype=torch.float64)
+            terms.append(Release("metric", value, name))
         return tuple(terms)
 
 
@@ -211,9 +212,11 @@ class SecureSum(TrustedSum):
         """Make one step of the rule against a gradient."""
         if self.lr is None:
             raise FieldError("lr", None, "it is needed: the step is the server's")
-        theta, rule = facts.broadcast.models[0], self.aggregator.for_round(state, source, facts.public_update)
+        theta = facts.broadcast.models[0]
+        rule = self.aggregator.for_round(state, source, facts.public_update)
         model, state = rule.step(theta, (-self.lr * gradient).to(theta.dtype), state)
-        return Combined(model[None], nothing(), state, {"clients": float(len(facts.broadcast.public.roster))})
+        sites = len(facts.broadcast.public.roster)
+        return Combined(model[None], nothing(), state, {"clients": float(sites)})
 
     def combine(
         self,
@@ -320,4 +323,5 @@ class SecureShares(NoSum):
             accepted = "the sum was not made on this method's grid: train with fedveil.learning.PrivateTrainer"
             raise FieldError("noised", facts.noised, accepted)
         context = self.question(facts.broadcast, facts.layout)
-        return (Release("share", share(sums[0], facts.site.key, context, facts.site.peers)),)
+        masked = share(sums[0], facts.site.key, context, facts.site.peers)
+        return (Release("share", masked),)

@@ -129,7 +129,8 @@ class SumTerms(Parameters):
         """
         e = 2 * math.exp(-2 * math.pi**2 * ETA**2)
         shares = 10 * MOST * math.exp(-(math.pi**2) * self.noise.smoothness**2)
-        return 2.0 * self.dimension * require_count("releases", releases) * (math.log1p(2 * e / (1 - e)) + shares)
+        rounding = math.log1p(2 * e / (1 - e))
+        return 2.0 * self.dimension * require_count("releases", releases) * (rounding + shares)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +173,8 @@ class SumContext(Parameters):
     def digest(self) -> bytes:
         """Digest of the whole question, 32 bytes."""
         values: dict[str, Any] = {**vars(self), "version": VERSION, "grid": self.terms.grid}
-        values["roster"], values["terms"] = [key.hex() for key in self.roster], asdict(self.terms)
+        values["roster"] = [key.hex() for key in self.roster]
+        values["terms"] = asdict(self.terms)
         text = json.dumps(
             values,
             sort_keys=True,

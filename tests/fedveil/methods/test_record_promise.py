@@ -27,6 +27,7 @@ TOUCHING = {  # of each parameter: two sides that differ in it alone
     "rate": (RECORD, {**RECORD, "rate": 0.5}),
     "steps": (RECORD, {**RECORD, "steps": 2}),
     "rounds": (BUDGET, {**BUDGET, "rounds": 6}),
+    "loop": (RECORD, {**RECORD, "loop": "app"}),
     "silos_per_person": (PERSON, {**PERSON, "silos_per_person": 2}),
     "most": ({**RECORD, "relation": "add/remove", "most": 80}, {**RECORD, "relation": "add/remove", "most": 90}),
     "silos": (TRUSTED, {**TRUSTED, "silos": 5}),
