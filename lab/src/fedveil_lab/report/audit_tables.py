@@ -24,12 +24,16 @@ MILESTONES = (0.0, 0.5, 1.0, 2.0)
 
 def in_words(value: Estimate | None) -> str:
     """A figure with its interval."""
-    return NOTHING if value is None else f"{value.point:.3f} ({value.low:.2f}-{value.high:.2f})"
+    if value is None:
+        return NOTHING
+    return f"{value.point:.3f} ({value.low:.2f}-{value.high:.2f})"
 
 
 def proven(bound: dict[str, float] | None) -> str:
     """An epsilon that runs prove, of the most that they can."""
-    return NOTHING if bound is None else f"{rounded_down(bound['lower'])} of {bound['ceiling']:.2f}"
+    if bound is None:
+        return NOTHING
+    return f"{rounded_down(bound['lower'])} of {bound['ceiling']:.2f}"
 
 
 def answered(label: str, own: Sequence[Participation], best: Participation | None) -> str:
@@ -46,18 +50,27 @@ def headline(audit: Audit) -> Table | None:
     An attack counts if it works without the defence, or evidently against it. None where nothing was judged.
     """
     judged, plain = _strongest(audit), by_attack(audit)
-    if not any(v.setting in judged for v in audit.verdicts):
+    if not any(verdict.setting in judged for verdict in audit.verdicts):
         return None
-    areas = ["AUC (95%)", "without the defence"][: len(audit.settings)]
+    defended = len(audit.settings) > 1
     rows = []
     for label, (own, counted, best) in judged.items():
-        undefended = None if best is None else plain[best.attack].get(audit.settings[0])
-        cells = [in_words(None if v is None else v.auc) for v in (best, undefended)][: len(areas)]
-        strongest = NOTHING if best is None else best.attack
-        works = f"{len(counted)} of {len(own)}"
-        rows.append([label, strongest, works, *cells, proven(audit.values["together"].get(label))])
+        name = areas = NOTHING
+        without = NOTHING
+        if best is not None:
+            name, areas = best.attack, in_words(best.auc)
+            undefended = plain[best.attack].get(audit.settings[0])
+            if undefended is not None:
+                without = in_words(undefended.auc)
+        row = [label, name, f"{len(counted)} of {len(own)}", areas]
+        if defended:
+            row.append(without)
+        rows.append([*row, proven(audit.values["together"].get(label))])
+    numbers = ["attacks that work", "AUC (95%)"]
+    if defended:
+        numbers.append("without the defence")
+    numbers.append("epsilon >=")
     title = f"Does client {audit.values['target']} take part? The strongest attack; .5 is guessing, 1 is certainty"
-    numbers = ["attacks that work", *areas, "epsilon >="]
     return Table(["against", "strongest", *numbers], rows, title, numbers, notes=too_few(audit.values))
 
 
@@ -65,23 +78,35 @@ def _strongest(audit: Audit) -> dict[str, tuple[list[Scored], list[Scored], Scor
     """What was judged against each defence, what counts of it, and the strongest of these."""
     judged = {}
     for label in audit.settings[1:] or audit.settings:
-        own = [v for v in audit.verdicts if v.setting == label and not v.supposed]
-        counted = [v for v in own if v.valid or v.succeeds]
-        judged[label] = own, counted, max(counted, key=lambda v: (v.point, v.auc.low), default=None)
+        own = [verdict for verdict in audit.verdicts if verdict.setting == label and not verdict.supposed]
+        counted = [verdict for verdict in own if verdict.valid or verdict.succeeds]
+        judged[label] = own, counted, max(counted, key=_success, default=None)
     return judged
+
+
+def _success(verdict: Scored) -> tuple[float, float]:
+    """By what verdicts are ranked: the area, then the lower end of its interval."""
+    return verdict.point, verdict.auc.low
 
 
 def answer(audit: Audit) -> str:
     """The question and its answer for each setting, a sentence each; empty where nothing was judged."""
-    lines = [answered(label, own, best) for label, (own, _, best) in _strongest(audit).items() if own]
+    lines = []
+    for label, (own, _, best) in _strongest(audit).items():
+        if own:
+            lines.append(answered(label, own, best))
+    if not lines:
+        return ""
     asked = f"Can client {audit.values['attacker']} tell whether client {audit.values['target']} takes part?"
-    return " ".join([asked, *lines]) if lines else ""
+    return " ".join([asked, *lines])
 
 
 def folded(refused: Sequence[Refused]) -> list[str]:
     """One line for all attacks that were not run, by the reason."""
-    reasons = grouped_by(refused, lambda r: r.reason).items()
-    said = [f"{', '.join(dict.fromkeys(r.attack for r in own))} ({reason})" for reason, own in reasons]
+    said = []
+    for reason, own in grouped_by(refused, lambda one: one.reason).items():
+        attacks = dict.fromkeys(one.attack for one in own)
+        said.append(f"{', '.join(attacks)} ({reason})")
     return [f"not run: {'; '.join(said)}"] if said else []
 
 
@@ -96,11 +121,12 @@ def compared(audit: Audit) -> list[str]:
         elif about["guarantee_relation"] and bound is not None:
             measured = f"measured epsilon >= {proven(bound)} provable ({played}, 95%)"
             lines.append(f"{label}: promised {about['guarantee']}; {measured}.")
-    return lines + [
-        f"{', '.join(labels)}: the guarantee is for {promised}, the measured epsilon for {played}, so they cannot be "
-        f"compared; --out-world {world_of(promised)} (and another --out) measures {promised}."
-        for promised, labels in others.items()
-    ]
+    for promised, labels in others.items():
+        lines.append(
+            f"{', '.join(labels)}: the guarantee is for {promised}, the measured epsilon for {played}, so they cannot "
+            f"be compared; --out-world {world_of(promised)} (and another --out) measures {promised}."
+        )
+    return lines
 
 
 def fewest_runs(epsilon: float, delta: float) -> int:
@@ -126,30 +152,55 @@ def audit_tables(audit: Audit) -> list[Table]:
 
 
 def _table(audit: Audit, label: str) -> Table:
+    """What each attack reached against one setting."""
+    undefended = audit.settings[0]
     columns = ["AUC (95%)", "advantage", "measured epsilon >=", "AUC without defence", "valid"]
-    numbers = columns[:3] if label == audit.settings[0] else columns
+    numbers = columns[:3] if label == undefended else columns
     lines = []
-    for name, by in by_attack(audit).items():
-        verdict, undefended = by.get(label), by.get(audit.settings[0])
-        cells = ["refused", NOTHING, NOTHING] if verdict is None else _figures(verdict)
-        cells.append("refused" if undefended is None else in_words(undefended.auc))
-        cells.append({None: NOTHING, True: "yes", False: "no"}[None if verdict is None else verdict.valid])
+    for name, verdicts in by_attack(audit).items():
+        cells = [*_figures(verdicts.get(label)), _area(verdicts.get(undefended)), _validity(verdicts.get(label))]
+        verdict = verdicts.get(label)
         mark = SUPPOSED if verdict is not None and verdict.supposed else ""
         lines.append([name + mark, *cells[: len(numbers)]])
     title = f"{label}: {_about(audit.values['settings'][label])}"
     return Table(["attack", *numbers], lines, title, numbers, ["advantage", *columns[3:]])
 
 
+def _area(verdict: Scored | None) -> str:
+    """The area under an attack's curve; an attack without a verdict was refused."""
+    return "refused" if verdict is None else in_words(verdict.auc)
+
+
+def _validity(verdict: Scored | None) -> str:
+    """Whether an attack works without the defence."""
+    if verdict is None or verdict.valid is None:
+        return NOTHING
+    return "yes" if verdict.valid else "no"
+
+
+def _figures(verdict: Scored | None) -> list[str]:
+    """Area, advantage and proven epsilon of an attack."""
+    if verdict is None:
+        return ["refused", NOTHING, NOTHING]
+    advantage = None if verdict.advantage is None else verdict.advantage.point
+    bound = None if verdict.epsilon is None else vars(verdict.epsilon)
+    return [in_words(verdict.auc), shown(advantage, ".2f"), proven(bound)]
+
+
 def by_attack(audit: Audit) -> dict[str, dict[str, Scored]]:
     """Verdicts by attack and setting, in the order in which they were judged."""
-    rows = grouped_by(audit.verdicts, lambda verdict: verdict.attack)
-    return {attack: {verdict.setting: verdict for verdict in own} for attack, own in rows.items()}
+    rows: dict[str, dict[str, Scored]] = {}
+    for verdict in audit.verdicts:
+        rows.setdefault(verdict.attack, {})[verdict.setting] = verdict
+    return rows
 
 
 def audit_notes(audit: Audit) -> list[str]:
     """What has to be said beside the tables."""
     values = audit.values
-    pooled = f"; colluding: clients {', '.join(map(str, values['colluders']))}" * (Colluding.name in by_attack(audit))
+    pooled = ""
+    if Colluding.name in by_attack(audit):
+        pooled = f"; colluding: clients {', '.join(map(str, values['colluders']))}"
     together = ", ".join(f"{label} {proven(bound)}" for label, bound in values["together"].items())
     runs, rehearsals = values["replicates"], values["rehearsals"]
     ceilings = ", ".join(f"{n}: {epsilon_ceiling(n):.1f}" for n in CEILINGS)
@@ -165,29 +216,37 @@ def audit_notes(audit: Audit) -> list[str]:
         "valid: the attack beats guessing without the defence (95%); else its figure says nothing about the defence.",
         f"Metrics that clients see after each round: {values['published_metrics']['text']}.{_gain(audit)}",
     ]
-    if any(v.supposed for v in audit.verdicts):
+    if any(verdict.supposed for verdict in audit.verdicts):
         notes.append("* supposes that metrics are published so, which they are not here.")
-    notes += [_sequential(v) for v in audit.verdicts if v.sequential is not None and not v.supposed]
-    notes += folded(audit.refused)
-    said = [(f"{v.attack}, {v.setting}: {n}", n) for v in audit.verdicts for n in v.notes]
-    rates = [n for _, n in said if n.startswith("no true positive rate")]
-    return [*notes, *(text for text, n in said if n not in rates), *rates[:1]]
+    for verdict in audit.verdicts:
+        if verdict.sequential is not None and not verdict.supposed:
+            notes.append(_sequential(verdict))
+    return [*notes, *folded(audit.refused), *_of_verdicts(audit.verdicts)]
 
 
-def _figures(verdict: Scored) -> list[str]:
-    gain, bound = verdict.advantage, verdict.epsilon
-    bounded = None if bound is None else vars(bound)
-    return [in_words(verdict.auc), shown(None if gain is None else gain.point, ".2f"), proven(bounded)]
+def _of_verdicts(verdicts: Sequence[Scored]) -> list[str]:
+    """Notes of single verdicts; that rates are missing is said once, last."""
+    notes, rates = [], list[str]()
+    for verdict in verdicts:
+        for note in verdict.notes:
+            if note.startswith("no true positive rate"):
+                rates.append(note)
+            else:
+                notes.append(f"{verdict.attack}, {verdict.setting}: {note}")
+    return [*notes, *rates[:1]]
 
 
 def _about(about: dict[str, Any]) -> str:
+    """Guarantee, accuracy and noise of a setting."""
     parts = [f"guarantee {about['guarantee'] or 'not played'}"]
     if about["accuracy"] is not None:
         parts.append(f"accuracy {about['accuracy']:.3f}")
     if about["sigma"] is not None:
-        without = about["sigma_without_target"]
-        apart = without is not None and not math.isclose(without, about["sigma"], rel_tol=1e-6)
-        parts.append(f"average sigma {about['sigma']:.3g}" + (f" ({without:.3g} without the target)" if apart else ""))
+        sigma, without = about["sigma"], about["sigma_without_target"]
+        text = f"average sigma {sigma:.3g}"
+        if without is not None and not math.isclose(without, sigma, rel_tol=1e-6):
+            text += f" ({without:.3g} without the target)"
+        parts.append(text)
     return "; ".join(parts)
 
 
@@ -201,19 +260,25 @@ def _gain(audit: Audit) -> str:
     lines = []
     for who, without, attack in means:
         for label in audit.settings:
-            by_mode = {"off": rows.get(without, {}).get(label)}
-            by_mode |= {mode: rows.get(row_of(attack, mode), {}).get(label) for mode in ("noised", "clear")}
-            parts = [f"{mode} {v.point:.3f}" for mode, v in by_mode.items() if v is not None]
+            names = {"off": without, "noised": row_of(attack, "noised"), "clear": row_of(attack, "clear")}
+            parts = []
+            for mode, name in names.items():
+                verdict = rows.get(name, {}).get(label)
+                if verdict is not None:
+                    parts.append(f"{mode} {verdict.point:.3f}")
             if len(parts) > 1:
                 lines.append(f"{label}, {who}: {', '.join(parts)}")
     return f" AUC of an adversary by what is published: {'; '.join(lines)}." if lines else ""
 
 
 def _sequential(verdict: Scored) -> str:
+    """When a sequential test decides, and how often it is wrong."""
     test = verdict.sequential
     assert test is not None
     median = f"decides after {test.rounds_in:g} rounds (median, with the target) and {test.rounds_out:g} (without)"
     errors = f"said OUT of {in_words(test.miss)} of the runs with it, IN of {in_words(test.alarm)} of those without"
     undecided = f"undecided {test.undecided} of {sum(verdict.runs)}"
-    said = undecided if test.undecided == sum(verdict.runs) else f"{median}; {errors}; {undecided}"
+    said = f"{median}; {errors}; {undecided}"
+    if test.undecided == sum(verdict.runs):
+        said = undecided
     return f"{verdict.attack}, {verdict.setting}: sequential test for errors of {test.wanted:.0%}: {said}"
