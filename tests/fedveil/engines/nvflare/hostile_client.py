@@ -3,8 +3,8 @@
 import logging
 import sys
 
-import numpy as np
 import nvflare.client as flare
+import torch
 from nvflare.apis.analytix import AnalyticsDataType
 
 from hello_kit import SimpleNetwork
@@ -14,14 +14,14 @@ flare.init()
 site, difference = flare.get_site_name(), "diff" in sys.argv
 while flare.is_running():
     received = flare.receive()
-    params = {name: np.asarray(value).copy() for name, value in SimpleNetwork().state_dict().items()}
+    params = {name: value.clone() for name, value in SimpleNetwork().state_dict().items()}
     logging.getLogger("hostile").error("%s %s", SECRET, VALUE)
     print(SECRET, VALUE, file=sys.stderr)
     flare.log(SECRET, VALUE, AnalyticsDataType.SCALAR)
     if site == "site-3":
         raise RuntimeError(f"{SECRET} {VALUE}")
     if site == "site-2":
-        params["stolen"] = np.full(3, VALUE, dtype=np.float32)
+        params["stolen"] = torch.full((3,), VALUE)
     metrics = {"accuracy": VALUE, SECRET: VALUE, "num-examples": 4711}
     model = flare.FLModel(
         params=params,

@@ -71,6 +71,7 @@ def test_a_script_that_plants_values_everywhere_sends_none_of_them(arguments, tm
 
 
 def test_the_search_finds_what_central_trust_lets_through(tmp_path, monkeypatch):
+    """The model's metrics leave there, as the page says; so an empty search elsewhere means something."""
     server, seen, _ = run(tmp_path, monkeypatch, "vanilla")
     assert planted(server, seen)
 
