@@ -13,50 +13,88 @@ from fedveil_lab.report.statement.document import Chart, Fact, Grid, ReportSecti
 from fedveil_lab.runs.summary import Summary
 
 MOST = 120  # points of a line
-CURVES: Mapping[str, tuple[str, str, Callable[[Row], float | None]]] = {
-    "accuracy": ("accuracy on held-out examples", "accuracy", lambda row: row["metrics"].get("accuracy")),
-    "rmse": ("RMSE on held-out examples", "RMSE", lambda row: row["metrics"].get("rmse")),
-    "worst": (
-        "accuracy of the worst client",
-        "accuracy",
-        lambda row: row.get("clients", {}).get("accuracy", {}).get("worst"),
-    ),
-    "sigma": ("sigma of the noise, per coordinate", "sigma", lambda row: row["noise"].get("sigma")),
-    "clipped": ("updates that were clipped", "share", lambda row: row["server"].get("clipped_fraction")),
+
+
+def _metric(name: str) -> Callable[[Row], Any]:
+    """Reads a metric of a round."""
+
+    def read(row: Row) -> Any:
+        return row["metrics"].get(name)
+
+    return read
+
+
+def _worst_client(row: Row) -> Any:
+    return row.get("clients", {}).get("accuracy", {}).get("worst")
+
+
+def _sigma(row: Row) -> Any:
+    return row["noise"].get("sigma")
+
+
+def _clipped(row: Row) -> Any:
+    return row["server"].get("clipped_fraction")
+
+
+CURVES: Mapping[str, tuple[str, str, Callable[[Row], Any]]] = {
+    "accuracy": ("accuracy on held-out examples", "accuracy", _metric("accuracy")),
+    "rmse": ("RMSE on held-out examples", "RMSE", _metric("rmse")),
+    "worst": ("accuracy of the worst client", "accuracy", _worst_client),
+    "sigma": ("sigma of the noise, per coordinate", "sigma", _sigma),
+    "clipped": ("updates that were clipped", "share", _clipped),
 }
 
 
 def accuracy_of(runs: Mapping[str, Sequence[Summary]], statuses: Mapping[str, str]) -> ReportSection:
     """How accurate the model is: settings' runs, and the status of each setting's promise."""
-    every = [summary for own in runs.values() for summary in own]
-    bare = [label for label, status in statuses.items() if status == "none"]
-    public = [summary.values.get("public_model", {}).get("metrics", {}) for summary in every]
-    rivals = {f"{name} {metrics[name]:.3f}" for metrics in public for name in ("accuracy", "rmse") if name in metrics}
-    majority = {f"{summary.values['majority']:.3f}" for summary in every if "majority" in summary.values}
+    rivals: set[str] = set()
+    majority: set[str] = set()
+    for own in runs.values():
+        for summary in own:
+            public = summary.values.get("public_model", {}).get("metrics", {})
+            rivals |= {f"{name} {public[name]:.3f}" for name in ("accuracy", "rmse") if name in public}
+            if "majority" in summary.values:
+                majority.add(f"{summary.values['majority']:.3f}")
+    bare = [f"{label!r} below" for label, status in statuses.items() if status == "none"]
     lines = [
-        Fact.of("the same without noise", *(f"{label!r} below" for label in bare)),
+        Fact.of("the same without noise", *bare),
         Fact.of("a model of public data alone", *sorted(rivals)),
         Fact.of("naming the most frequent class", *sorted(majority)),
     ]
-    return ReportSection("accuracy", lines, [accuracy_rows(runs)] * bool(runs), curves(runs), said=True)
+    tables = [accuracy_rows(runs)] if runs else []
+    return ReportSection("accuracy", lines, tables, curves(runs), said=True)
 
 
 def accuracy_rows(runs: Mapping[str, Sequence[Summary]]) -> Grid:
     """Accuracy of each setting with a 95% interval, over its seeds or else over the examples it was measured on."""
-    rows = []
-    for label, own in runs.items():
-        first = own[0]
-        name = "rmse" if first.averaged("accuracy") is None and first.averaged("rmse") is not None else "accuracy"
-        means = [value for summary in own if (value := summary.averaged(name)) is not None]
-        clients = [summary.rows[-1].get("clients", {}).get(name, {}) for summary in own if summary.rows]
-        tested = [summary.values["test_metrics"] for summary in own]
-        examples = first.values["metrics"].get("examples") if name == "accuracy" else None
-        wanted = ((clients, "median"), (clients, "worst"), (tested, name))
-        rest = [[c[key] for c in curves if key in c] for curves, key in wanted]
-        shown = [f"{name} {fmean(means):.3f}" if means else "", *_interval(means, examples)]
-        rows.append([label, *shown, *(f"{fmean(each):.3f}" if each else "" for each in rest)])
+    rows = [[label, *_accuracies(own)] for label, own in runs.items()]
     header = ("setting", "mean of the last rounds", "95%", "over", "median client", "worst client", "test set")
     return Grid("", header, rows)
+
+
+def _accuracies(runs: Sequence[Summary]) -> list[str]:
+    """The cells of one setting: its seeds' mean and interval, clients, and the set's own test half."""
+    first = runs[0]
+    name = "accuracy"
+    if first.averaged("accuracy") is None and first.averaged("rmse") is not None:
+        name = "rmse"
+    means = []
+    for summary in runs:
+        value = summary.averaged(name)
+        if value is not None:
+            means.append(value)
+    examples = first.values["metrics"].get("examples") if name == "accuracy" else None
+    clients = [summary.rows[-1].get("clients", {}).get(name, {}) for summary in runs if summary.rows]
+    tested = [summary.values["test_metrics"] for summary in runs]
+    mean = f"{name} {fmean(means):.3f}" if means else ""
+    others = [_mean_of(clients, "median"), _mean_of(clients, "worst"), _mean_of(tested, name)]
+    return [mean, *_interval(means, examples), *others]
+
+
+def _mean_of(figures: Sequence[Mapping[str, float]], name: str) -> str:
+    """The mean of a figure over the seeds that have it; an empty text if none has."""
+    known = [own[name] for own in figures if name in own]
+    return f"{fmean(known):.3f}" if known else ""
 
 
 def _interval(means: Sequence[float], examples: float | None) -> tuple[str, str]:
@@ -76,38 +114,71 @@ def curves(runs: Mapping[str, Sequence[Summary]]) -> list[Chart]:
     for name, (title, unit, figure) in CURVES.items():
         series = []
         for colour, (label, own) in enumerate(runs.items()):
-            values = [{row["round"]: v for row in summary.rows if (v := figure(row)) is not None} for summary in own]
-            rounds = sorted(set.intersection(*(set(v) for v in values)))
-            if rounds:
-                at = [rounds[i] for i in sorted({round(i * (len(rounds) - 1) / (MOST - 1)) for i in range(MOST)})]
-                columns = [[v[r] for v in values] for r in at]
-                mean, low, high = ([_short(f(c)) for c in columns] for f in (fmean, min, max))
-                series.append(Series(label, colour, at, mean, *((low, high) if len(own) > 1 else ())))
+            line = _line(label, colour, own, figure)
+            if line is not None:
+                series.append(line)
         if series:
             charts.append(Chart(name, title, "round", unit, series))
     return charts
+
+
+def _line(label: str, colour: int, runs: Sequence[Summary], figure: Callable[[Row], Any]) -> Series | None:
+    """A figure of a setting in the rounds that all of its seeds have, at most `MOST` of them; None without any."""
+    values: dict[int, list[float]] = {}
+    for summary in runs:
+        for row in summary.rows:
+            value = figure(row)
+            if value is not None:
+                values.setdefault(row["round"], []).append(value)
+    rounds = sorted(round_ for round_, own in values.items() if len(own) == len(runs))
+    if not rounds:
+        return None
+    places = {round(i * (len(rounds) - 1) / (MOST - 1)) for i in range(MOST)}
+    at = [rounds[place] for place in sorted(places)]
+    mean = [_short(fmean(values[round_])) for round_ in at]
+    if len(runs) == 1:
+        return Series(label, colour, at, mean)
+    low = [_short(min(values[round_])) for round_ in at]
+    high = [_short(max(values[round_])) for round_ in at]
+    return Series(label, colour, at, mean, low, high)
 
 
 def roc_charts(audits: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> list[Chart]:
     """ROC curves of the attack that reached most against each setting, for audits that keep scores or curves."""
     charts = []
     for number, audit in enumerate(audits):
-        known = list(dict.fromkeys([*settings, *(result["setting"] for result in audit.get("results", ()))]))
-        best: dict[str, tuple[float, Series]] = {}
-        for result in audit.get("results", ()):
-            setting, attack = result["setting"], result["attack"]
-            drawn = audit.get("roc", {}).get(setting, {}).get(attack)
-            if drawn is None and "scores" in result:
-                drawn = roc(np.array(result["scores"]["in"]), np.array(result["scores"]["out"]))
-            reached = result.get("auc", result)["point"]
-            if drawn is not None and not result.get("supposed") and reached > best.get(setting, (-1.0,))[0]:
-                false, true = ([_short(float(v)) for v in side] for side in drawn)
-                best[setting] = reached, Series(f"{setting}: {attack}", known.index(setting), false, true)
+        best = _strongest(audit, settings)
         if best:
-            title, series = f"{audit['game']}: the strongest attack on each setting", [one for _, one in best.values()]
+            title = f"{audit['game']}: the strongest attack on each setting"
             sides = ("false positive rate", "true positive rate")
-            charts.append(Chart(f"roc{number}", title, *sides, series, bool(audit.get("roc"))))
+            charts.append(Chart(f"roc{number}", title, *sides, best, bool(audit.get("roc"))))
     return charts
+
+
+def _strongest(audit: Mapping[str, Any], settings: Sequence[str]) -> list[Series]:
+    """The ROC curve of the attack that reached most against each setting of an audit."""
+    results = audit.get("results", ())
+    known = list(dict.fromkeys([*settings, *(result["setting"] for result in results)]))
+    reached: dict[str, float] = {}
+    curves: dict[str, Series] = {}
+    for result in results:
+        setting, attack = result["setting"], result["attack"]
+        drawn = _roc(audit, result)
+        point = result.get("auc", result)["point"]
+        if drawn is None or result.get("supposed") or point <= reached.get(setting, -1.0):
+            continue
+        false, true = ([_short(float(value)) for value in side] for side in drawn)
+        reached[setting] = point
+        curves[setting] = Series(f"{setting}: {attack}", known.index(setting), false, true)
+    return list(curves.values())
+
+
+def _roc(audit: Mapping[str, Any], result: Mapping[str, Any]) -> Any:
+    """The curve that an audit keeps of a result, or that follows from its scores; None if there is neither."""
+    drawn = audit.get("roc", {}).get(result["setting"], {}).get(result["attack"])
+    if drawn is None and "scores" in result:
+        return roc(np.array(result["scores"]["in"]), np.array(result["scores"]["out"]))
+    return drawn
 
 
 def _short(value: float) -> float:
