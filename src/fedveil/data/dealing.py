@@ -51,8 +51,8 @@ def partition(
         How many; None for all natural clients.
     scheme : {"iid", "dirichlet", "counts", "quantity", "shards", "natural"}
         ``"iid"``: a shuffled deck in equal parts (sizes differ by at most 1). ``"dirichlet"``: each class is split in
-        proportions drawn from Dirichlet(alpha); if a client gets fewer than `min_size`, all is drawn again, 100 times
-        at most, then the smallest take single examples from the largest. ``"counts"``: exactly the given numbers.
+        proportions drawn from Dirichlet(alpha). If a client gets fewer than `min_size`, all is drawn again, 100 times
+        at most; then the smallest take single examples from the largest. ``"counts"``: exactly the given numbers.
         ``"quantity"``: a shuffled deck in parts whose sizes follow Dirichlet(alpha), with `min_size` as above.
         ``"shards"``: sorted by `y` and cut into clients x shards equal pieces, `shards` of which each client draws
         (McMahan et al. 2017). ``"natural"``: by `owner`.
@@ -243,8 +243,8 @@ def holdout(y: ArrayLike, indices: Indices, fraction: float, *, seed: int) -> tu
     indices : ndarray
         The client's.
     fraction : float
-        At least 0 and below 1. round(fraction n) examples are kept apart, shared out over the classes by largest
-        remainder; each class keeps at least one example to train on, so rare classes may make it fewer.
+        At least 0 and below 1. round(fraction n) examples are held out, shared out over the classes by largest
+        remainder. Each class keeps at least one example to train on, so rare classes may make it fewer.
     seed : int
         Decides which.
 
@@ -302,8 +302,8 @@ def federate(
     holdout : float
         Fraction that each client keeps apart, stratified; 0 for none.
     sensitive : sequence of sequence of str
-        What the clients hold to be sensitive, some of the set's `region_names` each: client i takes entry i, and after
-        the last one the first again. Without entries every client takes all.
+        Kinds that clients hold to be sensitive, some of the set's `region_names` each. Client i takes entry i, and
+        after the last one the first again. Without entries every client takes all.
 
     Returns
     -------

@@ -18,8 +18,9 @@ _CONVERT = "convert it to grey (MONOCHROME2)"
 def grey_slice(name: str, opened: Any, max_pixels: int) -> Array:
     """Read the image [H, W] from black to white, uint16.
 
-    Its values go through the modality's transform (slope and intercept, or a table), then through the file's own table
-    of display (VOI LUT), else through its first window, else from the lowest to the highest number its bits can hold.
+    Its values go through the modality's transform (slope and intercept, or a table). Then they go through the file's
+    own table of display (VOI LUT), or its first window. Without both they are scaled from the lowest to the highest
+    number of its bits.
 
     Parameters
     ----------

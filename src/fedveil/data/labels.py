@@ -171,7 +171,7 @@ def natural_clients(
     ------
     FieldError
         For another length or kind of values, one that is missing, or two texts that differ by chance (``Ward 1`` and
-        ``ward 1``): all data of a client are what a promise for clients is about.
+        ``ward 1``). A promise for clients is about all data of a client.
     """
     if np.ma.is_masked(values):
         raise FieldError(name, "masked", "must name a client for each example: fill the masked ones in")

@@ -1,8 +1,8 @@
 """Pages of a folder and the marks in them: images and masks, T-SROIE's own files, or DocTamper's.
 
-T-SROIE is a folder of receipts, and beside it a JSON file of COCO's form that outlines their words: `images` with `id`
-and `file_name`, and `annotations` with `image_id`, `category_id` (2 says that the word is forged) and `segmentation`,
-four corners x, y in pixels; other outlines of COCO's are read, too.
+T-SROIE is a folder of receipts and a JSON file of COCO's form with outlines of their words. `images` have `id` and
+`file_name`. `annotations` have `image_id`, `category_id` (2 for a forged word) and `segmentation`: four corners x, y in
+pixels; other outlines of COCO's are read, too.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Forged words on scanned pages, with the exact mask of what changed: dark text on light paper, a box or a folder.
 
 The FedRE paper's sets, T-SROIE and DocTamper, cannot be downloaded freely; this generator stands in for them. A forgery
-lies inside the rectangle of a text box, is cut between letters where it can be, takes the ink and paper of its
-surroundings, and what is pasted or written fades in over one pixel. Outside the mask a page keeps every pixel.
+lies inside the rectangle of a text box and is cut between letters where it can be. It takes the ink and paper of its
+surroundings; pasted or written text fades in over one pixel. Outside the mask a page keeps every pixel.
 """
 
 import shutil

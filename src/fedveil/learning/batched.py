@@ -27,8 +27,8 @@ CACHE = 1 << 20  # bytes of a core's second-level cache, as on most machines; a 
 class BatchedTrainer:
     """Train many clients at once: what `SequentialTrainer` does, in one batched operation a layer and step.
 
-    Examples are shuffled and dropped as one after another, from the same streams; sums are taken in another order, so
-    that float64 models agree to about 1e-12 of their size and float32 models to about 1e-5 after an epoch.
+    Examples are shuffled and dropped as one after another, from the same streams. Sums are taken in another order:
+    after an epoch, float64 models agree to about 1e-12 of their size and float32 models to about 1e-5.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Gradients of single examples of chains of dense layers and activations, forwards and backwards by hand.
 
-A dense layer's gradient is the product of its output gradients and its inputs (Goodfellow 2015, arXiv 1510.01799), so
-that a step is a pass forwards, the loss's own gradient, a pass backwards, and one product a layer, without autograd.
+A dense layer's gradient is the product of its output gradients and its inputs (Goodfellow 2015, arXiv 1510.01799). So a
+step is a pass forwards, the loss's own gradient, a pass backwards, and one product a layer, without autograd.
 """
 
 import torch

@@ -163,8 +163,8 @@ class Products:
 class Bases:
     """Factors A = R Q of persons' inputs at a dense head, where each has few; the rows of Q are orthonormal.
 
-    A mean gradient B' A is (B' R) Q, and no longer than B' R, which is clipped: however badly terms cancel, what is
-    added is bounded by what was measured. Both factors follow a person's own inputs alone.
+    A mean gradient B' A is (B' R) Q, and no longer than B' R, which is clipped. However badly terms cancel, the
+    measured length bounds the added vector. Both factors follow a person's own inputs alone.
 
     Attributes
     ----------

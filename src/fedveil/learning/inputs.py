@@ -54,8 +54,8 @@ class Inputs:
     def in_memory_order(self, x: Tensor) -> Tensor:
         """Return the same values [B, ...] in the one memory order of their shape.
 
-        Kernels are chosen by strides: where a dummy or a record that is not finite left other strides behind, it turned
-        the rounding of all other rows (a sum by 13 C).
+        Kernels are chosen by strides. A dummy, or a record that is not finite, once left other strides behind and
+        changed the rounding of all other rows (a sum by 13 C).
         """
         if x.dim() == 4 and self._may_be_channels_last(x):
             batch, channels, height, width = x.shape
@@ -97,8 +97,8 @@ def _is_ours(module: nn.Module) -> bool:
 def channels_last(value: Tensor) -> Tensor:
     """Store four axes in the order batch, height, width, channel; return others as they are.
 
-    With a single channel torch sees no difference between the orders, keeps the other one, and then computes a first
-    convolution and its pooling 15 times slower (measured at 40x40): so the strides are said outright.
+    With a single channel torch sees no difference between the orders and keeps the other one. A first convolution and
+    its pooling then take 15 times longer (measured at 40x40), so the strides are set outright.
     """
     if value.dim() != 4:
         return value

@@ -1,8 +1,8 @@
 """Gradients of single examples from layers' inputs and output gradients, for models of known layers alone.
 
-One forward and one backward pass to the layers' outputs give each layer's inputs and output gradients, from which norms
-and clipped sums follow without a second pass (the "book-keeping" of Bu et al. 2023, arXiv 2210.00038): a dense layer's
-gradients are never formed.
+One forward and one backward pass to the layers' outputs give each layer's inputs and output gradients. Norms and
+clipped sums follow from them without a second pass (the "book-keeping" of Bu et al. 2023, arXiv 2210.00038). A dense
+layer's gradients are never formed.
 
 Row i of every tensor belongs to example i: every module is of a listed type, or its own method is replaced by what
 `fedveil.learning.recognised` reads in it. A subclass, a hook or a parametrisation may mix rows: a model with one takes

@@ -45,8 +45,8 @@ class LocalTraining(Parameters):
     cosine_rounds : int
         Above 0 the learning rate falls along half a cosine over so many rounds, and stays where the last one has it.
     schedule : {"constant", "cosine"}
-        Of the rate within a round: "cosine" lets it rise over the first tenth of the steps and then fall to 0 along
-        half a cosine, so that an optimiser that begins anew takes no long first step.
+        Of the rate within a round. "cosine" lets it rise over the first tenth of the steps and then fall to 0 along
+        half a cosine: an optimiser that begins anew takes no long first step.
     loss : {"cross_entropy", "mse", "rmse", "l1", "huber", "poisson", "bce", "hazards", "dice", "soft_dice"}
         Mean over the batch; rmse is the root of the batch's mean squared error. Or one of yours: a function
         ``loss(outputs, y)`` that returns the batch's mean, a name under which `fedveil.learning.LOSSES` has registered

@@ -145,9 +145,9 @@ class Lots:
     def clipped_sum(self, client: ClientData, chosen: Tensor, source: Source) -> tuple[Tensor, Tensor]:
         """Return the clipped sum of a lot of units and its losses: no place in the batch follows who else is in it.
 
-        A full batch of a public number of examples has them in their order; one of persons in an order drawn when it is
-        put together, since theirs is that of their first images. Otherwise they are spread over a public number of
-        places at random, with dummies between them; a lot that is too large counts as zero.
+        A full batch of a public number of examples has them in their order. A full batch of persons has an order that
+        is drawn when it is put together: their own is that of their first images. Otherwise they are spread over a
+        public number of places at random, with dummies between them; a lot that is too large counts as zero.
         """
         noisy = self._noisy
         units = self.units_of(client)

@@ -1,4 +1,4 @@
-"""What a loss asks for, seen from outside: labels it passes over, what outputs mean to it, shapes it pairs wrongly.
+"""Demands of a loss, seen from outside: labels it passes over, the meaning of outputs, shapes it pairs wrongly.
 
 A loss that somebody hands in is a function. Where its class does not say, it is tried on made-up outputs and targets of
 the declared shapes; no value of the data is used for that.
@@ -106,8 +106,8 @@ def _passes_over(loss: Loss, label: int, outputs: Sequence[int], y: Tensor) -> b
 def output_meaning(loss: Loss | None, outputs: Sequence[int], y: Tensor) -> OutputMeaning:
     """Say what a model's outputs are to a loss.
 
-    A loss that goes on falling where an output rises beyond its target of 1, or falls below its target of 0, asks for
-    scores of two classes: cross-entropy does, squared and absolute errors do not.
+    A loss may go on falling where an output rises beyond its target of 1, or falls below its target of 0. Then it asks
+    for scores of two classes: cross-entropy does, squared and absolute errors do not.
 
     Parameters
     ----------

@@ -1,11 +1,11 @@
 """Clipped gradients of single examples, summed, so that an example's share is its own to the last bit.
 
-The bits of an example's gradient depend on that example, its place in the batch and public facts, whatever else is in
-the batch, is missing, overflows or raises. They have to: a gradient that is only rounding error is still scaled to
-length C. Kernels keep that (checked at start-up, on the machine at hand) where the shape is public and nobody changes
-place. So a batch has as many rows as its caller says, some of them dummies, and is never computed again in another
-shape. What comes after, in float64, is only bounded: two sums of n clipped gradients of which all but one are equal
-differ, by rounding, by less than 2 n^2 2^-53 C more than they should, and C is lowered by that.
+The bits of an example's gradient depend on that example, its place in the batch and public facts. Other examples may be
+missing, overflow or raise. This has to be so: a gradient that is only rounding error is still scaled to length C.
+Kernels keep that (checked at start-up, on the machine at hand) where the shape is public and nobody changes place. So a
+batch has as many rows as its caller says, some of them dummies, and is never computed again in another shape. Later
+steps, in float64, need a bound only. Take two sums of n clipped gradients that are equal but for one. By rounding they
+differ by less than 2 n^2 2^-53 C more than they should; C is lowered by that.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ _KINDS = {ByChain: "layers", ByLayers: "layers", ByOperators: "operators", OneBy
 
 @dataclass(frozen=True)
 class _Step:
-    """What is done with the gradients of every chunk of a step.
+    """Treatment of the gradients of every chunk of a step.
 
     Attributes
     ----------
@@ -180,8 +180,8 @@ class PerExample:
     ) -> tuple[Tensor, Tensor]:
         """Sum the examples' gradients, or persons' mean gradients, each scaled down to a norm of at most `clip`.
 
-        A person's mean is formed, in float64, and that very vector is clipped: images with long gradients that cancel
-        give norms by products of norms (or Gram matrices) that are rounding alone. With `bases` its factor is clipped.
+        A person's mean is formed, in float64, and that very vector is clipped. Where long gradients of images cancel,
+        products of norms (or Gram matrices) are rounding alone. With `bases` its factor is clipped.
 
         Parameters
         ----------

@@ -31,8 +31,8 @@ _FAR = 1e30  # a clip that cuts no gradient
 class PrivateTrainer(SequentialTrainer):
     """Train clients on noisy sums of clipped per-example gradients.
 
-    Every step draws its sample (each example by itself, with probability `rate`; an empty one is a step of pure noise),
-    sums the clipped gradients, adds the noise and divides by a constant. The optimiser sees the result only, so that
+    Every step draws its sample: each example by itself, with probability `rate`; an empty one is a step of pure noise.
+    It sums the clipped gradients, adds the noise and divides by a constant. The optimiser sees the result only, so that
     momentum, Adam and FedProx's term are post-processing. Sampling, dropout and noise come from the source, each from a
     stream of its own. The result carries the `NoisySteps` that made it.
 

@@ -1,7 +1,7 @@
 """Known layers behind a forward method of somebody's own: read symbolically, run without it.
 
-A symbolic trace has no values, so that no branch follows one, and what it finds is run instead of the method: only
-calls of known layers, and operations that are listed here because a row of their result follows from that row alone.
+A symbolic trace has no values, so that no branch follows one. Its graph is run instead of the method. The graph may
+hold calls of known layers, and the operations listed here: a row of their result follows from that row alone.
 """
 
 import operator

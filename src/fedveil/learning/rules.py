@@ -32,7 +32,7 @@ Form = Callable[[Any, Tensor, Tensor], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class LayerRule:
-    """How the gradients of a kind of layer are formed.
+    """Rule that forms the gradients of a kind of layer.
 
     Attributes
     ----------

@@ -1,8 +1,8 @@
 r"""Layer scores: how strongly each layer's gradient answers to the pixels of a sensitive region.
 
-Source: FedRE (layer-wise local differential privacy from privacy-sensitive regions). With J_l(x) = d/dx of
-(d loss / d w_l), the score S_l is the Frobenius norm of J_l over the layer's parameters and the channels of one pixel,
-averaged over the region's pixels and then over the images. A layer is a module: weight and bias together.
+Source: FedRE (layer-wise local differential privacy from privacy-sensitive regions). With J_l(x) = d/dx of (d loss / d
+w_l), the score S_l is the Frobenius norm of J_l over the layer's parameters and the channels of one pixel. It is
+averaged over the region's pixels, then over the images. A layer is a module: weight and bias together.
 """
 
 import math
@@ -37,8 +37,8 @@ def layer_scores(
 ) -> dict[str, float]:
     """Score every layer of a module.
 
-    **The scores are computed from `x` and `y`: on a client's images they are private** (a ClientFact that must not
-    leave it, and a budget split by them leaks through the noise's size), unless the images are public.
+    **The scores are computed from `x` and `y`: on a client's images they are private**, unless the images are public.
+    They are a ClientFact that must not leave the client, and a budget split by them leaks through the noise's size.
 
     Parameters
     ----------
@@ -58,8 +58,8 @@ def layer_scores(
     method : {"exact", "estimate", "signal"}
         ``"exact"``: one forward-over-reverse product a coordinate of the region. ``"estimate"``: random directions v
         in each layer's parameters, E[(v . J)_j^2] = ||J[:, j]||^2; all pixels at once. Its root is low by about
-        1 / (4 probes). ``"signal"``: no J at all, but the inverse length of the layer's gradient on these images, so
-        that a budget split by it grows with the signal; the region plays no part.
+        1 / (4 probes). ``"signal"``: the inverse length of the layer's gradient on these images, without J. A budget
+        split by it grows with the signal; the region plays no part.
     probes : int
         Random directions of the estimate.
     seed : int
@@ -186,7 +186,7 @@ def region_masks(region: Region, count: int, height: int, width: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Answers:
-    """How a module's gradient answers to pixels, by one method."""
+    """Answers of a module's gradient to pixels, by one method."""
 
     module: nn.Module
     layout: Layout

@@ -1,8 +1,8 @@
 """Gradients of single examples for a module with code of its own: a fixed list of operators, or one example a call.
 
-`torch.func.vmap` keeps examples apart in exact arithmetic, and its trace on dummies is a list of operators that no
-value of the data changes: no branch, no exception, no state between calls. Each operator must be one whose result for a
-row, at its place in a batch of this size, follows from that row alone.
+`torch.func.vmap` keeps examples apart in exact arithmetic. Its trace on dummies is a list of operators that no value of
+the data changes: no branch, no exception, no state between calls. Each operator must be one whose result for a row, at
+its place in a batch of this size, follows from that row alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -32,8 +32,8 @@ _STOCHASTIC = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 class WorkerTrainer:
     """Train several clients at once; the bits are those of one client after another on one intra-op thread.
 
-    Small models gain nothing from threads inside an operation and much from threads over clients: two workers train
-    the 48x48 CNN about 1.5 times faster than two intra-op threads do.
+    Small models gain nothing from threads inside an operation and much from threads over clients. Two workers train the
+    48x48 CNN about 1.5 times faster than two intra-op threads do.
 
     Parameters
     ----------
@@ -119,10 +119,10 @@ def make_trainer(
     model, layout, local, device
         See `SequentialTrainer`.
     kind : {"auto", "batched", "sequential"}
-        ``"auto"`` batches every model that can be batched, in blocks whose size `BatchedTrainer` takes from the size
-        of the model, and trains one client after another otherwise, with one line in the log. ``"sequential"`` gives
-        the same bits whoever else is trained, under every engine, and runs the model's own code; the others agree with
-        it within the tolerances that `BatchedTrainer` states.
+        ``"auto"`` batches every model that can be batched; `BatchedTrainer` takes the size of blocks from the size of
+        the model. Otherwise it trains one client after another, with one line in the log. ``"sequential"`` runs the
+        model's own code and gives the same bits whoever else is trained, under every engine. The others agree with it
+        within the tolerances of `BatchedTrainer`.
     workers : int
         Threads over clients or blocks of clients.
     precision : {"full", "bfloat16"}

@@ -53,9 +53,9 @@ def rehearse(
 class SequentialTrainer:
     """Train clients one after another, for any ``torch.nn.Module``.
 
-    Shuffling and dropout are keyed by the client's key, so a client's result depends neither on the order nor on the
-    choice of the other clients, nor on the global random state, which is left as it was. (While a client trains, the
-    global state is set from its key, for modules that draw from it: use no second thread that draws.)
+    Shuffling and dropout are keyed by the client's key. So a client's result depends neither on the other clients nor
+    on the global random state, which is left as it was. (While a client trains, the global state is set from its key,
+    for modules that draw from it: use no second thread that draws.)
 
     Parameters
     ----------

@@ -39,11 +39,11 @@ class UNet(nn.Module):
     mean, deviation : float
         Of the pixels, public constants: the first layer sees (x - mean) / deviation.
     patch : int
-        Squares of so many pixels aside become channels of one before the first layer, and one becomes a square after
-        the last: patch^2 times less work, and still a score a pixel.
+        Squares of so many pixels aside become channels of one before the first layer, and squares again after the last.
+        This is patch^2 times less work, and still a score a pixel.
     residuals : bool
-        Whether the first layer sees beside each channel what four fixed high-pass filters leave of it, in which traces
-        of forgery show better than in the image (Fridrich and Kodovsky 2012, 10.1109/TIFS.2012.2190402).
+        Whether the first layer also sees each channel through four fixed high-pass filters. Traces of forgery show
+        better there (Fridrich and Kodovsky 2012, 10.1109/TIFS.2012.2190402).
     rank : int
         Above 0: each 3x3 convolution stays as it begins, and learns what is added to it, of this rank.
     """
@@ -109,8 +109,8 @@ def unet(
 ) -> nn.Module:
     """Build a small U-Net for a class a pixel; patch, and 2 at each later level, must divide height and width.
 
-    Fewer parameters carry noise if the first `frozen` levels on the way down stay as they begin, or if convolutions
-    learn a change of low `rank` (at least 1; 0 learns all of them).
+    Fewer parameters carry noise if the first `frozen` levels on the way down stay as they begin. The same holds if
+    convolutions learn a change of low `rank` (at least 1; 0 learns all of them).
     """
     require_count("rank", rank, least=0)
     require_choice("activation", activation, _ACTIVATIONS)
