@@ -99,7 +99,7 @@ wheels: $(TEST)  ## build the wheels, install them beside the PyTorch that is th
 	@$(PYTEST) -n 0 -m wheels tests/wheels $(PYTEST_ARGS)
 
 deploy-test: $(TEST)  ## try to get round `fedveil node` on a real SuperLink and SuperNodes, and what goes wrong at a site (15 minutes)
-	@$(PYTEST) -n 0 -m deploy tests/deploy/test_chain.py tests/deploy/test_bad_input.py tests/deploy/test_server_killed.py $(PYTEST_ARGS)
+	@$(PYTEST) -n 0 -m deploy tests/deploy/test_chain.py tests/deploy/test_bad_input.py tests/deploy/test_server_killed.py tests/deploy/test_existing_app.py $(PYTEST_ARGS)
 
 deploy-demo: $(TEST)  ## watch a deployment: three sites with TLS, keys and policies, and what gets nowhere
 	@$(PYTEST) -n 0 -s -m deploy tests/deploy/test_demo.py $(PYTEST_ARGS)
