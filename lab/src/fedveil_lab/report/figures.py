@@ -1,6 +1,6 @@
 """Figures of a comparison: accuracy, noise and distance over its rounds, and accuracy against what it cost."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -44,7 +44,8 @@ def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
     drawn = {"curves.png": curves(summaries)}
     if several(summaries):
         drawn["pareto.png"] = pareto(summaries)
-    if (measured := classes_figure(summaries)) is not None:
+    measured = classes_figure(summaries)
+    if measured is not None:
         drawn["classes.png"] = measured
     return [canvas.keep(figure, folder / name, 150) for name, figure in drawn.items()]
 
@@ -62,8 +63,13 @@ def judged_by(summaries: Sequence[Summary]) -> tuple[str, str]:
 
 def _varies(summaries: Sequence[Summary], kind: str) -> bool:
     """Whether a figure of the noise changes from round to round: one that does not stands in the table."""
-    series = [[row["noise"][kind] for row in s.rows if kind in row["noise"]] for s in summaries]
-    return any(len(own) == 1 or max(own) - min(own) > 1e-9 * max(map(abs, own)) for own in series if own)
+    for summary in summaries:
+        series = [row["noise"][kind] for row in summary.rows if kind in row["noise"]]
+        if len(series) == 1:
+            return True
+        if series and max(series) - min(series) > 1e-9 * max(map(abs, series)):
+            return True
+    return False
 
 
 @own_style()
@@ -74,9 +80,11 @@ def curves(summaries: Sequence[Summary]) -> Figure:
     name, title = judged_by(summaries)
     groups = {name: "metrics", "sigma": "noise", "distance": "noise"}
     labels = {name: f"{title} on held-out examples", "sigma": "sigma (per coordinate)", "distance": "distance d"}
+    cells, ratios = [[name]], [1.0]
     beside = [kind for kind in ("sigma", "distance") if _varies(summaries, kind)]
-    cells = [[name, kind] for kind in beside] or [[name]]
-    figure, mosaic = canvas.new_figure(width if beside else 0.65 * width, 5.2, cells, [1.6, 1] if beside else [1])
+    if beside:
+        cells, ratios = [[name, kind] for kind in beside], [1.6, 1.0]
+    figure, mosaic = canvas.new_figure(width if beside else 0.65 * width, 5.2, cells, ratios)
     for index, (base, own) in enumerate(based(summaries).items()):
         for label, runs in grouped(own).items():  # a swept setting is one colour, from pale to full
             style = {**canvas.look(index), "alpha": strengths[swept(runs[0])]}
@@ -110,14 +118,20 @@ def _strengths(summaries: Sequence[Summary]) -> dict[str, float]:
 
 
 def _series(axes: Axes, runs: Sequence[Summary], group: str, name: str, style: dict[str, Any]) -> None:
-    series = [{row["round"]: row[group][name] for row in run.rows if name in row[group]} for run in runs]
-    rounds = sorted(set.intersection(*(set(s) for s in series)))
+    """Draw a figure over the rounds that all seeds have: their mean, and the range between them."""
+    values: dict[int, list[float]] = {}
+    for run in runs:
+        for row in run.rows:
+            if name in row[group]:
+                values.setdefault(row["round"], []).append(row[group][name])
+    rounds = sorted(round_ for round_, own in values.items() if len(own) == len(runs))
     if not rounds:
         return
-    columns = [[s[r] for s in series] for r in rounds]
-    axes.plot(rounds, [fmean(c) for c in columns], linewidth=1.6, marker=canvas.dot(rounds), **style)
+    means = [fmean(values[round_]) for round_ in rounds]
+    axes.plot(rounds, means, linewidth=1.6, marker=canvas.dot(rounds), **style)
     if len(runs) > 1:
-        low, high = [min(c) for c in columns], [max(c) for c in columns]
+        low = [min(values[round_]) for round_ in rounds]
+        high = [max(values[round_]) for round_ in rounds]
         axes.fill_between(rounds, low, high, color=style["color"], alpha=0.15 * style["alpha"], linewidth=0)
 
 
@@ -156,10 +170,7 @@ def pareto(summaries: Sequence[Summary]) -> Figure:
     """A panel for attacks (if there was an audit), one for the noise, one for the epsilons of each unit and trust."""
     name, title = judged_by(summaries)
     points = {base: _points(runs, name) for base, runs in based(summaries).items()}
-    kinds = dict.fromkeys(panel for some in points.values() for p in some for panel in p.at)
-    proven = [panel for panel in kinds if panel not in (ATTACKED, NOISE)] or ["epsilon"]
-    panels = [*([ATTACKED] if ATTACKED in kinds else []), NOISE, *proven]
-    widths = [1.0 if panel in proven else 1.2 for panel in panels]
+    panels, widths = _panels(points)
     figure, mosaic = canvas.new_figure(PANEL * len(panels), 4.8, [panels], widths)
     better = -1 if name == "rmse" else 1
     for panel, axes in mosaic.items():
@@ -189,23 +200,46 @@ def pareto(summaries: Sequence[Summary]) -> Figure:
     return figure
 
 
+def _panels(points: Points) -> tuple[list[str], list[float]]:
+    """The panels that there are points for, from left to right, and their widths."""
+    kinds: dict[str, None] = {}
+    for some in points.values():
+        for point in some:
+            kinds |= dict.fromkeys(point.at)
+    proven = [panel for panel in kinds if panel not in (ATTACKED, NOISE)] or ["epsilon"]
+    panels, widths = [NOISE, *proven], [1.2, *[1.0] * len(proven)]
+    if ATTACKED in kinds:
+        return [ATTACKED, *panels], [1.2, *widths]
+    return panels, widths
+
+
 def _points(runs: Sequence[Summary], name: str) -> list[Point]:
+    """A point for each setting that has the figure."""
     points = []
     for own in grouped(runs).values():
-        values = [v for v in (r.averaged(name) for r in own) if v is not None]
+        values = _known(run.averaged(name) for run in own)
         if not values:
             continue
-        first, at, reach = own[0].values, dict[str, float](), (0.0, 0.0)
+        first = own[0].values
+        at: dict[str, float] = {}
+        reach = (0.0, 0.0)
         for attack in first.get("audits", [])[:1]:
             at[ATTACKED] = float(attack["auc"])
             reach = abs(attack["low"] - attack["auc"]), abs(attack["high"] - attack["auc"])
-        if ratios := [v for v in (r.noise("noise_to_clip") for r in own) if v is not None]:
+        ratios = _known(run.noise("noise_to_clip") for run in own)
+        if ratios:
             at[NOISE] = fmean(ratios)
-        if proven := list(filter(None, map(_proven, own))):
+        proven = [one for one in map(_proven, own) if one is not None]
+        if proven:
             at[proven[0][0]] = max(epsilon for _, epsilon in proven)
         spread = stdev(values) if len(values) > 1 else first["last_rounds"][name]["deviation"]
         points.append(Point(swept(own[0]), fmean(values), spread, bool(first["noise"]), at, reach))
     return points
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    """The values that are there."""
+    return [value for value in values if value is not None]
 
 
 def _proven(summary: Summary) -> tuple[str, float] | None:
@@ -220,49 +254,68 @@ def _draw(axes: Axes, panel: str, points: Points) -> list[tuple[float, float]]:
     """The points of all settings that lie in a panel, with their bars."""
     every: list[tuple[float, float]] = []
     for number, (base, some) in enumerate(points.items()):
-        shown = [p for p in some if panel in p.at]
-        if shown:
-            x, y = [p.at[panel] for p in shown], [p.quality for p in shown]
-            bars: dict[str, Any] = {"yerr": [p.spread for p in shown]}
-            if panel == ATTACKED:
-                bars["xerr"] = list(zip(*(p.reach for p in shown), strict=True))
-            axes.errorbar(x, y, label=base, **bars, **_style(number, len(shown)))
-            every += zip(x, y, strict=True)
+        shown = [point for point in some if panel in point.at]
+        if not shown:
+            continue
+        x = [point.at[panel] for point in shown]
+        y = [point.quality for point in shown]
+        bars: dict[str, Any] = {"yerr": [point.spread for point in shown]}
+        if panel == ATTACKED:
+            down, up = zip(*(point.reach for point in shown), strict=True)
+            bars["xerr"] = [down, up]
+        axes.errorbar(x, y, label=base, **bars, **_style(number, len(shown)))
+        every += zip(x, y, strict=True)
     return every
 
 
 def _name(figure: Figure, mosaic: dict[str, Axes], points: Points) -> None:
     """Number the swept values, at the points of all panels and in a key beside them; of many on a line, some."""
-    values = dict.fromkeys(p.swept for some in points.values() for p in some if p.swept)
-    if not values:
+    numbers: dict[str, str] = {}
+    for some in points.values():
+        for point in some:
+            if point.swept:
+                numbers.setdefault(point.swept, str(len(numbers) + 1))
+    if not numbers:
         return
-    numbers = {text: str(i) for i, text in enumerate(values, 1)}
-    how: dict[str, Any] = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 8}
     for panel, axes in mosaic.items():
-        for number, some in enumerate(points.values()):
-            shown = [p for p in some if panel in p.at and p.swept]
+        for colour, some in enumerate(points.values()):
+            shown = [point for point in some if panel in point.at and point.swept]
             named = {round(i * (len(shown) - 1) / (NAMED - 1)) for i in range(NAMED)}
-            for p in (p for i, p in enumerate(shown) if i in named):
-                axes.annotate(numbers[p.swept], (p.at[panel], p.quality), color=COLOURS[number % 8], **how)
+            for place, point in enumerate(shown):
+                if place in named:
+                    axes.annotate(
+                        numbers[point.swept],
+                        (point.at[panel], point.quality),
+                        color=COLOURS[colour % 8],
+                        xytext=(4, 4),
+                        textcoords="offset points",
+                        fontsize=8,
+                    )
     handles = [Line2D([], [], linestyle="none")] * len(numbers)
     key = [f"{number}: {text}" for text, number in numbers.items()]
     canvas.legend_beside(figure, handles, key, handlelength=0)
 
 
 def _noise(axes: Axes, points: Points) -> None:
+    """Draw settings without noise as lines, since they have no place on this axis."""
     for number, (base, some) in enumerate(points.items()):
         style: dict[str, Any] = {"color": COLOURS[number % 8], "linestyle": "--", "zorder": 1}
-        for p in some:
-            if not p.noisy:
-                axes.axhline(p.quality, linewidth=1, **style)
-        if not any(p.noisy or NOISE in p.at for p in some):
+        for point in some:
+            if not point.noisy:
+                axes.axhline(point.quality, linewidth=1, **style)
+        if not any(point.noisy or NOISE in point.at for point in some):
             axes.plot([], [], label=f"{base} (no noise)", **style)
     axes.set_xlabel("noise / clip = sigma sqrt(parameters) / C,\nmean over the rounds")
     axes.set_xlim(0, axes.get_xlim()[1] * 1.05)
 
 
 def _epsilon(axes: Axes, promise: str, summaries: Sequence[Summary]) -> None:
-    here = [s for s in summaries if (proven := _proven(s)) and proven[0] == promise]
+    """Label a panel of epsilons: what they are about, and from where on they are vacuous."""
+    here = []
+    for summary in summaries:
+        proven = _proven(summary)
+        if proven is not None and proven[0] == promise:
+            here.append(summary)
     unit = worst_guarantee(here[0])
     axes.set_xscale("log")
     low, high = axes.get_xlim()
@@ -276,7 +329,8 @@ def _epsilon(axes: Axes, promise: str, summaries: Sequence[Summary]) -> None:
     statuses = " or ".join(dict.fromkeys(worst_guarantee(s)["status"] for s in here))
     without = {s.setting for s in summaries if worst_guarantee(s)["status"] == "heuristic"}
     title = f"one {unit['unit']}, {unit['trust']}: {statuses}"
-    title += f"; without (heuristic): {len(without)} of {len(grouped(summaries))} settings" if without else ""
+    if without:
+        title += f"; without (heuristic): {len(without)} of {len(grouped(summaries))} settings"
     axes.set_title(wrapped(title, 0.75 * PANEL, 8), fontsize=8)
 
 
@@ -292,6 +346,7 @@ def _front(axes: Axes, points: Sequence[tuple[float, float]], better: int) -> No
 
 
 def _style(number: int, count: int) -> dict[str, Any]:
+    """Colour, marker and line of a setting with so many points."""
     line = {"linestyle": "-" if count > 1 else "none", "linewidth": 1}
     marker = {"marker": MARKERS[number % 8], "markersize": 6, "capsize": 2, "elinewidth": 0.7}
     return {"color": COLOURS[number % 8], "ecolor": COLOURS[number % 8] + "70", **line, **marker}
