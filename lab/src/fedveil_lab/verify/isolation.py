@@ -82,7 +82,8 @@ class FreshProcesses:
     timeout : float
         Seconds that a run may take.
     libraries : list of str, optional
-        Modules that are imported before copies are made; by default the installed ones that the file imports.
+        Modules that are imported before copies are made; by default the installed ones that the file imports. What a
+        run imports late is added to them.
     """
 
     def __init__(self, file: Path, function: str, *, timeout: float = 30.0, libraries: list[str] | None = None) -> None:
@@ -125,6 +126,10 @@ class FreshProcesses:
         """One run in a process of its own."""
         request = {"ask": "run", "world": world, "seed": seed, "timeout": self.timeout}
         found = self._ready({**request, "function": self.function, "own": self._own})
+        late = [name for name in found.get("imported", []) if name not in self.libraries]
+        if late and not self.whole:
+            self.libraries = [*self.libraries, *late]
+            self._ask({"ask": "libraries", "libraries": late})
         numbers = found.get("numbers")
         return RunOutcome(
             kind=found["kind"],

@@ -13,6 +13,7 @@ import select
 import signal
 import struct
 import sys
+import sysconfig
 import time
 import traceback
 from types import ModuleType
@@ -100,6 +101,7 @@ def child(request: dict[str, Any], state: dict[str, Any], answer: int, said: int
     os.dup2(said, 1)
     os.dup2(said, 2)
     started = time.perf_counter()
+    before = {*sys.modules}
     try:
         fresh_entropy()
         module = module_of(state["path"], state["code"])
@@ -109,6 +111,7 @@ def child(request: dict[str, Any], state: dict[str, Any], answer: int, said: int
         where = f"{os.path.basename(last.filename)}:{last.lineno}"
         found = {"kind": "raised", "error": type(error).__name__, "why": f"{type(error).__name__}: {error} ({where})"}
     found["seconds"] = time.perf_counter() - started
+    found["imported"] = installed({*sys.modules} - before)
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -129,6 +132,13 @@ def asked_of(module: ModuleType, request: dict[str, Any], state: dict[str, Any])
         data = module.worlds(*request["own"])[name][side == "out"]
     shape, numbers = flat(getattr(module, request["function"])(data, request["seed"]))
     return {"kind": "ok", "shape": shape, "numbers": numbers}
+
+
+def installed(names: set[str]) -> list[str]:
+    """Modules among these that were installed, or are Python's own: not the mechanism's."""
+    roots = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
+    files = {name: getattr(sys.modules.get(name), "__file__", None) or "" for name in names}
+    return sorted(name for name, file in files.items() if file.startswith(roots))
 
 
 def run(request: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
@@ -198,17 +208,24 @@ def _answer(request: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         os.chdir(request["folder"])
         with open(path, encoding="utf-8") as file:
             state.update(path=path, code=compile(file.read(), path, "exec"))
-        for name in request["libraries"]:
-            with contextlib.suppress(Exception):
-                importlib.import_module(name)
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            torch.set_num_threads(1)
-        return {"kind": "ok"}
+        return _imported(request["libraries"])
+    if request["ask"] == "libraries":
+        return _imported(request["libraries"])
     if request["ask"] == "world":
         state["worlds"][request["world"]] = request["data"]
         return {"kind": "ok"}
     return run(request, state)
+
+
+def _imported(names: list[str]) -> dict[str, Any]:
+    """Import libraries, so that copies need not."""
+    for name in names:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+    return {"kind": "ok"}
 
 
 if __name__ == "__main__":
