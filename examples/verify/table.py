@@ -1,6 +1,6 @@
 """Every case of these examples through `fedveil verify`: claimed, proven, measured, and what caught it.
 
-``python examples/verify/table.py FOLDER [RUNS]`` writes verdicts.csv and verdicts.json there.
+``python examples/verify/table.py FOLDER [RUNS [FILE ...]]`` writes verdicts.csv and verdicts.json there.
 """
 
 import json
@@ -51,11 +51,11 @@ def row_of(module: str, judged: Judged) -> dict[str, str]:
     return row
 
 
-def main(folder: Path, runs: int) -> None:
-    """Judge all of them, and write the table."""
+def main(folder: Path, runs: int, modules: list[str]) -> None:
+    """Judge all cases of these files, and write the table."""
     sys.path.insert(0, str(HERE))
     rows, kept = [], []
-    for module in ("public", "wrong", "right"):
+    for module in modules:
         for name in import_module(module).CASES:
             judged = judged_case(module, name, runs)
             rows.append(row_of(module, judged))
@@ -63,9 +63,12 @@ def main(folder: Path, runs: int) -> None:
             print(name, judged.answer, flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "verdicts.csv").write_text(Table.of(rows).csv())
-    record = {"provenance": provenance("none: worlds of the library", [SEED]), "runs": runs, "verdicts": kept}
+    made = provenance("none: worlds of the library", [SEED])
+    made["command"] = " ".join(["python examples/verify/table.py", "results/verify", str(runs), *modules])
+    record = {"provenance": made, "runs": runs, "verdicts": kept}
     (folder / "verdicts.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 4000)
+    runs = int(sys.argv[2]) if len(sys.argv) > 2 else 4000
+    main(Path(sys.argv[1]), runs, sys.argv[3:] or ["public", "wrong", "right"])

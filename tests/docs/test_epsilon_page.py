@@ -1,0 +1,62 @@
+"""The page on anybody's epsilon: its example runs as printed, its tables are those of the examples' files."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fedveil.cli import app
+from fedveil_lab.verify import MechanismSteps, PrivacyClaim
+from fedveil_lab.verify.judged import described_alone
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "is-this-epsilon-true.md").read_text(encoding="utf-8")
+
+
+def cases(name):
+    """The cases of one of the examples' files."""
+    spec = importlib.util.spec_from_file_location(f"page_{name}", ROOT / "examples" / "verify" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.CASES
+
+
+def rows_below(heading):
+    """Rows of the table below a heading, cell by cell."""
+    part = re.split(r"\n## ", PAGE.partition(f"## {heading}\n")[2])[0]
+    rows = [line.strip("|").split("|") for line in part.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+def test_a_stranger_s_mechanism_is_refuted_and_the_mended_one_is_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    [command] = re.findall(r"^    fedveil (verify my\.py:.*)$", PAGE, re.MULTILINE)
+    for text, caught in ((code, 1), (code.replace("3.7307 / len(data_sets)", "3.7307"), 0)):
+        Path("my.py").write_text(text)
+        result = CliRunner().invoke(app, [*shlex.split(command), "--runs", "1500"])
+        assert result.exit_code == caught, result.output
+        assert ("REFUTED by worst-case world" in result.output) == bool(caught)
+
+
+def test_what_catches_what_is_what_the_cases_say():
+    rows, known = rows_below("What catches what"), cases("wrong")
+    assert len(rows) == len(known) == 13
+    for (mistake, scores, steps), case in zip(rows, known.values(), strict=True):
+        by = case["by"].split(", ")
+        assert (scores == "yes") == ("worst-case world" in by), mistake
+        assert [steps] == ([one for one in by if one != "worst-case world"] or [""]), mistake
+
+
+def test_what_is_printed_in_public_is_composed_as_the_page_says():
+    rows, known = rows_below("Epsilons that are printed in public"), cases("public")
+    assert len(rows) == len(known)
+    for (who, printed, proven, _), case in zip(rows, known.values(), strict=True):
+        claim = PrivacyClaim.parse(case["claim"])
+        assert float(printed.split(",")[0]) == claim.epsilon, who
+        judged = described_alone(who, claim, MechanismSteps.parse(case["steps"]))
+        assert judged.proven.epsilon == pytest.approx(float(proven.replace(",", "")), rel=5e-4), who
+        assert judged.caught
