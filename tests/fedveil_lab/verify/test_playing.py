@@ -126,12 +126,22 @@ def test_a_file_that_is_no_python_or_lacks_the_function_gets_no_verdict(file, tm
         verify_mechanism(tmp_path / "other.py", "mechanism", claim, worlds, effort=Effort(runs=100))
 
 
+def answered_with_rare_lies(data, seed):
+    """Randomised response at epsilon 7 about the last client."""
+    truth = len(data[-1]) > 0
+    return float(truth ^ (np.random.default_rng(seed).random() < 1 / (1 + math.exp(7))))
+
+
 def test_outputs_that_differ_whatever_the_seed_are_the_strongest_refutation():
-    claim = PrivacyClaim.parse("eps=50 delta=1e-5 zero-out client total central")
+    claim = PrivacyClaim.parse("eps=1 delta=1e-5 zero-out client total central")
     worlds = library(claim, Sizes())
     found = play(HereRunner(lambda data, seed: sum(len(rows) for rows in data)), worlds, claim, Effort(runs=200))
-    assert found.refuted  # although so few runs bound no epsilon of 50
+    assert found.refuted
     assert "seeds" in found.caught[0].what
+    claim = PrivacyClaim.parse("eps=7 delta=0 zero-out client total central")
+    rare = play(HereRunner(answered_with_rare_lies), worlds, claim, Effort(runs=200))
+    assert not rare.refuted  # right, although no lie was seen: so few runs bound no epsilon of 7
+    assert [one.by for one in rare.caught] == [INSPECTION]
     constant = play(HereRunner(lambda data, seed: 1.0), worlds, claim, Effort(runs=200))
     assert not constant.refuted
     assert "out of reach" in constant.answer
