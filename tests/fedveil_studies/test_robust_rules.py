@@ -20,9 +20,9 @@ def test_every_rule_is_told_how_many_clients_are_malicious():
         }
         assert rules["krum"].malicious == rules["multi-krum"].malicious == rules["nnm-krum"].malicious == f
         assert rules["multi-krum"].selected == 30 - f
-        assert rules["trimmed"].bears(30) == f
+        assert rules["trimmed"].withstands(30) == f
         assert all(
-            r.bears(30) >= f
+            r.withstands(30) >= f
             for n, r in rules.items()
             if n not in ("mean", "bounded", "buckets") and "noisy" not in n and "wide" not in n
         )

@@ -35,9 +35,9 @@ from fedveil.aggregation.updates import padded as padded
 from fedveil.aggregation.weighted import SplitTrimmedMean as SplitTrimmedMean
 from fedveil.aggregation.weighted import WeightedGeometricMedian as WeightedGeometricMedian
 from fedveil.aggregation.weighted import WeightedMedian as WeightedMedian
-from fedveil.aggregation.weighted import bears_weight as bears_weight
 from fedveil.aggregation.weighted import by_weight as by_weight
 from fedveil.aggregation.weighted import capped_weights as capped_weights
+from fedveil.aggregation.weighted import withstands_weight as withstands_weight
 from fedveil.registry import Registry
 
 AGGREGATORS: Registry[type[Aggregator]] = Registry(

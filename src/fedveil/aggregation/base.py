@@ -120,7 +120,7 @@ class Aggregator(Parameters, ABC):
         """Fewest updates on which the rule works; engines count absent clients as zeros to reach it."""
         return 1
 
-    def bears(self, n: int) -> int:
+    def withstands(self, n: int) -> int:
         """Return the most malicious updates among n that the rule withstands."""
         return 0
 
@@ -132,10 +132,10 @@ class Aggregator(Parameters, ABC):
         FieldError
             With the largest number.
         """
-        most = self.bears(n)
+        most = self.withstands(n)
         if malicious > most:
             name = type(self).__name__
-            raise FieldError("malicious", malicious, f"{name} bears at most {most} among {n} updates")
+            raise FieldError("malicious", malicious, f"{name} withstands at most {most} among {n} updates")
 
     def _filled(self, **values: Any) -> Self:
         """Return a copy with values that are no parameters."""
@@ -144,9 +144,17 @@ class Aggregator(Parameters, ABC):
             object.__setattr__(filled, name, value)
         return filled
 
-    def shares(self, updates: Tensor, weights: Tensor) -> Tensor | None:
+    def effective_weights(self, updates: Tensor, weights: Tensor) -> Tensor | None:
         """Return the share [n] (float64) of each update in the result; None if coordinates differ in it."""
         return None
+
+    def bears(self, n: int) -> int:
+        """Return `withstands`, under its former name."""
+        return self.withstands(n)
+
+    def shares(self, updates: Tensor, weights: Tensor) -> Tensor | None:
+        """Return `effective_weights`, under its former name."""
+        return self.effective_weights(updates, weights)
 
     @abstractmethod
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:

@@ -43,10 +43,10 @@ class GeometricMedian(Aggregator):
     smoothing: Positive = 1e-6
     iterations: Count = 200
 
-    def bears(self, n: int) -> int:
+    def withstands(self, n: int) -> int:
         return (n - 1) // 2
 
-    def shares(self, updates: Tensor, weights: Tensor) -> Tensor:
+    def effective_weights(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Return the final weights, proportional to one over the distance from the median."""
         squared = squared_distances(updates)
         shares = even(len(updates))
@@ -61,7 +61,7 @@ class GeometricMedian(Aggregator):
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Return the geometric median; of `weights` only their number counts."""
-        return weighted_sum(updates, self.shares(updates, weights))
+        return weighted_sum(updates, self.effective_weights(updates, weights))
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
         """Return 2C: the result is a mean of updates within C, before and after.
@@ -124,7 +124,7 @@ class CentredClipping(Aggregator):
         """Add the update and remember it."""
         return model + update, Centre(update.clone())
 
-    def bears(self, n: int) -> int:
+    def withstands(self, n: int) -> int:
         """Return less than half of n: a malicious client pulls by at most L tau / n."""
         return (n - 1) // 2
 
@@ -241,11 +241,11 @@ class FLTrust(Aggregator):
         """Return the rule with the server's update of this round."""
         return self._filled(reference=public_update)
 
-    def bears(self, n: int) -> int:
+    def withstands(self, n: int) -> int:
         """Return n, if the public data are like the clients': no client moves the server's own update."""
         return n
 
-    def shares(self, updates: Tensor, weights: Tensor) -> Tensor:
+    def effective_weights(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Return the trust scores, scaled to sum to 1; all 0 if no update is trusted."""
         if self.reference is None or self.reference.shape != updates.shape[1:]:
             given = None if self.reference is None else tuple(self.reference.shape)
@@ -262,7 +262,7 @@ class FLTrust(Aggregator):
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Return the mean of trusted updates at the length of the server's; of `weights` only their number counts."""
-        shares = self.shares(updates, weights)
+        shares = self.effective_weights(updates, weights)
         assert self.reference is not None
         scale = norms(self.reference) / norms(updates)
         return weighted_sum(updates, torch.where(shares > 0, shares * scale, shares))

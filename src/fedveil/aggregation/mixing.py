@@ -63,11 +63,11 @@ class Mixing(Aggregator):
     def mixture(self, updates: Tensor) -> Tensor:
         """Return the weights [m, n] (float64, rows sum to 1) of the m mixtures."""
 
-    def shares(self, updates: Tensor, weights: Tensor) -> Tensor:
+    def effective_weights(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Return the shares of the updates by the mixtures' shares in the result, which are equal by default."""
         mixture = self.mixture(updates)
         equal = even(len(mixture))
-        inner = self.inner.shares(self._mixed(updates, mixture), equal)
+        inner = self.inner.effective_weights(self._mixed(updates, mixture), equal)
         return (equal if inner is None else inner) @ mixture
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
@@ -106,15 +106,15 @@ class NNM(Mixing):
         """Fewest updates: 2 f + 1, or those that the inner rule needs."""
         return max(2 * self.malicious + 1, self.inner.least)
 
-    def bears(self, n: int) -> int:
+    def withstands(self, n: int) -> int:
         """Return less than half of n, and no more than for the inner rule."""
-        return min((n - 1) // 2, self.inner.bears(n))
+        return min((n - 1) // 2, self.inner.withstands(n))
 
     def mixture(self, updates: Tensor) -> Tensor:
         """Return 1 / (n - f) for each of the nearest; ties go to the lower index."""
         n = len(updates)
         if 2 * self.malicious >= n:
-            raise FieldError("malicious", self.malicious, f"NNM bears at most {(n - 1) // 2} among {n} updates")
+            raise FieldError("malicious", self.malicious, f"NNM withstands at most {(n - 1) // 2} among {n} updates")
         squared = squared_distances(updates).fill_diagonal_(-1.0)  # its own first, also among equals
         nearest = squared.sort(dim=1, stable=True).indices[:, : n - self.malicious]
         mixture = torch.zeros(n, n, dtype=torch.float64)
@@ -169,9 +169,9 @@ class Bucketing(Mixing):
         """Fewest updates: enough to fill the buckets that the inner rule needs."""
         return (self.inner.least - 1) * self.size + 1
 
-    def bears(self, n: int) -> int:
+    def withstands(self, n: int) -> int:
         """Return the number for the inner rule among buckets: at worst each malicious client spoils another bucket."""
-        return self.inner.bears(-(-n // self.size))
+        return self.inner.withstands(-(-n // self.size))
 
     def mixture(self, updates: Tensor) -> Tensor:
         """Return one over the size of a bucket for each of its members."""

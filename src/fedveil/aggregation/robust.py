@@ -28,7 +28,7 @@ class FedMedian(Aggregator):
     --------
     >>> fv.FedMedian().reduce(updates, equal)
     tensor([1., 0.], dtype=torch.float64)
-    >>> fv.FedMedian().bears(5)  # number of malicious clients among five
+    >>> fv.FedMedian().withstands(5)  # number of malicious clients among five
     2
     """
 
@@ -38,7 +38,7 @@ class FedMedian(Aggregator):
         """Return the median of each coordinate; of `weights` only their number counts."""
         return middle_mean(updates, (len(updates) - 1) // 2)
 
-    def bears(self, n: int) -> int:
+    def withstands(self, n: int) -> int:
         return (n - 1) // 2
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
@@ -78,9 +78,9 @@ class TrimmedMean(Aggregator):
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Return the mean of the kept values of each coordinate; of `weights` only their number counts."""
-        return middle_mean(updates, self.bears(len(updates)))
+        return middle_mean(updates, self.withstands(len(updates)))
 
-    def bears(self, n: int) -> int:
+    def withstands(self, n: int) -> int:
         """Return the number of values that are cut off at each end."""
         return int(self.fraction * n)
 
@@ -142,11 +142,11 @@ class MultiKrum(Aggregator):
         needed = 2 * self.malicious + 3 if self.malicious else 1
         return max(self.selected, needed)
 
-    def bears(self, n: int) -> int:
+    def withstands(self, n: int) -> int:
         """Return (n - 3) / 2, rounded down."""
         return max(0, (n - 3) // 2)
 
-    def shares(self, updates: Tensor, weights: Tensor) -> Tensor:
+    def effective_weights(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Return equal shares of the selected updates."""
         n = len(updates)
         self.admit(self.malicious, n)
@@ -157,7 +157,7 @@ class MultiKrum(Aggregator):
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Return the unweighted mean of the selected updates; an absent client's zero update may be among them."""
-        chosen = self.shares(updates, weights).nonzero().flatten()
+        chosen = self.effective_weights(updates, weights).nonzero().flatten()
         return weighted_sum(updates[chosen], even(len(chosen)))
 
     def sensitivity(self, clip: float, weights: Tensor, relation: Relation) -> float:
@@ -208,11 +208,11 @@ class Bulyan(Aggregator):
         """Fewest updates: 4 f + 3."""
         return 4 * self.malicious + 3 if self.malicious else 1
 
-    def bears(self, n: int) -> int:
+    def withstands(self, n: int) -> int:
         """Return (n - 3) / 4, rounded down."""
         return max(0, (n - 3) // 4)
 
-    def shares(self, updates: Tensor, weights: Tensor) -> Tensor:
+    def effective_weights(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Return equal shares of the selected updates, before single coordinates are left out."""
         n, f = len(updates), self.malicious
         self.admit(f, n)
@@ -229,7 +229,7 @@ class Bulyan(Aggregator):
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Return the trimmed mean around the median of each coordinate of the selected updates, in float64."""
-        rows = self.shares(updates, weights).nonzero().flatten()
+        rows = self.effective_weights(updates, weights).nonzero().flatten()
         kept = len(rows) - 2 * self.malicious
         result = torch.empty(updates.shape[1], dtype=torch.float64)
         for columns in blocks_of(*updates.shape):

@@ -74,7 +74,7 @@ def capped_weights(declared: Sequence[float], cap: float) -> Tensor:
     return weights
 
 
-def bears_weight(weights: Tensor) -> int:
+def withstands_weight(weights: Tensor) -> int:
     """Return the most sites, whoever they are, that together weigh less than half."""
     heaviest = torch.round(weights * PARTS).to(torch.int64).sort(descending=True).values
     together = 2 * heaviest.cumsum(0)
@@ -106,8 +106,8 @@ class WeightedMedian(Aggregator):
             result[columns] = both / 2
         return result
 
-    def bears(self, n: int) -> int:
-        """Return less than half, where all weigh the same; `bears_weight` says it of other weights."""
+    def withstands(self, n: int) -> int:
+        """Return less than half, where all weigh the same; `withstands_weight` says it of other weights."""
         return (n - 1) // 2
 
     def sensitivity(
@@ -176,7 +176,7 @@ class WeightedGeometricMedian(GeometricMedian):
     2.0
     """
 
-    def shares(self, updates: Tensor, weights: Tensor) -> Tensor:
+    def effective_weights(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Return the final weights, proportional to a site's weight over its distance from the median."""
         squared = squared_distances(updates)
         shares = weights / weights.sum()
@@ -191,7 +191,7 @@ class WeightedGeometricMedian(GeometricMedian):
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted geometric median."""
-        return weighted_sum(updates, self.shares(updates, weights))
+        return weighted_sum(updates, self.effective_weights(updates, weights))
 
 
 WEIGHTED: dict[type[Aggregator], type[Aggregator]] = {

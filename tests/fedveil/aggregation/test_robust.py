@@ -100,7 +100,7 @@ def test_bulyan_by_plain_numpy(seed):
         expected.append(np.mean(sorted(column, key=lambda v: abs(v - middle))[: len(column) - 2 * f]))
     rule = Bulyan(malicious=f)
     np.testing.assert_allclose(reduce(rule, torch.from_numpy(updates)), expected, rtol=1e-12)
-    shares = rule.shares(torch.from_numpy(updates), uniform(n))
+    shares = rule.effective_weights(torch.from_numpy(updates), uniform(n))
     assert sorted(shares.nonzero().flatten().tolist()) == sorted(chosen)
 
 
@@ -147,7 +147,7 @@ def test_fltrust_by_hand():
     updates = f64([10, 0], [3, 4], [-1, 0], [0, 0])
     rule = told(FLTrust(), updates, own)
     # cosines 1, .6, -1 (trusted 0), none; each at length 2: (2, 0) and (1.2, 1.6)
-    assert rule.shares(updates, uniform(4)).tolist() == pytest.approx([1 / 1.6, 0.6 / 1.6, 0, 0])
+    assert rule.effective_weights(updates, uniform(4)).tolist() == pytest.approx([1 / 1.6, 0.6 / 1.6, 0, 0])
     expected = [(2 + 0.6 * 1.2) / 1.6, 0.6 * 1.6 / 1.6]
     assert reduce(rule, updates).tolist() == pytest.approx(expected)
     assert reduce(rule, f64([-1, 0], [-2, 0.1])).tolist() == [0, 0]  # nobody is trusted
@@ -193,17 +193,17 @@ def test_more_malicious_clients_than_a_rule_bears_are_refused_with_the_number(ru
         reduce(rule, updates)
     enough = torch.randn(rule.least, 3)
     assert reduce(rule, enough).shape == (3,)
-    assert rule.bears(n) == most
+    assert rule.withstands(n) == most
     with pytest.raises(FieldError, match="at most"):
         reduce(rule, enough[1:])
 
 
 def test_what_each_rule_bears():
-    bears = {type(r).__name__: r.bears(11) for r in (FedAvg(), FedMedian(), TrimmedMean(0.2), Krum(), Bulyan())}
+    bears = {type(r).__name__: r.withstands(11) for r in (FedAvg(), FedMedian(), TrimmedMean(0.2), Krum(), Bulyan())}
     assert bears == {"FedAvg": 0, "FedMedian": 5, "TrimmedMean": 2, "Krum": 4, "Bulyan": 2}
-    assert NNM(Krum(malicious=1), malicious=1).bears(11) == 4
-    assert Bucketing(FedMedian(), size=2).bears(11) == 2  # six buckets, of which two
-    assert Bucketing(FedAvg()).bears(11) == NormBounding().bears(11) == 0
+    assert NNM(Krum(malicious=1), malicious=1).withstands(11) == 4
+    assert Bucketing(FedMedian(), size=2).withstands(11) == 2  # six buckets, of which two
+    assert Bucketing(FedAvg()).withstands(11) == NormBounding().withstands(11) == 0
 
 
 ALL = {
@@ -237,10 +237,10 @@ def test_two_liars_of_twelve_do_not_take_the_result_along(rule, scale):
 def test_rules_say_whom_they_used(rule):
     torch.manual_seed(1)
     updates = torch.cat([torch.ones(10, 6) + 0.1 * torch.randn(10, 6), -10 * torch.ones(2, 6)])
-    shares = told(rule, updates, torch.ones(6)).shares(updates, uniform(12))
+    shares = told(rule, updates, torch.ones(6)).effective_weights(updates, uniform(12))
     assert float(shares.sum()) == pytest.approx(1)
     assert shares[10:].tolist() == [0, 0]
-    assert FedMedian().shares(updates, uniform(12)) is None
+    assert FedMedian().effective_weights(updates, uniform(12)) is None
 
 
 # ---- sensitivities

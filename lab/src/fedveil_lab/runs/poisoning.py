@@ -55,7 +55,7 @@ class Poisoning:
         if config.aggregator is None or not self.spec.acting:
             return []
         rule = config.aggregator.build()
-        most = rule.bears(n)
+        most = rule.withstands(n)
         borne = min(most, getattr(rule, "malicious", most))
         if not most or len(self.clients) <= borne:
             return []

@@ -14,7 +14,7 @@ from nvflare.app_common.app_constant import AppConstants
 from torch import Tensor
 
 from fedveil.accounting import Relation
-from fedveil.aggregation import Aggregator, NoState, bears_weight, by_weight, capped_weights, even
+from fedveil.aggregation import Aggregator, NoState, by_weight, capped_weights, even, withstands_weight
 from fedveil.engines.nvflare.shareables import rule_of
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.logs import escaping
@@ -75,8 +75,8 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
     def bears(self) -> int:
         """The most malicious sites that the rule is made for."""
         if self.weights is None:
-            return self._rule.bears(self.sites)
-        return min(bears_weight(self._weights_of(sorted(self.weights))), self._rule.bears(self.sites))
+            return self._rule.withstands(self.sites)
+        return min(withstands_weight(self._weights_of(sorted(self.weights))), self._rule.withstands(self.sites))
 
     def reset(self, fl_ctx: FLContext) -> None:
         """Forget what was received."""

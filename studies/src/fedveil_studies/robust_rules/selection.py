@@ -47,7 +47,7 @@ class SelectionProbe:
 
     def __init__(self, rule: Aggregator, malicious: Collection[int], rare: Collection[int]) -> None:
         self.rule, self.malicious, self.rare = rule, frozenset(malicious), frozenset(rare)
-        self.says = type(rule).shares is not Aggregator.shares
+        self.says = type(rule).effective_weights is not Aggregator.effective_weights
 
     @property
     def name(self) -> str:
@@ -71,7 +71,7 @@ class SelectionProbe:
             own = seen.federation.server.tutor(start, seen.broadcast.public.round) - start
         rule = self.rule.for_round(self.rule.init(len(start), start.dtype), ReproducibleSource(0), own)
         weights = torch.full((len(used),), 1 / len(used), dtype=torch.float64)
-        shares = rule.shares(updates, weights)
+        shares = rule.effective_weights(updates, weights)
         assert shares is not None
         got = dict(zip(used, shares.tolist(), strict=True))
         honest = [p for p in seen.received if p not in self.malicious]
