@@ -154,9 +154,12 @@ def _audit(folder: Path, drawn: dict[str, bytes] | None) -> dict[str, Any]:
 def _canaries(file: Path) -> dict[str, Any]:
     """What `fedveil verify --canaries` measured of methods as they are; settings with a planted bug name it."""
     values = _read(file)
-    honest = [one for one in values["verdicts"] if ": " not in one["setting"]]
-    for one in honest:
-        one["details"] = {k: v for k, v in one["details"].items() if k in ("declared", "ceiling")}
+    honest = []
+    for one in values["verdicts"]:
+        if ": " in one["setting"]:  # a setting with a planted bug
+            continue
+        details = {name: value for name, value in one["details"].items() if name in ("declared", "ceiling")}
+        honest.append({**one, "details": details})
     return {"game": "canaries", "canaries": values["canaries"], "results": honest}
 
 
@@ -198,20 +201,26 @@ def _same(values: Mapping[str, Any]) -> tuple[str, int, str]:
 def _run(folder: Path, summary: Summary, sets: Mapping[str, Book]) -> tuple[Run, Summary]:
     """A run with its ledgers, which have to carry what its summary says."""
     values = summary.values
-    ledgers = read_books([folder / "ledger"]) if (folder / "ledger").is_dir() else Books()
-    if len(ledgers.runs) != 1:
-        held = f"its ledgers are of {len(ledgers.runs)} runs" if ledgers.runs else "it has no ledger"
-        raise LedgerError(f"{folder}: {held}, and what a run promises is added up from its own; restore the folder")
-    run, books = next(iter(ledgers.runs.items()))
-    files = {name: folder / name for name in (CONFIG, "metrics.jsonl", "summary.json")}
-    digests = {name: hashlib.sha256(p.read_bytes()).hexdigest() for name, p in files.items() if p.is_file()}
-    config = _read(files[CONFIG]) if CONFIG in digests else {}
-    stated = {party: _promised(promise) for party, promise in values["guarantees"].items() if party != "median client"}
+    run, books = _own_ledgers(folder)
+    digests = {}
+    for name in (CONFIG, "metrics.jsonl", "summary.json"):
+        if (folder / name).is_file():
+            digests[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    config = _read(folder / CONFIG) if CONFIG in digests else {}
+    stated = {}
+    deltas = []
+    for party, promise in values["guarantees"].items():
+        if party != "median client":
+            stated[party] = _promised(promise)
+            deltas += [promise["delta"]] if "delta" in promise else []
     said = {
         RUN_OF_SITES: values.get("run", ""),
         "clients": values["clients"],
-        **{name: values[name] for name in ("setting", "method", "trust", "engine")},
-        "delta": next((promise["delta"] for promise in stated.values() if "delta" in promise), 1e-5),
+        "setting": values["setting"],
+        "method": values["method"],
+        "trust": values["trust"],
+        "engine": values["engine"],
+        "delta": deltas[0] if deltas else 1e-5,
         "conditions": list(read_off(config.get("read_off", ()))),
         "seed": values.get("seed"),
         "rounds_planned": values["rounds_planned"],
@@ -231,22 +240,46 @@ def _run(folder: Path, summary: Summary, sets: Mapping[str, Book]) -> tuple[Run,
     if not {SERVER, CLIENT} & found.promises.keys():  # of a deployed run, whose clients' quotes lie in no ledger of it
         said["promises"] = stated
     require_carried(folder, found, values, stated)
-    return Run(found, {k: v for k, v in said.items() if not (found.bound and k in BOUND)}), summary
+    if found.bound:  # what the ledgers bind is not the author's to say
+        said = {name: value for name, value in said.items() if name not in BOUND}
+    return Run(found, said), summary
+
+
+def _own_ledgers(folder: Path) -> tuple[str, Mapping[str, Book]]:
+    """The run whose ledgers a folder holds, and its parties' ledgers.
+
+    Raises
+    ------
+    LedgerError
+        If there is none, or those of several runs.
+    """
+    ledgers = read_books([folder / "ledger"]) if (folder / "ledger").is_dir() else Books()
+    if len(ledgers.runs) != 1:
+        held = f"its ledgers are of {len(ledgers.runs)} runs" if ledgers.runs else "it has no ledger"
+        raise LedgerError(f"{folder}: {held}, and what a run promises is added up from its own; restore the folder")
+    [(run, books)] = ledgers.runs.items()
+    return run, books
 
 
 def _chosen(config: Mapping[str, Any], name: str) -> Any:
+    """The value of a key of a configuration, empty where it is not written."""
     table, key = name.split(".")
     return config.get(table, {}).get(key, "")
 
 
 def _promised(promise: Mapping[str, Any]) -> dict[str, Any]:
     """What a summary promises, without the figures that are none."""
-    return {k: v for k, v in promise.items() if not k.startswith("events") and k not in OF_A_RUN}
+    kept = {}
+    for name, value in promise.items():
+        if not name.startswith("events") and name not in OF_A_RUN:
+            kept[name] = value
+    return kept
 
 
 def _read(path: Path, name: str = "RUN", fix: str = "finish it first, or restore the file") -> Any:
     """What a file of JSON or TOML holds."""
+    read = json_of if path.suffix == ".json" else toml_of
     try:
-        return (json_of if path.suffix == ".json" else toml_of)(path.read_text(encoding="utf-8"))
+        return read(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise damaged(name, path, error, fix) from error
