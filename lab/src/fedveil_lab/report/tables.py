@@ -8,6 +8,8 @@ from typing import Any
 from fedveil.evidence import OF_TWO as RARE
 from fedveil.gdp import rounded_up
 from fedveil.tables import NOTHING, Table, grouped_by, shown
+from fedveil_lab.report.choosing import cost_of_choosing
+from fedveil_lab.report.learned import chance_level, price_unreadable
 from fedveil_lab.report.planning import in_words, of_strength, of_whom, useful
 from fedveil_lab.runs.summary import Summary
 
@@ -155,6 +157,7 @@ def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
         whose = dict.fromkeys(label for label, _ in pairs)
         quoted = " and ".join(f'"{label}"' for label in whose) if len(whose) > 1 else "".join(whose)
         notes.append(line if len(whose) == len(everybody) > 1 else f"{quoted}: {line}")
+    notes += [*price_unreadable(everybody), *cost_of_choosing(summaries)]
     stated = (c for s in summaries for g in s.values["guarantees"].values() for c in g.get("conditions", []))
     return [*notes, *(f"Condition: {condition}." for condition in dict.fromkeys(stated))]
 
@@ -181,6 +184,8 @@ def _said_of(runs: Sequence[Summary]) -> Iterator[str]:
     if text := useful(first):
         yield f"To promise something: {text}."
     yield from first["data"].get("warnings", [])
+    if nothing := chance_level(runs):
+        yield nothing
     for run in runs:
         if malicious := run.values.get("malicious"):
             yield f"malicious: {malicious_text(malicious)}"
@@ -226,6 +231,7 @@ def run_table(summary: Summary) -> Table:
         rows.append((name, text))
     if "accuracy" in values["test_metrics"]:
         rows.append(("test accuracy", f"{values['test_metrics']['accuracy']:.4g} on the set's own test half"))
+    rows.append(("learned", chance_level([summary])))
     rows.append(("malicious clients", malicious_text(malicious) if malicious else ""))
     for name, figures in values["noise"].items():
         parts = [f"{when} {figures[when]:.4g}" for when in ("first", "last", "mean")]

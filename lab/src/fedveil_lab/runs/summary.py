@@ -121,11 +121,16 @@ def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def majority_of(clients: Sequence[ClientData], classes: int) -> dict[str, Any]:
-    """Return the number of classes, and the accuracy of naming the most frequent one, on what clients hold out."""
+    """Return what whoever saw no input can do, on what clients hold out: name the most frequent class, or the mean."""
     held = [client.test_y.reshape(-1) for client in clients if client.test_y is not None and len(client.test_y)]
-    if not classes or not held:
+    if not held:
         return {}
-    return {"classes": classes, "majority": _largest(torch.cat(held))}
+    together = torch.cat(held)
+    if classes:
+        return {"classes": classes, "majority": _largest(together)}
+    if not together.is_floating_point() or any(c.test_y is not None and c.test_y.dim() > 1 for c in clients):
+        return {}
+    return {"mean_rmse": float(together.double().std(correction=0))}
 
 
 def _positive(dataset: DataSet, named: str | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from scipy.stats import binomtest
 
 from fedveil.evidence import Row
 from fedveil_lab.attacks.statistics import roc, student_interval
+from fedveil_lab.report.learned import chance_level, price_unreadable
 from fedveil_lab.report.statement.document import Chart, Fact, Grid, ReportSection, Series
 from fedveil_lab.runs.summary import Summary
 
@@ -60,6 +61,10 @@ def accuracy_of(runs: Mapping[str, Sequence[Summary]], statuses: Mapping[str, st
         Fact.of("the same without noise", *bare),
         Fact.of("a model of public data alone", *sorted(rivals)),
         Fact.of("naming the most frequent class", *sorted(majority)),
+        Fact.of(
+            "learned nothing", *(f"{label!r}: {text}" for label, own in runs.items() if (text := chance_level(own)))
+        ),
+        Fact.of("the price of privacy", *price_unreadable(runs)),
     ]
     tables = [accuracy_rows(runs)] if runs else []
     return ReportSection("accuracy", lines, tables, curves(runs), said=True)

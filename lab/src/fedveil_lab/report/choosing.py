@@ -1,0 +1,36 @@
+"""What it costs to choose among private runs: the total of all that somebody sees, not of the chosen one."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedveil.accounting import Relation
+from fedveil.accounting.bounds import bound_from, composed
+from fedveil.gdp import rounded_up
+from fedveil_lab.runs.summary import Summary
+
+
+def cost_of_choosing(summaries: Sequence[Summary]) -> list[str]:
+    """A sentence for each unit and relation of which a comparison shows several private runs, seeds among them.
+
+    Exact for unsampled Gaussian noise (mu of each, squared and added up); sampled lots are composed by the distribution
+    of all steps of all runs. Runs whose promise is no such bound are counted, and not added up.
+    """
+    groups: dict[tuple[str, Relation, float], list[Mapping[str, Any]]] = {}
+    for summary in summaries:
+        promise: Mapping[str, Any] = next(iter(summary.values["guarantees"].values()))
+        if promise["status"] in ("formal", "conditional"):
+            groups.setdefault((promise["unit"], promise["relation"], promise["delta"]), []).append(promise)
+    said = []
+    for (unit, relation, delta), own in groups.items():
+        known = [one for one in own if "mu" in one or "events" in one]
+        if len(known) < 2:
+            continue
+        total = composed([bound_from(one["status"], one) for one in known], relation).epsilon(delta, relation)
+        others = len(own) - len(known)
+        more = f" ({others} more have no total that adds up)" * bool(others)
+        said.append(
+            f"Whoever sees all {len(known)} private runs here sees, for one {unit}, epsilon {rounded_up(total)} at "
+            f"delta={delta:g} in total{more}. Choosing among them by these figures costs that much, and not the "
+            "epsilon of the chosen one; choosing beforehand, or on public data, costs nothing."
+        )
+    return said

@@ -1,0 +1,73 @@
+"""What a run's figures say of learning itself: whether anything was learned, and whether a baseline stands still.
+
+Intervals are over held-out rows of one seed: they say nothing of other seeds.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from fedveil_lab.runs.summary import Summary
+
+WIDTH = 1.96  # deviations of a 95% interval
+
+
+def chance_level(runs: Sequence[Summary]) -> str:
+    """A sentence on runs of one setting that learned no more than the most frequent class, or the mean, knows.
+
+    Of classes, if the interval of the balanced accuracy, on average over seeds, reaches down to what one class alone
+    has. Of numbers, if the error is not evidently below that of the mean. An empty text otherwise.
+    """
+    if balanced := [found for run in runs if (found := _figure(run, "balanced_accuracy"))]:
+        low, value = (fmean(found[key] for found in balanced) for key in ("low", "value"))
+        chance = 1 / int(runs[0].values["classes"])
+        if low > chance:
+            return ""
+        return (
+            f"no better than the most frequent class: balanced accuracy {value:.3f}, 95% from {low:.3f}, and "
+            f"whoever always names one class has {chance:.3f}."
+        )
+    errors = [run.values["metrics"] for run in runs if "mean_rmse" in run.values and "rmse" in run.values["metrics"]]
+    if not errors:
+        return ""
+    base, error = fmean(float(run.values["mean_rmse"]) for run in runs), fmean(float(own["rmse"]) for own in errors)
+    rows = min(float(own["examples"]) for own in errors)
+    if error * (1 + WIDTH / math.sqrt(2 * rows)) < base:
+        return ""
+    return f"no better than the mean: RMSE {error:.3f}, and whoever always says the mean has {base:.3f}."
+
+
+def unstable(runs: Sequence[Summary]) -> str:
+    """A sentence on runs without privacy whose last rounds differ by more than their held-out rows explain."""
+    name = "balanced_accuracy" if all("balanced_accuracy" in run.values["last_rounds"] for run in runs) else "accuracy"
+    found = [(run.values["last_rounds"].get(name), _figure(run, name)) for run in runs]
+    known = [(last["deviation"], figure["high"] - figure["low"]) for last, figure in found if last and figure]
+    if not known:
+        return ""
+    moved, width = (fmean(own) for own in zip(*known, strict=True))
+    if 2 * WIDTH * moved <= width:
+        return ""
+    return (
+        f"{name.replace('_', ' ')} still moves by {moved:.3f} from round to round, more than its held-out rows explain."
+    )
+
+
+def price_unreadable(settings: Mapping[str, Sequence[Summary]]) -> list[str]:
+    """Why no price of privacy can be read off a comparison: what is wrong with its lines without privacy."""
+    said = []
+    for label, runs in settings.items():
+        if any(run.values["method"] != "vanilla" for run in runs):
+            continue
+        if why := chance_level(runs) or unstable(runs):
+            said.append(
+                f'The price of privacy cannot be read: the baseline "{label}" is unstable or learned nothing: {why}'
+            )
+    return said
+
+
+def _figure(run: Summary, name: str) -> dict[str, Any]:
+    """A figure with its interval over all held-out rows; nothing where it has none."""
+    pooled = run.values.get("classified", {}).get("pooled", {})
+    found: dict[str, Any] = pooled.get("figures", {}).get(name, {})
+    return found
