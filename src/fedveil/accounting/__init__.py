@@ -11,6 +11,8 @@ from fedveil.accounting.bounds import Bound as Bound
 from fedveil.accounting.bounds import Heuristic as Heuristic
 from fedveil.accounting.bounds import MetricDP as MetricDP
 from fedveil.accounting.bounds import MetricGDP as MetricGDP
+from fedveil.accounting.bounds import bound_from as bound_from
+from fedveil.accounting.bounds import composed as composed
 from fedveil.accounting.composition import epsilon as epsilon
 from fedveil.accounting.draws import Draw as Draw
 from fedveil.accounting.events import Changed as Changed

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedveil.accounting import Relation
-from fedveil.accounting.bounds import bound_from, composed
+from fedveil.accounting import Relation, bound_from, composed
 from fedveil.gdp import rounded_up
 from fedveil_lab.runs.summary import Summary
 
