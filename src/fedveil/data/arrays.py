@@ -106,7 +106,12 @@ def _names_in(file: Path, arrays: Mapping[str, Array]) -> tuple[str, str, str, s
     raise FieldError("data.path", str(file), f"holds {held}, but needs {wanted}")
 
 
-def _ids_in(file: Path, arrays: Mapping[str, Array], field: str, name: str) -> tuple[str, Array] | None:
+def _ids_in(
+    file: Path,
+    arrays: Mapping[str, Array],
+    field: str,
+    name: str,
+) -> tuple[str, Array] | None:
     """Return an array of clients or persons with its name in a refusal; None if it is not asked for."""
     if not name:
         return None

@@ -79,7 +79,12 @@ def load_breast_cancer() -> DataSet:
     )
 
 
-def load_alzheimer(*, resolution: int = 128, split: str = "hf_counts", scale: str = "unit") -> DataSet:
+def load_alzheimer(
+    *,
+    resolution: int = 128,
+    split: str = "hf_counts",
+    scale: str = "unit",
+) -> DataSet:
     """Load the Alzheimer MRI images.
 
     Parameters

@@ -184,7 +184,12 @@ def quantity(
     return _filled(draw, min(min_size, examples // clients), rng)
 
 
-def shards_of(labels: Labels, clients: int, shards: int, rng: np.random.Generator) -> list[Indices]:
+def shards_of(
+    labels: Labels,
+    clients: int,
+    shards: int,
+    rng: np.random.Generator,
+) -> list[Indices]:
     """Cut examples in the order of their labels into equal shards, so many of which each client draws."""
     shuffled = rng.permutation(len(labels))
     ordered = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -196,7 +201,12 @@ def shards_of(labels: Labels, clients: int, shards: int, rng: np.random.Generato
     return parts
 
 
-def natural(owner: Indices, clients: int | None, min_size: int, rng: np.random.Generator) -> list[Indices]:
+def natural(
+    owner: Indices,
+    clients: int | None,
+    min_size: int,
+    rng: np.random.Generator,
+) -> list[Indices]:
     """Return the examples of each natural client that has enough; of these `clients` are drawn, or all taken."""
     least = max(min_size, 1)
     owners, sizes = np.unique(owner, return_counts=True)
@@ -212,14 +222,23 @@ def natural(owner: Indices, clients: int | None, min_size: int, rng: np.random.G
     return [groups[place] for place in np.searchsorted(owners, chosen)]
 
 
-def _cuts(examples: int, clients: int, alpha: float, rng: np.random.Generator) -> Indices:
+def _cuts(
+    examples: int,
+    clients: int,
+    alpha: float,
+    rng: np.random.Generator,
+) -> Indices:
     """Draw where a deck is cut."""
     shares = rng.dirichlet([alpha] * clients)
     ends = np.cumsum(shares)[:-1] * examples
     return np.floor(ends).astype(np.int64)
 
 
-def _filled(draw: Callable[[], list[list[int]]], least: int, rng: np.random.Generator) -> list[Indices]:
+def _filled(
+    draw: Callable[[], list[list[int]]],
+    least: int,
+    rng: np.random.Generator,
+) -> list[Indices]:
     """Draw until everybody has `least`; after too many draws the smallest take single examples from the largest."""
     for _ in range(_DRAWS):
         parts = draw()
@@ -233,7 +252,13 @@ def _filled(draw: Callable[[], list[list[int]]], least: int, rng: np.random.Gene
     return [np.array(part, dtype=np.int64) for part in parts]
 
 
-def holdout(y: ArrayLike, indices: Indices, fraction: float, *, seed: int) -> tuple[Indices, Indices]:
+def holdout(
+    y: ArrayLike,
+    indices: Indices,
+    fraction: float,
+    *,
+    seed: int,
+) -> tuple[Indices, Indices]:
     """Split one client's examples into a part to train on and a stratified part that is held out.
 
     Parameters

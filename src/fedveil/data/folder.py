@@ -84,18 +84,24 @@ def load_folder(
         raise MissingDataError("data.path", str(root), "is no folder: give one that holds a folder a class")
     levels = _Levels(layout == "clients", bool(person))
     folders = _halves(root)
-    halves = [_items(half, levels, max_images, absent) for half in folders]
-    every = [item for half in halves for item in half]
+    halves: list[list[_Item]] = []
+    every: list[_Item] = []
+    for folder in folders:
+        half = _items(folder, levels, max_images, absent)
+        halves.append(half)
+        every += half
     names = _classes(root, every, classes, absent)
     first = every[0]
     like = (first.shown if person else str(first.file.relative_to(root)), first.file)
     pixels: list[NDArray[Any]] = []
-    labels: list[Tensor] = []
+    parts: list[tuple[Tensor, Tensor]] = []
     for half in halves:
         files = ((item.shown, item.file) for item in half)
         each = limit / len(every)
-        pixels.append(stack(files, len(half), like, each, mode=mode, size=wanted, max_pixels=max_pixels))
-        labels.append(torch.tensor([names.index(item.label) for item in half], dtype=torch.int64))
+        decoded = stack(files, len(half), like, each, mode=mode, size=wanted, max_pixels=max_pixels)
+        labels = torch.tensor([names.index(item.label) for item in half], dtype=torch.int64)
+        pixels.append(decoded)
+        parts.append((images(decoded, "last"), labels))
     note = f"From the folder {root.name}.{_dark(pixels)}"
     clients = [item.client for item in halves[0]]
     if levels.clients:
@@ -103,7 +109,7 @@ def load_folder(
         if without:
             note += f" Clients without an image, left out: {', '.join(without)}."
     return data_set(
-        [(images(own, "last"), y) for own, y in zip(pixels, labels, strict=True)],
+        parts,
         ("client folders", clients) if levels.clients else None,
         ("person folders", [item.person for item in halves[0]]) if person else None,
         name="folder",
@@ -161,7 +167,12 @@ class _Levels:
         return hint
 
 
-def _items(half: Path, levels: _Levels, max_images: int, absent: Sequence[str]) -> list[_Item]:
+def _items(
+    half: Path,
+    levels: _Levels,
+    max_images: int,
+    absent: Sequence[str],
+) -> list[_Item]:
     """Return the images of a half, by client, class and person."""
     form = levels.form(half)
     clients = _folders(half) if levels.clients else [half]

@@ -141,7 +141,13 @@ class TableSpec:
         return named
 
 
-def from_rows(name: str, train: Rows, test: Rows | None, spec: TableSpec, note: str = "") -> DataSet:
+def from_rows(
+    name: str,
+    train: Rows,
+    test: Rows | None,
+    spec: TableSpec,
+    note: str = "",
+) -> DataSet:
     """Turn rows into a data set.
 
     Parameters
@@ -205,7 +211,12 @@ def _constants(inputs: Sequence[str], spec: TableSpec) -> dict[str, Any]:
     }
 
 
-def labelled(rows: Sequence[Rows], x: Sequence[Tensor], spec: TableSpec, **known: Any) -> DataSet:
+def labelled(
+    rows: Sequence[Rows],
+    x: Sequence[Tensor],
+    spec: TableSpec,
+    **known: Any,
+) -> DataSet:
     """Make a set from rows, those of its test half too if it has one, and their inputs, however these were made."""
     for part in rows:
         part.require("data.target", spec.target)
@@ -265,7 +276,11 @@ def _note(spec: TableSpec, rows: Rows) -> str:
     return " ".join(notes)
 
 
-def inputs_of(part: Rows, inputs: Sequence[str], spec: TableSpec) -> tuple[Tensor, tuple[int, ...]]:
+def inputs_of(
+    part: Rows,
+    inputs: Sequence[str],
+    spec: TableSpec,
+) -> tuple[Tensor, tuple[int, ...]]:
     """Return inputs [N, F] in float32, and which of the F are numeric."""
     blocks: list[NDArray[Any]] = []
     numeric: list[int] = []

@@ -21,7 +21,11 @@ _ROUNDED = re.compile(r"\d([.,]\d+)?[eE]\+\d+")  # as spreadsheets write whole n
 _MERGED = "is a rounded number, as spreadsheets write long ones: several may have become one. Export it as text"
 
 
-def count_classes(labels: Mapping[str, Array], declared: int = 0, absent: Sequence[int] = ()) -> int:
+def count_classes(
+    labels: Mapping[str, Array],
+    declared: int = 0,
+    absent: Sequence[int] = (),
+) -> int:
     """Return the number of classes, if they are numbered 0, 1, 2, ... and each of them occurs.
 
     Parameters
@@ -72,7 +76,12 @@ def count_classes(labels: Mapping[str, Array], declared: int = 0, absent: Sequen
     return number
 
 
-def classes_in(field: str, declared: int, absent: Sequence[int], parts: Mapping[str, Tensor]) -> int:
+def classes_in(
+    field: str,
+    declared: int,
+    absent: Sequence[int],
+    parts: Mapping[str, Tensor],
+) -> int:
     """Return the number of classes of the parts of a set, by `count_classes`; 0 where targets are numbers.
 
     Raises

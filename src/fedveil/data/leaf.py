@@ -19,7 +19,13 @@ from fedveil.mechanisms.source import keyed_seed
 FEMNIST = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")  # FEMNIST's classes, in its order
 
 
-def load_leaf(path: str | Path, *, classes: int = 0, rotated: float = 0.0, rotation_seed: int = 0) -> DataSet:
+def load_leaf(
+    path: str | Path,
+    *,
+    classes: int = 0,
+    rotated: float = 0.0,
+    rotation_seed: int = 0,
+) -> DataSet:
     """Load a LEAF benchmark such as FEMNIST; its users are the natural clients.
 
     Parameters
@@ -45,15 +51,17 @@ def load_leaf(path: str | Path, *, classes: int = 0, rotated: float = 0.0, rotat
     root = Path(path).expanduser()
     train = _read(root / "train" if (root / "train").is_dir() else root)
     halves = [train]
-    test = _read(root / "test") if (root / "test").is_dir() else {}
-    if test:
-        halves.append(test)
-    parts = [_joined(half) for half in halves]
-    users = [_owners(half) for half in halves]
+    if (root / "test").is_dir():
+        test = _read(root / "test")
+        if test:
+            halves.append(test)
+    parts = list(map(_joined, halves))
+    users = list(map(_owners, halves))
     x, _ = parts[0]
     is_femnist = x.shape[1:] == (1, 28, 28)
-    highest = max(int(y.max()) for _, y in parts)
-    lowest = min(int(y.min()) for _, y in parts)
+    labels = torch.cat([y for _, y in parts])
+    highest = int(labels.max())
+    lowest = int(labels.min())
     count = classes or (len(FEMNIST) if is_femnist else highest + 1)
     if highest >= count or lowest < 0:
         raise FieldError("data.classes", count, f"labels go from {lowest} to {highest}")

@@ -41,7 +41,7 @@ class Holding:
     @property
     def present(self) -> int:
         """Classes with at least one example."""
-        return len([count for count in self.counts if count])
+        return len(self.counts) - self.counts.count(0)
 
 
 def holdings(clients: Sequence[ClientData], dataset: DataSet) -> list[Holding]:
@@ -103,11 +103,16 @@ def oddities(clients: Sequence[ClientData]) -> list[str]:
 def _odd(holdings: Sequence[Holding], several: bool = True) -> list[str]:
     """Return a line, or "", a kind: one client, clients without examples, with one, or with one of several classes."""
     alone = "one client: its model is the aggregate, and no other client hides it" if len(holdings) == 1 else ""
-    empty = [one for one in holdings if not one.examples]
-    single = [one for one in holdings if one.examples == 1]
+    empty: list[Holding] = []
+    single: list[Holding] = []
     of_one_class: list[Holding] = []
-    if several and len(holdings) > 1:
-        of_one_class = [one for one in holdings if one.examples > 1 and one.present == 1]
+    for one in holdings:
+        if not one.examples:
+            empty.append(one)
+        elif one.examples == 1:
+            single.append(one)
+        elif one.present == 1 and several and len(holdings) > 1:
+            of_one_class.append(one)
     fix = "and their models learn to name it alone: deal out more classes a client"
     return [
         alone,
@@ -142,7 +147,10 @@ def _notes(own: Holding, dataset: DataSet) -> tuple[str, ...]:
     notes: list[str] = []
     if own.examples == 1:
         notes.append("one example")
-    lacking = [name for name, count in zip(dataset.names(), own.counts, strict=False) if not count]
+    lacking: list[str] = []
+    for name, count in zip(dataset.names(), own.counts, strict=False):
+        if not count:
+            lacking.append(name)
     if len(lacking) > _NAMED:
         notes.append(f"lacks {len(lacking)} of {dataset.classes} classes")
     elif len(lacking) == 1:

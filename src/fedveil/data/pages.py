@@ -312,7 +312,11 @@ def forged(file: Path) -> dict[str, list[Outline]]:
     return outlines
 
 
-def filled(name: str, outlines: Sequence[Outline], shape: tuple[int, int]) -> NDArray[np.uint8]:
+def filled(
+    name: str,
+    outlines: Sequence[Outline],
+    shape: tuple[int, int],
+) -> NDArray[np.uint8]:
     """Return [H, W]: 1 inside the outlines and on them.
 
     Raises

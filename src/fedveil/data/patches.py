@@ -117,7 +117,12 @@ def learn_patches(images: Tensor, count: int, seed: int) -> Patches:
     return Patches(mean, whiten, centres, pooled.mean(0), pooled.std(0) + 1e-6)
 
 
-def dictionary(windows: Tensor, count: int, least: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def dictionary(
+    windows: Tensor,
+    count: int,
+    least: float,
+    seed: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean [p], whitening [p, p] and `count` centres of public windows [N, p].
 
     `least` is added to the windows' variances.

@@ -211,7 +211,12 @@ def _refuse_unread(name: str, image: "Image") -> None:
         raise FieldError(name, shown, "must be grey of 16 bits from black to white: convert it")
 
 
-def _pixels(name: str, image: "Image", mode: str, size: tuple[int, int] | None) -> Array:
+def _pixels(
+    name: str,
+    image: "Image",
+    mode: str,
+    size: tuple[int, int] | None,
+) -> Array:
     """Return the pixels of an image in its mode and size."""
     deep = image.mode.startswith("I;16")
     if deep and mode == "rgb":

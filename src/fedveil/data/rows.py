@@ -51,7 +51,13 @@ class Rows:
         if column not in self.frame.columns:
             raise FieldError(field, column, f"is no column of {self.file}; {nearest(column, self.frame.columns)}")
 
-    def refuse(self, column: str, bad: Any, shown: Callable[[int], Any], accepted: str) -> None:
+    def refuse(
+        self,
+        column: str,
+        bad: Any,
+        shown: Callable[[int], Any],
+        accepted: str,
+    ) -> None:
         """Refuse a column of which `bad` [N] is true somewhere, by the first such row and what is shown of it."""
         for row in np.flatnonzero(bad)[:1].tolist():
             raise FieldError(self.where(column, row), shown(row), accepted)
@@ -63,7 +69,11 @@ class Rows:
             return str(value)
         return value if isinstance(value, str) and value.strip() else None
 
-    def present(self, column: str, missing: NDArray[np.bool_] | None = None) -> "pandas.Series[Any]":
+    def present(
+        self,
+        column: str,
+        missing: NDArray[np.bool_] | None = None,
+    ) -> "pandas.Series[Any]":
         """Return the values of a column; refuse a gap."""
         values = self.frame[column]
         if missing is None:
@@ -118,7 +128,12 @@ class Rows:
         self.refuse(column, (values < low) | (values > high), values.item, accepted)
         return values
 
-    def codes(self, column: str, accepted: Sequence[str], gap: Gap | None = None) -> NDArray[np.int64]:
+    def codes(
+        self,
+        column: str,
+        accepted: Sequence[str],
+        gap: Gap | None = None,
+    ) -> NDArray[np.int64]:
         """Return the place of each text of a column among the accepted ones, [N]; -1 where `gap` replaces it."""
         values = self.frame[column]
         texts = texts_of(values)

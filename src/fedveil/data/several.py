@@ -38,7 +38,7 @@ def labels_in(values: "pandas.Series[Any]", where: Callable[[int], str]) -> int 
         kinds.update(row)
     if len(kinds) < 2:
         raise FieldError("target", sorted(map(str, kinds)), "must hold at least two labels in lists")
-    numbers = [kind for kind in kinds if isinstance(kind, int)]
+    numbers = [label for label in kinds if isinstance(label, int)]
     if len(numbers) < len(kinds):
         return sorted(map(str, kinds))
     if min(numbers) < 0:

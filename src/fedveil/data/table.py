@@ -168,7 +168,13 @@ def _text(field: str, file: Path, encoding: str, content: bytes) -> bytes:
     return text.removeprefix("\ufeff").encode()
 
 
-def _csv(field: str, file: Path, separator: str, max_rows: int, content: bytes) -> tuple["pandas.DataFrame", bool]:
+def _csv(
+    field: str,
+    file: Path,
+    separator: str,
+    max_rows: int,
+    content: bytes,
+) -> tuple["pandas.DataFrame", bool]:
     """The rows, every value as text; and whether row i stands in line i + 1."""
     pd = pandas_module()
     if not content.strip():
@@ -261,7 +267,12 @@ def _unpacked(field: str, file: Path, max_bytes: int) -> bytes:
     return content
 
 
-def _parquet(field: str, file: Path, max_rows: int, max_bytes: int) -> tuple["pandas.DataFrame", tuple[str, ...]]:
+def _parquet(
+    field: str,
+    file: Path,
+    max_rows: int,
+    max_bytes: int,
+) -> tuple["pandas.DataFrame", tuple[str, ...]]:
     """Return the rows, and the columns that are pandas' index of them."""
     need = "reading parquet files needs pyarrow"
     parquet = optional("pyarrow.parquet", need, "pyarrow")

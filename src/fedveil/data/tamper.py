@@ -247,7 +247,12 @@ def _matched(patch: Pixels, around: Pixels) -> Pixels:
     return np.asarray(np.clip(scaled, max(0.0, own_ink - 25), 255), dtype=np.float64)
 
 
-def _borrowed(source: Grey, texts: Sequence[Box], part: Box, rng: np.random.Generator) -> Pixels:
+def _borrowed(
+    source: Grey,
+    texts: Sequence[Box],
+    part: Box,
+    rng: np.random.Generator,
+) -> Pixels:
     """Take other text, scaled to the part's height, from the longest of three boxes: little has to be stretched."""
     drawn = [texts[int(rng.integers(len(texts)))] for _ in range(3)]
     box = max(drawn, key=lambda one: one.width / max(one.height, 1))

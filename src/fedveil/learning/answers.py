@@ -100,7 +100,11 @@ class Answers:
         """Return the same as one group, with the loss asked for of all."""
         return self._grouped(np.zeros(len(self.labels), np.int64), asked)
 
-    def _grouped(self, group: NDArray[np.int64], asked: Floats | None = None) -> "Answers":
+    def _grouped(
+        self,
+        group: NDArray[np.int64],
+        asked: Floats | None = None,
+    ) -> "Answers":
         """Return the same in other groups; what was worked out label by label stays known."""
         counts = np.bincount(group) if len(group) else np.zeros(1, np.int64)
         other = replace(self, group=group, counts=counts, asked=asked)
@@ -146,7 +150,12 @@ class Answers:
             return shares[:, 1]
         return np.full(len(shares), np.nan)
 
-    def ranked(self, scores: Floats, truth: NDArray[np.bool_], group: NDArray[np.int64]) -> Floats:
+    def ranked(
+        self,
+        scores: Floats,
+        truth: NDArray[np.bool_],
+        group: NDArray[np.int64],
+    ) -> Floats:
         """Return the probability that a true entry scores above a false one in each group, [n].
 
         Ties count half; where a group has no such pair it is NaN.

@@ -154,7 +154,11 @@ class ByChain:
                 grad = weights[0].T @ grad
         return pieces
 
-    def _gradient(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _gradient(
+        self,
+        output: Tensor,
+        y: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return losses [B], their gradients [C, B], and which labels [B] are usable, unless all are."""
         if self._loss == "mse":
             return self._squared(output, y)
@@ -170,7 +174,11 @@ class ByChain:
         rest = output - target.T.to(output.dtype)
         return rest.square().mean(0), rest * (2 / len(output)), good
 
-    def _entropy(self, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _entropy(
+        self,
+        output: Tensor,
+        y: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         logs = torch.log_softmax(output, 0)
         low, high = y.aminmax()
         good: Tensor | None = None

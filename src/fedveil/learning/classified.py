@@ -368,7 +368,11 @@ def _of_area(area: _Area, truth: NDArray[np.bool_], owner: NDArray[Any]) -> Clas
     return _on_logits(area.value, _variance(area.influence, owner), fewest)
 
 
-def _of_areas(areas: Sequence[_Area], y: NDArray[Any], owner: NDArray[Any]) -> ClassFigure:
+def _of_areas(
+    areas: Sequence[_Area],
+    y: NDArray[Any],
+    owner: NDArray[Any],
+) -> ClassFigure:
     """Return the mean of each class against the rest."""
     value = float(np.mean([area.value for area in areas]))
     influence = np.mean([area.influence for area in areas], axis=0)
@@ -401,7 +405,11 @@ def _average(values: Floats, owner: NDArray[Any]) -> ClassFigure:
     return ClassFigure(value, max(0.0, value - half), value + half)
 
 
-def _bins(said: Floats, true: NDArray[np.bool_], owner: NDArray[Any]) -> tuple[Bin, ...]:
+def _bins(
+    said: Floats,
+    true: NDArray[np.bool_],
+    owner: NDArray[Any],
+) -> tuple[Bin, ...]:
     """Return those of ten equally wide bins that hold something."""
     place = np.minimum((said * BINS).astype(np.int64), BINS - 1)
     bins: list[Bin] = []

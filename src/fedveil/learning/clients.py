@@ -62,7 +62,13 @@ class OnDemand(Tensor):
         return wrapper
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls,
+        function: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         takes_rows = function in (Tensor.__getitem__, Tensor.index_select)
         if takes_rows and isinstance(args[0], cls):
             return args[0]._rows(args[-1])

@@ -153,7 +153,12 @@ def client_losses(
     return result
 
 
-def _means_by_client(outputs: Tensor, y: Tensor, sizes: list[int], loss: str | LossFunction) -> Tensor:
+def _means_by_client(
+    outputs: Tensor,
+    y: Tensor,
+    sizes: list[int],
+    loss: str | LossFunction,
+) -> Tensor:
     """Return the loss of each client [n], whose outputs and labels lie one after another; of "rmse" its square."""
     if isinstance(loss, str) and (loss in LABELWISE or loss == "rmse"):
         of_labels = losses_of("mse" if loss == "rmse" else loss)

@@ -107,7 +107,11 @@ def freeze(model: nn.Module, *, but: Iterable[str] = ()) -> nn.Module:
     return _without_statistics(copy)
 
 
-def require_parts(model: nn.Module, names: Iterable[str], field: str) -> tuple[str, ...]:
+def require_parts(
+    model: nn.Module,
+    names: Iterable[str],
+    field: str,
+) -> tuple[str, ...]:
     """Return the names of parts of a model, each of which must have parameters.
 
     Raises

@@ -203,7 +203,11 @@ def _why_not(loss: LossFunction) -> str:
     return "is a function of a whole batch, and may compare examples with one another"
 
 
-def usable(y: Tensor, outputs: Sequence[int], loss: str | Labelwise) -> tuple[Tensor, Tensor]:
+def usable(
+    y: Tensor,
+    outputs: Sequence[int],
+    loss: str | Labelwise,
+) -> tuple[Tensor, Tensor]:
     """Return targets without numbers of no class, and which examples had none.
 
     A label that raises would raise for the whole batch.
@@ -242,7 +246,11 @@ def usable(y: Tensor, outputs: Sequence[int], loss: str | Labelwise) -> tuple[Te
     return y.masked_fill(~fits, 0), fits.reshape(len(y), -1).all(1)
 
 
-def masked(y: Tensor, outputs: Sequence[int], loss: str | Labelwise) -> tuple[Tensor, LossFunction]:
+def masked(
+    y: Tensor,
+    outputs: Sequence[int],
+    loss: str | Labelwise,
+) -> tuple[Tensor, LossFunction]:
     """Return targets as numbers, and the mean loss of a batch of them: an index taken from a label may raise."""
     if isinstance(loss, Labelwise) and (y.is_floating_point() or not loss.has_mask):
         return y, loss.of_batch

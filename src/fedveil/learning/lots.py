@@ -79,7 +79,12 @@ class Units:
         present[where] = True
         return cls(rows, present)
 
-    def at(self, chosen: Tensor, places: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
+    def at(
+        self,
+        chosen: Tensor,
+        places: Tensor | None,
+        count: int,
+    ) -> tuple[Tensor, Tensor]:
         """Return rows and presence, [count * each], of chosen units at their places; dummies elsewhere.
 
         Parameters
@@ -142,7 +147,12 @@ class Lots:
             self._units[client] = Units.of(client, self._noisy.images)
         return self._units[client]
 
-    def clipped_sum(self, client: ClientData, chosen: Tensor, source: Source) -> tuple[Tensor, Tensor]:
+    def clipped_sum(
+        self,
+        client: ClientData,
+        chosen: Tensor,
+        source: Source,
+    ) -> tuple[Tensor, Tensor]:
         """Return the clipped sum of a lot of units and its losses: no place in the batch follows who else is in it.
 
         A full batch of a public number of examples has them in their order. A full batch of persons has an order that
@@ -170,7 +180,12 @@ class Lots:
             grid=noisy.grid,
         )
 
-    def _full_batch(self, client: ClientData, chosen: Tensor, source: Source) -> dict[str, Any]:
+    def _full_batch(
+        self,
+        client: ClientData,
+        chosen: Tensor,
+        source: Source,
+    ) -> dict[str, Any]:
         """Return a client's full batch, put together once."""
         if client not in self.whole:
             self.whole.clear()
@@ -218,7 +233,12 @@ class Lots:
         batch["bases"] = bases.at(chosen, places, count)
         return batch
 
-    def _read_anew(self, client: ClientData, rows: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    def _read_anew(
+        self,
+        client: ClientData,
+        rows: Tensor,
+        present: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """Read a batch of examples one by one: transforms raise, and draw.
 
         What raises is taken out of `present`. Draws follow an example's place, whoever else is read.

@@ -50,7 +50,12 @@ def labels(y: Tensor, rows: int, classes: int = 1) -> Tensor:
     return torch.rand(shape, generator=generator, dtype=torch.float32).to(y.dtype)
 
 
-def not_trainable(model: nn.Module, x: Tensor, y: Tensor, failure: Exception | None) -> FieldError:
+def not_trainable(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    failure: Exception | None,
+) -> FieldError:
     """Return the refusal of a model that raised on made-up examples like x and y [N, ...]."""
     shapes = f"x {list(x.shape[1:])} and y {list(y.shape[1:])}"
     accepted = f"cannot be trained on made-up examples of the declared shape ({shapes}): {failure}"

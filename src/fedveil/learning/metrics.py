@@ -214,7 +214,11 @@ def auc(answers: Answers) -> Floats:
     return np.where(_finite(answers), answers.macro(areas, ~np.isnan(areas)), np.nan)
 
 
-def task_of(y: Tensor, loss: Loss | None = None, outputs: Sequence[int] | None = None) -> TaskKind:
+def task_of(
+    y: Tensor,
+    loss: Loss | None = None,
+    outputs: Sequence[int] | None = None,
+) -> TaskKind:
     """Say what labels are to a loss; "other" where outputs and labels have not the shapes to be compared one by one.
 
     Parameters
@@ -399,7 +403,11 @@ def answers_to(outputs: Tensor, y: Tensor, loss: Loss | None = None) -> Answers 
     return answers
 
 
-def _figures(answers: Answers, sizes: Sequence[int], chosen: Sequence[str]) -> list[Figures]:
+def _figures(
+    answers: Answers,
+    sizes: Sequence[int],
+    chosen: Sequence[str],
+) -> list[Figures]:
     """Return the figures of each group; those of a group without examples are left out of `answers`."""
     columns = [np.asarray(_column(name, answers), np.float64) for name in chosen]
     figures: list[Figures] = []
@@ -416,7 +424,13 @@ def _figures(answers: Answers, sizes: Sequence[int], chosen: Sequence[str]) -> l
     return figures
 
 
-def _asked(loss: Any, outputs: Tensor, y: Tensor, void: Tensor, sizes: Sequence[int]) -> Floats:
+def _asked(
+    loss: Any,
+    outputs: Tensor,
+    y: Tensor,
+    void: Tensor,
+    sizes: Sequence[int],
+) -> Floats:
     """Return the loss of each group, as its function says; NaN where all labels are void, or it cannot be had."""
     lengths = list(sizes)
     parts = zip(

@@ -33,7 +33,13 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def logistic(input_shape: Sequence[int], outputs: int, *, bias: bool = True, inputs: str = "given") -> nn.Module:
+def logistic(
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    bias: bool = True,
+    inputs: str = "given",
+) -> nn.Module:
     """Build one dense layer on the flattened input (multinomial logistic or linear regression).
 
     ``inputs = "centred"`` subtracts one half from inputs declared to lie within 0 and 1; ``"standardised"`` takes each
@@ -189,7 +195,14 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
 )
 
 
-def build_model(name: str, *, input_shape: Sequence[int], outputs: int, seed: int, **options: Any) -> nn.Module:
+def build_model(
+    name: str,
+    *,
+    input_shape: Sequence[int],
+    outputs: int,
+    seed: int,
+    **options: Any,
+) -> nn.Module:
     """Build a model of the registry ``MODELS``.
 
     Parameters
@@ -338,7 +351,13 @@ def _largest(value: Any) -> float:
     return max(numbers, default=0.0)
 
 
-def initial_models(factory: str | Callable[[int], nn.Module], *, k: int, seed: int, **options: Any) -> Tensor:
+def initial_models(
+    factory: str | Callable[[int], nn.Module],
+    *,
+    k: int,
+    seed: int,
+    **options: Any,
+) -> Tensor:
     """Return initial vectors of k hypotheses, each from its own seed.
 
     Parameters

@@ -103,7 +103,11 @@ def _passes_over(loss: Loss, label: int, outputs: Sequence[int], y: Tensor) -> b
     return before is not None and before == after
 
 
-def output_meaning(loss: Loss | None, outputs: Sequence[int], y: Tensor) -> OutputMeaning:
+def output_meaning(
+    loss: Loss | None,
+    outputs: Sequence[int],
+    y: Tensor,
+) -> OutputMeaning:
     """Say what a model's outputs are to a loss.
 
     A loss may go on falling where an output rises beyond its target of 1, or falls below its target of 0. Then it asks
@@ -147,7 +151,13 @@ def output_meaning(loss: Loss | None, outputs: Sequence[int], y: Tensor) -> Outp
 class _ConstantProbe:
     """A loss tried on two made-up examples whose outputs are all one number, and whose targets are another."""
 
-    def __init__(self, loss: Loss, outputs: Shape, targets: Shape, kind: torch.dtype) -> None:
+    def __init__(
+        self,
+        loss: Loss,
+        outputs: Shape,
+        targets: Shape,
+        kind: torch.dtype,
+    ) -> None:
         self._loss = loss
         self._outputs = outputs
         self._targets = targets
@@ -245,7 +255,11 @@ def _pairs_all(loss: Loss, outputs: Shape, targets: Shape, kind: torch.dtype) ->
     return abs(first - moved) < near < abs(first - changed)
 
 
-def _drawn_targets(shape: Shape, kind: torch.dtype, generator: torch.Generator) -> Tensor:
+def _drawn_targets(
+    shape: Shape,
+    kind: torch.dtype,
+    generator: torch.Generator,
+) -> Tensor:
     """Draw targets in [0, 1), or 0 and 1 where they are whole numbers."""
     drawn = torch.rand(shape, generator=generator)
     if kind.is_floating_point:

@@ -238,7 +238,12 @@ class PerExample:
             raise self._one_by_one.failure or no_class
         return total, losses
 
-    def _in_chunks(self, step: _Step, batch: _Batch, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _in_chunks(
+        self,
+        step: _Step,
+        batch: _Batch,
+        width: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return what `_part` does of chunks of a batch, added and joined."""
         sums: list[Tensor] = []
         losses: list[Tensor] = []
@@ -272,7 +277,11 @@ class PerExample:
             return _sum_of_spanned(gradients, weights, batch.bases, step.within, own), losses, good
         return _sum_of_means(gradients, weights, step, own), losses, good
 
-    def _without_infinities(self, step: _Step, batch: _Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _without_infinities(
+        self,
+        step: _Step,
+        batch: _Batch,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return examples in their memory order, which are there, and their lengths if the rule reads them."""
         x = self._inputs.in_memory_order(batch.x)
         here = batch.here
@@ -357,7 +366,11 @@ def lowered(clip: float, terms: float) -> float:
     return clip * max(0.0, 1 - max(SHRINK, 2 * terms**2 * 2.0**-53))
 
 
-def _weights_of_persons(shares: Tensor, here: Tensor, good: Tensor) -> tuple[Tensor, Tensor]:
+def _weights_of_persons(
+    shares: Tensor,
+    here: Tensor,
+    good: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Return the weights [B] of examples in their persons' means, and the shares [U] of these.
 
     A mean weighs a person's examples by their shares [B], and has the mean of these as its own. Of examples that are
@@ -370,7 +383,12 @@ def _weights_of_persons(shares: Tensor, here: Tensor, good: Tensor) -> tuple[Ten
     return weights.view(-1), (of_person / images)[:, 0]
 
 
-def _sum_of_examples(gradients: Gradients, within: float, good: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+def _sum_of_examples(
+    gradients: Gradients,
+    within: float,
+    good: Tensor,
+    shares: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Sum shares [B] of the clipped gradients [d] of the good examples [B] that have a length; return which do, too."""
     scale, finite = _scales(gradients.squares.sqrt_(), within)
     if finite is not None:
@@ -379,7 +397,13 @@ def _sum_of_examples(gradients: Gradients, within: float, good: Tensor, shares: 
     return gradients.sum((scale * shares).where(good, 0.0)), good
 
 
-def _sum_of_spanned(gradients: Gradients, weights: Tensor, bases: Bases, within: float, shares: Tensor) -> Tensor:
+def _sum_of_spanned(
+    gradients: Gradients,
+    weights: Tensor,
+    bases: Bases,
+    within: float,
+    shares: Tensor,
+) -> Tensor:
     """Sum shares [U] of persons' mean gradients [d], whose factors are clipped."""
     head = gradients.head(weights)
     cores = head.cores(weights, bases.rows)
@@ -391,7 +415,12 @@ def _sum_of_spanned(gradients: Gradients, weights: Tensor, bases: Bases, within:
     return gradients.flat(head.spread(clipped, bases))
 
 
-def _sum_of_means(gradients: Gradients, weights: Tensor, step: _Step, shares: Tensor) -> Tensor:
+def _sum_of_means(
+    gradients: Gradients,
+    weights: Tensor,
+    step: _Step,
+    shares: Tensor,
+) -> Tensor:
     """Sum shares [U] of persons' mean gradients [d], formed and clipped in blocks."""
     blocks = gradients.means(weights, step.each)
     means = next(blocks)

@@ -135,7 +135,13 @@ class PrivateTrainer(SequentialTrainer):
             self._busy.release()
 
     @contextmanager
-    def taken_for(self, start: Tensor, client: ClientData, key: Key, source: Source) -> Iterator[NoisyRound]:
+    def taken_for(
+        self,
+        start: Tensor,
+        client: ClientData,
+        key: Key,
+        source: Source,
+    ) -> Iterator[NoisyRound]:
         """Keep the trainer for one client's round, whose steps somebody else plays on `own_parameters`.
 
         Parameters
@@ -266,7 +272,13 @@ class PrivateTrainer(SequentialTrainer):
         """The largest relative rounding among the parameters' types."""
         return max(torch.finfo(block.dtype).eps for block in self.layout.blocks)
 
-    def _noisy(self, start: Tensor, client: ClientData, key: Key, source: Source) -> Trained:
+    def _noisy(
+        self,
+        start: Tensor,
+        client: ClientData,
+        key: Key,
+        source: Source,
+    ) -> Trained:
         """Train one client by all its steps."""
         own_round = self._begin(start, client, key, source)
         if self.noisy.grid:  # one step, whose noise is the method's to add: on the grid, as a share
@@ -278,7 +290,13 @@ class PrivateTrainer(SequentialTrainer):
             self._step(optimizer, own_round.gradient(own_round.lot()), anchors)
         return own_round.trained(self._read())
 
-    def _begin(self, start: Tensor, client: ClientData, key: Key, source: Source) -> NoisyRound:
+    def _begin(
+        self,
+        start: Tensor,
+        client: ClientData,
+        key: Key,
+        source: Source,
+    ) -> NoisyRound:
         """Set the model to its start [d], and begin a client's round."""
         self._reset(start)
         # a mask follows its example's place in the batch, which under add/remove tells who else is there
@@ -286,7 +304,12 @@ class PrivateTrainer(SequentialTrainer):
         stream(secret_key, "dropout", self._generator)
         return NoisyRound(self.noisy, self._lots, self.layout, client, source)
 
-    def _step(self, optimizer: Stepper, gradient: Tensor, anchors: Sequence[Tensor]) -> None:
+    def _step(
+        self,
+        optimizer: Stepper,
+        gradient: Tensor,
+        anchors: Sequence[Tensor],
+    ) -> None:
         """Take one step of the optimiser along a noised gradient [d], with FedProx's term if there are anchors."""
         for parameter, block in zip(self._parameters, self.layout.blocks, strict=True):
             own = gradient[block.start : block.stop].view(block.shape)

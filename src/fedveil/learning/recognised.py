@@ -65,8 +65,11 @@ def check(module: fx.GraphModule, x: Tensor) -> None:
             raise NotIsolated(f"{node} has no row an example")
         if node.target not in _BINARY:
             continue
-        operands = [interpreter.env[one] for one in node.all_input_nodes]
-        shapes = {operand.shape for operand in operands if isinstance(operand, Tensor)}
+        shapes: set[torch.Size] = set()
+        for argument in node.all_input_nodes:
+            operand = interpreter.env[argument]
+            if isinstance(operand, Tensor):
+                shapes.add(operand.shape)
         if len(shapes) > 1:
             raise NotIsolated(f"{node} joins different shapes")
 

@@ -195,7 +195,13 @@ class _Answers:
     probes: int
     seed: int
 
-    def score(self, parameters: Parameters, x: Tensor, y: Tensor, region: Region) -> Tensor:
+    def score(
+        self,
+        parameters: Parameters,
+        x: Tensor,
+        y: Tensor,
+        region: Region,
+    ) -> Tensor:
         """Score every layer, [L]."""
         if self.method == "signal":
             return self._weakness(parameters, x, y)
@@ -232,7 +238,13 @@ class _Answers:
         least = 1e-12 * max(lengths) or 1.0
         return 1 / layers.clamp_min(least)
 
-    def maps(self, parameters: Parameters, x: Tensor, y: Tensor, masks: Tensor) -> Tensor:
+    def maps(
+        self,
+        parameters: Parameters,
+        x: Tensor,
+        y: Tensor,
+        masks: Tensor,
+    ) -> Tensor:
         """Return [B, L, H, W], the norm of each layer's J at each pixel of the masks; elsewhere it may be 0."""
         require_choice("method", self.method, ("exact", "estimate"))
         require_count("probes", self.probes)
@@ -254,7 +266,11 @@ class _Answers:
         losses = [function(output, label) for output, label in images]
         return torch.stack(losses).sum()
 
-    def _gradients(self, parameters: Parameters, loss: Callable[[Parameters], Tensor]) -> Parameters:
+    def _gradients(
+        self,
+        parameters: Parameters,
+        loss: Callable[[Parameters], Tensor],
+    ) -> Parameters:
         """Return the gradients of a loss of the weights; they can be differentiated once more."""
         weights = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         with torch.enable_grad():
@@ -266,7 +282,13 @@ class _Answers:
             )
         return dict(zip(weights, gradients, strict=True))
 
-    def _exact(self, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    def _exact(
+        self,
+        parameters: Parameters,
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor,
+    ) -> Tensor:
         """Return the map [L, H, W] of one image, a column of J for each coordinate of the mask's pixels."""
         channels = x.shape[1]
         plane = mask.numel()

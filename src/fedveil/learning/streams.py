@@ -23,7 +23,11 @@ _LAST = np.uint64(31)
 _SHARED_AXES: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 
 
-def stream(key: Key, purpose: str, generator: torch.Generator | None = None) -> torch.Generator:
+def stream(
+    key: Key,
+    purpose: str,
+    generator: torch.Generator | None = None,
+) -> torch.Generator:
     """Return a generator seeded for one client, round and purpose; an existing one may be seeded anew."""
     if generator is None:
         generator = torch.Generator()
@@ -51,7 +55,11 @@ def draw_from(seed: int) -> None:
     random.seed(seed)
 
 
-def epoch_orders(keys: Sequence[Key], examples: Sequence[int] | Ints, epochs: int) -> Ints:
+def epoch_orders(
+    keys: Sequence[Key],
+    examples: Sequence[int] | Ints,
+    epochs: int,
+) -> Ints:
     """Return the order in which clients go through their examples: every epoch another permutation.
 
     The hash of (key, epoch, example) is sorted, so that a client's order depends on its own key alone, and many

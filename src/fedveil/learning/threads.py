@@ -34,7 +34,12 @@ class Threads:
         if call is not None and call.stopped:
             raise Interrupted
 
-    def run(self, members: Sequence[M], jobs: Sequence[J], work: Callable[[M, J], None]) -> None:
+    def run(
+        self,
+        members: Sequence[M],
+        jobs: Sequence[J],
+        work: Callable[[M, J], None],
+    ) -> None:
         """Do all jobs, in order.
 
         What a job raises, or Ctrl-C in the caller, ends the others at their next `raise_if_stopped`. No thread touches

@@ -147,7 +147,13 @@ class ByOperators:
         place = f" (its layer {layer})" if layer else ""
         return ByValue(f"{type(self._model).__name__}{place} cannot be traced: {reason}")
 
-    def _is_of_loss(self, found: Node, outputs: Shape, y: Tensor, loss: LossFunction) -> bool:
+    def _is_of_loss(
+        self,
+        found: Node,
+        outputs: Shape,
+        y: Tensor,
+        loss: LossFunction,
+    ) -> bool:
         """Return whether an operator is one of the loss by itself, on outputs of this shape."""
 
         def of_row(output: Tensor, target: Tensor) -> Tensor:
@@ -259,7 +265,12 @@ def _without_overwriting(of_rows: Callable[..., Any], names: Sequence[str]) -> C
     return torch.func.functionalize(flat)
 
 
-def times_slower(model: nn.Module, x: Tensor, y: Tensor, loss: LossFunction) -> float | None:
+def times_slower(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    loss: LossFunction,
+) -> float | None:
     """Measure how much longer examples take one by one than in one batch, on zeros like x and y [N, ...]; or None."""
     shared = [parameter for parameter in model.parameters() if parameter.requires_grad]
 

@@ -233,7 +233,11 @@ class SequentialTrainer:
         values = self.layout.read(self._model) if self._values is None else self._values
         return values.cpu()
 
-    def _reset(self, start: Tensor, buffers: Mapping[str, Tensor] | None = None) -> None:
+    def _reset(
+        self,
+        start: Tensor,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Put a model's parameters [d] and buffers into the module, and what its own code keeps back."""
         kinds = {block.dtype for block in self.layout.blocks}
         if kinds == {self.layout.dtype}:
@@ -280,7 +284,11 @@ class Stepper:
         Stepper, momentum and weight decay.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], local: LocalTraining) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        local: LocalTraining,
+    ) -> None:
         self._parameters = parameters
         self._local = local
         self._velocities: dict[Tensor, Tensor | None] = {}  # of SGD
@@ -300,7 +308,12 @@ class Stepper:
         else:
             self._adam_step(lr, values, gradients)
 
-    def _sgd_step(self, lr: float, values: list[Tensor], gradients: list[Tensor]) -> None:
+    def _sgd_step(
+        self,
+        lr: float,
+        values: list[Tensor],
+        gradients: list[Tensor],
+    ) -> None:
         velocities = [self._velocities.get(value) for value in values]
         sgd(
             values,
@@ -316,7 +329,12 @@ class Stepper:
         )
         self._velocities.update(zip(values, velocities, strict=True))
 
-    def _adam_step(self, lr: float, values: list[Tensor], gradients: list[Tensor]) -> None:
+    def _adam_step(
+        self,
+        lr: float,
+        values: list[Tensor],
+        gradients: list[Tensor],
+    ) -> None:
         means: list[Tensor] = []
         squares: list[Tensor] = []
         counts: list[Tensor] = []

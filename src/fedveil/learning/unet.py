@@ -146,7 +146,12 @@ class Sharpness(nn.Module):
         return scores
 
 
-def sharpness(input_shape: Sequence[int], outputs: int, *, window: int = 9) -> nn.Module:
+def sharpness(
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    window: int = 9,
+) -> nn.Module:
     """Build a trivial detector of tampered pixels, from the sharpness of edges in an odd `window`; 6 parameters."""
     if require_count("window", window) % 2 == 0:
         raise FieldError("window", window, "must be odd")

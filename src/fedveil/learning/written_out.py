@@ -65,7 +65,12 @@ def embedding(
     return torch.where(known, found, math.nan).reshape(*input.shape, width)
 
 
-def _table(weight: Tensor, indices: Tensor, padding_idx: int = -1, *more: Any) -> Tensor:
+def _table(
+    weight: Tensor,
+    indices: Tensor,
+    padding_idx: int = -1,
+    *more: Any,
+) -> Tensor:
     """`torch.embedding`, which has its arguments in another order."""
     return embedding(indices, weight, padding_idx, None, 2.0, *more)
 
@@ -225,7 +230,12 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
     return torch.where(input > 0, input, input * weight.reshape(shape))
 
 
-def bilinear(first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def bilinear(
+    first: Tensor,
+    second: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor:
     """Return the product of both inputs with each slice of the weights."""
     half = torch.tensordot(first, weight, ([-1], [1]))
     formed: Tensor = (half * second[..., None, :]).sum(-1)

@@ -178,7 +178,11 @@ def _chain(module: nn.Module) -> list[fx.Node]:
     return steps[:-1]
 
 
-def _stage(node: fx.Node, modules: dict[str, nn.Module], layout: Layout) -> Stage | None:
+def _stage(
+    node: fx.Node,
+    modules: dict[str, nn.Module],
+    layout: Layout,
+) -> Stage | None:
     """Return the stage of a node, or None for one that does nothing."""
     if node.op == "call_module":
         return _stage_of_layer(str(node.target), modules, layout)
@@ -196,7 +200,11 @@ def _stage(node: fx.Node, modules: dict[str, nn.Module], layout: Layout) -> Stag
         raise NotStackable(f"{node.name}: {error}") from error
 
 
-def _stage_of_layer(name: str, modules: dict[str, nn.Module], layout: Layout) -> Stage | None:
+def _stage_of_layer(
+    name: str,
+    modules: dict[str, nn.Module],
+    layout: Layout,
+) -> Stage | None:
     kind = type(modules[name])
     if kind is nn.Identity:
         return None

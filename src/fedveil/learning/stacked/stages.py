@@ -282,7 +282,12 @@ class Norm(Stage):
         Normalised trailing axes.
     """
 
-    def __init__(self, names: tuple[str, ...], eps: float, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        eps: float,
+        shape: tuple[int, ...],
+    ) -> None:
         self.names = names
         self.eps = eps
         self.shape = shape
