@@ -340,8 +340,12 @@ class PerExample:
     def _go_one_by_one(self, reason: str, x: Tensor, y: Tensor) -> None:
         """Take one example a call from now on, and say why, and how much slower it is."""
         self._rule = self._one_by_one
+        own = self._generator
+        before = None if own is None else own.get_state()
         with torch.random.fork_rng(devices=[]):
             times = times_slower(self._model, x, y, self._one_by_one.loss)
+        if own is not None and before is not None:  # a trial moves no stream: a run that goes on would draw otherwise
+            own.set_state(before)
         slower = "much slower" if times is None else f"about {times:.0f} times slower"
         _LOG.warning("one example a call, %s than a batch: %s", slower, reason)
 

@@ -1009,3 +1009,27 @@ def test_a_lot_whose_examples_norms_are_known_is_the_same_to_the_bit():
     assert torch.equal(plain, known)
     assert plain.isfinite().all()
     assert len(losses) == 7
+
+
+class Looking(nn.Module):
+    """Reads a number out of an example, and so is taken one example a call; it drops units, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 3))
+
+    def forward(self, x):
+        return self.layers(x if float(x.sum().item()) < 1e30 else x * 0)
+
+
+@pytest.mark.parametrize("make", [Looking, lambda: Looking().layers], ids=["one by one", "batches"])
+def test_the_first_round_of_a_process_has_the_bits_of_any_other(make):
+    """A trial of how slow single examples are moved the stream of dropout: a run that went on had other bits."""
+    torch.manual_seed(0)
+    model, x, y = make(), torch.randn(20, 6), torch.arange(20) % 3
+    layout = Layout.from_module(model)
+    noisy = NoisySteps(steps=2, rate=0.5, clip=1.0, deviation=0.5, denominator=10.0)
+    trainer = PrivateTrainer(model, layout, LocalTraining(lr=0.5), noisy)
+    given = (layout.read(model)[None], [ClientData(x, y)], [(0,)])
+    first, again = (trainer.train_noisily(*given, [ReproducibleSource(3)])[0].model for _ in range(2))
+    assert torch.equal(first, again)
