@@ -52,6 +52,15 @@ def test_records_and_replies_are_played_too(folder):
         assert verify_app(folder, claim, quiet, effort=Effort(runs=80)).refuted
 
 
+def test_a_sum_in_the_log_is_a_release(folder):
+    server = folder / "rounds" / "server.py"
+    server.write_text(
+        server.read_text().replace("        noise = rng", "        print('total', total[0])\n        noise = rng")
+    )
+    loud = section(config={"rounds": 1, "noise-multiplier": 1000.0})
+    assert verify_app(folder, CLAIM, loud, effort=Effort(runs=80)).refuted
+
+
 def test_the_example_s_section_composes_its_thirty_rounds():
     own = section_beside(APP)
     from fedveil_lab.verify import MechanismSteps

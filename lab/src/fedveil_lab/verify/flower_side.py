@@ -5,13 +5,14 @@ in one of two worlds. `fedveil_lab.verify.apps` asks for such runs.
 """
 
 import importlib
+import os
 import random
+import re
 import socket
 import sys
 import tempfile
 import zlib
 from copy import deepcopy
-from os import chdir
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from fedveil.flower import InProcessGrid, run_in_process
 from fedveil_lab.verify.neighbours import canary_data
 
 MOST = 20_000  # numbers of an answer that are kept as they are; of more, as many signed sums of them
+LINES = 64  # places for the numbers of an app's log
+NUMBER = r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 CLOSED = "the network is closed to an app under test"
 
 
@@ -73,10 +76,10 @@ def left(world: dict[str, Any], seed: int) -> list[Any]:
     """Everything that the adversary of a claim sees of one run.
 
     Under central trust: what the server sends out, round by round, and what it keeps at the end. Under local trust:
-    what the client that is asked about answers.
+    what the client that is asked about answers. And the numbers that are printed, as logs are read by others.
     """
     _close_network()
-    chdir(tempfile.mkdtemp())  # what the app writes stays within this run
+    os.chdir(tempfile.mkdtemp())  # what the app writes stays within this run
     _seed(seed)
     sys.path.insert(0, world["folder"])
     clients = world["clients"]
@@ -100,7 +103,8 @@ def left(world: dict[str, Any], seed: int) -> list[Any]:
         seen = grid.answered
     else:
         seen = [*grid.asked, context.state]
-    return [len(grid.failed), len(seen), sketched(np.concatenate([numbers_of(one) for one in seen] or [np.zeros(0)]))]
+    numbers = np.concatenate([numbers_of(one) for one in seen] or [np.zeros(0)])
+    return [len(grid.failed), len(seen), sketched(numbers), logged(_printed())]
 
 
 def numbers_of(content: RecordDict) -> np.ndarray[Any, Any]:
@@ -120,6 +124,15 @@ def numbers_of(content: RecordDict) -> np.ndarray[Any, Any]:
     return np.concatenate(parts)
 
 
+def logged(text: str) -> np.ndarray[Any, Any]:
+    """Numbers that an app prints [LINES]: those of lines that differ in nothing else are added up at one place."""
+    found = np.zeros(LINES)
+    for line in text.splitlines():
+        place = zlib.crc32(re.sub(NUMBER, "", line).encode()) % LINES
+        found[place] += sum(float(number) for number in re.findall(NUMBER, line))
+    return found
+
+
 def sketched(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Numbers as they are, or signed sums of them where there are too many: the same sums in every run."""
     if len(numbers) <= MOST:
@@ -127,6 +140,16 @@ def sketched(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     rng = np.random.default_rng(0)
     signs = rng.choice((-1.0, 1.0), len(numbers))
     return np.bincount(rng.integers(MOST, size=len(numbers)), weights=signs * numbers, minlength=MOST)
+
+
+def _printed() -> str:
+    """What this process has printed so far, where its output is a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        return os.pread(1, 1 << 20, 0).decode(errors="replace")
+    except OSError:  # a terminal
+        return ""
 
 
 def _patch(world: dict[str, Any], recorder: list[Recorder]) -> None:
