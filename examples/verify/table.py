@@ -1,6 +1,6 @@
 """Every case of these examples through `fedveil verify`: claimed, proven, measured, and what caught it.
 
-``python examples/verify/table.py FOLDER [RUNS [FILE ...]]`` writes verdicts.csv and verdicts.json there.
+``python examples/verify/table.py FOLDER [RUNS [FILE ...]]`` writes verdicts.csv, .md and .json there.
 """
 
 import json
@@ -63,6 +63,7 @@ def main(folder: Path, runs: int, modules: list[str]) -> None:
             print(name, judged.answer, flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "verdicts.csv").write_text(Table.of(rows).csv())
+    (folder / "verdicts.md").write_text("\n".join(Table.of(rows).markdown()).strip() + "\n")
     made = provenance("none: worlds of the library", [SEED])
     made["command"] = " ".join(["python examples/verify/table.py", "results/verify", str(runs), *modules])
     record = {"provenance": made, "runs": runs, "verdicts": kept}

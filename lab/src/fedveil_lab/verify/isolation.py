@@ -149,6 +149,8 @@ class FreshProcesses:
         return self._ask(request)
 
     def _start(self) -> None:
+        if not hasattr(os, "fork"):
+            raise NoVerdict("no verdict: runs need a system that copies processes, as Linux and macOS do")
         environment = {**os.environ, **ONE_THREAD, "MPLBACKEND": "Agg"}
         self._process = subprocess.Popen(
             [sys.executable, zygote.__file__],

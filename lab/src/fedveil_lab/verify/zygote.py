@@ -14,6 +14,7 @@ import signal
 import struct
 import sys
 import sysconfig
+import tempfile
 import time
 import traceback
 from types import ModuleType
@@ -143,8 +144,13 @@ def installed(names: set[str]) -> list[str]:
 
 def run(request: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     """Fork, wait no longer than asked, and say what came of it."""
+    with tempfile.TemporaryFile() as said:
+        return _run(request, state, said.fileno())
+
+
+def _run(request: dict[str, Any], state: dict[str, Any], said: int) -> dict[str, Any]:
+    """The same, with a file for what the run prints."""
     reading, writing = os.pipe()
-    said = os.memfd_create("said")
     pid = os.fork()
     if pid == 0:
         try:
@@ -161,7 +167,6 @@ def run(request: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     text = os.pread(said, MOST_TEXT, 0).decode(errors="replace")
-    os.close(said)
     if late:
         found = {"kind": "hangs", "why": f"no answer within {request['timeout']:g} s"}
     else:
