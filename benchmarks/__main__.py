@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from benchmarks import figures, page
+from benchmarks import figures, first_page, page
 from benchmarks.compare import compare
 from benchmarks.curves import curves
+from benchmarks.first_settings import first_settings
 from benchmarks.footprint import footprint
 from benchmarks.kernels import kernels
 from benchmarks.layer_scores import layer_scores
@@ -36,12 +37,13 @@ DATA["waits"] = "scikit-learn's digits"
 def main() -> None:
     """Run the parts that were asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help="of " + ", ".join((*page.NAMES, "page")))
+    known = ", ".join((*page.NAMES, "page"))
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {known}; or first_settings, which is no speed")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: engines (W2) and cnn only")
     parser.add_argument("--quick", action="store_true", help="only see that it runs; writes to runs/bench")
     parser.add_argument("--check", action="store_true", help="compare ratios with the committed ones; to runs/bench")
     args = parser.parse_args()
-    unknown = [part for part in args.parts if part not in (*page.NAMES, "page")]
+    unknown = [part for part in args.parts if part not in (*page.NAMES, "page", "first_settings")]
     if unknown:
         parser.error(f"there is no part {unknown[0]!r}")
     folder = ROOT / "runs" / "bench" / instruction_set() if args.quick or args.check else FOLDER
@@ -51,6 +53,9 @@ def main() -> None:
     say = lambda text: print(f"{time.perf_counter() - began:6.0f} s  {text}", flush=True)  # noqa: E731
     for part in parts:
         if part == "page":
+            continue
+        if part == "first_settings":
+            first_page.write(first_settings(args.quick, say), args.quick, say)
             continue
         say(f"{part}:")
         measure(part, args.device, args.quick, folder, say)

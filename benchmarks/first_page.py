@@ -1,0 +1,118 @@
+"""The page of ``python -m benchmarks first_settings``: its tables, from the cells that were kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from benchmarks.records import ROOT
+
+FOLDER = ROOT / "results" / "first-settings"
+GAIN = 0.05  # of a best setting over chance, below which there is no share to speak of
+HEAD = """# First settings: the tables
+
+By `python -m benchmarks first_settings`; what they mean: [README.md](README.md)."""
+
+
+def write(found: Mapping[str, Any], quick: bool, say: Callable[[str], None]) -> None:
+    """Write the cells and the page's tables; with `quick` say what they hold."""
+    text = tables(found["cells"])
+    if quick:
+        say(text)
+        return
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / "measured.json").write_text(json.dumps(found, indent=1) + "\n")
+    (FOLDER / "tables.md").write_text(f"{HEAD}\n\n{text}\n")
+    say(f"wrote {FOLDER.relative_to(ROOT)}")
+
+
+def tables(cells: Mapping[str, Any]) -> str:
+    """All tables."""
+    return "\n\n".join(["\n".join(part) for part in (_shares(cells), _defaults(cells), _parts(cells))])
+
+
+def defaults_of(cell: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Runs of the private settings by epsilon, as text."""
+    return {label.rpartition(" ")[2]: own for label, own in cell["defaults"].items() if "epsilon" in label}
+
+
+@dataclass(frozen=True)
+class Corner:
+    """One set, sum and epsilon: gains over chance of the default (mean over seeds, and seed 0), and of the best.
+
+    The best is of the grid on the rows of seed 0, and of the default under this seed.
+    """
+
+    where: str
+    default: float
+    first: float
+    best: float
+    name: str
+
+    @property
+    def shares(self) -> tuple[float, float] | None:
+        """Of the best gain: the mean default's, and that of seed 0 on the same rows; None where little is gained."""
+        return (self.default / self.best, self.first / self.best) if self.best >= GAIN else None
+
+
+def corners(cells: Mapping[str, Any]) -> Iterator[Corner]:
+    """All corners that were measured."""
+    for cell in cells.values():
+        for epsilon, found in cell["grid"].items():
+            own = [run["score"] - cell["chance"] for run in defaults_of(cell)[epsilon]]
+            tried = {name: score - cell["chance"] for name, score in found["grid"].items()}
+            name, best = max({**tried, "the default": own[0]}.items(), key=lambda item: item[1])
+            where = f"{cell['set']} | {cell['sum']} | {epsilon}"
+            yield Corner(where, fmean(own), own[0], best, name)
+
+
+def _shares(cells: Mapping[str, Any]) -> Iterator[str]:
+    every = list(corners(cells))
+    readable = [corner.shares for corner in every if corner.shares]
+    means, firsts = zip(*readable, strict=True)
+    yield f"Shares of {len(readable)} of {len(every)} corners."
+    yield f"Of the default's mean over its seeds: median {median(means):.2f}, worst {min(means):.2f}."
+    yield f"Of seed 0, whose rows the best has: median {median(firsts):.2f}, worst {min(firsts):.2f}."
+    yield ""
+    yield "| set | sum | epsilon | default's gain | of seed 0 | best's gain | shares | the best |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for corner in every:
+        both = "nothing to gain" if corner.shares is None else " and ".join(f"{one:.2f}" for one in corner.shares)
+        gains = f"{corner.default:.3f} | {corner.first:.3f} | {corner.best:.3f}"
+        yield f"| {corner.where} | {gains} | {both} | {corner.name} |"
+
+
+def _defaults(cells: Mapping[str, Any]) -> Iterator[str]:
+    yield "| set, unit, sum | rows, clients | chance | epsilon 8 | 4 | 1 | no privacy |"
+    yield "|---|---|---|---|---|---|---|"
+    for cell in cells.values():
+        runs = defaults_of(cell)
+        shown = [_shown(runs[epsilon]) for epsilon in ("8", "4", "1")]
+        plain = _shown(cell["defaults"]["no privacy"])
+        where = f"{cell['set']}, {cell['unit']}, {cell['sum']}"
+        size = f"{cell['rows']}, {cell['clients']}"
+        yield f"| {where} | {size} | {cell['chance']:.3f} | {' | '.join(shown)} | {plain} |"
+
+
+def _shown(runs: list[dict[str, Any]]) -> str:
+    scores = [run["score"] for run in runs]
+    spread = f" ({min(scores):.3f} to {max(scores):.3f})" if len(scores) > 1 else ""
+    return f"{fmean(scores):.3f}{spread}"
+
+
+def _parts(cells: Mapping[str, Any]) -> Iterator[str]:
+    """Each tried part against the recipe, over the sets: mean difference, best and worst."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for cell in cells.values():
+        for epsilon, corner in cell["grid"].items():
+            for name, value in corner["parts"].items():
+                found.setdefault(name, {}).setdefault(epsilon, []).append(value - corner["parts"]["recipe"])
+    yield "| instead of the recipe (no trust) | epsilon 8: mean difference, worst to best | epsilon 1 |"
+    yield "|---|---|---|"
+    for name, by_epsilon in found.items():
+        if name != "recipe":
+            texts = [f"{fmean(own):+.3f} ({min(own):+.3f} to {max(own):+.3f})" for own in by_epsilon.values()]
+            yield f"| {name} | {' | '.join(texts)} |"

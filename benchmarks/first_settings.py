@@ -1,0 +1,178 @@
+"""How good the first settings are: ``python -m benchmarks first_settings``, kept cell by cell in runs/first.
+
+Every cell is what `fedveil init` writes for a set, a unit, a sum and an epsilon, run as it stands under several seeds.
+Beside it stand the best of a grid, by `benchmarks.first_reference` on the same rows, and the line without privacy.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from statistics import mean
+from typing import Any
+
+from benchmarks.first_reference import Tried, scores
+from benchmarks.first_sets import SETS, FirstSet, written
+from benchmarks.records import ROOT
+from fedveil.methods import RecordDP
+from fedveil_lab import runs
+from fedveil_lab.config import Config, parse
+from fedveil_lab.config.first import first_config
+from fedveil_lab.config.recipe import LEFT
+from fedveil_lab.config.variants import configure, variants_of
+from fedveil_lab.runs.prepare import prepare
+
+KEPT = ROOT / "runs" / "first"
+EPSILONS, SUMS = (8.0, 4.0, 1.0), ("none", "trusted")
+CORNERS = tuple(product((8.0, 1.0), SUMS))
+SMALL = 1_000  # rows, from which a set has fewer seeds and a smaller grid
+TIMES = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # the recipe's rate
+FEW = ("recipe", "inputs as given", "inputs centred", "normalising clip, gamma .01")  # parts tried on large sets
+TABLES = ("heart by hospital", "readmission", "breast cancer", "wine", "iris", "diabetes")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the table."""
+
+    some: FirstSet
+    unit: str
+    sum: str
+
+    @property
+    def key(self) -> str:
+        """Its name in the folder."""
+        return f"{self.some.name.replace(' ', '-')}-{self.unit}-{self.sum}".lower()
+
+    def config(self) -> Config:
+        """What `fedveil init` writes."""
+        answers: dict[str, Any] = dict(self.some.answers)
+        path = str(written(self.some, KEPT / "sets"))
+        text, _ = first_config(
+            self.key, path, self.some.clients, self.unit, person=self.some.person, sum_=self.sum, **answers
+        )
+        return parse(tomllib.loads(text))
+
+
+def cells(quick: bool) -> Iterator[Cell]:
+    """All cells, small sets first; with `quick` tables of few rows alone."""
+    for some in SETS:
+        if quick and some.name not in ("breast cancer", "wine", "iris", "diabetes"):
+            continue
+        for unit, sum_ in product(("record", "person") if some.person else ("record",), SUMS):
+            yield Cell(some, unit, sum_)
+
+
+def first_settings(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measure all cells that are not kept yet; the whole table."""
+    (KEPT / "cells").mkdir(parents=True, exist_ok=True)
+    found = {}
+    for cell in sorted(cells(quick), key=lambda cell: (cell.unit == "person", cell.some.name not in TABLES)):
+        file = KEPT / "cells" / f"{cell.key}.json"
+        if not file.exists():
+            say(cell.key)
+            values = measured(cell)
+            file.with_suffix(".part").write_text(json.dumps(values, indent=1) + "\n")
+            file.with_suffix(".part").replace(file)
+        found[cell.key] = json.loads(file.read_text())
+    return {"cells": found}
+
+
+def measured(cell: Cell) -> dict[str, Any]:
+    """The default at all epsilons, the line without privacy, and the best of the grid in the corners."""
+    config = cell.config()
+    setup = prepare(replace_compare(config))
+    rows = sum(client.examples for client in setup.clients)
+    seeds = range(3 if rows < SMALL else 1)
+    defaults: dict[str, list[dict[str, Any]]] = {}
+    for variant in variants_of(config):
+        single = configure(config, variant.label, variant.setting)
+        several = seeds if variant.setting.overrides.get("epsilon") else range(1)
+        defaults[variant.label] = [_figures(single.model_copy(update={"seed": seed})) for seed in several]
+    best = {}
+    if cell.unit == "record":
+        for epsilon, sum_ in CORNERS:
+            if sum_ == cell.sum:
+                best[f"{epsilon:g}"] = _grid(config, setup, epsilon, rows)
+    classes = setup.dealt.dataset.classes or 0
+    return {
+        "set": cell.some.name,
+        "unit": cell.unit,
+        "sum": cell.sum,
+        "rows": rows,
+        "clients": len(setup.clients),
+        "chance": 1 / classes if classes else 0.0,
+        "defaults": defaults,
+        "grid": best,
+    }
+
+
+def replace_compare(config: Config) -> Config:
+    """The configuration without its comparison."""
+    return parse({key: value for key, value in config.to_dict().items() if key != "compare"})
+
+
+def _figures(config: Config) -> dict[str, Any]:
+    """Score of a run with its interval over held-out rows, where there is one, and the accuracy."""
+    summary = runs.run(replace_compare(config), None)
+    metrics = summary.values["metrics"]
+    if "rmse" in metrics:
+        held = prepare(replace_compare(config)).clients
+        y = [value for client in held for value in client.y.tolist()]
+        test = [value for client in held if client.held_out for value in client.test_y.tolist()]
+        base = mean((value - mean(y)) ** 2 for value in test) ** 0.5
+        return {"score": 1 - metrics["rmse"] / base, "rmse": metrics["rmse"]}
+    figure = summary.values["classified"]["pooled"]["figures"]["balanced_accuracy"]
+    said = summary.values.get("learned", {})
+    return {"score": figure["value"], "low": figure["low"], "accuracy": metrics["accuracy"], "learned": said}
+
+
+def grid(scaling: str, classes: bool, small: bool) -> dict[str, Tried]:
+    """The settings of which the best is taken: 24, or 6 for a large set."""
+    left = LEFT["cross_entropy" if classes else "mse"]
+    clips, every = ((0.2, 1.0), TIMES) if small else ((0.2,), TIMES[1::2])
+    made = {}
+    for times, clip, scale in product(every, clips, ("given", scaling)):
+        made[f"rate x{times:g}, clip {clip:g}, {scale}"] = Tried(
+            left=left * times, clip=clip, inputs=scale, weighted=True
+        )
+    return made
+
+
+def parts(scaling: str, classes: bool, small: bool) -> dict[str, Tried]:
+    """The recipe, and the recipe with one part more or less."""
+    usual = Tried(left=LEFT["cross_entropy" if classes else "mse"], inputs=scaling, weighted=True)
+    made = {
+        "recipe": usual,
+        "inputs as given": replace(usual, inputs="given"),
+        "inputs centred": replace(usual, inputs="centred"),
+        "clip 1": replace(usual, clip=1.0),
+        "normalising clip, gamma .01": replace(usual, gamma=0.01),
+        "normalising clip, gamma .3": replace(usual, gamma=0.3),
+        "mean of the second half of the steps": replace(usual, averaged=True),
+        "a rate that falls to 0, twice as high": replace(usual, falling=True, left=2 * usual.left),
+        "classes as frequent as they are": replace(usual, weighted=False),
+    }
+    return made if small else {name: made[name] for name in FEW}
+
+
+def _grid(config: Config, setup: Any, epsilon: float, rows: int) -> dict[str, Any]:
+    """Scores of the grid and of the parts, by name."""
+    options = {**config.privacy.options, "epsilon": epsilon}
+    method = RecordDP(**{key: value for key, value in options.items() if value is not None})
+    sigma = method.noise_on_mean(len(setup.clients)) / method.clip
+    classes = bool(setup.dealt.dataset.classes)
+    scaling = str(config.model.options.get("inputs", "given"))
+    if scaling == "given":
+        scaling = "centred"
+    small = rows < SMALL
+    tried = grid(scaling, classes, small)
+    named = parts(scaling, classes, small) if config.privacy.options.get("sum", "none") == "none" else {}
+    per_seed = [scores(setup, sigma, list(named.values()), 1 + seed) for seed in range(3 if small else 1)]
+    return {
+        "grid": dict(zip(tried, scores(setup, sigma, list(tried.values()), 0), strict=True)),
+        "parts": {name: mean(one[i] for one in per_seed) for i, name in enumerate(named)},
+    }
