@@ -92,7 +92,7 @@ def _needed(name: str, opened: Any, tag: str) -> Any:
     """Return the value of a tag that must be there."""
     value = _first(opened, tag)
     if value is None:
-        raise FieldError(name, f"{tag} missing", "says how pixels are stored or shown: fill the tag in")
+        raise FieldError(f"{name}: {tag}", None, "says how pixels are stored or shown: fill the tag in")
     return value
 
 
@@ -114,7 +114,7 @@ def _stored(name: str, opened: Any) -> Array:
         raise FieldError(name, f"HighBit = {highest}", f"must be BitsStored - 1 = {bits - 1}: {_CONVERT}")
     if "PixelData" not in opened:
         accepted = "must hold whole numbers: floating-point pixels have no known range"
-        raise FieldError(name, "PixelData missing", accepted)
+        raise FieldError(f"{name}: PixelData", None, accepted)
     _needed(name, opened, "PixelRepresentation")
     pixels: Array = opened.pixel_array
     return pixels
@@ -144,9 +144,9 @@ def _scale(name: str, opened: Any) -> tuple[float, float]:
         return 1.0, 0.0
     fix = "goes with the other: fill in or remove both"
     if slope is None:
-        raise FieldError(name, "RescaleSlope missing", fix)
+        raise FieldError(f"{name}: RescaleSlope", None, fix)
     if intercept is None:
-        raise FieldError(name, "RescaleIntercept missing", fix)
+        raise FieldError(f"{name}: RescaleIntercept", None, fix)
     if slope == 0:
         raise FieldError(name, "RescaleSlope = 0", fix)
     return slope, intercept
@@ -160,7 +160,7 @@ def _window(name: str, opened: Any) -> tuple[float, float, str] | None:
         return None
     if centre is None or width is None:
         tag = "WindowCenter" if centre is None else "WindowWidth"
-        raise FieldError(name, f"{tag} missing", "goes with the other: fill in or remove both")
+        raise FieldError(f"{name}: {tag}", None, "goes with the other: fill in or remove both")
     function = str(_first(opened, "VOILUTFunction") or "LINEAR")
     if function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
         raise FieldError(name, f"VOILUTFunction {function}", "must be LINEAR, LINEAR_EXACT or SIGMOID")

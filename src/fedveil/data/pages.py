@@ -103,7 +103,7 @@ def _pairs(folder: Path) -> Iterator[Document]:
     kinds = _kinds_for(folder, files)
     for name, file in sorted(files.items()):
         if name not in masks:
-            raise FieldError(str(file), None, f"has no mask: masks/{name}.png is missing")
+            raise FieldError(str(folder / "masks" / f"{name}.png"), None, f"{file.name} needs a mask of this name")
         read = partial(_read, str(file), file, masks[name])
         yield Document(file.name, read, _sensitive(kinds, name))
 
