@@ -91,7 +91,7 @@ def require_quiet(fl_ctx: FLContext, allow: Sequence[str] = (), swarm: bool = Fa
     FieldError
         Naming the part.
     """
-    allow = [*allow, *SWARM] if swarm else allow
+    allow = _allowed(allow, swarm)
     for where, part in _parts(fl_ctx):
         if _foreign(part, where, allow):
             raise FieldError(where, _name(type(part)), FOREIGN)
@@ -101,6 +101,20 @@ def require_quiet(fl_ctx: FLContext, allow: Sequence[str] = (), swarm: bool = Fa
             reason = "may send logs, and tracebacks quote data: take it out of the site's resources.json"
             raise FieldError("components", path, f"{reason}, with {SWITCH} = false where FLARE knows that")
     silence(engine)
+
+
+def _allowed(allow: Sequence[str], swarm: bool) -> Sequence[str]:
+    """Classes beside the list: those that the site answers for, and in swarms FedVeil's own."""
+    if not swarm:
+        return allow
+    return [*allow, *SWARM]
+
+
+def _take_out(handlers: list[Any], part: Any) -> None:
+    """Take a part out of a list, wherever that very one stands."""
+    for place in reversed(range(len(handlers))):
+        if handlers[place] is part:
+            del handlers[place]
 
 
 def silence(engine: Any) -> None:
@@ -135,10 +149,10 @@ class JobGuard(FLComponent):  # type: ignore[misc]
         try:
             require_quiet(fl_ctx, self.allow, self.swarm)
         except FieldError as error:
-            allow = [*self.allow, *SWARM] if self.swarm else self.allow
-            foreign = [part for where, part in _parts(fl_ctx) if _foreign(part, where, allow)]
             handlers = fl_ctx.get_engine().handlers
-            handlers[:] = [h for h in handlers if not any(h is part for part in foreign)]  # they see no start
+            for where, part in list(_parts(fl_ctx)):
+                if _foreign(part, where, _allowed(self.allow, self.swarm)):
+                    _take_out(handlers, part)  # it sees no start
             self.system_panic(f"FedVeil: {error}", fl_ctx)
 
 
@@ -147,8 +161,9 @@ def _parts(fl_ctx: FLContext) -> Iterator[tuple[str, Any]]:
     engine, runner = fl_ctx.get_engine(), fl_ctx.get_prop(FLContextKey.RUNNER)
     for name, part in engine.get_all_components().items():
         yield f"components.{name}", part
-    for tasks, part in ({} if runner is None else runner.task_router.task_table).items():
-        yield f"executors.{tasks}", part
+    if runner is not None:
+        for tasks, part in runner.task_router.task_table.items():
+            yield f"executors.{tasks}", part
     for part in getattr(engine, "handlers", ()):
         yield "handlers", part
 
@@ -170,9 +185,13 @@ def _foreign(part: Any, where: str, allow: Sequence[str]) -> bool:
 def _site_parts(workspace: Any) -> Iterator[tuple[str, bool]]:
     """Paths of the classes that the site's own process loads, and whether log streaming is switched off."""
     find = getattr(workspace, "get_config_files_for_startup", None)
-    files = [] if find is None else find(is_server=False, for_job=False)
-    read = [json.loads(Path(file).read_text()) for file in files if file and Path(file).exists()]
-    switched_off = any(values.get(SWITCH) is False for values in read)
+    if find is None:
+        return
+    read, switched_off = [], False
+    for file in find(is_server=False, for_job=False):
+        if file and Path(file).exists():
+            read.append(json.loads(Path(file).read_text()))
+            switched_off |= read[-1].get(SWITCH) is False
     for values in read:
         for component in values.get("components", ()):
             yield str(component.get("path", component.get("name"))), switched_off

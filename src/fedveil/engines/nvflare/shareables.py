@@ -50,7 +50,10 @@ def method_of(
         For unknown names, and for methods that need more.
     """
     require_method("method", name)
-    method = build(name, None if rule is None else rule_of(rule), **(parameters or {}))
+    built = None
+    if rule is not None:
+        built = rule_of(rule)
+    method = build(name, built, **(parameters or {}))
     if not site_training and method.client.needs:
         accepted = "needs more of training than the model, all that FLARE's filters see: let the sites train by "
         accepted += "FedVeilExecutor (training= of PrivacyFilter, site_training=True of FedVeilController)"
@@ -76,7 +79,9 @@ def model_of_name(
 
 def rule_of(given: Mapping[str, Any] | str) -> Aggregator:
     """An aggregation rule of its name, or of a table of its ``name`` and options."""
-    values = {"name": given} if isinstance(given, str) else dict(given)
+    if isinstance(given, str):
+        given = {"name": given}
+    values = dict(given)
     name = require_choice("aggregator.name", str(values.pop("name", "fedavg")), AGGREGATORS)
     return AGGREGATORS[name](**values)
 
@@ -86,7 +91,8 @@ def write_broadcast(broadcast: Broadcast, layout: Layout, sites: Sequence[str]) 
     meta = {messages.PUBLIC: messages.public_values(broadcast), SITES: list(sites)}
     arrays = dict[str, Any]()
     for place, model in enumerate(broadcast.models):
-        arrays |= {_hypothesis(place, name): array for name, array in _arrays(layout, model).items()}
+        for name, array in _arrays(layout, model).items():
+            arrays[_hypothesis(place, name)] = array
     task: Shareable = DXO(DataKind.WEIGHTS, arrays, meta).to_shareable()
     task.set_header(AppConstants.CURRENT_ROUND, broadcast.public.round - 1)  # FLARE counts from 0
     task.set_header(AppConstants.NUM_ROUNDS, broadcast.public.rounds)
@@ -129,7 +135,7 @@ def read_trained(result: Shareable, layout: Layout, broadcast: Broadcast) -> Rel
     elif dxo.data_kind != DataKind.WEIGHTS:
         raise FieldError("data_kind", dxo.data_kind, "must be the trained model: FLModel(params=model.state_dict())")
     metrics = (dxo.meta or {}).get(MetaKey.INITIAL_METRICS)
-    return (Release("model", model), *messages.read_metrics(metrics if isinstance(metrics, dict) else {}))
+    return (Release("model", model), *messages.read_metrics(_table(metrics)))
 
 
 def write_reply(releases: Releases, layout: Layout, client: ClientSide) -> Shareable:
@@ -141,7 +147,9 @@ def write_reply(releases: Releases, layout: Layout, client: ClientSide) -> Share
         messages.REPLY: messages.mark_of(client, count_of(releases) is not None),
         MetaKey.INITIAL_METRICS: messages.metric_values(releases),
     }
-    arrays = {SHARE: share.numpy()} if share is not None else {}
+    arrays = dict[str, Any]()
+    if share is not None:
+        arrays[SHARE] = share.numpy()
     if model is not None:
         arrays = _arrays(layout, model)
     reply: Shareable = DXO(DataKind.WEIGHTS, arrays, meta).to_shareable()
@@ -169,13 +177,15 @@ def read_reply(result: Shareable, layout: Layout, client: ClientSide) -> Release
             raise FieldError(SHARE, len(dxo.data), "must be all that a reply to a secure sum holds")
         return (Release("share", messages.tensor_of(SHARE, dxo.data[SHARE])),)
     metrics = dxo.meta.get(MetaKey.INITIAL_METRICS)
-    releases = messages.read_metrics(metrics if isinstance(metrics, dict) else {}, counted)
+    releases = messages.read_metrics(_table(metrics), counted)
     return (Release("model", _vector(layout, dxo.data)), *releases)
 
 
 def _hypothesis(place: int, name: str) -> str:
     """Name of an array of a hypothesis; the first one's have the model's own names."""
-    return name if place == 0 else f"{OTHER}{place}|{name}"
+    if place == 0:
+        return name
+    return f"{OTHER}{place}|{name}"
 
 
 def _of_hypothesis(key: str) -> tuple[int, str]:
@@ -189,13 +199,23 @@ def _of_hypothesis(key: str) -> tuple[int, str]:
 
 
 def _arrays(layout: Layout, vector: Tensor) -> dict[str, Any]:
-    return {name: view.contiguous().clone().numpy() for name, view in layout.views(vector.detach()).items()}
+    arrays = {}
+    for name, view in layout.views(vector.detach()).items():
+        arrays[name] = view.contiguous().clone().numpy()
+    return arrays
 
 
 def _vector(layout: Layout, arrays: Mapping[str, Any]) -> Tensor:
     tensors = {name: messages.tensor_of(name, value) for name, value in arrays.items()}
     messages.require_shared(layout, {name: value.shape for name, value in tensors.items()})
     return layout.flatten({name: tensors[name] for name in layout.names if name in tensors})
+
+
+def _table(values: Any) -> dict[str, Any]:
+    """The values as a table; an empty one of anything else."""
+    if isinstance(values, dict):
+        return values
+    return {}
 
 
 def _dxo(shareable: Shareable, what: str) -> DXO:
