@@ -71,6 +71,11 @@ def _of_privacy(values: Mapping[str, Any]) -> Iterator[Binding]:
         yield Binding("privacy.json PrivacyFilter", "no", str(error))
         return
     yield from _of_filter(arguments)
+    for part in components_of(values):
+        told = part.get("args") or {}
+        if is_ours(part, GUARD) and bool(told.get("swarm")) != bool(arguments.get("swarm")):
+            why = "differs from PrivacyFilter's: with one of them alone every job of a swarm is stopped"
+            yield Binding("privacy.json JobGuard swarm", "no", why)
 
 
 def _of_scopes(scopes: list[SiteScope], default: Any) -> Iterator[Binding]:

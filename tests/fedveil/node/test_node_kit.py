@@ -68,6 +68,7 @@ CHANGES = {
     "privacy.json PrivacyFilter": lambda kit: kit.arguments.update(method="metrik"),
     "privacy.json PrivacyFilter seed": lambda kit: kit.arguments.update(seed=3),
     "privacy.json PrivacyFilter ledger": lambda kit: kit.arguments.update(dataset="site-9"),
+    "privacy.json JobGuard swarm": lambda kit: kit.privacy["components"][0].update(args={"swarm": True}),
     "resources.json allow_log_streaming": lambda kit: kit.resources.update(allow_log_streaming=True),
     "resources.json components hospital.Sender": lambda kit: kit.resources["components"].append(
         {"id": "sender", "path": "hospital.Sender"}
