@@ -11,6 +11,7 @@ from nvflare.job_config.defs import FilterType
 from nvflare.job_config.script_runner import ScriptRunner
 
 import fedveil as fv
+from fedveil.engines.nvflare.validating import VALIDATION_TASK
 from fedveil.nvflare import FedVeilController, FedVeilExecutor, PrivacyFilter, ReleaseFilter
 from hello_kit import SITES
 from intruder_kit import OtherTask, Recorder, planted
@@ -18,6 +19,8 @@ from intruder_kit import OtherTask, Recorder, planted
 pytestmark = [pytest.mark.nvflare, pytest.mark.slow]
 HERE = Path(__file__).parent
 MODEL = "hello_kit:SimpleNetwork"
+# the simulator reads no privacy.json for its clients: for these tasks the job's filters stand for a site's own scope
+TASKS = ["train", "validate", VALIDATION_TASK]
 
 
 def run(folder, monkeypatch, method, controller=FedVeilController, filters=None, arguments="", executor=None, **given):
@@ -36,7 +39,7 @@ def run(folder, monkeypatch, method, controller=FedVeilController, filters=None,
         job.to(executor() if executor else ScriptRunner(str(HERE / "hostile_client.py"), arguments), site)
         asks = PrivacyFilter(**shared, **({"training": given["training"]} if "training" in given else {}))
         for one, kind in (filters or pair)(asks):
-            job.to(one, site, filter_type=kind)
+            job.to(one, site, filter_type=kind, tasks=TASKS)
     work = folder / "work"
     job.simulator_run(str(work), threads=len(SITES), log_config="concise")
     summary = work / "server" / "simulate_job" / "fedveil" / "summary.json"
