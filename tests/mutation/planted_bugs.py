@@ -1203,16 +1203,16 @@ BUGS = (
     ),
     _bug(
         "nvflare: an executor that raises is seen",
-        "PrivacyFilter.process",
-        "_shield(runner.find_executor(task))",
+        "PrivacyFilter.admit",
+        "_shield(runner.find_executor(self.task))",
         "pass",
         "test_nvflare_filters",
     ),
     _bug(
         "nvflare: local trust measures",
-        "PrivacyFilter.process",
-        "if local:\n    raise FieldError(..., ..., ...)",
-        "if False:\n    raise FieldError(..., ..., ...)",
+        "PrivacyFilter._passed",
+        "raise FieldError('task', ..., ...)",
+        "return PASSED",
         "test_nvflare_filters",
     ),
     _bug(
