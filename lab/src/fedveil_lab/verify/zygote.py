@@ -6,6 +6,7 @@ own generators, makes one run, and ends. So nothing that a run leaves behind rea
 """
 
 import contextlib
+import gc
 import importlib
 import os
 import pickle
@@ -112,7 +113,8 @@ def child(request: dict[str, Any], state: dict[str, Any], answer: int, said: int
         where = f"{os.path.basename(last.filename)}:{last.lineno}"
         found = {"kind": "raised", "error": type(error).__name__, "why": f"{type(error).__name__}: {error} ({where})"}
     found["seconds"] = time.perf_counter() - started
-    found["imported"] = installed({*sys.modules} - before)
+    late = {*sys.modules} - before
+    found["imported"] = installed(late) if len(late) > 1 else []  # the mechanism's own module is always among them
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -230,6 +232,8 @@ def _imported(names: list[str]) -> dict[str, Any]:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # a copy that collects garbage would touch, and so copy, all of memory
     return {"kind": "ok"}
 
 
