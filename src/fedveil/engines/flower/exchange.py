@@ -19,7 +19,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from fedveil.accounting import Release, model_of
+from fedveil.accounting import Ledger, Release, model_of
 from fedveil.engines.client import NO_PART, ClientParty
 from fedveil.engines.decisions import note_decision, note_verdict, why
 from fedveil.engines.deployed import RUN, Settings, answer, disagreement, opened, opened_ledger
@@ -101,50 +101,101 @@ class Exchange:
         warnings: Callable[[], Warnings],
         tell: Tell,
     ) -> Message:
-        """The answer; see `privacy_mod` for the parameters. Of what it raises the server learns nothing."""
-        content, settings, side = self.message.content, self.settings, self.settings.method.client
-        kind, local = self.message.metadata.message_type.partition(".")[0], side.trust != "central"
-        if local and kind not in (MessageType.TRAIN, MessageType.EVALUATE):
-            raise FieldError("message_type", kind, "under local trust only train and evaluate messages are answered")
-        if kind != MessageType.TRAIN and not local and settings.policy is not None:
-            name = listed_as(settings.method, settings.policy)
-            refused = settings.policy.forbids(name, side.trust)  # no quote says what this costs
-            if refused is not None:
-                note_decision(verdict="refused", **why(refused))
-                return self._refusal(refused)
+        """Answer the message; see `privacy_mod` for the parameters. Of what it raises the server learns nothing."""
+        kind = self.message.metadata.message_type.partition(".")[0]
+        refused = self._forbidden(kind)
+        if refused is not None:
+            note_decision(verdict="refused", **why(refused))
+            return self._refusal(refused)
         if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
             return self._called()
+        content = self.message.content
         if records.HELLO in content:
             return self._reply(RecordDict({REPLY: self._mark(validation)}))
         if validation is not None:
             return self._validated(kind, validation)
-        # training code that answers in the request's record would hand them on as its own
+        self._require_request(content)
+        broadcast = records.read_broadcast(content, self.layout)
+        if kind == MessageType.EVALUATE:
+            return self._evaluated(broadcast, trainer)
+        return self._trained_once(broadcast, trainer, warnings, tell)
+
+    @property
+    def _local(self) -> bool:
+        """Whether the server is not trusted."""
+        return self.settings.method.client.trust != "central"
+
+    def _forbidden(self, kind: str) -> str | None:
+        """Say why a message of this kind may not be answered; None if it may.
+
+        Raises
+        ------
+        FieldError
+            Under local trust, for a kind that is never answered.
+        """
+        method, policy = self.settings.method, self.settings.policy
+        if self._local and kind not in (MessageType.TRAIN, MessageType.EVALUATE):
+            raise FieldError("message_type", kind, "under local trust only train and evaluate messages are answered")
+        if kind == MessageType.TRAIN or self._local or policy is None:
+            return None
+        return policy.forbids(listed_as(method, policy), method.client.trust)  # no quote says what this costs
+
+    def _require_request(self, content: RecordDict) -> None:
+        """Refuse records of replies: training code that answers in the request's record would hand them on as its own.
+
+        Raises
+        ------
+        FieldError
+            Naming the record.
+        """
         for name in (records.FACTS, REPLY, records.SUM, records.SHARE):
             if name in content:
                 raise FieldError(name, "in a request", "is for replies: only training code may say how it trained")
-        broadcast, memory = records.read_broadcast(content, self.layout), Memory(self.context)
-        if kind == MessageType.EVALUATE and local:
-            return self._reply(records.write_reply((), self.layout, settings.partition, side))
-        if kind == MessageType.TRAIN:
-            self._require_begun(memory, broadcast.public)
+
+    def _evaluated(self, broadcast: Broadcast, trainer: PrivateTrainer | None) -> Message:
+        """Answer an evaluate message: under local trust with nothing, and without running any code."""
+        if self._local:
+            return self._released(())
+        with opened(Memory(self.context), self.settings, self.layout, self.run, trainer) as party:
+            return self._released(self._measured(party, broadcast))
+
+    def _trained_once(
+        self,
+        broadcast: Broadcast,
+        trainer: PrivateTrainer | None,
+        warnings: Callable[[], Warnings],
+        tell: Tell,
+    ) -> Message:
+        """Answer a train message: decide by public facts, and only then train, protect and release."""
+        settings, public = self.settings, broadcast.public
+        memory = Memory(self.context)
+        self._require_begun(memory, public)
+        note_decision(round=public.round, method=settings.method.name, trust=settings.method.client.trust)
         with opened(memory, settings, self.layout, self.run, trainer) as party:
-            if kind == MessageType.EVALUATE:
-                released = self._measured(party, broadcast)
-            else:
-                note_decision(round=broadcast.public.round, method=settings.method.name, trust=side.trust)
-                verdict = disagreement(broadcast.public, settings.rounds) or party.admit(broadcast)
-                note_verdict(verdict, party.ledger, settings.policy)
-                if isinstance(verdict, Refusal) and settings.site is None:
-                    return self._refusal(verdict.reason)
-                if isinstance(verdict, Refusal):
-                    _LOG.error(f"{NOTHING}: %s", party.failure or verdict.reason)
-                    return self._refusal(NO_PART)
-                own = warnings() if local else None
-                released = answer(party, memory, broadcast, verdict, lambda: self._trained(party, broadcast), own)
-                if party.failure is not None:
-                    note_failure(party.failure)
-                    tell(settings.partition, broadcast.public.round, party.failure)
-        return self._reply(records.write_reply(released, self.layout, settings.partition, side))
+            verdict = disagreement(public, settings.rounds) or party.admit(broadcast)
+            note_verdict(verdict, party.ledger, settings.policy)
+            if isinstance(verdict, Refusal):
+                return self._declined(verdict, party)
+            own = warnings() if self._local else None
+            released = answer(party, memory, broadcast, verdict, lambda: self._trained(party, broadcast), own)
+            if party.failure is not None:
+                note_failure(party.failure)
+                tell(settings.partition, public.round, party.failure)
+        return self._released(released)
+
+    def _declined(self, verdict: Refusal, party: ClientParty) -> Message:
+        """Decline a round; of a secure sum the server is told that, and nothing of why."""
+        if self.settings.site is None:
+            return self._refusal(verdict.reason)
+        cause = party.failure or verdict.reason
+        note_decision(why=str(cause))
+        _LOG.error(f"{NOTHING}: %s", cause)
+        return self._refusal(NO_PART)
+
+    def _released(self, released: Releases) -> Message:
+        """Reply with what leaves, and nothing beside it."""
+        settings = self.settings
+        return self._reply(records.write_reply(released, self.layout, settings.partition, settings.method.client))
 
     def _require_begun(self, memory: Memory, public: PublicFacts) -> None:
         """Refuse to begin a ledger of the run alone in its middle, where each round asks all nodes.
@@ -233,30 +284,19 @@ class Exchange:
         return party.report(measured, records.read_facts(content, self.layout, broadcast))
 
     def _validated(self, kind: str, validation: Validation) -> Message:
-        """The answer of a node that only validates: a loss that is in its ledger, or a refusal before data."""
-        settings, side = self.settings, self.settings.method.client
+        """Answer as a node that only validates: with a loss that is in its ledger, or a refusal before data."""
         if kind != MessageType.EVALUATE:
             return self._refusal("this node validates and never trains")
+        settings = self.settings
         public = records.read_broadcast(self.message.content, self.layout).public
         with opened_ledger(Memory(self.context), settings, self.run) as (ledger, store):
             own = (validation, ledger, settings.source, settings.budget, store)
             party = Validator(settings.method, settings.policy, *own)
-            reason = party.declines(public.round)
-            if unlike := disagreement(public, settings.rounds):
-                reason = unlike.reason
-            bounded = settings.policy is not None or settings.budget is not None
-            made = ledger.entries if bounded else ledger.all_entries  # nothing else bounds runs together
-            if party.cap is not None and sum(e.key[1] == VALIDATE for e in made) >= party.cap:
-                reason = f"all {party.cap} losses were sent: only a policy with a total, or a budget, allows more runs"
+            reason = self._no_loss(party, ledger, public)
             if reason:
                 return self._refusal(reason)
-            try:
-                measured = records.read_releases(self._called_in_time(), self.layout)
-                loss = {r.name: float(r.value) for r in measured}[LOSS]
-            except Exception as error:  # from here on it would tell something of the data
-                _LOG.error("round %d: the loss is the largest that is declared", public.round, exc_info=error)
-                loss = inf
-            if side.trust == "central" and validation.losses == "noised":  # the server adds the noise, and pays for it
+            loss = self._loss(public.round)
+            if not self._local and validation.losses == "noised":  # the server adds the noise, and pays for it
                 sent = loss if isfinite(loss) else validation.loss_range
             else:
                 try:
@@ -264,6 +304,26 @@ class Exchange:
                 except BudgetError as error:  # public costs alone decide
                     return self._refusal(str(error))
         released = (Release("metric", torch.tensor(sent, dtype=torch.float64), LOSS),)
-        content = records.write_reply(released, self.layout, settings.partition, side)
+        content = records.write_reply(released, self.layout, settings.partition, settings.method.client)
         content[REPLY] = self._mark(validation)
         return self._reply(content)
+
+    def _no_loss(self, party: Validator, ledger: Ledger, public: PublicFacts) -> str:
+        """Say why a validating node sends no loss; "" if it does."""
+        settings = self.settings
+        bounded = settings.policy is not None or settings.budget is not None
+        made = ledger.entries if bounded else ledger.all_entries  # nothing else bounds runs together
+        sent = sum(entry.key[1] == VALIDATE for entry in made)
+        if party.cap is not None and sent >= party.cap:
+            return f"all {party.cap} losses were sent: only a policy with a total, or a budget, allows more runs"
+        unlike = disagreement(public, settings.rounds)
+        return party.declines(public.round) if unlike is None else unlike.reason
+
+    def _loss(self, round_: int) -> float:
+        """Return the loss that the app's evaluate function measures; infinity where it fails."""
+        try:
+            measured = records.read_releases(self._called_in_time(), self.layout)
+            return {release.name: float(release.value) for release in measured}[LOSS]
+        except Exception as error:  # from here on it would tell something of the data
+            _LOG.error("round %d: the loss is the largest that is declared", round_, exc_info=error)
+            return inf
