@@ -10,7 +10,7 @@ from fedveil.errors import FedVeilError, FieldError
 from fedveil.files import Ledgers
 from fedveil_lab.config import load
 from fedveil_lab.config.variants import configure, variants_of
-from fedveil_lab.report.planning import for_an_attacker
+from fedveil_lab.report.planning import of_strength
 from fedveil_lab.report.tables import worst_guarantee
 from fedveil_lab.runs import run
 from fedveil_lab.runs.deal import deal_out
@@ -36,7 +36,7 @@ def test_the_demo_promises_what_it_says_within_a_little_of_no_privacy():
     assert accuracy["record-level, no trust"] > 0.8
     assert accuracy["client-level"] < 0.5
     assert promises["record-level, trusted sum"]["epsilon_of_10_records"] == pytest.approx(81.4, abs=0.1)
-    assert sum(bool(for_an_attacker(worst_guarantee(one))) for one in found.values()) == 3
+    assert sum(bool(of_strength(worst_guarantee(one))) for one in found.values()) == 3
 
 
 def test_rounds_and_silos_are_filled_in_from_the_run():

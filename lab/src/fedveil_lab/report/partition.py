@@ -28,7 +28,7 @@ def tables(holdings: Sequence[Holding], dataset: DataSet) -> list[Table]:
     form = ".1%" if dataset.task == "segmentation" else ""
     if len(holdings) <= MANY:
         return [_rows(holdings, dataset, _COLUMNS, form=form)]
-    ranked = sorted(holdings, key=lambda h: -(h.examples + h.held_out))
+    ranked = _largest_first(holdings)
     title = f"the {_ENDS} largest and the {_ENDS} smallest"
     return [_whole(holdings, dataset), _rows([*ranked[:_ENDS], *ranked[-_ENDS:]], dataset, _COLUMNS, title, form)]
 
@@ -48,84 +48,122 @@ def write(holdings: Sequence[Holding], dataset: DataSet, folder: Path) -> list[P
     return [picture, table]
 
 
+def _largest_first(holdings: Sequence[Holding]) -> list[Holding]:
+    """Clients by their number of examples."""
+    return sorted(holdings, key=lambda holding: -(holding.examples + holding.held_out))
+
+
 @own_style()
 def draw(holdings: Sequence[Holding], dataset: DataSet) -> Figure:
     """Examples of each client, and below the shares of its classes or its targets; many clients by size, unnamed."""
     many, classes = len(holdings) > MANY, dataset.classes
-    placed = sorted(holdings, key=lambda h: -(h.examples + h.held_out)) if many else holdings
-    # a wide picture where every client has a place of its own
-    width = 10.0 if many else min(16.0, max(6.5, 0.26 * len(holdings) + 2.5))
-    lower = min(9.0, max(1.8, 0.32 * classes + 0.9)) if classes else 3.0
+    placed, width, lower = holdings, 10.0, 3.0
+    if many:
+        placed = _largest_first(holdings)
+    else:  # a wide picture where every client has a place of its own
+        width = min(16.0, max(6.5, 0.26 * len(holdings) + 2.5))
+    if classes:
+        lower = min(9.0, max(1.8, 0.32 * classes + 0.9))
     figure = Figure(figsize=(width, 2.4 + lower), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1.9, lower])
     _sizes(top, placed)
-    (_shares if classes else _targets)(bottom, placed, dataset)
+    if classes:
+        _shares(bottom, placed, dataset)
+    else:
+        _targets(bottom, placed)
     bottom.set_xlim(-0.5, len(holdings) - 0.5)
     bottom.set_xlabel("clients, the largest first" if many else "client")
     if not many:
-        names = [h.name if len(h.name) <= _LONGEST else f"{h.name[: _LONGEST - 1]}…" for h in placed]
-        bottom.set_xticks(range(len(placed)), names, rotation=90 if len("".join(names)) > 90 else 0)
+        names = [_shortened(holding.name) for holding in placed]
+        crowded = sum(map(len, names)) > 90
+        bottom.set_xticks(range(len(placed)), names, rotation=90 if crowded else 0)
         bottom.tick_params(axis="x", labelsize=8)
     figure.suptitle(headline(holdings, dataset), fontsize=10)
     return figure
 
 
+def _shortened(name: str) -> str:
+    """A client's name, cut where it is too long for the picture."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+
+
 def headline(holdings: Sequence[Holding], dataset: DataSet) -> str:
     """How much there is, and where it went."""
-    train, kept = sum(h.examples for h in holdings), sum(h.held_out for h in holdings)
-    dealt = train + kept
-    undealt = len(dataset.x) - dealt
-    rest = f", {undealt:,} dealt to nobody" if undealt else ""
-    test = f", {len(dataset.test_x):,} with the server" if dataset.test_x is not None else ""
-    return f"{dataset.name}: {len(holdings):,} clients, {train:,} examples to train on, {kept:,} held out{rest}{test}"
+    train = sum(holding.examples for holding in holdings)
+    kept = sum(holding.held_out for holding in holdings)
+    text = f"{dataset.name}: {len(holdings):,} clients, {train:,} examples to train on, {kept:,} held out"
+    undealt = len(dataset.x) - train - kept
+    if undealt:
+        text += f", {undealt:,} dealt to nobody"
+    if dataset.test_x is not None:
+        text += f", {len(dataset.test_x):,} with the server"
+    return text
 
 
 def _rows(holdings: Sequence[Holding], dataset: DataSet, most: int, title: str = "", form: str = "") -> Table:
     """A row a client, with a column for each of at most so many classes; in a format, the class's share."""
     named = dataset.names() if dataset.classes <= most else ()
     rows = []
-    for h in holdings:
-        row: dict[str, object] = {"client": h.name, "examples": h.examples, "held out": h.held_out}
+    for holding in holdings:
+        row: dict[str, object] = {"client": holding.name, "examples": holding.examples, "held out": holding.held_out}
         if dataset.classes:
-            counts = [format(count / max(1, sum(h.counts)), form) for count in h.counts] if form else h.counts
-            row |= {"classes": h.present, **dict(zip(named, counts, strict=False))}
+            row["classes"] = holding.present
+            row.update(zip(named, _counts(holding, form), strict=False))
         else:
-            row |= {"mean": shown(h.mean, ".7g"), "deviation": shown(h.deviation, ".7g")}
-        rows.append(row | {"notes": "; ".join(h.notes)})
+            row["mean"] = shown(holding.mean, ".7g")
+            row["deviation"] = shown(holding.deviation, ".7g")
+        row["notes"] = "; ".join(holding.notes)
+        rows.append(row)
     header = list(rows[0])
     return Table.of(rows, title=title, numbers=header[1:-1], wraps=header[1:])
 
 
+def _counts(holding: Holding, form: str) -> Sequence[object]:
+    """Examples of each class, or their shares in a format."""
+    if not form:
+        return holding.counts
+    whole = max(1, sum(holding.counts))
+    return [format(count / whole, form) for count in holding.counts]
+
+
 def _whole(holdings: Sequence[Holding], dataset: DataSet) -> Table:
+    """The least, median and most of each figure over the clients."""
     spans: dict[str, list[float]] = {
-        "examples to train on": [h.examples for h in holdings],
-        "held out": [h.held_out for h in holdings],
+        "examples to train on": [holding.examples for holding in holdings],
+        "held out": [holding.held_out for holding in holdings],
     }
     if dataset.classes:
-        spans["classes present"] = [h.present for h in holdings]
-        spans |= {f"class {name}": [h.counts[c] for h in holdings] for c, name in enumerate(dataset.names()[:_COLUMNS])}
+        spans["classes present"] = [holding.present for holding in holdings]
+        for number, name in enumerate(dataset.names()[:_COLUMNS]):
+            spans[f"class {name}"] = [holding.counts[number] for holding in holdings]
     else:
-        spans["mean of the target"] = [h.mean for h in holdings if h.mean is not None]
-    rows = [[name, *(f"{of(values):.4g}" for of in (min, median, max))] for name, values in spans.items()]
+        spans["mean of the target"] = [holding.mean for holding in holdings if holding.mean is not None]
+    rows = []
+    for name, values in spans.items():
+        rows.append([name, f"{min(values):.4g}", f"{median(values):.4g}", f"{max(values):.4g}"])
     numbers = ("least", "median", "most")
     return Table(("per client", *numbers), rows, numbers=numbers)
 
 
 def _sizes(axes: Axes, placed: Sequence[Holding]) -> None:
+    """Draw how many examples each client has; a cross where it has at most one to train on."""
     places = np.arange(len(placed) + 1) - 0.5
-    both = [h.examples + h.held_out for h in placed]
+    train = [holding.examples for holding in placed]
+    both = [holding.examples + holding.held_out for holding in placed]
     axes.stairs(both, places, fill=True, color=_KEPT, label="held out")
-    axes.stairs([h.examples for h in placed], places, fill=True, color=_TRAIN, label="to train on")
-    if few := [i for i, h in enumerate(placed) if h.examples < 2]:
+    axes.stairs(train, places, fill=True, color=_TRAIN, label="to train on")
+    few = [place for place, count in enumerate(train) if count < 2]
+    if few:
         style: dict[str, Any] = {"s": 14, "marker": "x", "color": _WARN, "linewidths": 0.8, "zorder": 3}
-        axes.scatter(few, [both[i] for i in few], label="at most one to train on", **style)
+        axes.scatter(few, [both[place] for place in few], label="at most one to train on", **style)
     axes.set_ylim(0, max(1, max(both)) * 1.3)
     axes.set_ylabel("examples")
     axes.legend(loc="upper right", ncols=3, frameon=False, fontsize=8)
 
 
 def _shares(axes: Axes, placed: Sequence[Holding], dataset: DataSet) -> None:
-    counts = np.array([h.counts for h in placed], dtype=np.float64).T
+    """Draw the shares of each client's classes."""
+    counts = np.array([holding.counts for holding in placed], dtype=np.float64).T
     shares = counts / np.maximum(counts.sum(0), 1e-12)
     image = axes.imshow(shares, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0)
     if len(shares) <= 30:
@@ -136,7 +174,9 @@ def _shares(axes: Axes, placed: Sequence[Holding], dataset: DataSet) -> None:
     figure.colorbar(image, ax=axes, label=f"share of the client's {unit}", pad=0.01)
 
 
-def _targets(axes: Axes, placed: Sequence[Holding], _dataset: DataSet) -> None:
-    means, spread = np.array([[h.mean, h.deviation] for h in placed], dtype=np.float64).T  # None is NaN: not drawn
+def _targets(axes: Axes, placed: Sequence[Holding]) -> None:
+    """Draw the mean and deviation of each client's targets."""
+    pairs = [[holding.mean, holding.deviation] for holding in placed]
+    means, spread = np.array(pairs, dtype=np.float64).T  # None is NaN: not drawn
     axes.errorbar(range(len(placed)), means, yerr=spread, fmt=".", color=_TRAIN, ecolor=_KEPT, elinewidth=1)
     axes.set_ylabel("target: mean and\nstandard deviation")
