@@ -116,7 +116,7 @@ def test_weights_of_other_classes_are_refused(table) -> None:
     assert refused.value.field == "local.class_weights"
 
 
-def test_steps_without_noise_stay_below_where_momentum_oscillates() -> None:
+def test_a_step_without_noise_does_not_overshoot() -> None:
     for loss, curvature in (("cross_entropy", 0.5), ("mse", 2.0)):
         inputs = InputScaling("given", 3.0)
-        assert plain_rate(inputs, loss) * curvature * (1 + inputs.square) < 2 * (1 + 0.9)
+        assert 1 < plain_rate(inputs, loss) * curvature * (1 + inputs.square) < 2

@@ -22,7 +22,7 @@ from fedveil.methods import RecordDP
 from fedveil_lab.config.columns import read_columns as read_columns
 from fedveil_lab.config.columns import read_off
 from fedveil_lab.config.loading import parse
-from fedveil_lab.config.recipe import CLIP, MOMENTUM, ROUNDS, class_weights, inputs_of, plain_rate, rate
+from fedveil_lab.config.recipe import CLIP, MOMENTUM, PLAIN_STEPS, ROUNDS, class_weights, inputs_of, plain_rate, rate
 from fedveil_lab.config.tables import dumps
 
 PROTECTS = {
@@ -223,7 +223,7 @@ def _noisy_training(
         label = f"{privacy.get('unit', 'record')}-level, epsilon {total:g}"
         settings.append({"label": label, "epsilon": total, "local": {"lr": rates[total]}})
     local: dict[str, Any] = {"lr": rates[privacy["epsilon"]], **_loss(loss)}
-    baseline: dict[str, Any] = {"lr": plain_rate(inputs, loss), "batch_size": WHOLE}
+    baseline: dict[str, Any] = {"lr": plain_rate(inputs, loss), "epochs": PLAIN_STEPS, "batch_size": WHOLE}
     if weights:
         local["class_weights"] = list(weights)
         named = ", ".join(f"{weight:g}" for weight in weights)
