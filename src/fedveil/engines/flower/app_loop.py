@@ -1,6 +1,7 @@
 """FedVeil's lots in the training loop of a Flower app: the app's loop, optimiser and schedule stay."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 from flwr.app import Message
@@ -96,4 +97,6 @@ def _of_mappings(data: Any, keys: Sequence[str]) -> Any:
             raise FieldError("keys", list(keys), f"must be among those of a batch: {held}")
         return batch[keys[0]], batch[keys[1]]
 
-    return DataLoader(loader.dataset, batch_size=loader.batch_size or 1, collate_fn=pair)
+    paired = copy(loader)  # with its sampler, which is refused where it leaves examples out
+    paired.collate_fn = pair
+    return paired

@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from fedveil.accounting.guarantee import APP_LOOP
+from fedveil.engines.flower.app_loop import _of_mappings
+from fedveil.errors import FieldError
 from fedveil.flower import run_in_process
+from fedveil.learning import as_client
 
 pytestmark = pytest.mark.flower
 APPS = Path(__file__).parent / "apps"
@@ -103,3 +107,15 @@ def test_a_model_of_texts_with_records_protected_in_its_own_loop():
     private, _ = played("words", "private_")
     assert accuracy_of_words(plain) > 0.9
     assert accuracy_of_words(private) > 0.8
+
+
+def test_batches_that_are_mappings_keep_their_loaders_checks():
+    """A sampler that leaves examples out must not be dropped with the keys."""
+    samples = [{"img": torch.zeros(2), "label": i % 2} for i in range(6)]
+    some = DataLoader(samples, sampler=SubsetRandomSampler([0, 1]))
+    with pytest.raises(FieldError, match="sampler"):
+        as_client(_of_mappings(some, ("img", "label")), "data")
+    with pytest.raises(FieldError, match="keys"):
+        as_client(_of_mappings(DataLoader(samples), ("image", "label")), "data")
+    found = as_client(_of_mappings(DataLoader(samples, shuffle=True), ("img", "label")), "data")
+    assert found.y.tolist() == [0, 1, 0, 1, 0, 1]
