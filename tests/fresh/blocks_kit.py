@@ -19,7 +19,7 @@ PAGES = sorted(
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"(?:(?<=\n\n)|\A)((?:    .*\n(?:\n(?=    ))?)+)")
 NAME = re.compile(r"# (\S+\.\w+)\n")
-PROGRAMS = ("fedveil", "python", "pip", "make", "flwr", "flower-supernode", "jupyter", "export")
+PROGRAMS = ("fedveil", "python", "pip", "make", "flwr", "flower-supernode", "jupyter", "export", "podman")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ PROGRAMS = {
     "flower-supernode": "needs a SuperLink",
     "jupyter": "stays open; tests/notebooks runs what it opens",
     "export": "is a shell's",
+    "podman": "needs a container engine",
 }
 BECOMES = {"fedveil node start": "becomes a SuperNode, which needs a SuperLink (tests/deploy)"}
 STARTS = {  # beginnings of commands, each of which is refused here, in a line
@@ -38,6 +39,12 @@ STARTS = {  # beginnings of commands, each of which is refused here, in a line
     "fedveil audit digits-cia --executor": "needs a cluster of the reader's (test_jobs.py)",
     "fedveil node sign": "approves the reader's bundle",
     "fedveil run mine.toml": "is of the reader's file on docs/data.md; docs/tutorial.md writes one",
+    "fedveil predict runs/mine": "is of the reader's run and rows (tests/fedveil/home); docs/tutorial.md has some",
+    "fedveil threshold runs/mine": "is of the reader's run and rows (tests/fedveil/home)",
+    "fedveil export runs/mine": "is of the reader's run (tests/fedveil/home); docs/tutorial.md has one",
+    "fedveil compare mine.toml": "is of the reader's file on docs/grids.md; docs/tutorial.md writes one",
+    "fedveil compare cohort.toml": "is of the reader's file",
+    "fedveil ledger show ledgers/site-1.jsonl": "is of the reader's site",
     "fedveil report": "is of the reader's runs on docs/report.md; docs/tutorial.md makes some",
     "fedveil ledger head": "makes a head for a ledger that has none, which only older versions left",
 }
@@ -47,7 +54,12 @@ PARTS = {  # blocks of code, by their first lines
     "trainer = PrivateTrainer(": "a part of a reader's app (test_flower_record.py)",
     "from fedveil.flower import FACTS": "a part of a reader's app (test_several_models.py)",
     "method = fv.RecordDP(": "a part of a reader's app (site_kit.py)",
+    "GaussianFilter(": "a part of a job (test_nvflare_gaussian.py)",
+    "recipe = FedAvgRecipe(": "a part of a job with the reader's network (test_nvflare_recipes.py)",
+    "recipe = SwarmLearningRecipe(": "a part of a job with the reader's network (test_nvflare_swarm.py)",
+    "fedveil.nvflare.protect(recipe": "a part of a job with the reader's recipe (test_nvflare_recipes.py)",
     "with LifetimeLedger(": "a part of a program, with `...` in it",
+    "import fedveil as fv\n\nmodel = Net()": "a part of a program with the reader's network (test_lora.py)",
 }
 SHOWN = {  # blocks that are neither, by their first lines
     "config ──> Cell": "a drawing",
@@ -60,6 +72,8 @@ SHOWN = {  # blocks that are neither, by their first lines
     "from concurrent.futures import Executor": "a file that needs Ray (test_jobs.py plays another)",
     "class RayExecutor": "a part of it",
     "def ray_workers": "a part of it",
+    '{"at"': "what a node wrote",
+    '{"method"': "a part of a file of FLARE's",
     '{"scopes"': "a part of a file of FLARE's",
     "my_paper/__init__.py": "a list of files",
     "from fedveil_studies.frame": "a part of a reader's package (tests/fedveil_lab/test_own.py)",
@@ -195,7 +209,7 @@ def test_each_block_is_run_or_listed():
     for block in BLOCKS:
         if block.kind == "py":
             assert block.text.startswith(tuple(PARTS)), block
-        elif block.kind == "":
+        elif block.kind in ("", "json"):
             assert block.text.startswith(tuple(SHOWN)), block
         else:
             assert block.kind in {"python", "toml", "commands"}, block
