@@ -19,7 +19,7 @@ from verify_kit import EXAMPLES, HereRunner, judged, module, worlds_of
 
 WRONG, RIGHT = module("wrong").CASES, module("right").CASES
 MEASURED = [name for name, case in WRONG.items() if "worst-case world" in case["by"]]
-RUNS = 4000  # fit into 20 s of one core, each in a copy of a process
+RUNS = 2500  # take 13 to 18 s of one core, each in a copy of a process
 CLAIM = "eps=1 delta=1e-5 zero-out client total central"
 
 

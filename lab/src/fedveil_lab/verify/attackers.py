@@ -156,6 +156,8 @@ def fit_all(inside: SeenRuns, outside: SeenRuns) -> dict[str, Scorer]:
     rounds = _rounds(inside.shape)
     if rounds is not None:
         numeric["closest rounds"] = _closest_rounds(*rounds)
+        mean = _mean_of(*rounds)
+        numeric["mean of rounds"] = _after(mean, _direction(mean(x), mean(y)))
         between = _between(*rounds)
         numeric["differences of rounds"] = _after(between, _coordinate(between(x), between(y)))
     for name, score in numeric.items():
@@ -251,6 +253,11 @@ def _rounds(shape: str) -> tuple[int, int] | None:
     else:
         return None
     return (rounds, numbers) if 2 <= rounds <= ROUNDS and numbers else None
+
+
+def _mean_of(rounds: int, numbers: int) -> Callable[[Floats], Floats]:
+    """The mean over rounds [runs, numbers]: where every round adds noise of its own, it is averaged."""
+    return lambda z: z.reshape(len(z), rounds, numbers).mean(axis=1)
 
 
 def _between(rounds: int, numbers: int) -> Callable[[Floats], Floats]:
