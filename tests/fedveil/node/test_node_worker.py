@@ -1,5 +1,6 @@
 """A bundle's own code: what runs is what was hashed, and whatever it does, what leaves is what the mod made of it."""
 
+import logging
 import socket
 import sys
 import zipfile
@@ -207,18 +208,23 @@ def test_what_runs_is_what_was_hashed(tmp_path, isolating, monkeypatch):
     assert lines(policy) == 2
 
 
-def test_noise_inside_training_is_not_left_to_a_bundles_code(tmp_path, isolating):
+@pytest.mark.parametrize("loop", ["trainer", "app"])
+def test_noise_inside_training_is_not_left_to_a_bundles_code(tmp_path, isolating, caplog, loop):
     content = bundle()
     policy = listed(tmp_path, content)
     own = {
         "privacy.method": "record",
         "privacy.noise-multiplier": 1.0,
         "privacy.clip": 1.0,
-        "privacy.sampling-rate": 0.1,
+        "privacy.rate": 0.1,
+        "privacy.examples": 50,
+        "privacy.loop": loop,
     }
+    caplog.set_level(logging.ERROR, "flwr")
     reply = asked(policy, content, context=context(**own))
     assert (reply.error.code, reply.error.reason) == (FAILED, WORDS[FAILED])
     assert lines(policy) == 0
+    assert "policy.node.client" in caplog.text
 
 
 @slow
