@@ -130,36 +130,86 @@ def below_public(summaries: Sequence[Summary]) -> list[str]:
 def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
     """What has to be said beside the table: of all settings, and what is said of several once."""
     first, everybody = summaries[0].values, grouped(summaries)
-    of_two = "balanced, sens., spec.: balanced accuracy, sensitivity, specificity. " * (figures_of(summaries) == OF_TWO)
-    if of_two and "positive" in first:
-        why = "" if first["positive_named"] else ", the second of the two (data.positive names the other)"
-        of_two += f"AUC, sens. and spec. are of the positive class: {first['positive']}{why}. "
     notes = [
-        f"{first['data']['name']}, {first['clients']} clients, {first['rounds']} rounds, {first['dimension']:,} "
-        f"parameters; measured on the clients' held-out examples, pooled. {of_two}{_noise_columns(summaries)}".strip(),
+        _about_the_table(summaries),
         f"Noise source: {first['source']}.",
         f"Metrics that clients see after each round: {first['published_metrics']['text']}.",
     ]
-    if audits := [runs[0].values["audits"][0] for runs in everybody.values() if runs[0].values.get("audits")]:
-        runs = max(a["runs"] for a in audits)
-        counted = Counter(a["attack"] for a in audits)
-        strongest = ", ".join(f"{attack} ({count} settings)" for attack, count in counted.most_common())
-        asked = f"does the last client take part? {runs} runs with it and {runs} without, 95% over runs"
-        notes.append(f"attack AUC: {asked}. The strongest attack that works, which flatters it a little: {strongest}.")
-    elif any(s.values.get("audited") for s in summaries):
-        notes.append("attack AUC: no attack evidently works here, with or without a defence; more runs would tell.")
+    if any(summary.values.get("audited") or summary.values.get("audits") for summary in summaries):
+        notes.append(_about_the_attacks(everybody))
     if first["data"]["note"]:
         notes.append(str(first["data"]["note"]))
-    said = [(label, line) for label, runs in everybody.items() for line in _said_of(runs)]
-    public = "less accurate than the model of public examples alone, which protects everybody: take that one."
-    said += [(label, public) for label in below_public(summaries)]
-    for line, pairs in grouped_by(said, lambda pair: pair[1]).items():
-        whose = dict.fromkeys(label for label, _ in pairs)
-        quoted = " and ".join(f'"{label}"' for label in whose) if len(whose) > 1 else "".join(whose)
-        notes.append(line if len(whose) == len(everybody) > 1 else f"{quoted}: {line}")
+    notes += _said_once(everybody, below_public(summaries))
     notes += [*price_unreadable(everybody), *cost_of_choosing(summaries)]
-    stated = (c for s in summaries for g in s.values["guarantees"].values() for c in g.get("conditions", []))
-    return [*notes, *(f"Condition: {condition}." for condition in dict.fromkeys(stated))]
+    return [*notes, *_conditions(summaries)]
+
+
+def _about_the_table(summaries: Sequence[Summary]) -> str:
+    """Size of the federation, where the figures are measured, and what the columns mean."""
+    first = summaries[0].values
+    sentences = [
+        f"{first['data']['name']}, {first['clients']} clients, {first['rounds']} rounds, {first['dimension']:,} "
+        "parameters; measured on the clients' held-out examples, pooled."
+    ]
+    if figures_of(summaries) == OF_TWO:
+        sentences.append("balanced, sens., spec.: balanced accuracy, sensitivity, specificity.")
+        if "positive" in first:
+            which = f"AUC, sens. and spec. are of the positive class: {first['positive']}"
+            if not first["positive_named"]:
+                which += ", the second of the two (data.positive names the other)"
+            sentences.append(f"{which}.")
+    columns = _noise_columns(summaries)
+    if columns:
+        sentences.append(columns)
+    return " ".join(sentences)
+
+
+def _about_the_attacks(everybody: Mapping[str, Sequence[Summary]]) -> str:
+    """What the column of attacks is, and which attack was the strongest how often."""
+    strongest = []
+    for runs in everybody.values():
+        strongest += list(runs[0].values.get("audits", ()))[:1]
+    if not strongest:
+        return "attack AUC: no attack evidently works here, with or without a defence; more runs would tell."
+    runs_each = max(attack["runs"] for attack in strongest)
+    counted = Counter(attack["attack"] for attack in strongest)
+    names = ", ".join(f"{attack} ({count} settings)" for attack, count in counted.most_common())
+    return (
+        f"attack AUC: does the last client take part? {runs_each} runs with it and {runs_each} without, 95% over "
+        f"runs. The strongest attack that works, which flatters it a little: {names}."
+    )
+
+
+def _said_once(everybody: Mapping[str, Sequence[Summary]], worse_than_public: Sequence[str]) -> list[str]:
+    """What has to be said of single settings; a sentence about several names them all."""
+    about: dict[str, list[str]] = {}
+    for label, runs in everybody.items():
+        for sentence in _said_of(runs):
+            labels = about.setdefault(sentence, [])
+            if label not in labels:
+                labels.append(label)
+    if worse_than_public:
+        sentence = "less accurate than the model of public examples alone, which protects everybody: take that one."
+        about[sentence] = list(worse_than_public)
+    notes = []
+    for sentence, labels in about.items():
+        if len(labels) == len(everybody) > 1:
+            notes.append(sentence)
+        elif len(labels) == 1:
+            notes.append(f"{labels[0]}: {sentence}")
+        else:
+            quoted = " and ".join(f'"{label}"' for label in labels)
+            notes.append(f"{quoted}: {sentence}")
+    return notes
+
+
+def _conditions(summaries: Sequence[Summary]) -> list[str]:
+    """The conditions of all settings' promises, each once."""
+    stated: list[str] = []
+    for summary in summaries:
+        for guarantee in summary.values["guarantees"].values():
+            stated += guarantee.get("conditions", [])
+    return [f"Condition: {condition}." for condition in dict.fromkeys(stated)]
 
 
 def _noise_columns(summaries: Sequence[Summary]) -> str:
@@ -169,33 +219,42 @@ def _noise_columns(summaries: Sequence[Summary]) -> str:
         "distance": "d: distance of the clients' models",
         "noise_to_clip": "noise/clip: sigma sqrt(parameters) / C",
     }
-    shown = [text for figure, text in meanings.items() if any(s.noise(figure) is not None for s in summaries)]
-    return "; ".join(shown) + "." * bool(shown)
+    shown = []
+    for figure, text in meanings.items():
+        if any(summary.noise(figure) is not None for summary in summaries):
+            shown.append(text)
+    return f"{'; '.join(shown)}." if shown else ""
 
 
 def _said_of(runs: Sequence[Summary]) -> Iterator[str]:
     """What has to be said of a setting."""
     first = runs[0].values
     promise = worst_guarantee(runs[0])
+    sentences = []
     if promise["status"] != "none":
-        yield of_whom(promise)
-        if strength := of_strength(promise):
-            yield strength
-    if text := useful(first):
-        yield f"To promise something: {text}."
-    yield from first["data"].get("warnings", [])
-    if nothing := chance_level(runs):
-        yield nothing
+        sentences += [of_whom(promise), of_strength(promise)]
+    instead = useful(first)
+    if instead:
+        sentences.append(f"To promise something: {instead}.")
+    sentences += [*first["data"].get("warnings", []), chance_level(runs)]
     for run in runs:
-        if malicious := run.values.get("malicious"):
-            yield f"malicious: {malicious_text(malicious)}"
-        last = run.values["metrics"]
-        if run.values.get("classes") == 2 and 0.0 in (last.get("sensitivity"), last.get("specificity")):
-            yield "the model names one class, whatever it is shown; its accuracy is that class's share."
-        if fallen := fell_back(run):
-            yield fallen
-        if run.stopped:
-            yield f"stopped early, {run.stopped}"
+        sentences += _said_of_run(run)
+    yield from filter(None, sentences)
+
+
+def _said_of_run(run: Summary) -> list[str]:
+    """What has to be said of one run; empty texts where there is nothing."""
+    sentences = []
+    malicious = run.values.get("malicious")
+    if malicious:
+        sentences.append(f"malicious: {malicious_text(malicious)}")
+    last = run.values["metrics"]
+    if run.values.get("classes") == 2 and 0.0 in (last.get("sensitivity"), last.get("specificity")):
+        sentences.append("the model names one class, whatever it is shown; its accuracy is that class's share.")
+    sentences.append(fell_back(run))
+    if run.stopped:
+        sentences.append(f"stopped early, {run.stopped}")
+    return sentences
 
 
 def fell_back(summary: Summary) -> str:

@@ -11,6 +11,7 @@ from fedveil.data import DataSet
 from fedveil.learning import ClientData
 from fedveil.methods import Method
 from fedveil_lab.config import Config
+from fedveil_lab.config.first import WHOLE as ALL_EXAMPLES
 
 FAR = 3.0  # times as many examples, or as few, as a plan names
 HUGE = 5 * VACUOUS  # an epsilon beyond what a study of weak promises would plan
@@ -65,7 +66,8 @@ def _absurd_clip(about: About) -> Iterator[str]:
 def _large_batch(about: About) -> Iterator[str]:
     size = about.config.local.batch_size
     largest = max((client.examples for client in about.clients), default=0)
-    if about.method.noisy is None and largest and size > WHOLE * largest:
+    meant = size == ALL_EXAMPLES  # what `fedveil init` writes for one step an epoch
+    if about.method.noisy is None and largest and not meant and size > WHOLE * largest:
         yield f"local.batch_size = {size}, and the largest client holds {largest} examples: an epoch is one step"
 
 
