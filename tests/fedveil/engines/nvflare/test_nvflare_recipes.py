@@ -208,3 +208,23 @@ def test_three_lines_run_in_flares_simulator(level, tmp_path, monkeypatch):
     values = json.loads(summary.read_text())
     assert (values["rounds"], values["clients"], values["stopped"]) == (2, 3, "")
     assert ("formal eps=8 " if level == "site" else "eps=6.573 ") in values["guarantee"]
+
+
+@pytest.mark.deploy
+def test_three_lines_run_in_flares_proof_of_concept(tmp_path, monkeypatch):
+    """A server and three sites, each in processes of its own; it takes FLARE's port 8002."""
+    from nvflare.recipe import PocEnv
+
+    source = str(Path(fv.__file__).parents[1])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([source, str(HERE), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(tmp_path / "poc"))
+    recipe, env = hello(), PocEnv(num_clients=3, extra={"login_timeout": 60})
+    protect(recipe, "global", parameters=PROMISE, seed=1)
+    try:
+        result = recipe.execute(env).get_result(timeout=400.0, clean_up=False)
+        [summary] = Path(result).rglob("fedveil/summary.json")
+        values = json.loads(summary.read_text())
+    finally:
+        env.stop(clean_up=True)
+    assert (values["rounds"], values["clients"], values["stopped"]) == (2, 3, "")
+    assert "formal eps=8 " in values["guarantee"]
