@@ -947,8 +947,8 @@ BUGS = (
     ),
     _bug(
         "flower: local trust measures",
-        "Exchange.answered",
-        "kind == MessageType.EVALUATE and local",
+        "Exchange._evaluated",
+        "self._local",
         "False",
         "test_flower_mod",
     ),
@@ -1069,9 +1069,9 @@ BUGS = (
     ),
     _bug(
         "evaluation in the clear asks no policy",
-        "Exchange.answered",
-        "kind != MessageType.TRAIN",
-        "kind == MessageType.TRAIN",
+        "Exchange._forbidden",
+        "kind == MessageType.TRAIN or self._local or policy is None",
+        "True",
         "test_node_guard",
     ),
     _bug(
@@ -1368,9 +1368,9 @@ BUGS = (
     ),
     _bug(
         "secure sum: the server is told why",
-        "Exchange.answered",
+        "Exchange._declined",
         "self._refusal(NO_PART)",
-        "self._refusal(str(party.failure or verdict.reason))",
+        "self._refusal(str(cause))",
         f"{SITES}::test_a_site_refuses_in_one_word_before_its_data_are_touched",
     ),
     _bug(
