@@ -60,7 +60,7 @@ class TwoWorlds:
 
 
 @dataclass(frozen=True)
-class Unit:
+class Differing:
     """What the worlds of one trap are about.
 
     Attributes
@@ -84,7 +84,7 @@ class Unit:
     first: bool = False
 
 
-Trap = Callable[[Sizes], Unit]
+Trap = Callable[[Sizes], Differing]
 
 
 def unit_vector(columns: int, at: int = 0) -> Rows:
@@ -110,73 +110,73 @@ def ordinary(sizes: Sizes) -> Data:
     return [rng.normal(0, 0.1, (sizes.examples, sizes.columns)) for _ in range(sizes.clients - 1)]
 
 
-def about(sizes: Sizes, row: Rows, others: Data, *, count: int = 0, **rest: Any) -> Unit:
+def about(sizes: Sizes, row: Rows, others: Data, *, count: int = 0, **rest: Any) -> Differing:
     """A unit of equal rows, against rows that point the other way."""
     times = count or sizes.examples
     beside = rest.pop("beside", np.zeros((sizes.examples, sizes.columns)))
-    return Unit(repeated(row, times), repeated(-row, times), others, beside, **rest)
+    return Differing(repeated(row, times), repeated(-row, times), others, beside, **rest)
 
 
-def plain(sizes: Sizes) -> Unit:
+def plain(sizes: Sizes) -> Differing:
     """Everybody else holds zeros."""
     return about(sizes, unit_vector(sizes.columns), zeros(sizes))
 
 
-def far_outlier(sizes: Sizes) -> Unit:
+def far_outlier(sizes: Sizes) -> Differing:
     """A unit a million times as large as the others."""
     others = ordinary(sizes)
     return about(sizes, 1e6 * unit_vector(sizes.columns), others, beside=others[0].copy())
 
 
-def all_coordinates(sizes: Sizes) -> Unit:
+def all_coordinates(sizes: Sizes) -> Differing:
     """A unit that is large in every coordinate: clipping each by itself lets it grow with their number."""
     return about(sizes, np.full(sizes.columns, 100.0), zeros(sizes))
 
 
-def duplicates(sizes: Sizes) -> Unit:
+def duplicates(sizes: Sizes) -> Differing:
     """A unit of many equal rows: clipping single rows lets it grow with their number."""
     beside = repeated(unit_vector(sizes.columns), sizes.examples)
     return about(sizes, unit_vector(sizes.columns), zeros(sizes), count=32 * sizes.examples, beside=beside)
 
 
-def extreme_counts(sizes: Sizes) -> Unit:
+def extreme_counts(sizes: Sizes) -> Differing:
     """A unit of a thousand rows, where all others have one: a weight by counts is its alone."""
     others = [np.zeros((1, sizes.columns)) for _ in range(sizes.clients - 1)]
     beside = np.zeros((1, sizes.columns))
     return about(sizes, 10 * unit_vector(sizes.columns), others, count=1000, beside=beside)
 
 
-def empty_others(sizes: Sizes) -> Unit:
+def empty_others(sizes: Sizes) -> Differing:
     """Nobody else has data: a count of rows is nought in one world."""
     nothing = np.zeros((0, sizes.columns))
     return about(sizes, unit_vector(sizes.columns), [nothing] * (sizes.clients - 1), beside=nothing)
 
 
-def one_example(sizes: Sizes) -> Unit:
+def one_example(sizes: Sizes) -> Differing:
     """Everybody has one row; a standard deviation of it is nought."""
     others = [repeated(0.5 * unit_vector(sizes.columns), 1) for _ in range(sizes.clients - 1)]
     return about(sizes, unit_vector(sizes.columns), others, count=1, beside=others[0])
 
 
-def not_a_number(sizes: Sizes) -> Unit:
+def not_a_number(sizes: Sizes) -> Differing:
     """A row of NaN among ordinary ones."""
     unit = about(sizes, np.full(sizes.columns, np.nan), ordinary(sizes), beside=ordinary(sizes)[0])
     return replace(unit, instead=repeated(unit_vector(sizes.columns), sizes.examples))
 
 
-def infinite(sizes: Sizes) -> Unit:
+def infinite(sizes: Sizes) -> Differing:
     """Numbers whose squares overflow."""
     return about(sizes, np.full(sizes.columns, 1e200), ordinary(sizes), beside=ordinary(sizes)[0])
 
 
-def opposite(sizes: Sizes) -> Unit:
+def opposite(sizes: Sizes) -> Differing:
     """All others point the other way: medians and trimmed means turn on one unit."""
     row = unit_vector(sizes.columns)
     others = [repeated(row if i % 2 else -row, sizes.examples) for i in range(sizes.clients - 1)]
     return about(sizes, row, others, beside=others[0])
 
 
-def private_spread(sizes: Sizes) -> Unit:
+def private_spread(sizes: Sizes) -> Differing:
     """All others agree: a mean or spread taken from the data follows the one who does not."""
     row = unit_vector(sizes.columns) + 1e-3 * unit_vector(sizes.columns, -1)
     others = [repeated((1 + 1e-3 * i) * row, sizes.examples) for i in range(sizes.clients - 1)]
@@ -184,20 +184,20 @@ def private_spread(sizes: Sizes) -> Unit:
     return about(sizes, 1e3 * unit_vector(sizes.columns), others, beside=spread * row)
 
 
-def order(sizes: Sizes) -> Unit:
+def order(sizes: Sizes) -> Differing:
     """The unit stands first, and all others differ by their places."""
     others = [repeated((i + 1.0) * unit_vector(sizes.columns, -1), sizes.examples) for i in range(sizes.clients - 1)]
     beside = np.arange(1.0, sizes.examples + 1)[:, None] * unit_vector(sizes.columns, -1)
     return about(sizes, unit_vector(sizes.columns), others, beside=beside, first=True)
 
 
-def batch_size(sizes: Sizes) -> Unit:
+def batch_size(sizes: Sizes) -> Differing:
     """One row more than a power of two: the last lot holds the unit alone."""
     others = [np.zeros((8, sizes.columns)) for _ in range(sizes.clients - 1)]
     return about(sizes, unit_vector(sizes.columns), others, count=1, beside=np.zeros((32, sizes.columns)))
 
 
-def tiny(sizes: Sizes) -> Unit:
+def tiny(sizes: Sizes) -> Differing:
     """A unit that is all but nothing: dividing by a length stretches it."""
     return about(sizes, 1e-9 * unit_vector(sizes.columns), zeros(sizes))
 
@@ -253,14 +253,14 @@ def placed(name: str, trap: Trap, claim: PrivacyClaim, sizes: Sizes) -> TwoWorld
     return TwoWorlds(name, f"{told}; in the other world the {claim.unit} {words[claim.relation]}", inside, outside)
 
 
-def place_client(unit: Unit, relation: str) -> tuple[Data, Data]:
+def place_client(unit: Differing, relation: str) -> tuple[Data, Data]:
     """Both worlds where a client's whole data set is the unit."""
     nothing = np.zeros((0, unit.own.shape[1]))
     gone: dict[str, Data] = {"zero-out": [nothing], "add/remove": [], "replace-one": [unit.instead]}
     return _joined([unit.own], unit.others, unit.first), _joined(gone[relation], unit.others, unit.first)
 
 
-def place_record(unit: Unit, relation: str) -> tuple[Data, Data]:
+def place_record(unit: Differing, relation: str) -> tuple[Data, Data]:
     """Both worlds where one row of the last (or first) data set is the unit."""
     row = unit.own[:1]
     gone = {"zero-out": np.zeros_like(row), "add/remove": row[:0], "replace-one": unit.instead[:1]}
