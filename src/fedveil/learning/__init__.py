@@ -58,6 +58,7 @@ from fedveil.learning.scores import layer_scores as layer_scores
 from fedveil.learning.scores import region_mask as region_mask
 from fedveil.learning.scores import score_maps as score_maps
 from fedveil.learning.scores import score_models as score_models
+from fedveil.learning.scoring import LayerScorer as LayerScorer
 from fedveil.learning.scoring import Scoring as Scoring
 from fedveil.learning.scoring import Unmarked as Unmarked
 from fedveil.learning.scoring import scored_rows as scored_rows
