@@ -38,10 +38,18 @@ def main() -> None:
     """Run the parts that were asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     known = ", ".join((*page.NAMES, "page"))
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {known}; or first_settings, which is no speed")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: engines (W2) and cnn only")
-    parser.add_argument("--quick", action="store_true", help="only see that it runs; writes to runs/bench")
-    parser.add_argument("--check", action="store_true", help="compare ratios with the committed ones; to runs/bench")
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"of {known}; or first_settings, which is no speed"
+    )
+    parser.add_argument(
+        "--device", default="cpu", choices=("cpu", "cuda"), help="cuda: engines (W2) and cnn only"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="only see that it runs; writes to runs/bench"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="compare ratios with the committed ones; to runs/bench"
+    )
     args = parser.parse_args()
     unknown = [part for part in args.parts if part not in (*page.NAMES, "page", "first_settings")]
     if unknown:
@@ -60,7 +68,9 @@ def main() -> None:
         say(f"{part}:")
         measure(part, args.device, args.quick, folder, say)
     if args.check:
-        for text, (before, now) in (worse := drifted(page.records(FOLDER), page.records(folder))).items():
+        for text, (before, now) in (
+            worse := drifted(page.records(FOLDER), page.records(folder))
+        ).items():
             say(f"worse: {text}: {now:.2f}, committed {before:.2f}")
         sys.exit(1 if worse else 0)
     if "page" in parts:

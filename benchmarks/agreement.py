@@ -35,7 +35,9 @@ class FedVeilDraws:
 
     def order(self, round_: int, client: int, examples: int) -> Tensor:
         """FedVeil's order of the only epoch."""
-        return torch.from_numpy(epoch_orders([(self._work.seed, round_, client)], [examples], 1)[0, 0])
+        return torch.from_numpy(
+            epoch_orders([(self._work.seed, round_, client)], [examples], 1)[0, 0]
+        )
 
     def noise(self, round_: int, size: int) -> Tensor:
         """The server's draw, in float64 whatever the model's type."""

@@ -56,7 +56,9 @@ class Futex(Way):
     def send(self, bit: int, until: float) -> None:
         while time.time() < until:
             if bit:
-                LIBC.syscall(FUTEX, ctypes.c_void_p(self._address), 1, 1 << 30, None, None, 0)  # FUTEX_WAKE
+                LIBC.syscall(
+                    FUTEX, ctypes.c_void_p(self._address), 1, 1 << 30, None, None, 0
+                )  # FUTEX_WAKE
             else:
                 time.sleep(max(0.0, min(1e-4, until - time.time())))
 
@@ -65,7 +67,9 @@ class Futex(Way):
         while (left := until - time.time()) > 0:
             limit = (ctypes.c_long * 2)(0, int(min(left, 0.9) * 1e9))
             word = ctypes.c_uint.from_address(self._address).value
-            woken += LIBC.syscall(FUTEX, ctypes.c_void_p(self._address), 0, word, limit, None, 0) == 0  # FUTEX_WAIT
+            woken += (
+                LIBC.syscall(FUTEX, ctypes.c_void_p(self._address), 0, word, limit, None, 0) == 0
+            )  # FUTEX_WAIT
         return woken
 
 
@@ -186,7 +190,10 @@ WAYS: dict[str, type[Way]] = {
 
 def _mapped(file: Path, size: int) -> int:
     """The address of a file that is mapped for reading, shared."""
-    LIBC.mmap.restype, LIBC.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_long] * 4]
+    LIBC.mmap.restype, LIBC.mmap.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_long] * 4],
+    )
     address = LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, os.open(file, os.O_RDONLY), 0)
     if address in (None, ctypes.c_void_p(-1).value):
         raise OSError(ctypes.get_errno(), f"{file} is not mapped")
@@ -197,7 +204,9 @@ def _sleep_until(until: float) -> None:
     time.sleep(max(0.0, until - time.time()))
 
 
-def _play(folder: str, role: str, file: str, name: str, begin: float, slot: float, bits: str) -> None:
+def _play(
+    folder: str, role: str, file: str, name: str, begin: float, slot: float, bits: str
+) -> None:
     """One end, isolated; the receiver prints what it saw in each slot."""
     isolate(Path(folder))
     way = WAYS[name](Path(file))
@@ -219,7 +228,15 @@ def _sent(name: str, slot: float, seconds: float, file: Path) -> float:
     ends = []
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         for role, folder in (("send", one), ("receive", other)):
-            given = [folder, role, str(file), name, repr(begin), repr(slot), "".join(map(str, bits))]
+            given = [
+                folder,
+                role,
+                str(file),
+                name,
+                repr(begin),
+                repr(slot),
+                "".join(map(str, bits)),
+            ]
             command = [sys.executable, "-m", "benchmarks.channels", "--end", *given]
             ends.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         seen = [json.loads(end.communicate()[0] or "[]") for end in ends][1]
@@ -229,9 +246,13 @@ def _sent(name: str, slot: float, seconds: float, file: Path) -> float:
 
     def wrong(threshold: float, sign: int, part: slice) -> float:
         pairs = list(zip(seen[part], bits[part], strict=True))
-        return sum((sign * (value - threshold) > 0) != bool(bit) for value, bit in pairs) / len(pairs)
+        return sum((sign * (value - threshold) > 0) != bool(bit) for value, bit in pairs) / len(
+            pairs
+        )
 
-    tries = [(wrong(t, sign, slice(half)), t, sign) for t in {v - 0.5 for v in seen} for sign in (1, -1)]
+    tries = [
+        (wrong(t, sign, slice(half)), t, sign) for t in {v - 0.5 for v in seen} for sign in (1, -1)
+    ]
     _, threshold, sign = min(tries)
     return wrong(threshold, sign, slice(half, None))
 
@@ -263,7 +284,9 @@ def pipe_bandwidth(folder: Path) -> float:
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         began = time.time()
         ends = [
-            subprocess.Popen([sys.executable, "-c", (code + text).format(own=own, pipe=str(pipe), n=whole >> 16)])
+            subprocess.Popen(
+                [sys.executable, "-c", (code + text).format(own=own, pipe=str(pipe), n=whole >> 16)]
+            )
             for own, text in ((one, send), (other, receive))
         ]
         for end in ends:
@@ -272,8 +295,12 @@ def pipe_bandwidth(folder: Path) -> float:
 
 
 def main() -> None:
-    parser = ArgumentParser(prog="python -m benchmarks.channels", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=4.0, help="of sending, for each length of slot")
+    parser = ArgumentParser(
+        prog="python -m benchmarks.channels", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, help="of sending, for each length of slot"
+    )
     parser.add_argument("--only", choices=list(WAYS), help="one way")
     parser.add_argument("--end", nargs=7, help="one end of a measurement")
     given = parser.parse_args()
@@ -282,7 +309,9 @@ def main() -> None:
         _play(folder, role, file, name, float(begin), float(slot), bits)
         return
     cores = os.cpu_count()
-    print(f"{platform.machine()}, {cores} cores, Linux {platform.release()}, {datetime.now(UTC):%d %B %Y}")
+    print(
+        f"{platform.machine()}, {cores} cores, Linux {platform.release()}, {datetime.now(UTC):%d %B %Y}"
+    )
     with tempfile.TemporaryDirectory(dir=os.environ.get("CHANNEL_FOLDER")) as folder:
         file = Path(folder) / "both-read"
         file.write_bytes(bytes(mmap.PAGESIZE))
@@ -290,7 +319,8 @@ def main() -> None:
         for name in [given.only] if given.only else WAYS:
             rate, slot, error = bandwidth(name, given.seconds, file)
             print(
-                f"{name:12} {rate:10,.0f} bits a second (slots of {slot * 1000:.3g} ms, {error:.1%} wrong)", flush=True
+                f"{name:12} {rate:10,.0f} bits a second (slots of {slot * 1000:.3g} ms, {error:.1%} wrong)",
+                flush=True,
             )
         if given.only is None:
             print(f"{'named pipe':12} {pipe_bandwidth(Path(folder)):14,.0f} bits a second")

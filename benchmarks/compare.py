@@ -39,7 +39,10 @@ def compare(device: str = "cpu", quick: bool = False, say: Any = print) -> dict[
         Is told what goes on.
     """
     names = ("W1", "W2") if device == "cpu" else ("W2",)
-    return {"device": device, "workloads": {name: _workload(name, device, quick, say) for name in names}}
+    return {
+        "device": device,
+        "workloads": {name: _workload(name, device, quick, say) for name in names},
+    }
 
 
 def _workload(name: str, device: str, quick: bool, say: Any) -> dict[str, Any]:
@@ -56,7 +59,11 @@ def _workload(name: str, device: str, quick: bool, say: Any) -> dict[str, Any]:
     for check in checks:
         which = f"{check['workers']} worker(s) against the plain loop, {check['rounds']} rounds, {check['dtype']}"
         say(f"  {which}: {_said(check)}")
-    skipped = {n: why for n in ("pfl", "flower") if (why := "runs on the CPU" if device != "cpu" else missing(n))}
+    skipped = {
+        n: why
+        for n in ("pfl", "flower")
+        if (why := "runs on the CPU" if device != "cpu" else missing(n))
+    }
     for peer, why in skipped.items():
         say(f"  {peer} is left out: {why}")
     engines = _engines(work, device, "pfl" not in skipped)
@@ -75,10 +82,15 @@ def _workload(name: str, device: str, quick: bool, say: Any) -> dict[str, Any]:
     rows = {case: summary(found) for case, found in laps.items()}
     if flower:
         rows[FLOWER] = summary([Lap(*lap) for run in flower for lap in run["laps"][1:]])
-        rows[FLOWER] |= {"minimum_cpu_ms": None, "median_cpu_ms": None}  # it works in other processes
+        rows[FLOWER] |= {
+            "minimum_cpu_ms": None,
+            "median_cpu_ms": None,
+        }  # it works in other processes
         same[FLOWER] = {key: flower[0][key] for key in ("rounds", "accuracy", "moved")}
     for case, row in rows.items():
-        say(f"  {case:28}{row['minimum_ms']:10.2f} ms a round at least,{row['median_ms']:10.2f} median")
+        say(
+            f"  {case:28}{row['minimum_ms']:10.2f} ms a round at least,{row['median_ms']:10.2f} median"
+        )
     return {
         "title": work.title,
         "rows": rows,
@@ -122,7 +134,9 @@ def _same_work(work: Workload, engine: Engine, rounds: int) -> dict[str, Any]:
 
 def _flower(name: str, rounds: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.alone", "flower", name, str(max(rounds, 5))]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600
+    )
     if done.returncode:
         raise RuntimeError(f"Flower failed: {done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -130,7 +144,12 @@ def _flower(name: str, rounds: int) -> dict[str, Any]:
 
 def environment() -> dict[str, str]:
     """Of the processes that are started: one thread an operation, this checkout on the path."""
-    paths = [str(ROOT), str(ROOT / "src"), str(ROOT / "lab" / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [
+        str(ROOT),
+        str(ROOT / "src"),
+        str(ROOT / "lab" / "src"),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
     one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {**os.environ, **one, "PYTHONPATH": os.pathsep.join(paths)}
 

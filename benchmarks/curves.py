@@ -53,7 +53,10 @@ def _parameters(d: int, quick: bool) -> dict[str, Any]:
     width = round((d - 10) / 43)
     model = build_model("mlp", input_shape=(32,), outputs=10, seed=0, hidden=(width,))
     size = sum(p.numel() for p in model.parameters())
-    return {"parameters": size, **timed(_central(model, COHORT, 32, 10), 3 if quick or d > 10**6 else 20)}
+    return {
+        "parameters": size,
+        **timed(_central(model, COHORT, 32, 10), 3 if quick or d > 10**6 else 20),
+    }
 
 
 def _hypotheses(k: int, quick: bool) -> dict[str, Any]:
@@ -72,8 +75,13 @@ def _hypotheses(k: int, quick: bool) -> dict[str, Any]:
 def _central(model: nn.Module, n: int, inputs: int, classes: int) -> Federation:
     generator = torch.Generator().manual_seed(0)
     clients = [
-        (torch.randn(10, inputs, generator=generator), torch.randint(classes, (10,), generator=generator))
+        (
+            torch.randn(10, inputs, generator=generator),
+            torch.randint(classes, (10,), generator=generator),
+        )
         for _ in range(n)
     ]
     privacy = GlobalDP(FedAvg(), noise_multiplier=1.0, clip=1.0)
-    return Federation(model=model, clients=clients, method=privacy, local=LocalTraining(batch_size=10))
+    return Federation(
+        model=model, clients=clients, method=privacy, local=LocalTraining(batch_size=10)
+    )

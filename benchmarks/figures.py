@@ -25,7 +25,13 @@ def draw(curves: Mapping[str, Any], path: Path) -> None:
         sizes = [row[name] for row in curves[name]]
         times = [row["minimum_ms"] for row in curves[name]]
         axis.plot(sizes, times, "o-", label="FedVeil, 1 worker (minimum)")
-        axis.plot(sizes, [times[-1] * size / sizes[-1] for size in sizes], ":", color="grey", label="in proportion")
+        axis.plot(
+            sizes,
+            [times[-1] * size / sizes[-1] for size in sizes],
+            ":",
+            color="grey",
+            label="in proportion",
+        )
         axis.set(xscale="log", yscale="log", xlabel=title)
         if name == "hypotheses":
             axis.set_xticks(sizes, [str(size) for size in sizes])

@@ -31,12 +31,18 @@ def write(found: Mapping[str, Any], quick: bool, say: Callable[[str], None]) -> 
 
 def tables(cells: Mapping[str, Any]) -> str:
     """All tables."""
-    return "\n\n".join(["\n".join(part) for part in (_shares(cells), _defaults(cells), _parts(cells))])
+    return "\n\n".join(
+        ["\n".join(part) for part in (_shares(cells), _defaults(cells), _parts(cells))]
+    )
 
 
 def defaults_of(cell: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Runs of the private settings by epsilon, as text."""
-    return {label.rpartition(" ")[2]: own for label, own in cell["defaults"].items() if "epsilon" in label}
+    return {
+        label.rpartition(" ")[2]: own
+        for label, own in cell["defaults"].items()
+        if "epsilon" in label
+    }
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,11 @@ def _shares(cells: Mapping[str, Any]) -> Iterator[str]:
     yield "| set | sum | epsilon | default's gain | of seed 0 | best's gain | shares | the best |"
     yield "|---|---|---|---|---|---|---|---|"
     for corner in every:
-        both = "nothing to gain" if corner.shares is None else " and ".join(f"{one:.2f}" for one in corner.shares)
+        both = (
+            "nothing to gain"
+            if corner.shares is None
+            else " and ".join(f"{one:.2f}" for one in corner.shares)
+        )
         gains = f"{corner.default:.3f} | {corner.first:.3f} | {corner.best:.3f}"
         yield f"| {corner.where} | {gains} | {both} | {corner.name} |"
 
@@ -109,10 +119,15 @@ def _parts(cells: Mapping[str, Any]) -> Iterator[str]:
     for cell in cells.values():
         for epsilon, corner in cell["grid"].items():
             for name, value in corner["parts"].items():
-                found.setdefault(name, {}).setdefault(epsilon, []).append(value - corner["parts"]["recipe"])
+                found.setdefault(name, {}).setdefault(epsilon, []).append(
+                    value - corner["parts"]["recipe"]
+                )
     yield "| instead of the recipe (no trust) | epsilon 8: mean difference, worst to best | epsilon 1 |"
     yield "|---|---|---|"
     for name, by_epsilon in found.items():
         if name != "recipe":
-            texts = [f"{fmean(own):+.3f} ({min(own):+.3f} to {max(own):+.3f})" for own in by_epsilon.values()]
+            texts = [
+                f"{fmean(own):+.3f} ({min(own):+.3f} to {max(own):+.3f})"
+                for own in by_epsilon.values()
+            ]
             yield f"| {name} | {' | '.join(texts)} |"

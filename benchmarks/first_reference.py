@@ -85,7 +85,10 @@ def scores(setup: Setup, sigma: float, settings: Sequence[Tried], seed: int) -> 
     """
     clients = setup.clients
     x, y = (torch.cat([getattr(c, name) for c in clients]) for name in ("x", "y"))
-    test_x, test_y = (torch.cat([getattr(c, name) for c in clients if c.held_out]) for name in ("test_x", "test_y"))
+    test_x, test_y = (
+        torch.cat([getattr(c, name) for c in clients if c.held_out])
+        for name in ("test_x", "test_y")
+    )
     classes = setup.dealt.dataset.classes or 0
     found = []
     for tried in settings:
@@ -95,7 +98,9 @@ def scores(setup: Setup, sigma: float, settings: Sequence[Tried], seed: int) -> 
     return found
 
 
-def _trained(rows: Tensor, y: Tensor, classes: int, sigma: float, tried: Tried, noise: torch.Generator) -> Tensor:
+def _trained(
+    rows: Tensor, y: Tensor, classes: int, sigma: float, tried: Tried, noise: torch.Generator
+) -> Tensor:
     square = float(rows.square().sum(1).mean())
     if sigma:
         rate = tried.left * (1 - MOMENTUM) / (sigma * tried.clip * math.sqrt(STEPS * square))

@@ -70,7 +70,15 @@ def _readmission(path: Path) -> None:
     frame = frame.loc[first.sort_values(kind="stable").index[:ROWS]]
     codes = ["admission_type_id", "discharge_disposition_id", "admission_source_id"]
     frame[codes] = frame[codes].astype(str).radd("c")
-    dropped = ["encounter_id", "weight", "payer_code", "medical_specialty", "diag_1", "diag_2", "diag_3"]
+    dropped = [
+        "encounter_id",
+        "weight",
+        "payer_code",
+        "medical_specialty",
+        "diag_1",
+        "diag_2",
+        "diag_3",
+    ]
     constant = [name for name in frame if frame[name].nunique() < 2]
     frame = frame.drop(columns=[*dropped, *constant]).fillna(
         {"race": "unsaid", "max_glu_serum": "none", "A1Cresult": "none"}
@@ -92,7 +100,12 @@ def _packaged(load: Callable[..., object], target: str) -> Callable[[Path], None
 
 def _images(path: Path, x: np.ndarray, y: np.ndarray, **more: np.ndarray) -> None:
     some = np.sort(np.random.default_rng(SEED).permutation(len(x))[:IMAGES])
-    np.savez(path, x_train=x[some], y_train=y[some].astype(np.int64), **{k: v[some] for k, v in more.items()})
+    np.savez(
+        path,
+        x_train=x[some],
+        y_train=y[some].astype(np.int64),
+        **{k: v[some] for k, v in more.items()},
+    )
 
 
 def _digits(path: Path) -> None:
@@ -131,16 +144,29 @@ SETS = (
         clients=None,
         answers=(("target", "ill"), ("site", "centre"), ("missing", "indicator")),
     ),
-    FirstSet(name="readmission", make=_readmission, answers=(("target", "back"),), person="patient_nbr"),
+    FirstSet(
+        name="readmission", make=_readmission, answers=(("target", "back"),), person="patient_nbr"
+    ),
     FirstSet(
         name="breast cancer",
         make=_packaged(datasets.load_breast_cancer, "diagnosis"),
         answers=(("target", "diagnosis"),),
     ),
-    FirstSet(name="wine", make=_packaged(datasets.load_wine, "cultivar"), answers=(("target", "cultivar"),)),
-    FirstSet(name="iris", make=_packaged(datasets.load_iris, "species"), clients=5, answers=(("target", "species"),)),
     FirstSet(
-        name="diabetes", make=_packaged(datasets.load_diabetes, "progression"), answers=(("target", "progression"),)
+        name="wine",
+        make=_packaged(datasets.load_wine, "cultivar"),
+        answers=(("target", "cultivar"),),
+    ),
+    FirstSet(
+        name="iris",
+        make=_packaged(datasets.load_iris, "species"),
+        clients=5,
+        answers=(("target", "species"),),
+    ),
+    FirstSet(
+        name="diabetes",
+        make=_packaged(datasets.load_diabetes, "progression"),
+        answers=(("target", "progression"),),
     ),
     FirstSet(name="digits", make=_digits, suffix=".npz"),
     FirstSet(name="MNIST by writer", make=_mnist, suffix=".npz", person="writer"),

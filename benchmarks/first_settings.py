@@ -30,7 +30,12 @@ EPSILONS, SUMS = (8.0, 4.0, 1.0), ("none", "trusted")
 CORNERS = tuple(product((8.0, 1.0), SUMS))
 SMALL = 1_000  # rows, from which a set has fewer seeds and a smaller grid
 TIMES = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # the recipe's rate
-FEW = ("recipe", "inputs as given", "inputs centred", "normalising clip, gamma .01")  # parts tried on large sets
+FEW = (
+    "recipe",
+    "inputs as given",
+    "inputs centred",
+    "normalising clip, gamma .01",
+)  # parts tried on large sets
 TABLES = ("heart by hospital", "readmission", "breast cancer", "wine", "iris", "diabetes")
 
 
@@ -52,7 +57,13 @@ class Cell:
         answers: dict[str, Any] = dict(self.some.answers)
         path = str(written(self.some, KEPT / "sets"))
         text, _ = first_config(
-            self.key, path, self.some.clients, self.unit, person=self.some.person, sum_=self.sum, **answers
+            self.key,
+            path,
+            self.some.clients,
+            self.unit,
+            person=self.some.person,
+            sum_=self.sum,
+            **answers,
         )
         return parse(tomllib.loads(text))
 
@@ -70,7 +81,9 @@ def first_settings(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure all cells that are not kept yet; the whole table."""
     (KEPT / "cells").mkdir(parents=True, exist_ok=True)
     found = {}
-    for cell in sorted(cells(quick), key=lambda cell: (cell.unit == "person", cell.some.name not in TABLES)):
+    for cell in sorted(
+        cells(quick), key=lambda cell: (cell.unit == "person", cell.some.name not in TABLES)
+    ):
         file = KEPT / "cells" / f"{cell.key}.json"
         if not file.exists():
             say(cell.key)
@@ -91,7 +104,9 @@ def measured(cell: Cell) -> dict[str, Any]:
     for variant in variants_of(config):
         single = configure(config, variant.label, variant.setting)
         several = seeds if variant.setting.overrides.get("epsilon") else range(1)
-        defaults[variant.label] = [_figures(single.model_copy(update={"seed": seed})) for seed in several]
+        defaults[variant.label] = [
+            _figures(single.model_copy(update={"seed": seed})) for seed in several
+        ]
     best = {}
     if cell.unit == "record":
         for epsilon, sum_ in CORNERS:
@@ -127,7 +142,12 @@ def _figures(config: Config) -> dict[str, Any]:
         return {"score": 1 - metrics["rmse"] / base, "rmse": metrics["rmse"]}
     figure = summary.values["classified"]["pooled"]["figures"]["balanced_accuracy"]
     said = summary.values.get("learned", {})
-    return {"score": figure["value"], "low": figure["low"], "accuracy": metrics["accuracy"], "learned": said}
+    return {
+        "score": figure["value"],
+        "low": figure["low"],
+        "accuracy": metrics["accuracy"],
+        "learned": said,
+    }
 
 
 def grid(scaling: str, classes: bool, small: bool) -> dict[str, Tried]:
@@ -170,8 +190,14 @@ def _grid(config: Config, setup: Any, epsilon: float, rows: int) -> dict[str, An
         scaling = "centred"
     small = rows < SMALL
     tried = grid(scaling, classes, small)
-    named = parts(scaling, classes, small) if config.privacy.options.get("sum", "none") == "none" else {}
-    per_seed = [scores(setup, sigma, list(named.values()), 1 + seed) for seed in range(3 if small else 1)]
+    named = (
+        parts(scaling, classes, small)
+        if config.privacy.options.get("sum", "none") == "none"
+        else {}
+    )
+    per_seed = [
+        scores(setup, sigma, list(named.values()), 1 + seed) for seed in range(3 if small else 1)
+    ]
     return {
         "grid": dict(zip(tried, scores(setup, sigma, list(tried.values()), 0), strict=True)),
         "parts": {name: mean(one[i] for one in per_seed) for i, name in enumerate(named)},

@@ -37,7 +37,12 @@ from fedveil.methods import build
 from fedveil.nvflare import GaussianFilter
 
 SITES, ROUNDS, CLIP, DELTA = 10, 30, 1.0, 1e-5
-FLIP = {"clip": 1.0, "sensitivity": 1e-4, "epsilon": 10.0, "delta": 1e-5}  # defaults of londonaicentre/FLIP PR 833
+FLIP = {
+    "clip": 1.0,
+    "sensitivity": 1e-4,
+    "epsilon": 10.0,
+    "delta": 1e-5,
+}  # defaults of londonaicentre/FLIP PR 833
 RECORDS = "record level in FedVeilExecutor, epsilon 8 for one image"
 Arrays = dict[str, np.ndarray]
 Send = Callable[[Arrays, int], Arrays]
@@ -49,7 +54,9 @@ def network(seed: int) -> nn.Module:
     return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
-def data(seed: int) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], tuple[torch.Tensor, torch.Tensor]]:
+def data(
+    seed: int,
+) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], tuple[torch.Tensor, torch.Tensor]]:
     """Each site's rows, and those that belong to nobody."""
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(x))
@@ -90,7 +97,9 @@ def through(given: Any, fl_ctx: Any) -> Send:
 
 def flip_sigma() -> float:
     """Deviation of the noise of FLIP's defaults."""
-    return float(FLIP["sensitivity"] * math.sqrt(2 * math.log(1.25 / FLIP["delta"])) / FLIP["epsilon"])
+    return float(
+        FLIP["sensitivity"] * math.sqrt(2 * math.log(1.25 / FLIP["delta"])) / FLIP["epsilon"]
+    )
 
 
 def flip(seed: int) -> Send:
@@ -99,7 +108,10 @@ def flip(seed: int) -> Send:
 
     def send(arrays: Arrays, site: int) -> Arrays:
         factor = min(1.0, FLIP["clip"] / np.linalg.norm(flat(arrays)))
-        return {name: value * factor + draw.normal(0, flip_sigma(), value.shape) for name, value in arrays.items()}
+        return {
+            name: value * factor + draw.normal(0, flip_sigma(), value.shape)
+            for name, value in arrays.items()
+        }
 
     return send
 
@@ -120,7 +132,9 @@ def context(folder: Path, site: int) -> Any:
     engine = SimpleNamespace(get_workspace=lambda: workspace)
     name = f"site-{site}"
     return SimpleNamespace(
-        get_engine=lambda: engine, get_identity_name=lambda default="": name, get_job_id=lambda default=None: "job"
+        get_engine=lambda: engine,
+        get_identity_name=lambda default="": name,
+        get_job_id=lambda default=None: "job",
     )
 
 
@@ -157,7 +171,9 @@ def played(name: str, make: Callable[[int, Path], Send], seed: int) -> dict[str,
             own = [trained(model, *rows) for rows in sites]
             sent = [send(arrays, site) for site, arrays in enumerate(own)]
             if not round_:
-                pairs = [cosine(flat(one), flat(other)) for one, other in zip(sent, own, strict=True)]
+                pairs = [
+                    cosine(flat(one), flat(other)) for one, other in zip(sent, own, strict=True)
+                ]
                 figures["cosine"] = float(np.mean(pairs))
                 figures["cosine of the mean"] = cosine(sum(map(flat, sent)), sum(map(flat, own)))
                 figures["not zero"] = float(np.mean(flat(sent[0]) != 0))
@@ -173,9 +189,15 @@ def played(name: str, make: Callable[[int, Path], Send], seed: int) -> dict[str,
 def by_records(seed: int) -> dict[str, float]:
     """Accuracy of the same network and sites where records are protected, by noise inside training."""
     sites, (x, y) = data(seed)
-    method = build("record", examples=140, epsilon=8.0, delta=DELTA, rounds=ROUNDS, clip=CLIP, steps=10)
+    method = build(
+        "record", examples=140, epsilon=8.0, delta=DELTA, rounds=ROUNDS, clip=CLIP, steps=10
+    )
     federation = Federation(
-        model=lambda: network(seed), clients=sites, method=method, seed=seed, local=LocalTraining(lr=0.5)
+        model=lambda: network(seed),
+        clients=sites,
+        method=method,
+        seed=seed,
+        local=LocalTraining(lr=0.5),
     )
     models = federation.run(ROUNDS).models
     model = network(seed)

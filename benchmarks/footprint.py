@@ -30,7 +30,10 @@ _IMPORTS = {
 def footprint(quick: bool = False, say: Any = print) -> dict[str, Any]:
     """Memory and first rounds of every engine on W1 and W2, imports, and the command line's start."""
     workloads = {name: _workload(name, 1 if quick else 3, say) for name in ("W1", "W2")}
-    imports = {name: _repeated([sys.executable, "-c", code], 3 if quick else 7) for name, code in _IMPORTS.items()}
+    imports = {
+        name: _repeated([sys.executable, "-c", code], 3 if quick else 7)
+        for name, code in _IMPORTS.items()
+    }
     bare = _repeated([sys.executable, "-c", "pass"], 3 if quick else 7)
     command = _repeated([sys.executable, "-m", "fedveil.cli", "--help"], 3 if quick else 7)
     for name, found in {"python itself": bare, **imports, "fedveil --help": command}.items():
@@ -48,7 +51,9 @@ def _workload(name: str, repeats: int, say: Any) -> dict[str, Any]:
             for _ in range(1 if engine == "flower" else repeats)
         ]
         rows[key] = _row(engine, runs)
-        say(f"  {name}, {key}: {rows[key]['peak_mb']:.0f} MB, first round after {rows[key]['first_round_s']:.2f} s")
+        say(
+            f"  {name}, {key}: {rows[key]['peak_mb']:.0f} MB, first round after {rows[key]['first_round_s']:.2f} s"
+        )
     return {"rounds": ROUNDS[name], "rows": rows}
 
 
@@ -58,9 +63,13 @@ def _row(engine: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     peak = min(run["tree_pss_mb" if tree else "peak_mb"] for run in runs)
     return {
         "peak_mb": round(peak, 1),
-        "measure": "PSS of the process tree, sampled" if tree else "largest resident set of the process",
+        "measure": "PSS of the process tree, sampled"
+        if tree
+        else "largest resident set of the process",
         "baseline_mb": round(min(run["baseline_mb"] for run in runs), 1),
-        "increase_mb": None if tree else round(min(run["peak_mb"] - run["baseline_mb"] for run in runs), 1),
+        "increase_mb": None
+        if tree
+        else round(min(run["peak_mb"] - run["baseline_mb"] for run in runs), 1),
         "tree_rss_mb": round(min(run["tree_rss_mb"] for run in runs), 1),
         "processes": max(run["processes"] for run in runs),
         "first_round_s": round(min(run["start_s"] for run in runs), 3),

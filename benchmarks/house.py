@@ -35,7 +35,15 @@ _LAYOUT = {
     tokenize.ENCODING,
     tokenize.ENDMARKER,
 }
-_NESTED = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp, ast.Lambda, ast.NamedExpr)
+_NESTED = (
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+    ast.IfExp,
+    ast.Lambda,
+    ast.NamedExpr,
+)
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 CONFIGURATION = """name = "walk"
@@ -97,7 +105,9 @@ def size_of(path: Path) -> Size:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             comments += token.line.lstrip().startswith("#")
-        elif token.type not in _LAYOUT and not (token.type == tokenize.STRING and token.start[0] in documented):
+        elif token.type not in _LAYOUT and not (
+            token.type == tokenize.STRING and token.start[0] in documented
+        ):
             tokens += 1
             lines.update(range(token.start[0], token.end[0] + 1))
     nested = sum(isinstance(node, _NESTED) for node in ast.walk(tree))
@@ -179,10 +189,24 @@ def describe(name: str, files: list[Path]) -> str:
 def main() -> None:
     """Print both tables as Markdown."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.house", description=__doc__)
-    parser.add_argument("--beside", nargs="*", default=[], metavar="PACKAGE", help="installed packages to count, too")
+    parser.add_argument(
+        "--beside",
+        nargs="*",
+        default=[],
+        metavar="PACKAGE",
+        help="installed packages to count, too",
+    )
     arguments = parser.parse_args()
-    ours = tuple(sorted(path.parent for path in ROOT.glob("**/src/fedveil*/__init__.py") if ".venv" not in str(path)))
-    print("| package | lines | files | tokens | tokens a line | nested per 100 lines | lines of comments |")
+    ours = tuple(
+        sorted(
+            path.parent
+            for path in ROOT.glob("**/src/fedveil*/__init__.py")
+            if ".venv" not in str(path)
+        )
+    )
+    print(
+        "| package | lines | files | tokens | tokens a line | nested per 100 lines | lines of comments |"
+    )
     print("|---|---|---|---|---|---|---|")
     for package in ours:
         print(sizes(package).row(package.name))

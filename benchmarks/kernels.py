@@ -21,8 +21,18 @@ from fedveil.calibration import max_pairwise_distance
 from fedveil.layout import Layout
 from fedveil.mechanisms import GaussianNoise, SecureSource
 
-MLP = {"0.weight": (128, 64), "0.bias": (128,), "2.weight": (10, 128), "2.bias": (10,)}  # 9,610 parameters
-CNN = {"conv": (64, 32, 3, 3), "dense": (128, 9216), "head": (62, 128), "bias": (62,)}  # 1.2 million
+MLP = {
+    "0.weight": (128, 64),
+    "0.bias": (128,),
+    "2.weight": (10, 128),
+    "2.bias": (10,),
+}  # 9,610 parameters
+CNN = {
+    "conv": (64, 32, 3, 3),
+    "dense": (128, 9216),
+    "head": (62, 128),
+    "bias": (62,),
+}  # 1.2 million
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,9 @@ def distances(n: int, shapes: dict[str, tuple[int, ...]], spread: float, repeats
 def rules(shrink: int) -> list[Case]:
     """Means, medians, trimmed means, Krum, clusters."""
     weights = lambda u: torch.full((len(u),), 1 / len(u), dtype=torch.float64)  # noqa: E731
-    few, many, long = (torch.randn(n, d // shrink) for n, d in ((10, 1_200_000), (100, 120_000), (20, 6_400_000)))
+    few, many, long = (
+        torch.randn(n, d // shrink) for n, d in ((10, 1_200_000), (100, 120_000), (20, 6_400_000))
+    )
     cases = [
         Case(
             f"median, n {len(u)}, d {u.shape[1]}",
@@ -116,7 +128,9 @@ def rules(shrink: int) -> list[Case]:
                 f"clusters, n {n}, d {d}, k 5, centres {spread:g} deviations apart",
                 "scikit-learn's KMeans from the same centres",
                 lambda m=models, s=start: cluster_means(m, s)[1],
-                lambda m=models, s=start: KMeans(5, init=s.numpy(), n_init=1, tol=0).fit(m.numpy()).labels_,
+                lambda m=models, s=start: (
+                    KMeans(5, init=s.numpy(), n_init=1, tol=0).fit(m.numpy()).labels_
+                ),
                 lambda a, b: float((np.asarray(a) != b).mean()),
                 3,
             )
@@ -158,7 +172,9 @@ def peak(work: Callable[[], Any]) -> float | None:
     status = Path("/proc/self/status")
     if not status.exists():
         return None
-    read = lambda key: int(next(x for x in status.read_text().splitlines() if x.startswith(key)).split()[1])  # noqa: E731
+    read = lambda key: int(  # noqa: E731
+        next(x for x in status.read_text().splitlines() if x.startswith(key)).split()[1]
+    )
     ctypes.CDLL(None).malloc_trim(0)  # what is free already would hide what is asked for
     Path("/proc/self/clear_refs").write_text("5")
     before = read("VmRSS:")
@@ -195,5 +211,10 @@ def kernels(quick: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     shrink = 10 if quick else 1
     with threadpool_limits(1):
-        cases = [distances(1000 // shrink, MLP, 1e-2, 2), distances(10, CNN, 1e-3, 3), *rules(shrink), *noise(shrink)]
+        cases = [
+            distances(1000 // shrink, MLP, 1e-2, 2),
+            distances(10, CNN, 1e-3, 3),
+            *rules(shrink),
+            *noise(shrink),
+        ]
         return {"rows": [measure(replace(case, repeats=1) if quick else case) for case in cases]}

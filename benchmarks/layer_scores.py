@@ -65,15 +65,27 @@ def layer_scores(quick: bool = False, say: Any = print) -> dict[str, Any]:
     module = lenet()
     x, y = torch.rand(1, 1, SIDE, SIDE), torch.tensor([3])
     region = (0, 0, SIDE, SIDE)
-    ours = lambda method, seed=0: scores_of(module, "cross_entropy", x, y, region, method, seed=seed)  # noqa: E731
+    ours = lambda method, seed=0: scores_of(  # noqa: E731
+        module, "cross_entropy", x, y, region, method, seed=seed
+    )
     slow = naive(module, x, y, EACH * 10 if quick else EACH)
-    exact_laps, estimate_laps = (_timed(lambda m=m: ours(m), n) for m, n in (("exact", 3), ("estimate", 20)))
+    exact_laps, estimate_laps = (
+        _timed(lambda m=m: ours(m), n) for m, n in (("exact", 3), ("estimate", 20))
+    )
     exact = ours("exact")
     estimates = [ours("estimate", seed) for seed in range(5 if quick else 20)]
     errors = [abs(found[layer] / exact[layer] - 1) for found in estimates for layer in exact]
     means = [abs(sum(f.values()) / sum(exact.values()) - 1) for f in estimates]
-    jacobian = {"minimum_ms": round(1e3 * slow, 1), "median_ms": round(1e3 * slow, 1), "one_of": EACH}
-    rows = {"naive Jacobian": jacobian, "exact": summary(exact_laps), "estimate": summary(estimate_laps)}
+    jacobian = {
+        "minimum_ms": round(1e3 * slow, 1),
+        "median_ms": round(1e3 * slow, 1),
+        "one_of": EACH,
+    }
+    rows = {
+        "naive Jacobian": jacobian,
+        "exact": summary(exact_laps),
+        "estimate": summary(estimate_laps),
+    }
     for name, row in rows.items():
         say(f"  {name}: {row['minimum_ms']:.1f} ms")
     found = {
@@ -85,7 +97,9 @@ def layer_scores(quick: bool = False, say: Any = print) -> dict[str, Any]:
         "estimate_error_of_the_sum_median": median(means),
         "seeds": len(estimates),
     }
-    say(f"  the estimate is off by {found['estimate_error_median']:.2%} (median over layers and seeds)")
+    say(
+        f"  the estimate is off by {found['estimate_error_median']:.2%} (median over layers and seeds)"
+    )
     return found
 
 

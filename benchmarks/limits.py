@@ -33,7 +33,9 @@ def limits(quick: bool = False, say: Any = print) -> dict[str, Any]:
         work = WORKLOADS[name]()
         row = {"phases": _phases(work, count), "arithmetic": alone[name](work)}
         whole = row["phases"]["whole round"]["minimum_ms"]
-        say(f"  {name}: {whole:.2f} ms a round, {row['arithmetic']['ms']:.2f} of them {row['arithmetic']['what']}")
+        say(
+            f"  {name}: {whole:.2f} ms a round, {row['arithmetic']['ms']:.2f} of them {row['arithmetic']['what']}"
+        )
         found["workloads"][name] = row
     return found
 
@@ -55,7 +57,10 @@ def _phases(work: Workload, count: int) -> dict[str, dict[str, float]]:
         del answers
     columns = zip(*laps[3:], strict=True)
     return {
-        name: {"minimum_ms": round(1e3 * min(column), 3), "median_ms": round(1e3 * median(column), 3)}
+        name: {
+            "minimum_ms": round(1e3 * min(column), 3),
+            "median_ms": round(1e3 * median(column), 3),
+        }
         for name, column in zip((*MEASURED, "whole round"), columns, strict=True)
     }
 
@@ -68,7 +73,11 @@ def _products(work: Workload) -> dict[str, Any]:
     layers = [(64, 128), (128, 10)]
     cases = []
     for inputs, outputs in layers:
-        x, g, w = torch.randn(n, b, inputs), torch.randn(n, b, outputs), torch.randn(n, outputs, inputs)
+        x, g, w = (
+            torch.randn(n, b, inputs),
+            torch.randn(n, b, outputs),
+            torch.randn(n, outputs, inputs),
+        )
         cases.append((x, g, w))
 
     def step() -> None:
@@ -90,7 +99,10 @@ def _convolutions(work: Workload) -> dict[str, Any]:
 
     def both(images: torch.Tensor, layer: Any, first: bool) -> Callable[[], None]:
         images = images.detach().contiguous(memory_format=torch.channels_last)
-        weight, bias = layer.weight.detach().contiguous(memory_format=torch.channels_last), layer.bias.detach()
+        weight, bias = (
+            layer.weight.detach().contiguous(memory_format=torch.channels_last),
+            layer.bias.detach(),
+        )
         grad = torch.randn_like(F.conv2d(images, weight, bias))
         more = (bias.shape, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [not first, True, True])
 
@@ -113,7 +125,9 @@ def _machine() -> dict[str, float]:
     long, other = torch.randn(1 << 24), torch.empty(1 << 24)
     return {
         "matrix_product_gflops": round(2 * 1024**3 / _least(lambda: a @ b, 20) / 1e9, 1),
-        "convolution_gflops": round(2 * 10 * 24 * 24 * 64 * 32 * 9 / _least(lambda: F.conv2d(x, w), 50) / 1e9, 1),
+        "convolution_gflops": round(
+            2 * 10 * 24 * 24 * 64 * 32 * 9 / _least(lambda: F.conv2d(x, w), 50) / 1e9, 1
+        ),
         "copy_gb_per_s": round(2 * 4 * len(long) / _least(lambda: other.copy_(long), 10) / 1e9, 1),
     }
 

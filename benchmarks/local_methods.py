@@ -21,7 +21,10 @@ CLIENTS, COHORT, BLOCK, BLOCKS, REPEATS = 2000, 100, 10, 6, 12
 METHODS = {
     "no privacy": ("vanilla", {}),
     "group privacy": ("group", {"noise_multiplier": 3.0, "hypotheses": 1}),
-    "group privacy, public radius": ("group", {"noise_multiplier": 3.0, "hypotheses": 1, "radius": 0.05}),
+    "group privacy, public radius": (
+        "group",
+        {"noise_multiplier": 3.0, "hypotheses": 1, "radius": 0.05},
+    ),
     "SGA-LDP": ("sga-ldp", {"clip": 0.05, "epsilon_min": 1.2, "epsilon_max": 1.2}),
 }
 
@@ -30,7 +33,10 @@ def main() -> None:
     """Print a line a method."""
     torch.set_num_threads(1)
     g = torch.Generator().manual_seed(0)
-    clients = [ClientData(torch.randn(4, 3, generator=g), torch.rand(4, generator=g)) for _ in range(CLIENTS)]
+    clients = [
+        ClientData(torch.randn(4, 3, generator=g), torch.rand(4, generator=g))
+        for _ in range(CLIENTS)
+    ]
     found: dict[str, list[float]] = {name: [] for name in METHODS}
     for _ in range(REPEATS):
         for name, (method, options) in METHODS.items():

@@ -9,7 +9,9 @@ from typing import Any
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Markdown; None is an empty cell."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join("" if cell is None else str(cell) for cell in row) + " |" for row in rows]
+    lines += [
+        "| " + " | ".join("" if cell is None else str(cell) for cell in row) + " |" for row in rows
+    ]
     return "\n".join(lines)
 
 

@@ -30,7 +30,9 @@ def _status(field: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(field + ":")) / _MEGABYTE
 
 
-def watched(arguments: Sequence[str], environment: dict[str, str], pause: float = 0.1) -> dict[str, Any]:
+def watched(
+    arguments: Sequence[str], environment: dict[str, str], pause: float = 0.1
+) -> dict[str, Any]:
     """Run ``python -m benchmarks.alone`` and sample the memory of its process tree.
 
     Returns
@@ -46,16 +48,27 @@ def watched(arguments: Sequence[str], environment: dict[str, str], pause: float 
     """
     command = [sys.executable, "-m", "benchmarks.alone", *arguments]
     most = (0, 0, 0)
-    with TemporaryFile("w+") as out, TemporaryFile("w+") as error:  # a pipe that nobody empties would stop the child
-        child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=error, text=True)
+    with (
+        TemporaryFile("w+") as out,
+        TemporaryFile("w+") as error,
+    ):  # a pipe that nobody empties would stop the child
+        child = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=out, stderr=error, text=True
+        )
         while child.poll() is None:
             found = [_process(pid) for pid in _tree(child.pid)]
-            most = max(most, (sum(pss for pss, _ in found), sum(rss for _, rss in found), len(found)))
+            most = max(
+                most, (sum(pss for pss, _ in found), sum(rss for _, rss in found), len(found))
+            )
             time.sleep(pause)
         said, problem = _text(out), _text(error)
     if child.returncode:
         raise RuntimeError(f"{' '.join(arguments)} failed: {problem[-2000:]}")
-    sizes = {"tree_pss_mb": most[0] / _MEGABYTE, "tree_rss_mb": most[1] / _MEGABYTE, "processes": most[2]}
+    sizes = {
+        "tree_pss_mb": most[0] / _MEGABYTE,
+        "tree_rss_mb": most[1] / _MEGABYTE,
+        "processes": most[2],
+    }
     return {**json.loads(said.strip().splitlines()[-1]), **sizes}
 
 
@@ -81,5 +94,9 @@ def _process(pid: int) -> tuple[int, int]:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0, 0
-    sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith(("Pss:", "Rss:"))}
+    sizes = {
+        line.split(":")[0]: int(line.split()[1])
+        for line in lines
+        if line.startswith(("Pss:", "Rss:"))
+    }
     return sizes.get("Pss", 0), sizes.get("Rss", 0)

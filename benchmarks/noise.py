@@ -28,9 +28,9 @@ def noise(quick: bool) -> dict[str, Any]:
         "secure source, float32, two threads": lambda: two.normal(size, torch.float32),
         "secure source, float64": lambda: secure.normal(size, torch.float64),
         "secure source, float64, two threads": lambda: two.normal(size, torch.float64),
-        "discrete Gaussian, secure, a tenth of the draws": lambda: DiscreteGaussianNoise(1024).sample(
-            size // 10, source=secure
-        ),
+        "discrete Gaussian, secure, a tenth of the draws": lambda: DiscreteGaussianNoise(
+            1024
+        ).sample(size // 10, source=secure),
     }
     times: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(repeats):

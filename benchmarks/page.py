@@ -55,7 +55,10 @@ def sets(folder: Path = BENCH) -> dict[str, dict[str, Any]]:
 
 
 def _measured_on(found: Records) -> str:
-    return max((record["provenance"]["date"] for record in found.values() if record is not None), default="")
+    return max(
+        (record["provenance"]["date"] for record in found.values() if record is not None),
+        default="",
+    )
 
 
 def page(found: Mapping[str, Records]) -> str:
@@ -64,7 +67,9 @@ def page(found: Mapping[str, Records]) -> str:
     parts = [_HEAD, *_targets(found)]
     if len(found) > 1:
         others = ", ".join(name for name in found if name != newest)
-        parts.append(f"All that follows is of {newest}; the files at the end have the same of {others}.")
+        parts.append(
+            f"All that follows is of {newest}; the files at the end have the same of {others}."
+        )
     for name, section in sections.SECTIONS.items():
         record = first.get(name)
         parts += [] if record is None else section(record)
@@ -78,7 +83,9 @@ def _targets(found: Mapping[str, Records]) -> list[str]:
         met = [target.met(records_) for target in TARGETS]
         said = f"{name}: {met.count(True)} of {len(met)} targets are met, {met.count(False)} are missed"
         counts.append(said + (f", {met.count(None)} were not measured." if None in met else "."))
-        columns.append([(*_measured(t, records_), words[m]) for t, m in zip(TARGETS, met, strict=True)])
+        columns.append(
+            [(*_measured(t, records_), words[m]) for t, m in zip(TARGETS, met, strict=True)]
+        )
     rows = [
         (target.text, _asked(target), *(cell for column in columns for cell in column[i]))
         for i, target in enumerate(TARGETS)
@@ -86,7 +93,11 @@ def _targets(found: Mapping[str, Records]) -> list[str]:
     head = [word for name in found for word in (f"{name}, by minimums", "by medians", "met")]
     missed = [t for t in TARGETS if any(t.met(records_) is False for records_ in found.values())]
     bounds = [(t.text, t.bounded) for t in missed]
-    why = [] if not missed else ["What bounds those that are missed:", table(("target", "what bounds it"), bounds)]
+    why = (
+        []
+        if not missed
+        else ["What bounds those that are missed:", table(("target", "what bounds it"), bounds)]
+    )
     return ["## Targets", *counts, table(("what", "target", *head), rows), *why]
 
 
@@ -98,7 +109,11 @@ def _asked(target: Target) -> str:
 
 def _measured(target: Target, found: Records) -> tuple[str | None, str | None]:
     value = target.measured(found)
-    return (None, None) if value is None else (figure(value[0], target.unit), figure(value[1], target.unit))
+    return (
+        (None, None)
+        if value is None
+        else (figure(value[0], target.unit), figure(value[1], target.unit))
+    )
 
 
 def _gpu(found: Records) -> list[str]:
@@ -112,12 +127,21 @@ def _gpu(found: Records) -> list[str]:
 
 def _sources(found: Mapping[str, Records]) -> list[str]:
     rows = []
-    for kind, name, record in ((k, n, r) for k, records_ in found.items() for n, r in records_.items()):
+    for kind, name, record in (
+        (k, n, r) for k, records_ in found.items() for n, r in records_.items()
+    ):
         if record is not None:
             made = record["provenance"]
-            versions = ", ".join(f"{library} {number}" for library, number in made.get("versions", {}).items())
+            versions = ", ".join(
+                f"{library} {number}" for library, number in made.get("versions", {}).items()
+            )
             link = f"[{kind}/{name}.json](../results/bench/{kind}/{name}.json)"
             commit, *changes = made.get("commit", "").split(" ", 1)
             at = " ".join([commit[:10], *changes])
-            rows.append((link, f"`{made['command']}`", at, made["date"], made.get("machine"), versions))
-    return ["## What made these figures", table(("file", "command", "commit", "date", "machine", "versions"), rows)]
+            rows.append(
+                (link, f"`{made['command']}`", at, made["date"], made.get("machine"), versions)
+            )
+    return [
+        "## What made these figures",
+        table(("file", "command", "commit", "date", "machine", "versions"), rows),
+    ]

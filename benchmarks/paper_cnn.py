@@ -16,7 +16,9 @@ from fedveil.learning import WorkerTrainer, build_model, make_trainer
 from fedveil.learning.streams import epoch_orders
 
 SHAPE, CLASSES, BATCH, STEPS, RATE = (1, 128, 128), 4, 32, 4, 1e-3
-TOLERANCE = 0.02  # of the distance moved: Adam divides by tiny gradients, whose last bits then count
+TOLERANCE = (
+    0.02  # of the distance moved: Adam divides by tiny gradients, whose last bits then count
+)
 PLAIN, PLAIN_2 = "plain loop, 1 thread", "plain loop, 2 threads"
 OURS, OURS_2 = "FedVeil, 1 worker", "FedVeil, 2 workers"
 
@@ -66,8 +68,15 @@ class PlainSteps:
 class TrainerSteps:
     """A trainer of FedVeil on as many equal clients as it has workers, or two to compare worker counts."""
 
-    def __init__(self, trainer: Any, start: Tensor, client: ClientData, clients: int, device: str) -> None:
-        self.trainer, self.start, self.clients, self.device = trainer, start, [client] * clients, device
+    def __init__(
+        self, trainer: Any, start: Tensor, client: ClientData, clients: int, device: str
+    ) -> None:
+        self.trainer, self.start, self.clients, self.device = (
+            trainer,
+            start,
+            [client] * clients,
+            device,
+        )
         self.round = 0
 
     def rounds(self, count: int) -> Sequence[Lap]:
@@ -93,7 +102,10 @@ def paper_cnn(device: str = "cpu", quick: bool = False, say: Any = print) -> dic
     """Time a step of every trainer, loading and reading the parameters included, and check that they agree."""
     torch.set_num_threads(1)
     model, client = network(), images()
-    layout, local = Layout.from_module(model), LocalTraining(batch_size=BATCH, lr=RATE, optimizer="adam")
+    layout, local = (
+        Layout.from_module(model),
+        LocalTraining(batch_size=BATCH, lr=RATE, optimizer="adam"),
+    )
     start = layout.read(model)
     steps = lambda trainer, clients: TrainerSteps(trainer, start, client, clients, device).rounds  # noqa: E731
     loop: Callable[[int], Sequence[Lap]] = PlainSteps(client, device).rounds
@@ -107,18 +119,30 @@ def paper_cnn(device: str = "cpu", quick: bool = False, say: Any = print) -> dic
         ]
     check = agreement(client, device)
     word = "agree" if check["agree"] else "DO NOT AGREE"
-    say(f"  trainer and plain loop {word}: apart by {check['difference_norm_over_distance_moved']:.1e} of the way gone")
+    say(
+        f"  trainer and plain loop {word}: apart by {check['difference_norm_over_distance_moved']:.1e} of the way gone"
+    )
     interleave(cases, 1)  # warms up
     rows = {name: summary(laps) for name, laps in interleave(cases, 1 if quick else 5).items()}
     for name, row in rows.items():
-        say(f"  {name:40}{row['minimum_ms']:9.1f} ms a step at least,{row['median_ms']:9.1f} median")
-    return {"device": device, "rows": rows, "times_as_long_as_ours": ratios(rows, OURS), "agreement": check}
+        say(
+            f"  {name:40}{row['minimum_ms']:9.1f} ms a step at least,{row['median_ms']:9.1f} median"
+        )
+    return {
+        "device": device,
+        "rows": rows,
+        "times_as_long_as_ours": ratios(rows, OURS),
+        "agreement": check,
+    }
 
 
 def agreement(client: ClientData, device: str) -> dict[str, Any]:
     """Two steps without dropout from the same start on the same batches."""
     model = network(0.0)
-    layout, few = Layout.from_module(model), ClientData(client.x[: 2 * BATCH], client.y[: 2 * BATCH])
+    layout, few = (
+        Layout.from_module(model),
+        ClientData(client.x[: 2 * BATCH], client.y[: 2 * BATCH]),
+    )
     local = LocalTraining(batch_size=BATCH, lr=RATE, optimizer="adam")
     start, key = layout.read(model), (0, 1, 0)
     loop = PlainSteps(few, device, 0.0)
@@ -129,7 +153,11 @@ def agreement(client: ClientData, device: str) -> dict[str, Any]:
         raise ours
     theirs = layout.read(loop.net.own.cpu())
     apart = float((ours.model - theirs).norm() / (theirs - start).norm())
-    return {"difference_norm_over_distance_moved": apart, "tolerance": TOLERANCE, "agree": apart <= TOLERANCE}
+    return {
+        "difference_norm_over_distance_moved": apart,
+        "tolerance": TOLERANCE,
+        "agree": apart <= TOLERANCE,
+    }
 
 
 def network(dropout: float = 0.1) -> nn.Module:

@@ -24,7 +24,10 @@ except ImportError:  # a peer that did not install
 DENSE, CNN = ("logistic", (64,), 10, 144), ("small_cnn", (1, 28, 28), 10, 256)
 CASES = {  # places: of a lot of so many examples on average, a tenth of a silo's
     "linear head, 64 -> 10": (*DENSE, {}),
-    "linear head, 64 -> 10, a lot among dummies": (*DENSE, {"places": least_places(1440, 0.1, LOST)}),
+    "linear head, 64 -> 10, a lot among dummies": (
+        *DENSE,
+        {"places": least_places(1440, 0.1, LOST)},
+    ),
     "linear head, 512 -> 8": ("logistic", (512,), 8, 2048, {}),
     "CNN 28x28, 16 and 32 channels": (*CNN, {}),
     "CNN 28x28, a lot among dummies": (*CNN, {"places": least_places(2560, 0.1, LOST)}),
@@ -57,7 +60,9 @@ def measure(name, shape, classes, batch, step, quick):
     present[torch.randperm(places, generator=generator)[:batch]] = True
     lot, labels = x.new_zeros(places, *shape), y.new_zeros(places)
     lot[present], labels[present] = x, y
-    lengths = squared_norms(lot) if sums.reads_examples else None  # which a trainer knows from the first round on
+    lengths = (
+        squared_norms(lot) if sums.reads_examples else None
+    )  # which a trainer knows from the first round on
 
     def plain():
         optimizer.zero_grad()
@@ -97,7 +102,11 @@ def per_example(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     for title, case in CASES.items():
         with warnings.catch_warnings(action="ignore"):
             plain, *others = measure(*case, quick=quick)
-        ratios = zip(("ours_over_plain", "opacus_over_plain"), others, strict=False)  # opacus may be missing
+        ratios = zip(
+            ("ours_over_plain", "opacus_over_plain"), others, strict=False
+        )  # opacus may be missing
         figures = {"plain_ms": 1e3 * plain} | {name: other / plain for name, other in ratios}
-        rows.append({"case": title, "batch": case[3], **{k: round(v, 3) for k, v in figures.items()}})
+        rows.append(
+            {"case": title, "batch": case[3], **{k: round(v, 3) for k, v in figures.items()}}
+        )
     return {"rows": rows}

@@ -56,9 +56,15 @@ def measure(case: Silo, repeats: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     counts = torch.randint(case.least, case.most + 1, (case.people,), generator=generator)
     present = (torch.arange(case.most) < counts[:, None]).view(-1)
-    x = torch.rand(case.people * case.most, case.inputs, generator=generator).where(present[:, None], 0.0)
+    x = torch.rand(case.people * case.most, case.inputs, generator=generator).where(
+        present[:, None], 0.0
+    )
     y = torch.randint(0, case.classes, (len(x),), generator=generator).where(present, 0)
-    images, labels, lengths = x[present].clone(), y[present].clone(), squared_norms(x)  # as training knows them
+    images, labels, lengths = (
+        x[present].clone(),
+        y[present].clone(),
+        squared_norms(x),
+    )  # as training knows them
     model = build_model("logistic", input_shape=(case.inputs,), outputs=case.classes, seed=0)
     layout = Layout.from_module(model)
     optimizer, sums = (
@@ -74,7 +80,9 @@ def measure(case: Silo, repeats: int) -> dict[str, Any]:
         optimizer.step()
 
     def ours() -> None:
-        total, _ = sums.clipped_sum(x, y, 0.1, present, each=case.most, lengths=lengths, bases=bases)
+        total, _ = sums.clipped_sum(
+            x, y, 0.1, present, each=case.most, lengths=lengths, bases=bases
+        )
         for p, block in zip(model.parameters(), layout.blocks, strict=True):
             p.grad = (total[block.start : block.stop].view(block.shape) / case.people).to(p.dtype)
         optimizer.step()

@@ -67,14 +67,18 @@ def settings() -> dict[str, Method]:
     }
 
 
-def traced(scores: np.ndarray, labels: np.ndarray, source: np.ndarray, seed: int) -> tuple[float, float]:
+def traced(
+    scores: np.ndarray, labels: np.ndarray, source: np.ndarray, seed: int
+) -> tuple[float, float]:
     """Share of the second half of the cases whose hospital is guessed from their scores, and from the class alone."""
     order = np.random.default_rng(seed).permutation(len(source))
     known, asked = order[: len(order) // 2], order[len(order) // 2 :]
     classes = np.eye(CLASSES)[labels]
     seen = np.hstack([scores, classes, scores * classes])
     scale = StandardScaler().fit(seen[known])
-    attack = LogisticRegression(max_iter=2000, C=0.1).fit(scale.transform(seen[known]), source[known])
+    attack = LogisticRegression(max_iter=2000, C=0.1).fit(
+        scale.transform(seen[known]), source[known]
+    )
     prior = LogisticRegression(max_iter=2000, C=0.1).fit(classes[known], source[known])
     right = attack.predict(scale.transform(seen[asked])) == source[asked]
     guessed = prior.predict(classes[asked]) == source[asked]
@@ -86,7 +90,9 @@ def played(method: Method, seed: int) -> dict[str, float]:
     cases = hospitals(seed)
     clients = [(x[:EACH], y[:EACH]) for x, y in cases]
     local = LocalTraining(lr=0.5, epochs=20 if method.noisy is None else 1)
-    federation = Federation(model=lambda: network(seed), clients=clients, method=method, seed=seed, local=local)
+    federation = Federation(
+        model=lambda: network(seed), clients=clients, method=method, seed=seed, local=local
+    )
     models = federation.run(ROUNDS).models
     model, figures = network(seed), dict[str, float]()
     for name, part in (("members", slice(0, EACH)), ("others", slice(EACH, 2 * EACH))):
@@ -104,7 +110,12 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     """The page's table."""
     lines = ["| training | accuracy | chance | others | members |", "|---|---|---|---|---|"]
     for name, figures in rows.items():
-        shown = [figures["accuracy, others"], figures["chance, others"], figures["others"], figures["members"]]
+        shown = [
+            figures["accuracy, others"],
+            figures["chance, others"],
+            figures["others"],
+            figures["members"],
+        ]
         lines.append(f"| {name} | {' | '.join(f'{value:.3f}' for value in shown)} |")
     return "\n".join(lines)
 

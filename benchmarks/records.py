@@ -23,7 +23,9 @@ def instruction_set() -> str:
 FOLDER = BENCH / instruction_set()
 
 
-def write(name: str, body: dict[str, Any], *, data: str, device: str = "cpu", folder: Path = FOLDER) -> Path:
+def write(
+    name: str, body: dict[str, Any], *, data: str, device: str = "cpu", folder: Path = FOLDER
+) -> Path:
     """Write a measurement's JSON; results of another device than the CPU have its name in theirs.
 
     Parameters
@@ -63,6 +65,9 @@ def machine(device: str) -> str:
         return torch.cuda.get_device_name()
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown processor")
+    model = next(
+        (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+        "unknown processor",
+    )
     wide = [name for name in ("avx512f", "amx_tile") if any(name in line.split() for line in lines)]
     return f"{model}, {os.cpu_count()} cores" + "".join(f", {name}" for name in wide)

@@ -15,7 +15,15 @@ _AGREE = {True: "agree", False: "**do not agree**"}
 def engines(record: Record) -> list[str]:
     """W1 and W2."""
     parts = []
-    head = ("engine", "ms a round, minimum", "median", "times ours (minimums)", "(medians)", "CPU ms", "rounds")
+    head = (
+        "engine",
+        "ms a round, minimum",
+        "median",
+        "times ours (minimums)",
+        "(medians)",
+        "CPU ms",
+        "rounds",
+    )
     for key, work in record["workloads"].items():
         times = work["times_as_long_as_ours"]
         rows = [
@@ -24,8 +32,16 @@ def engines(record: Record) -> list[str]:
         ]
         parts += [f"## {key}: {work['title']}", table(head, rows)]
         parts += [_checked(check) for check in work["agreement"]]
-        same = [(n, r["rounds"], figure(r["accuracy"]), figure(r["moved"])) for n, r in work["same_work"].items()]
-        parts.append(table(("with its own draws", "rounds", "test accuracy", "distance the parameters moved"), same))
+        same = [
+            (n, r["rounds"], figure(r["accuracy"]), figure(r["moved"]))
+            for n, r in work["same_work"].items()
+        ]
+        parts.append(
+            table(
+                ("with its own draws", "rounds", "test accuracy", "distance the parameters moved"),
+                same,
+            )
+        )
         parts += [f"Left out: {peer} ({why})." for peer, why in work["skipped"].items()]
     return parts
 
@@ -54,16 +70,36 @@ def limits(record: Record) -> list[str]:
         whole = work["phases"]["whole round"]["minimum_ms"]
         for phase, row in work["phases"].items():
             share = f"{row['minimum_ms'] / whole:.0%}"
-            rows.append((name, PHASES.get(phase, phase), figure(row["minimum_ms"]), figure(row["median_ms"]), share))
+            rows.append(
+                (
+                    name,
+                    PHASES.get(phase, phase),
+                    figure(row["minimum_ms"]),
+                    figure(row["median_ms"]),
+                    share,
+                )
+            )
         alone = work["arithmetic"]
-        rows.append((name, f"the {alone['what']} alone", figure(alone["ms"]), None, f"{alone['ms'] / whole:.0%}"))
+        rows.append(
+            (
+                name,
+                f"the {alone['what']} alone",
+                figure(alone["ms"]),
+                None,
+                f"{alone['ms'] / whole:.0%}",
+            )
+        )
     why = (
         "What is not arithmetic is, in W1, the cost of calling hundreds of operations on a few thousand numbers each: "
         "in training, and for the replies of twenty clients, the noise and the ledger. A compiled kernel for the whole "
         "step would be the next thing to try. In W2 it is the dense layer, whose 4.7 MB of weights are read three "
         "times and written once at every step."
     )
-    return [*parts, table(("", "what, one worker", "ms, minimum", "median", "of the round"), rows), why]
+    return [
+        *parts,
+        table(("", "what, one worker", "ms, minimum", "median", "of the round"), rows),
+        why,
+    ]
 
 
 def footprint(record: Record) -> list[str]:
@@ -88,8 +124,17 @@ def footprint(record: Record) -> list[str]:
             for name, row in work["rows"].items()
         ]
         first = f"{key}, {work['rounds']} rounds"
-        parts.append(table((first, "peak MB", "above the imports", "processes", "import s", "first round s"), rows))
-    every = {"python itself": record["python_s"], **record["imports_s"], "fedveil --help": record["help_s"]}
+        parts.append(
+            table(
+                (first, "peak MB", "above the imports", "processes", "import s", "first round s"),
+                rows,
+            )
+        )
+    every = {
+        "python itself": record["python_s"],
+        **record["imports_s"],
+        "fedveil --help": record["help_s"],
+    }
     rows = [seconds(name, row) for name, row in every.items()]
     return [*parts, table(("a fresh process", "s, minimum", "median"), rows)]
 
@@ -98,7 +143,11 @@ def curves(record: Record) -> list[str]:
     """Cost over clients, parameters and hypotheses."""
     picture = "![milliseconds a round over clients, parameters and hypotheses](../results/bench/curves.png)"
     parts = ["## What a round costs", picture]
-    units = {"clients": ("µs a client", 1e3), "parameters": ("ns a parameter", 1e6), "hypotheses": ("ms each", 1.0)}
+    units = {
+        "clients": ("µs a client", 1e3),
+        "parameters": ("ns a parameter", 1e6),
+        "hypotheses": ("ms each", 1.0),
+    }
     for name, (unit, scale) in units.items():
         rows = [
             (*milliseconds(f"{row[name]:,}", row), figure(scale * row["minimum_ms"] / row[name]))
@@ -110,12 +159,23 @@ def curves(record: Record) -> list[str]:
 
 def cnn(record: Record) -> list[str]:
     """The paper's network."""
-    rows = [compared(case, row, record["times_as_long_as_ours"]) for case, row in record["rows"].items()]
+    rows = [
+        compared(case, row, record["times_as_long_as_ours"]) for case, row in record["rows"].items()
+    ]
     check = record["agreement"]
     apart = check["difference_norm_over_distance_moved"]
     return [
         "## The metric-privacy paper's CNN: 6.5 million parameters, 1x128x128",
-        table(("one step, batch 32, Adam", "ms, minimum", "median", "times ours (minimums)", "(medians)"), rows),
+        table(
+            (
+                "one step, batch 32, Adam",
+                "ms, minimum",
+                "median",
+                "times ours (minimums)",
+                "(medians)",
+            ),
+            rows,
+        ),
         f"Trainer and plain loop {_AGREE[check['agree']]} after two steps without dropout: they are {apart:.1e} of "
         f"the distance moved apart (tolerance {check['tolerance']:g}; Adam magnifies the last bits of tiny gradients). "
         "With several workers or clients, a step is the time over all their steps. bfloat16 trains other models and is "
@@ -137,7 +197,15 @@ def trainers(record: Record) -> list[str]:
         )
         for row in record["rows"]
     ]
-    head = ("model", "parameters", "optimiser", "clients", "batched, ms", "sequential, ms", "sequential over batched")
+    head = (
+        "model",
+        "parameters",
+        "optimiser",
+        "clients",
+        "batched, ms",
+        "sequential, ms",
+        "sequential over batched",
+    )
     return [
         "## Trainers: one epoch on one thread, minimums",
         table(head, rows),
@@ -151,7 +219,10 @@ def scores(record: Record) -> list[str]:
     one_of = record["rows"]["naive Jacobian"]["one_of"]
     return [
         f"## Layer scores: LeNet of {record['parameters']:,} parameters, a region of {record['pixels']:,} pixels",
-        table(("method", "ms, minimum", "median"), [milliseconds(*pair) for pair in record["rows"].items()]),
+        table(
+            ("method", "ms, minimum", "median"),
+            [milliseconds(*pair) for pair in record["rows"].items()],
+        ),
         f"The Jacobian's time is that of one row in {one_of}, times {one_of}. The estimate of a layer is "
         f"off by {record['estimate_error_median']:.1%} (median over layers and "
         f"{record['seeds']} seeds), at most {record['estimate_error_largest']:.1%}; that of the layers' sum by "
@@ -173,7 +244,15 @@ def kernels(record: Record) -> list[str]:
         )
         for row in record["rows"]
     ]
-    head = ("kernel", "beside", "ours, ms", "theirs, ms", "ratio (minimums)", "(medians)", "difference")
+    head = (
+        "kernel",
+        "beside",
+        "ours, ms",
+        "theirs, ms",
+        "ratio (minimums)",
+        "(medians)",
+        "difference",
+    )
     return ["## Server kernels, one thread unless said", table(head, rows)]
 
 
@@ -183,7 +262,12 @@ def noise(record: Record) -> list[str]:
         (*milliseconds(row["case"], row), figure(row["times_faster_than_np_random_normal"], "x"))
         for row in record["rows"]
     ]
-    head = (f"{record['draws']:,} draws", "ms, minimum", "median", "times as fast as np.random.normal")
+    head = (
+        f"{record['draws']:,} draws",
+        "ms, minimum",
+        "median",
+        "times as fast as np.random.normal",
+    )
     return ["## Noise, one thread", table(head, rows)]
 
 
@@ -200,7 +284,10 @@ def per_example(record: Record) -> list[str]:
         for row in record["rows"]
     ]
     head = ("model", "batch", "a plain step, ms", "ours over it", "opacus over it")
-    return ["## Clipped gradients of single examples: a step on one thread, minimums", table(head, rows)]
+    return [
+        "## Clipped gradients of single examples: a step on one thread, minimums",
+        table(head, rows),
+    ]
 
 
 def persons(record: Record) -> list[str]:

@@ -44,10 +44,18 @@ def _row(keys: list[SiteKey], d: int, repeats: int) -> dict[str, Any]:
     publics = tuple(key.public for key in keys)
     total, plain = torch.zeros(d, dtype=torch.int64), torch.zeros(d)
     masked, source = [total] * len(keys), SecureSource()
-    times: dict[str, list[float]] = {name: [] for name in ("share", "plain_share", "sum", "plain_sum")}
+    times: dict[str, list[float]] = {
+        name: [] for name in ("share", "plain_share", "sum", "plain_sum")
+    }
     for attempt in range(repeats):
         context = SumContext(
-            run="bench", round=1, attempt=attempt, roster=publics, broadcast="", layout="", terms=terms
+            run="bench",
+            round=1,
+            attempt=attempt,
+            roster=publics,
+            broadcast="",
+            layout="",
+            terms=terms,
         )
         peers = tuple(key for key in publics if key != keys[0].public)
         steps: dict[str, Callable[[], object]] = {

@@ -69,7 +69,11 @@ def rules() -> dict[str, dict[str, Any]]:
         told = {key: value for key, value in OPTIONS[name].items() if key != "malicious"}
         found[f"{name}, told of none"] = {"rule": {"name": name, **told}}
     for name in ("fedavg", "fedmedian", "trimmed-mean", "geometric-median"):
-        found[f"{name}, by size"] = {"rule": {"name": name, **OPTIONS.get(name, {})}, "weights": SIZES, "cap": CAP}
+        found[f"{name}, by size"] = {
+            "rule": {"name": name, **OPTIONS.get(name, {})},
+            "weights": SIZES,
+            "cap": CAP,
+        }
     return found
 
 
@@ -101,7 +105,9 @@ def context(peer: str) -> FLContext:
     return fl_ctx
 
 
-def attacked(behaviour: Behaviour, start: torch.Tensor, own: Arrays, honest: Sequence[Arrays], round_: int) -> Arrays:
+def attacked(
+    behaviour: Behaviour, start: torch.Tensor, own: Arrays, honest: Sequence[Arrays], round_: int
+) -> Arrays:
     """The difference that a malicious peer sends."""
     vectors = torch.stack([torch.as_tensor(flat(arrays), dtype=torch.float32) for arrays in honest])
     public = PublicFacts(round=round_, rounds=ROUNDS, cohort=len(PEERS), dimension=len(start))
@@ -118,14 +124,20 @@ def attacked(behaviour: Behaviour, start: torch.Tensor, own: Arrays, honest: Seq
     return result
 
 
-def played(arguments: dict[str, Any], behaviour: Behaviour | None, seed: int, alpha: float) -> dict[str, float]:
+def played(
+    arguments: dict[str, Any], behaviour: Behaviour | None, seed: int, alpha: float
+) -> dict[str, float]:
     """Accuracy after all rounds."""
     logging.disable(logging.CRITICAL)  # what is left out is said each time
     clients, (x, y) = data(seed, alpha)
     model = network(seed)
     peers = [RuleAggregator(sites=len(PEERS), swarm=True, **arguments) for _ in PEERS]
     for round_ in range(1, ROUNDS + 1):
-        bad = clients[-1] if behaviour is None else behaviour.data(clients[-1], len(PEERS) - 1, round_)
+        bad = (
+            clients[-1]
+            if behaviour is None
+            else behaviour.data(clients[-1], len(PEERS) - 1, round_)
+        )
         sent = [trained(model, one.x, one.y) for one in (*clients[:-1], bad)]
         if behaviour is not None:
             state = {name: value.numpy() for name, value in model.state_dict().items()}
@@ -152,10 +164,14 @@ def row(arguments: dict[str, Any], seeds: int, alpha: float) -> dict[str, Any]:
     except FieldError as error:
         return {"refused": str(error)}
     figures: dict[str, Any] = {}
-    figures["nobody attacks"] = averaged([played(arguments, None, seed, alpha) for seed in range(seeds)])
+    figures["nobody attacks"] = averaged(
+        [played(arguments, None, seed, alpha) for seed in range(seeds)]
+    )
     for name in ATTACKS:
         behaviour = attack(name, rule_of(arguments["rule"]))
-        figures[name] = averaged([played(arguments, behaviour, seed, alpha) for seed in range(seeds)])
+        figures[name] = averaged(
+            [played(arguments, behaviour, seed, alpha) for seed in range(seeds)]
+        )
     figures["worst"] = min(figures[name]["accuracy"] for name in ATTACKS)
     return figures
 
@@ -181,7 +197,13 @@ def main() -> None:
     parser.add_argument("--into", type=Path, default=Path("results/swarm-rules"))
     given = parser.parse_args()
     worlds = {"alike": 100.0, "different": 0.3}
-    body: dict[str, Any] = {"peers": len(PEERS), "malicious": 1, "rounds": ROUNDS, "sizes": SIZES, "cap": CAP}
+    body: dict[str, Any] = {
+        "peers": len(PEERS),
+        "malicious": 1,
+        "rounds": ROUNDS,
+        "sizes": SIZES,
+        "cap": CAP,
+    }
     for world, alpha in worlds.items():
         rows = {}
         for name, arguments in rules().items():

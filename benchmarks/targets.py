@@ -53,14 +53,20 @@ class Target:
         found = self.measured(records)
         if found is None:
             return None
-        return (found[0] <= self.bound if self.most else found[0] >= self.bound) and self.also(records)
+        return (found[0] <= self.bound if self.most else found[0] >= self.bound) and self.also(
+            records
+        )
 
 
-def faster(workload: str, ours: str, *peers: str) -> Callable[[Records], tuple[float, float | None] | None]:
+def faster(
+    workload: str, ours: str, *peers: str
+) -> Callable[[Records], tuple[float, float | None] | None]:
     """The best of the peers' times over ours."""
 
     def measured(records: Records) -> tuple[float, float | None] | None:
-        rows = ((records.get("engines") or {}).get("workloads", {}).get(workload) or {}).get("rows", {})
+        rows = ((records.get("engines") or {}).get("workloads", {}).get(workload) or {}).get(
+            "rows", {}
+        )
         if ours not in rows or not all(peer in rows for peer in peers):
             return None
         low, middle = (min(rows[p][kind] for p in peers) / rows[ours][kind] for kind in KINDS)
@@ -73,7 +79,9 @@ def memory(workload: str, peer: str) -> Callable[[Records], tuple[float, float |
     """Peak memory of ours (the larger of one and two workers) over the peer's."""
 
     def measured(records: Records) -> tuple[float, float | None] | None:
-        rows = ((records.get("footprint") or {}).get("workloads", {}).get(workload) or {}).get("rows", {})
+        rows = ((records.get("footprint") or {}).get("workloads", {}).get(workload) or {}).get(
+            "rows", {}
+        )
         if not all(name in rows for name in (OURS, OURS_2, peer)):
             return None
         return max(rows[name]["peak_mb"] for name in (OURS, OURS_2)) / rows[peer]["peak_mb"], None
@@ -83,7 +91,9 @@ def memory(workload: str, peer: str) -> Callable[[Records], tuple[float, float |
 
 def _start(records: Records) -> tuple[float, float | None] | None:
     found = records.get("footprint")
-    return None if found is None else (found["workloads"]["W1"]["rows"][OURS]["first_round_s"], None)
+    return (
+        None if found is None else (found["workloads"]["W1"]["rows"][OURS]["first_round_s"], None)
+    )
 
 
 def _kernel(prefix: str, part: str = "") -> Callable[[Records], tuple[float, float | None] | None]:
@@ -123,7 +133,11 @@ def _step(records: Records) -> tuple[float, float | None] | None:
 
 def _steps(kind: str) -> Callable[[Records], tuple[float, float | None] | None]:
     def measured(records: Records) -> tuple[float, float | None] | None:
-        rows = [r for r in (records.get("per_example") or {}).get("rows", ()) if r["case"].startswith(kind)]
+        rows = [
+            r
+            for r in (records.get("per_example") or {}).get("rows", ())
+            if r["case"].startswith(kind)
+        ]
         return (max(row["ours_over_plain"] for row in rows), None) if rows else None
 
     return measured
@@ -149,7 +163,9 @@ def _waited(*keys: str) -> Callable[[Records], tuple[float, float | None] | None
         for key in keys:
             found = found[key]
         if keys == ("starts",):
-            return tuple(max(row[kind] for row in found.values()) for kind in ("minimum_s", "median_s"))
+            return tuple(
+                max(row[kind] for row in found.values()) for kind in ("minimum_s", "median_s")
+            )
         return (found, None)
 
     return measured
@@ -193,7 +209,13 @@ TARGETS = (
     ),
     Target("W1: peak memory of FedVeil over Flower's", 0.25, memory("W1", FLOWER), most=True),
     Target("W2: peak memory of FedVeil over Flower's", 0.25, memory("W2", FLOWER), most=True),
-    Target("W1: from the end of the imports to the end of the first round", 0.2, _start, most=True, unit=" s"),
+    Target(
+        "W1: from the end of the imports to the end of the first round",
+        0.2,
+        _start,
+        most=True,
+        unit=" s",
+    ),
     Target(
         "largest layer distance, 1000 models: numpy's double loop over FedVeil",
         30,
@@ -230,7 +252,12 @@ TARGETS = (
             "512 -> 8: products in float64 and the conversion of the inputs; 64 -> 10: the calls of small operations"
         ),
     ),
-    Target("clipped gradients of single examples on CNNs: a step over a plain one", 1.8, _steps("CNN"), most=True),
+    Target(
+        "clipped gradients of single examples on CNNs: a step over a plain one",
+        1.8,
+        _steps("CNN"),
+        most=True,
+    ),
     Target(
         "clipped means of persons on a dense head: a step over a plain one, slowest case",
         1.6,
@@ -247,7 +274,11 @@ TARGETS = (
         bounded="the means of writers with a hundred images are formed and clipped in float64",
     ),
     Target(
-        "from PyTorch's import to a preset's first round, slowest preset", 0.5, _waited("starts"), most=True, unit=" s"
+        "from PyTorch's import to a preset's first round, slowest preset",
+        0.5,
+        _waited("starts"),
+        most=True,
+        unit=" s",
     ),
     Target(
         "the audit on digits, one process",
@@ -260,13 +291,17 @@ TARGETS = (
             "attacks are judged, each for longer than all training takes"
         ),
     ),
-    Target("LiRA's 64 shadow models on digits", 8, _waited("lira", "minimum_s"), most=True, unit=" s"),
+    Target(
+        "LiRA's 64 shadow models on digits", 8, _waited("lira", "minimum_s"), most=True, unit=" s"
+    ),
 )
 
 SLACK = 1.5  # what another machine, or a busy one, does to a ratio
 
 
-def drifted(committed: Records, fresh: Records, slack: float = SLACK) -> dict[str, tuple[float, float]]:
+def drifted(
+    committed: Records, fresh: Records, slack: float = SLACK
+) -> dict[str, tuple[float, float]]:
     """Figures that became worse than the committed ones by more than a factor: both of each, by the target's text.
 
     Seconds are left out: they say more of the machine than of the code.

@@ -26,13 +26,21 @@ def trainers(quick: bool = False, say: Any = print) -> dict[str, Any]:
     for name, shape, options, clients, examples in MODELS[: 2 if quick else None]:
         for optimizer in ("sgd", "adam"):
             row = _row(name, shape, options, clients, examples, optimizer, 2 if quick else 6)
-            say(f"  {row['model']}, {row['parameters']}, {optimizer}: {row['sequential_over_batched']:.2f}")
+            say(
+                f"  {row['model']}, {row['parameters']}, {optimizer}: {row['sequential_over_batched']:.2f}"
+            )
             rows.append(row)
     return {"rows": rows}
 
 
 def _row(
-    name: str, shape: tuple[int, ...], options: dict[str, Any], clients: int, examples: int, optimizer: str, bursts: int
+    name: str,
+    shape: tuple[int, ...],
+    options: dict[str, Any],
+    clients: int,
+    examples: int,
+    optimizer: str,
+    bursts: int,
 ) -> dict[str, Any]:
     model = build_model(name, input_shape=shape, outputs=10, seed=0, **options)
     layout = Layout.from_module(model)
@@ -40,7 +48,8 @@ def _row(
     generator = torch.Generator().manual_seed(0)
     data = [
         ClientData(
-            torch.rand(examples, *shape, generator=generator), torch.randint(10, (examples,), generator=generator)
+            torch.rand(examples, *shape, generator=generator),
+            torch.randint(10, (examples,), generator=generator),
         )
         for _ in range(clients)
     ]
@@ -69,5 +78,7 @@ def _row(
         "optimizer": optimizer,
         "clients": clients,
         **found,
-        "sequential_over_batched": round(found["sequential"]["minimum_ms"] / found["batched"]["minimum_ms"], 2),
+        "sequential_over_batched": round(
+            found["sequential"]["minimum_ms"] / found["batched"]["minimum_ms"], 2
+        ),
     }

@@ -38,14 +38,20 @@ def waits(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     commands = {}
     for title, arguments in COMMANDS.items():
         commands[title] = {"command": " ".join(("fedveil", *arguments)), **_in_folder(arguments)}
-        say(f"  {title}: {commands[title]['wall_s']:.1f} s, {commands[title]['cpu_s']:.1f} s of CPU")
+        say(
+            f"  {title}: {commands[title]['wall_s']:.1f} s, {commands[title]['cpu_s']:.1f} s of CPU"
+        )
     shadows = [_shadows() for _ in range(1 if quick else 3)]
     say(f"  {SHADOWS} shadow models: {min(shadows):.1f} s of CPU")
     return {
         "torch_cpu_s": round(median(torch), 3),
         "starts": starts,
         "commands": commands,
-        "lira": {"shadows": SHADOWS, "minimum_s": round(min(shadows), 3), "median_s": round(median(shadows), 3)},
+        "lira": {
+            "shadows": SHADOWS,
+            "minimum_s": round(min(shadows), 3),
+            "median_s": round(median(shadows), 3),
+        },
     }
 
 
@@ -60,7 +66,9 @@ def _first_round(preset: str) -> float:
         try:
             while not (metrics.exists() and metrics.stat().st_size):
                 if child.poll() is not None:
-                    raise RuntimeError(f"{preset} ended before its first round: {child.stderr.read().decode()[-500:]}")
+                    raise RuntimeError(
+                        f"{preset} ended before its first round: {child.stderr.read().decode()[-500:]}"
+                    )
                 time.sleep(0.002)
             fields = Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()
             return (int(fields[11]) + int(fields[12])) / _TICKS  # user and system
@@ -71,7 +79,9 @@ def _first_round(preset: str) -> float:
 
 def _in_folder(arguments: Sequence[str]) -> dict[str, float]:
     with TemporaryDirectory() as folder:
-        return _whole([sys.executable, "-m", "fedveil.cli", *arguments, "--out", str(Path(folder) / "out")])
+        return _whole(
+            [sys.executable, "-m", "fedveil.cli", *arguments, "--out", str(Path(folder) / "out")]
+        )
 
 
 def _whole(command: Sequence[str]) -> dict[str, float]:

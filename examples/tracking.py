@@ -85,7 +85,9 @@ def mlflow(uri: str) -> Sink:
 
 def printed(_: str = "") -> Sink:
     """A sink onto the terminal."""
-    return lambda figures, step: print(step, {name: round(value, 4) for name, value in figures.items()})
+    return lambda figures, step: print(
+        step, {name: round(value, 4) for name, value in figures.items()}
+    )
 
 
 def promise_of(history: fv.History, delta: float) -> dict[str, str]:
@@ -100,15 +102,24 @@ def federation() -> fv.Federation:
     clients = [(x[i:180:3], y[i:180:3], x[180 + i :: 3], y[180 + i :: 3]) for i in range(3)]
     private = fv.GlobalDP(noise_multiplier=1.0, clip=0.2)
     evaluation = fv.Evaluation(publishing=fv.Publishing(metrics="noised", noise_multiplier=8.0))
-    return fv.Federation(model=torch.nn.Linear(4, 2), clients=clients, method=private, evaluation=evaluation, seed=1)
+    return fv.Federation(
+        model=torch.nn.Linear(4, 2), clients=clients, method=private, evaluation=evaluation, seed=1
+    )
 
 
-SINKS: dict[str, Callable[[str], Sink]] = {"tensorboard": tensorboard, "mlflow": mlflow, "print": printed}
+SINKS: dict[str, Callable[[str], Sink]] = {
+    "tensorboard": tensorboard,
+    "mlflow": mlflow,
+    "print": printed,
+}
 
 
 def main(arguments: list[str]) -> dict[str, Any]:
     """Track three rounds."""
-    kind, place = (arguments[0] if arguments else "print"), (arguments[1] if len(arguments) > 1 else "")
+    kind, place = (
+        (arguments[0] if arguments else "print"),
+        (arguments[1] if len(arguments) > 1 else ""),
+    )
     history = federation().run(3, on_round=Tracker(SINKS[kind](place)))
     said = promise_of(history, 1e-5)
     if kind == "mlflow":

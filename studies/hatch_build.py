@@ -8,4 +8,6 @@ class Pinned(MetadataHookInterface):
 
     def update(self, metadata: dict) -> None:
         """Name the dependencies, which are dynamic."""
-        metadata["dependencies"] = [f"{name}=={metadata['version']}" for name in ("fedveil", "fedveil-lab")]
+        metadata["dependencies"] = [
+            f"{name}=={metadata['version']}" for name in ("fedveil", "fedveil-lab")
+        ]

@@ -18,7 +18,9 @@ import pytest
 import torch
 from hypothesis import settings
 
-settings.register_profile("fedveil", deadline=None, derandomize=True, max_examples=50, print_blob=True)
+settings.register_profile(
+    "fedveil", deadline=None, derandomize=True, max_examples=50, print_blob=True
+)
 settings.load_profile("fedveil")
 
 
@@ -34,7 +36,9 @@ def renew_entry_points(project: Path) -> None:
         known = set[tuple[str, str, str]]()
     else:
         known = {(one.group, one.name, one.value) for one in installed.entry_points}
-    if known >= {(group, name, value) for group, own in wanted.items() for name, value in own.items()}:
+    if known >= {
+        (group, name, value) for group, own in wanted.items() for name, value in own.items()
+    }:
         return
     folder = Path(tempfile.mkdtemp(prefix="fedveil-entries-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -44,7 +48,8 @@ def renew_entry_points(project: Path) -> None:
     (entries / "METADATA").write_text(about_it, "utf-8")
     groups = {**({"console_scripts": about["scripts"]} if "scripts" in about else {}), **wanted}
     tables = (
-        f"[{name}]\n" + "".join(f"{key} = {value}\n" for key, value in own.items()) for name, own in groups.items()
+        f"[{name}]\n" + "".join(f"{key} = {value}\n" for key, value in own.items())
+        for name, own in groups.items()
     )
     (entries / "entry_points.txt").write_text("\n".join(tables), "utf-8")
     see(folder)
@@ -53,7 +58,9 @@ def renew_entry_points(project: Path) -> None:
 def see(folder: Path) -> None:
     """Let this process and its children import what a folder holds."""
     sys.path.insert(0, str(folder))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(folder), os.environ.get("PYTHONPATH")))
+    )
 
 
 for _folder in ("", "lab", "studies"):
@@ -64,8 +71,17 @@ for _folder in ("", "lab", "studies"):
 def pytest_addoption(parser):
     group = parser.getgroup("fedveil", "slices of long runs (tests/rotate.py)")
     group.addoption("--part", metavar="K/N", help="of what is selected, the K-th of every N tests")
-    group.addoption("--every-case", action="store_true", help="take all cases of a test, where a mark says how few")
-    group.addoption("--until", type=float, metavar="SECONDS", help="skip what would begin later, in seconds since 1970")
+    group.addoption(
+        "--every-case",
+        action="store_true",
+        help="take all cases of a test, where a mark says how few",
+    )
+    group.addoption(
+        "--until",
+        type=float,
+        metavar="SECONDS",
+        help="skip what would begin later, in seconds since 1970",
+    )
 
 
 def slow_beyond_a_few(items):

@@ -22,7 +22,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MINUTES = 20
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-ELSEWHERE = ("mutation", "crash", "hostile", "fresh", "fuzz")  # folders whose slow tests have slices of their own
+ELSEWHERE = (
+    "mutation",
+    "crash",
+    "hostile",
+    "fresh",
+    "fuzz",
+)  # folders whose slow tests have slices of their own
 
 
 def browser() -> str:
@@ -34,7 +40,15 @@ def offered(package: str, line: str = "") -> Callable[[], str]:
     """What looks for a package, of a line of versions, in the index: what is missing, or ""."""
 
     def missing() -> str:
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "index", "versions", package]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "index",
+            "versions",
+            package,
+        ]
         try:
             done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=120)
         except subprocess.TimeoutExpired:
@@ -127,7 +141,9 @@ def run(step: Step, until: float) -> str:
     if missing := step.lacks():
         return f"left out: {missing}"
     arguments = f"PYTEST_ARGS={step.arguments} --until {until:.0f}"
-    done = subprocess.run(["make", "--no-print-directory", step.target, arguments], cwd=ROOT, check=False)
+    done = subprocess.run(
+        ["make", "--no-print-directory", step.target, arguments], cwd=ROOT, check=False
+    )
     return "red" if done.returncode else "green"
 
 

@@ -16,9 +16,9 @@ import fedveil_studies
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "architecture.md"
 FACADE = "fedveil"  # loads what it offers when it is asked for
 TREES = {
-    ".".join((package.__name__, *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__"): ast.parse(
-        path.read_text(encoding="utf-8")
-    )
+    ".".join((package.__name__, *path.relative_to(root).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): ast.parse(path.read_text(encoding="utf-8"))
     for package in (fedveil, fedveil_lab, fedveil_studies)
     for root in [Path(package.__path__[0])]
     for path in root.rglob("*.py")
@@ -47,7 +47,9 @@ def rooms(heading):
 
 
 def test_no_module_imports_itself_on_a_detour():
-    graph = {name: imported(tree) - {name, FACADE} for name, tree in TREES.items() if name != FACADE}
+    graph = {
+        name: imported(tree) - {name, FACADE} for name, tree in TREES.items() if name != FACADE
+    }
     TopologicalSorter(graph).prepare()
 
 
@@ -61,7 +63,9 @@ def test_no_module_imports_itself_on_a_detour():
 )
 def test_a_room_imports_only_rooms_that_stand_before_it(package, heading):
     order = rooms(heading)
-    own = {name: name.split(".")[1] for name in TREES if name.startswith(f"{package}.")} | {package: ""}
+    own = {name: name.split(".")[1] for name in TREES if name.startswith(f"{package}.")} | {
+        package: ""
+    }
     assert {*own.values()} - {"", "__main__"} == {*order}
     upwards = set()
     for name in own.keys() - {package}:
@@ -81,7 +85,16 @@ def taken(tree):
             yield from (alias.name.partition(".")[0] for alias in node.names)
 
 
-OF_THE_LABORATORY = {"fedveil_lab", "pydantic", "typer", "rich", "matplotlib", "jinja2", "tomli_w", "threadpoolctl"}
+OF_THE_LABORATORY = {
+    "fedveil_lab",
+    "pydantic",
+    "typer",
+    "rich",
+    "matplotlib",
+    "jinja2",
+    "tomli_w",
+    "threadpoolctl",
+}
 
 
 def test_the_library_imports_neither_the_laboratory_nor_a_study_nor_what_only_these_need():
@@ -89,8 +102,14 @@ def test_the_library_imports_neither_the_laboratory_nor_a_study_nor_what_only_th
     facade = library.pop(FACADE)
     assert len(library) > 100
     above = {"fedveil_studies", *OF_THE_LABORATORY}
-    assert {name: found for name, tree in library.items() if (found := above & {*taken(tree)})} == {}
-    [block] = [one for one in facade.body if isinstance(one, ast.If) and ast.unparse(one.test) == "TYPE_CHECKING"]
+    assert {
+        name: found for name, tree in library.items() if (found := above & {*taken(tree)})
+    } == {}
+    [block] = [
+        one
+        for one in facade.body
+        if isinstance(one, ast.If) and ast.unparse(one.test) == "TYPE_CHECKING"
+    ]
     offered = {*block.body}  # for type checkers: `lazy` imports them when they are asked for
     rest = ast.Module([one for one in facade.body if one is not block], [])
     assert above & {*taken(rest)} == set()
@@ -100,12 +119,29 @@ def test_the_library_imports_neither_the_laboratory_nor_a_study_nor_what_only_th
 def names_offered_late():
     """Of each package that imports its names when they are used: its table's, and those of its block for types."""
     for name, tree in TREES.items():
-        tables = [one.value for one in tree.body if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == LATE]
+        tables = [
+            one.value
+            for one in tree.body
+            if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == LATE
+        ]
         if not tables:
             continue
-        [block] = [one for one in tree.body if isinstance(one, ast.If) and ast.unparse(one.test) == "TYPE_CHECKING"]
-        table = {(module, one) for module, names in ast.literal_eval(tables[0]).items() for one in names.split()}
-        typed = {(line.module, one.name) for line in block.body for one in line.names if one.name == one.asname}
+        [block] = [
+            one
+            for one in tree.body
+            if isinstance(one, ast.If) and ast.unparse(one.test) == "TYPE_CHECKING"
+        ]
+        table = {
+            (module, one)
+            for module, names in ast.literal_eval(tables[0]).items()
+            for one in names.split()
+        }
+        typed = {
+            (line.module, one.name)
+            for line in block.body
+            for one in line.names
+            if one.name == one.asname
+        }
         yield name, table, typed
 
 
@@ -129,9 +165,18 @@ def test_the_laboratory_imports_no_study():
 
 
 def test_the_frame_of_studies_knows_no_study():
-    frame = {name: imported(tree) for name, tree in TREES.items() if name.startswith("fedveil_studies.frame")}
+    frame = {
+        name: imported(tree)
+        for name, tree in TREES.items()
+        if name.startswith("fedveil_studies.frame")
+    }
     assert len(frame) > 10
-    beyond = {module for found in frame.values() for module in found if module.startswith("fedveil_studies")}
+    beyond = {
+        module
+        for found in frame.values()
+        for module in found
+        if module.startswith("fedveil_studies")
+    }
     assert {module.split(".")[1] for module in beyond} == {"frame"}
 
 
@@ -141,12 +186,18 @@ def test_rooms_up_to_methods_know_no_engine_file_or_picture():
     assert {"clipping", "mechanisms", "accounting", "calibration", "aggregation"} <= {*core}
     for name, tree in TREES.items():
         if name.split(".")[0] == "fedveil" and name.split(".")[1:2] and name.split(".")[1] in core:
-            assert not {module.split(".")[1] for module in imported(tree) if "." in module} & {*above}, name
+            assert not {module.split(".")[1] for module in imported(tree) if "." in module} & {
+                *above
+            }, name
 
 
 def test_a_public_class_has_a_name_of_its_own():
-    classes = (node.name for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef))
-    twice = {name for name, count in Counter(classes).items() if count > 1 and not name.startswith("_")}
+    classes = (
+        node.name for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef)
+    )
+    twice = {
+        name for name, count in Counter(classes).items() if count > 1 and not name.startswith("_")
+    }
     assert not twice
 
 
@@ -155,29 +206,54 @@ def test_nobody_above_the_methods_looks_into_one():
         if name.split(".")[1:2] == ["methods"]:
             continue
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "getattr"
+            ):
                 looked_into = ast.unparse(node.args[0]).split(".")[-1]
-                assert looked_into not in {"server", "client", "method", "side"}, f"{name}, line {node.lineno}"
+                assert looked_into not in {"server", "client", "method", "side"}, (
+                    f"{name}, line {node.lineno}"
+                )
 
 
 # what the laboratory and the studies take from inside a room of the library: readers of data, what is sealed on disk
-INSIDE = {"cli", "data", "engines.sealed", "engines.states", "evidence.carried", "learning.classified"}
+INSIDE = {
+    "cli",
+    "data",
+    "engines.sealed",
+    "engines.states",
+    "evidence.carried",
+    "learning.classified",
+}
 
 
 def test_other_packages_take_what_the_librarys_rooms_export():
     found = set()
     for name, tree in TREES.items():
         if name.split(".")[0] != "fedveil":
-            inner = {module for module in imported(tree) if module.startswith("fedveil.") and module.count(".") > 1}
+            inner = {
+                module
+                for module in imported(tree)
+                if module.startswith("fedveil.") and module.count(".") > 1
+            }
             found |= {(name, module) for module in inner}
-    taken_inside = {(name, module) for name, module in found if module.removeprefix("fedveil.") not in INSIDE}
-    assert {(name, module) for name, module in taken_inside if module.split(".")[1] not in INSIDE} == set()
+    taken_inside = {
+        (name, module) for name, module in found if module.removeprefix("fedveil.") not in INSIDE
+    }
+    assert {
+        (name, module) for name, module in taken_inside if module.split(".")[1] not in INSIDE
+    } == set()
 
 
 def test_a_module_that_tests_share_has_a_name_of_its_own():
     """Their folders stand side by side on the path: of two with one name, all tests would get the first."""
     project = tomllib.loads((PAGE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
-    folders = [PAGE.parents[1] / name for name in project["tool"]["pytest"]["ini_options"]["pythonpath"]]
-    names = Counter(path.stem for folder in folders for path in folder.glob("*.py") if path.stem != "conftest")
+    folders = [
+        PAGE.parents[1] / name for name in project["tool"]["pytest"]["ini_options"]["pythonpath"]
+    ]
+    names = Counter(
+        path.stem for folder in folders for path in folder.glob("*.py") if path.stem != "conftest"
+    )
     assert names["hostile_kit"]
     assert not [name for name, count in names.items() if count > 1]

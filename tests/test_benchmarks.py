@@ -64,7 +64,11 @@ def test_laps_are_interleaved_and_summed_up() -> None:
     told: list[str] = []
 
     def case(name: str, wall: float) -> Case:
-        return Case(name, lambda count: [told.append(name) or Lap(wall, 2 * wall) for _ in range(count)], burst=2)
+        return Case(
+            name,
+            lambda count: [told.append(name) or Lap(wall, 2 * wall) for _ in range(count)],
+            burst=2,
+        )
 
     laps = interleave([case("ours", 0.001), case("theirs", 0.003)], 2)
     assert told == ["ours", "ours", "theirs", "theirs", "theirs", "theirs", "ours", "ours"]

@@ -46,8 +46,14 @@ def methods(thing):
     found, others = {}, {id(other) for other in offered().values()} - {id(thing)}
     for kind in reversed(inspect.getmro(thing)):
         if kind.__module__.startswith("fedveil") and id(kind) not in others:
-            found |= {n: getattr(m, "__func__", m) for n, m in vars(kind).items() if not n.startswith("_")}
-    return {n: m.fget if isinstance(m, property) else m for n, m in found.items() if callable(m) or hasattr(m, "fget")}
+            found |= {
+                n: getattr(m, "__func__", m) for n, m in vars(kind).items() if not n.startswith("_")
+            }
+    return {
+        n: m.fget if isinstance(m, property) else m
+        for n, m in found.items()
+        if callable(m) or hasattr(m, "fget")
+    }
 
 
 def as_typed(signature, thing, made):
@@ -57,13 +63,19 @@ def as_typed(signature, thing, made):
         if part.__module__.startswith("fedveil"):
             [node] = ast.parse(textwrap.dedent(inspect.getsource(part))).body
             if isinstance(node, ast.ClassDef):
-                found = {n.target.id: n.annotation for n in node.body if isinstance(n, ast.AnnAssign)}
+                found = {
+                    n.target.id: n.annotation for n in node.body if isinstance(n, ast.AnnAssign)
+                }
             else:
                 found = {n.arg: n.annotation for n in ast.walk(node.args) if isinstance(n, ast.arg)}
                 found["return"] = node.returns
             types |= {k: ast.unparse(v).strip("'") for k, v in found.items() if v}
-    typed = [p.replace(annotation=types.get(p.name, p.annotation)) for p in signature.parameters.values()]
-    return signature.replace(parameters=typed, return_annotation=types.get("return", signature.return_annotation))
+    typed = [
+        p.replace(annotation=types.get(p.name, p.annotation)) for p in signature.parameters.values()
+    ]
+    return signature.replace(
+        parameters=typed, return_annotation=types.get("return", signature.return_annotation)
+    )
 
 
 @cache
@@ -85,7 +97,11 @@ def lines():
     for name, thing in sorted(offered().items()):
         yield f"{name}{written(thing)}"
         if isinstance(thing, type) and not issubclass(thing, pydantic.BaseModel):
-            yield from (f"    {n}{written(m)}" for n, m in sorted(methods(thing).items()) if inspect.isfunction(m))
+            yield from (
+                f"    {n}{written(m)}"
+                for n, m in sorted(methods(thing).items())
+                if inspect.isfunction(m)
+            )
 
 
 def test_names_and_signatures_are_those_that_were_promised():
@@ -111,8 +127,12 @@ def signed():
     for thing in offered().values():
         parts = [thing] if not isinstance(thing, type) else [thing, *methods(thing).values()]
         for part in parts:
-            if callable(part) and not (isinstance(part, type) and issubclass(part, pydantic.BaseModel)):
-                yield from re.findall(r"[A-Za-z_]\w*", re.sub(r"'[^']*'\]|= ?'[^']*'", "", written(part)))
+            if callable(part) and not (
+                isinstance(part, type) and issubclass(part, pydantic.BaseModel)
+            ):
+                yield from re.findall(
+                    r"[A-Za-z_]\w*", re.sub(r"'[^']*'\]|= ?'[^']*'", "", written(part))
+                )
 
 
 def test_what_stands_in_a_public_signature_can_be_reached_and_means_one_thing():

@@ -30,7 +30,11 @@ def rotate(tmp_path, monkeypatch):
 def commit(folder, times):
     author = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
     for number in range(times):
-        subprocess.run(["git", *author, "commit", "-q", "--allow-empty", "-m", str(number)], cwd=folder, check=True)
+        subprocess.run(
+            ["git", *author, "commit", "-q", "--allow-empty", "-m", str(number)],
+            cwd=folder,
+            check=True,
+        )
 
 
 def test_every_slice_has_its_turn(rotate, tmp_path):
@@ -51,7 +55,9 @@ def test_a_shallow_clone_goes_by_the_commits_name(rotate, tmp_path, monkeypatch)
     for number in range(3):
         commit(origin, 1)
         there = clone / str(number)
-        subprocess.run(["git", "clone", "-q", "--depth", "1", origin.as_uri(), str(there)], check=True)
+        subprocess.run(
+            ["git", "clone", "-q", "--depth", "1", origin.as_uri(), str(there)], check=True
+        )
         monkeypatch.setattr(rotate, "ROOT", there)
         turn, said = rotate.turn()
         assert "shallow" in said
@@ -66,7 +72,9 @@ def test_without_a_repository_and_as_asked(rotate):
         rotate.chosen("crash-9")
 
 
-def test_a_step_that_fails_is_red_and_what_is_missing_is_left_out(rotate, tmp_path, monkeypatch, capfd):
+def test_a_step_that_fails_is_red_and_what_is_missing_is_left_out(
+    rotate, tmp_path, monkeypatch, capfd
+):
     good, bad, without = (
         rotate.Step("good", "--part 1/2"),
         rotate.Step("bad"),
@@ -84,9 +92,23 @@ def test_a_step_that_fails_is_red_and_what_is_missing_is_left_out(rotate, tmp_pa
 def test_each_step_is_a_target_and_nothing_long_is_without_a_slice():
     module, makefile = loaded("rotate"), (TESTS.parent / "Makefile").read_text()
     targets = {step.target for steps in module.SLICES.values() for step in steps}
-    names = {name for line in re.findall(r"^([a-z0-9. -]+):.*## ", makefile, re.MULTILINE) for name in line.split()}
+    names = {
+        name
+        for line in re.findall(r"^([a-z0-9. -]+):.*## ", makefile, re.MULTILINE)
+        for name in line.split()
+    }
     assert targets <= names
-    assert targets >= {"mutation", "hostile", "crash", "slow", "fresh", "browser", "notebooks", "wheels", "deploy-test"}
+    assert targets >= {
+        "mutation",
+        "hostile",
+        "crash",
+        "slow",
+        "fresh",
+        "browser",
+        "notebooks",
+        "wheels",
+        "deploy-test",
+    }
     for folder in module.ELSEWHERE:  # which have targets of their own
         assert (TESTS / folder).is_dir()
         assert folder in targets
@@ -119,7 +141,10 @@ class Case:
 
 
 def test_cases_beyond_the_first_few_are_slow():
-    some, none, each = ([Case(name, few) for _ in range(3)] for name, few in (("some", 2), ("none", 0), ("each", None)))
+    some, none, each = (
+        [Case(name, few) for _ in range(3)]
+        for name, few in (("some", 2), ("none", 0), ("each", None))
+    )
     loaded("conftest").slow_beyond_a_few([*some, *none, *each])
     assert [case.marked for case in some] == [[], [], ["slow"]]
     assert [case.marked for case in none] == [["slow"]] * 3

@@ -47,7 +47,10 @@ class FlowerOnRay:
         def main(grid: Grid, context: Context) -> None:
             random.seed(self.work.seed)
             strategy = DifferentialPrivacyServerSideFixedClipping(
-                _Clocked(watch, self.work), self.work.noise_multiplier, self.work.clip, self.work.cohort
+                _Clocked(watch, self.work),
+                self.work.noise_multiplier,
+                self.work.clip,
+                self.work.cohort,
             )
             start = ArrayRecord(self.module.state_dict())
             found["result"] = strategy.start(grid, start, num_rounds=count, timeout=600)
@@ -117,4 +120,8 @@ def _actor(name: str) -> tuple[Workload, nn.Module, list[tuple[Any, Any]]]:
     """What an actor keeps from one message to the next."""
     torch.set_num_threads(1)
     work = WORKLOADS[name]()
-    return work, work.build(), [tuple(map(torch.from_numpy, pair)) for pair in zip(work.xs, work.ys, strict=True)]
+    return (
+        work,
+        work.build(),
+        [tuple(map(torch.from_numpy, pair)) for pair in zip(work.xs, work.ys, strict=True)],
+    )

@@ -55,5 +55,7 @@ class FedVeil:
     def model(self) -> nn.Module:
         """The present model."""
         parts = self.federation.layout.unflatten(self.federation.models[0])
-        self.module.load_state_dict({name: torch.as_tensor(value) for name, value in parts.items()}, strict=False)
+        self.module.load_state_dict(
+            {name: torch.as_tensor(value) for name, value in parts.items()}, strict=False
+        )
         return self.module

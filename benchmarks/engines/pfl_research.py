@@ -27,7 +27,9 @@ from torch.nn import functional as F
 from benchmarks.timing import Lap, Stopwatch
 from benchmarks.workloads import Workload
 
-warnings.filterwarnings("ignore", "To copy construct from a tensor", UserWarning, "pfl")  # said once a tensor
+warnings.filterwarnings(
+    "ignore", "To copy construct from a tensor", UserWarning, "pfl"
+)  # said once a tensor
 
 
 class PflResearch:
@@ -54,7 +56,9 @@ class PflResearch:
             val_data=users,
             postprocessors=[WeightByUser(), CentrallyAppliedPrivacyMechanism(mechanism)],
         )
-        self.wrapped = PyTorchModel(self.module, torch.optim.SGD, torch.optim.SGD(self.module.parameters(), 1.0))
+        self.wrapped = PyTorchModel(
+            self.module, torch.optim.SGD, torch.optim.SGD(self.module.parameters(), 1.0)
+        )
 
     def rounds(self, count: int) -> Sequence[Lap]:
         """Do `count` more rounds."""
@@ -69,7 +73,9 @@ class PflResearch:
             backend=self.backend,
             model=self.wrapped,
             model_train_params=NNTrainHyperParams(
-                local_learning_rate=self.work.lr, local_num_epochs=1, local_batch_size=self.work.batch_size
+                local_learning_rate=self.work.lr,
+                local_num_epochs=1,
+                local_batch_size=self.work.batch_size,
             ),
             model_eval_params=NNEvalHyperParams(local_batch_size=None),
             callbacks=[laps],
@@ -91,7 +97,9 @@ class _Laps(TrainingProcessCallback):
         self.watch = Stopwatch()
         return Metrics()
 
-    def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
+    def after_central_iteration(
+        self, aggregate_metrics: Any, model: Any, *, central_iteration: int
+    ) -> Any:
         """End a round."""
         self.watch.lap()
         return False, Metrics()

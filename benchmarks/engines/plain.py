@@ -15,7 +15,9 @@ from torch.nn import functional as F
 from benchmarks.timing import Lap, Stopwatch
 from benchmarks.workloads import Workload
 
-BOUND = 1 - 1e-6  # of the clipping norm: FedVeil stays so much below it, and the comparison is to the last bits
+BOUND = (
+    1 - 1e-6
+)  # of the clipping norm: FedVeil stays so much below it, and the comparison is to the last bits
 
 
 class Draws(Protocol):
@@ -93,7 +95,10 @@ class PlainLoop:
             self.flat.copy_(self.theta)
             self._train(client)
             update = self.flat - self.theta
-            total.add_(update, alpha=min(1.0, BOUND * work.clip / max(float(update.norm()), 1e-12)) / work.cohort)
+            total.add_(
+                update,
+                alpha=min(1.0, BOUND * work.clip / max(float(update.norm()), 1e-12)) / work.cohort,
+            )
         noise = self.draws.noise(self.round, len(self.theta)).to(self.device)
         self.theta.add_(total).add_(noise, alpha=work.noise_multiplier * work.clip / work.cohort)
 
@@ -103,7 +108,9 @@ class PlainLoop:
         for rows in order.split(self.work.batch_size):
             loss = F.cross_entropy(self.module(x[rows]), y[rows])
             with torch.no_grad():
-                torch._foreach_add_(self.parameters, torch.autograd.grad(loss, self.parameters), alpha=-self.work.lr)
+                torch._foreach_add_(
+                    self.parameters, torch.autograd.grad(loss, self.parameters), alpha=-self.work.lr
+                )
 
     def model(self) -> nn.Module:
         """The present model."""

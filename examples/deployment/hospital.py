@@ -29,7 +29,10 @@ METHOD = RecordDP(
     unit="person", people=155, records_per_person=IMAGES, sum="secure", least_sites=3,
     epsilon=8.0, rounds=ROUNDS, retries=2, clip=0.5, lr=4.0,
 )  # fmt: skip
-EXAMPLE = torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64)  # the declared shape of images and labels
+EXAMPLE = (
+    torch.zeros(0, 1, 8, 8),
+    torch.zeros(0, dtype=torch.int64),
+)  # the declared shape of images and labels
 TRAINER = PrivateTrainer(network(), LAYOUT, LocalTraining(), METHOD.noisy_steps, example=EXAMPLE)
 app = ClientApp(mods=[privacy_mod(LAYOUT, METHOD, trainer=TRAINER, rounds=ROUNDS)])
 
@@ -38,7 +41,10 @@ def patients(partition):
     """This hospital's images: a part of the public digits, and whose each of them is (made up)."""
     images, labels = load_digits(return_X_y=True)
     mine = slice(partition, 1400, 3)
-    x, y = torch.tensor(images[mine] / 16, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(labels[mine])
+    x, y = (
+        torch.tensor(images[mine] / 16, dtype=torch.float32).reshape(-1, 1, 8, 8),
+        torch.tensor(labels[mine]),
+    )
     return ClientData(x, y, person=torch.arange(len(y)) // IMAGES)
 
 

@@ -19,7 +19,9 @@ os.chdir(Path(__file__).parent)  # FLARE takes the job's files from here
 promise = {"epsilon": 8.0, "delta": 1e-5, "rounds": 3, "clip": 0.5}
 privacy = {"model": "cancer_task:network", "method": "global", "parameters": promise}
 job = FedJob("fedveil", min_clients=len(SITES))
-job.set_app_packages(["fedveil"])  # it is installed at every site, and no copy of it travels with the job
+job.set_app_packages(
+    ["fedveil"]
+)  # it is installed at every site, and no copy of it travels with the job
 job.to_server(FedVeilController(rounds=3, seed=0, **privacy))
 job.to_server("cancer_task.py")
 for site in SITES:

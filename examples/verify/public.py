@@ -12,9 +12,18 @@ CASES = {
         "claim": f"eps=10 {CLIENT} gaussian",
         "steps": "sigma=4.84481e-5 clip=1 sensitivity=1e-4 rounds=3",
     },
-    "ruview_conservative": {"claim": f"eps=2 {CLIENT} gaussian", "steps": "noise_multiplier=1.5 rounds=50"},
-    "ruview_standard": {"claim": f"eps=5 {CLIENT} gaussian", "steps": "noise_multiplier=1 rounds=100"},
-    "ruview_lenient": {"claim": f"eps=8 {CLIENT} gaussian", "steps": "noise_multiplier=0.5 rounds=100"},
+    "ruview_conservative": {
+        "claim": f"eps=2 {CLIENT} gaussian",
+        "steps": "noise_multiplier=1.5 rounds=50",
+    },
+    "ruview_standard": {
+        "claim": f"eps=5 {CLIENT} gaussian",
+        "steps": "noise_multiplier=1 rounds=100",
+    },
+    "ruview_lenient": {
+        "claim": f"eps=8 {CLIENT} gaussian",
+        "steps": "noise_multiplier=0.5 rounds=100",
+    },
     "flower_opacus": {  # by the PRV accountant; nothing to run: the difference is out of reach of scores
         "claim": "eps=0.211 delta=1e-5 zero-out record total local",
         "steps": "noise_multiplier=1 lots=poisson rate=0.0016 steps=625 rounds=3",

@@ -4,7 +4,10 @@ import numpy as np
 
 Z1 = 3.7307  # noise over sensitivity for epsilon 1 at delta 1e-5, one release
 CASES = {
-    "gaussian_sum": {"claim": "eps=1 delta=1e-5 zero-out client total central", "steps": "noise_multiplier=3.7307"},
+    "gaussian_sum": {
+        "claim": "eps=1 delta=1e-5 zero-out client total central",
+        "steps": "noise_multiplier=3.7307",
+    },
     "randomised_response": {"claim": "eps=1 delta=0 replace-one client total local"},
     "geometric_count": {"claim": "eps=1 delta=0 zero-out client total central"},
     "poisson_steps": {
@@ -52,11 +55,16 @@ def poisson_steps(data_sets, seed):
     sent = []
     for _ in range(8):
         lot = rows[rng.random(len(rows)) < 0.125]
-        sent.append(sum((clipped(row) for row in lot), np.zeros(rows.shape[1])) + rng.normal(0, 1.9, rows.shape[1]))
+        sent.append(
+            sum((clipped(row) for row in lot), np.zeros(rows.shape[1]))
+            + rng.normal(0, 1.9, rows.shape[1])
+        )
     return np.array(sent)
 
 
 def local_noise(data_sets, seed):
     """Each client adds noise of its own, for the two ends of what it may send."""
     rng = np.random.default_rng(seed)
-    return np.array([clipped(rows.sum(axis=0)) + rng.normal(0, 2 * Z1, rows.shape[1]) for rows in data_sets])
+    return np.array(
+        [clipped(rows.sum(axis=0)) + rng.normal(0, 2 * Z1, rows.shape[1]) for rows in data_sets]
+    )

@@ -31,7 +31,13 @@ def judged_case(module: str, name: str, runs: int) -> Judged:
     sizes = Sizes(**{key: case[key] for key in ("clients", "examples", "columns") if key in case})
     effort = Effort(runs=runs, seed=SEED)
     return verify_mechanism(
-        HERE / f"{module}.py", name, claim, library(claim, sizes), effort=effort, steps=steps, subject=name
+        HERE / f"{module}.py",
+        name,
+        claim,
+        library(claim, sizes),
+        effort=effort,
+        steps=steps,
+        subject=name,
     )
 
 
@@ -40,7 +46,12 @@ def row_of(module: str, judged: Judged) -> dict[str, str]:
     proven = "nothing" if judged.proven is not None and judged.proven.epsilon is None else NOTHING
     if judged.proven is not None and judged.proven.epsilon is not None:
         proven = rounded_up(judged.proven.epsilon)
-    row = {"file": module, "mechanism": judged.subject, "claimed": judged.claim.describe(), "proven epsilon": proven}
+    row = {
+        "file": module,
+        "mechanism": judged.subject,
+        "claimed": judged.claim.describe(),
+        "proven epsilon": proven,
+    }
     for figure in ("epsilon", "mu"):
         best = None if judged.measured is None else judged.measured.best(figure)
         row[f"measured {figure}, at least"] = NOTHING if best is None else rounded_down(best.value)
@@ -65,7 +76,9 @@ def main(folder: Path, runs: int, modules: list[str]) -> None:
     (folder / "verdicts.csv").write_text(Table.of(rows).csv())
     (folder / "verdicts.md").write_text("\n".join(Table.of(rows).markdown()).strip() + "\n")
     made = provenance("none: worlds of the library", [SEED])
-    made["command"] = " ".join(["python examples/verify/table.py", "results/verify", str(runs), *modules])
+    made["command"] = " ".join(
+        ["python examples/verify/table.py", "results/verify", str(runs), *modules]
+    )
     record = {"provenance": made, "runs": runs, "verdicts": kept}
     (folder / "verdicts.json").write_text(json.dumps(record, indent=1) + "\n")
 

@@ -13,7 +13,11 @@ RECORD = "zero-out record total central"
 # what is claimed, how much data the worlds have, what the code does where a claim can be composed, who catches it
 CASES = {
     "divided_late": {"claim": f"eps=1 delta=1e-5 {CLIENT}", "clients": 8, "by": "worst-case world"},
-    "clipped_by_parameter": {"claim": f"eps=1 delta=1e-5 {CLIENT}", "columns": 64, "by": "worst-case world"},
+    "clipped_by_parameter": {
+        "claim": f"eps=1 delta=1e-5 {CLIENT}",
+        "columns": 64,
+        "by": "worst-case world",
+    },
     "small_sensitivity": {
         "claim": f"eps=1 delta=1e-5 {CLIENT}",
         "steps": "noise_multiplier=3.7307 sensitivity=1e-4 clip=1",
@@ -120,7 +124,9 @@ def private_counts(data_sets, seed):
 def weighted_by_examples(data_sets, seed):
     """Clients weigh as much as they have examples; the noise is that of equal weights."""
     counts = np.array([len(rows) for rows in data_sets])
-    means = [clipped(rows.mean(axis=0)) if len(rows) else np.zeros(rows.shape[1]) for rows in data_sets]
+    means = [
+        clipped(rows.mean(axis=0)) if len(rows) else np.zeros(rows.shape[1]) for rows in data_sets
+    ]
     mean = np.average(means, axis=0, weights=counts) if counts.any() else means[0]
     return mean + np.random.default_rng(seed).normal(0, Z1 / len(data_sets), mean.shape)
 
@@ -181,7 +187,9 @@ def shuffled_lots(data_sets, seed):
     rows = rng.permutation(np.concatenate(data_sets))
     lots = np.array_split(rows, 4)
     zero = np.zeros(rows.shape[1])
-    return np.array([sum((clipped(row) for row in lot), zero) + rng.normal(0, 2.48, zero.shape) for lot in lots])
+    return np.array(
+        [sum((clipped(row) for row in lot), zero) + rng.normal(0, 2.48, zero.shape) for lot in lots]
+    )
 
 
 def private_standardising(data_sets, seed):
@@ -190,5 +198,8 @@ def private_standardising(data_sets, seed):
     if len(rows) == 0:
         rows = np.zeros((1, rows.shape[1]))
     middle, spread = rows.mean(axis=0), rows.std(axis=0) + 1e-12
-    total = sum(clipped(((np.nan_to_num(one).clip(-1e6, 1e6) - middle) / spread).sum(axis=0)) for one in data_sets)
+    total = sum(
+        clipped(((np.nan_to_num(one).clip(-1e6, 1e6) - middle) / spread).sum(axis=0))
+        for one in data_sets
+    )
     return total + np.random.default_rng(seed).normal(0, Z1, total.shape)

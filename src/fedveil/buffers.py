@@ -10,9 +10,20 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-_BEGINNING = ("__init__", "__setstate__", "reset_parameters", "reset_running_stats", "_load_from_state_dict")
+_BEGINNING = (
+    "__init__",
+    "__setstate__",
+    "reset_parameters",
+    "reset_running_stats",
+    "_load_from_state_dict",
+)
 _IN_PLACE = re.compile(r"[a-z0-9]_$")  # mul_, copy_
-_WRITING = {"batch_norm", "instance_norm", "register_buffer", "__setattr__"}  # functions that write an argument
+_WRITING = {
+    "batch_norm",
+    "instance_norm",
+    "register_buffer",
+    "__setattr__",
+}  # functions that write an argument
 
 
 def persistent(module: nn.Module) -> list[str]:
@@ -42,7 +53,9 @@ def statistics(module: nn.Module) -> list[str]:
     for name in names:
         path, _, leaf = name.rpartition(".")
         owner = _owner(module, path)
-        of_torch = owner is not None and type(owner).__module__.startswith("torch.")  # these hold statistics
+        of_torch = owner is not None and type(owner).__module__.startswith(
+            "torch."
+        )  # these hold statistics
         if owner is None or of_torch or leaf in written or _listened(owner):
             found.append(name)
     return found
@@ -56,9 +69,7 @@ def buffers_refused(module: nn.Module, names: list[str]) -> str:
         owner = _owner(module, name.rpartition(".")[0])
         normal.append(isinstance(owner, _BatchNorm | _InstanceNorm))
     if any(normal):
-        said += (
-            "fedveil.learning.mend(model) puts GroupNorm in the place of BatchNorm (for a configuration, where your "
-        )
+        said += "fedveil.learning.mend(model) puts GroupNorm in the place of BatchNorm (for a configuration, where your "
         said += "module makes the model), and freeze(model, but=...) keeps a pretrained one's statistics as constants; "
     if not all(normal):
         said += "for one that never changes write register_buffer(name, value, persistent=False); "

@@ -9,7 +9,18 @@ from dataclasses import dataclass
 from functools import cache, partial, wraps
 from inspect import Parameter, signature
 from types import SimpleNamespace, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from fedveil.errors import (
     FieldError,
@@ -28,7 +39,9 @@ from fedveil.units import accepted_units, unit_meant
 
 F = TypeVar("F", bound=Callable[..., Any])
 Require = Callable[[str, Any], object]
-FieldRule = tuple[str, tuple[type, ...], Require]  # a field's name, types that always pass, the check of all others
+FieldRule = tuple[
+    str, tuple[type, ...], Require
+]  # a field's name, types that always pass, the check of all others
 
 
 @dataclass(frozen=True)
@@ -171,7 +184,9 @@ def _refuse_absent(owner: str, function: Callable[..., Any], named: Mapping[str,
             raise FieldError(name, None, f"it is needed: {owner}({name}=..., ...)")
 
 
-def refuse_unknown(function: Callable[..., Any], named: Mapping[str, Any], section: str = "") -> None:
+def refuse_unknown(
+    function: Callable[..., Any], named: Mapping[str, Any], section: str = ""
+) -> None:
     """Refuse a keyword that a function does not have; the error names the nearest one that it has."""
     known = _names(function) if named else None
     if known is None or named.keys() <= known.keys():
@@ -195,7 +210,9 @@ def refuse_unnamed(owner: str, function: Callable[..., Any], given: Sequence[Any
         first = given[places]
         kind = first if isinstance(first, type) else type(first)
         named = ", ".join(f"{name}=..." for name in known if name != "self")
-        accepted = f"has no place without a name: write {owner}({named}), as many of these as you need"
+        accepted = (
+            f"has no place without a name: write {owner}({named}), as many of these as you need"
+        )
         raise FieldError(owner, kind.__name__, accepted)
 
 

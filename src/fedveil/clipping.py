@@ -16,7 +16,9 @@ from fedveil.ranges import RANGES, require_within
 # 1.00000196 C (measured), and the sensitivity would be exceeded.
 SHRINK = 1e-6
 _ELEMENTS = 1 << 18  # numbers in a block
-WIDTH = 1 << 15  # columns of two rows (or more short ones) with float64 copies that fit the second-level cache
+WIDTH = (
+    1 << 15
+)  # columns of two rows (or more short ones) with float64 copies that fit the second-level cache
 
 Rows = Sequence[Tensor] | Tensor
 
@@ -53,12 +55,16 @@ def norms(updates: Tensor) -> Tensor:
 def require_finite(lengths: Tensor) -> Tensor:
     """Return norms, refusing those of NaN or infinity."""
     if not torch.isfinite(lengths).all():
-        accepted = "must be finite: training diverged (lower its learning rate), or the reply is damaged"
+        accepted = (
+            "must be finite: training diverged (lower its learning rate), or the reply is damaged"
+        )
         raise FieldError("updates", "NaN or infinity", accepted)
     return lengths
 
 
-def parts_of(rows: Rows, start: Tensor | None = None, width: int = WIDTH) -> Iterator[tuple[slice, slice, Tensor]]:
+def parts_of(
+    rows: Rows, start: Tensor | None = None, width: int = WIDTH
+) -> Iterator[tuple[slice, slice, Tensor]]:
     """Yield blocks of n rows [d], or of these minus `start`, in float64.
 
     Each block has the places of its rows, its columns (cut at multiples of `width`) and its numbers. All blocks use the
@@ -81,7 +87,9 @@ def parts_of(rows: Rows, start: Tensor | None = None, width: int = WIDTH) -> Ite
                 part.copy_(some[:, columns])
             else:
                 for row, into in zip(some, part, strict=True):
-                    into.copy_(row[columns] if begun is None else torch.sub(row[columns], begun, out=room))
+                    into.copy_(
+                        row[columns] if begun is None else torch.sub(row[columns], begun, out=room)
+                    )
             yield slice(top, top + len(some)), columns, part
 
 
@@ -92,7 +100,11 @@ def blocks_of(n: int, d: int, least: int = 1024) -> list[slice]:
 
 
 def clip(
-    updates: Tensor, norm: float | Mapping[str, float], layout: Layout | None = None, *, lengths: Tensor | None = None
+    updates: Tensor,
+    norm: float | Mapping[str, float],
+    layout: Layout | None = None,
+    *,
+    lengths: Tensor | None = None,
 ) -> Tensor:
     """Scale updates down to a norm; updates within it keep their bits.
 
@@ -156,7 +168,9 @@ class QuantileClip(Parameters):
 
     Examples
     --------
-    >>> fv.GlobalDP(noise_multiplier=2.0, clip=fv.QuantileClip(initial=1.0, quantile=0.5)).clip.initial
+    >>> fv.GlobalDP(
+    ...     noise_multiplier=2.0, clip=fv.QuantileClip(initial=1.0, quantile=0.5)
+    ... ).clip.initial
     1.0
     """
 
@@ -176,7 +190,9 @@ class QuantileClip(Parameters):
         share = (float((lengths <= norm).sum()) + self.bit_noise * noise) / len(lengths)
         after = norm * math.exp(min(-self.lr * (share - self.quantile), 700.0))
         if not RANGES["clip"].holds(after):
-            raise FieldError("clip.bit_noise", self.bit_noise, f"carries C to {after:g}: lower it, or lr")
+            raise FieldError(
+                "clip.bit_noise", self.bit_noise, f"carries C to {after:g}: lower it, or lr"
+            )
         return after
 
 
@@ -188,7 +204,11 @@ def factors(lengths: Tensor, bound: float) -> Tensor:
 def _scaled(updates: Tensor, lengths: Tensor, bound: float) -> Tensor:
     factor = factors(lengths, bound)
     # applied as two roots: the factor of a huge update is subnormal in float32, too coarse to keep the norm within C
-    root = factor.sqrt().to(updates.dtype).reshape(factor.shape + (1,) * (updates.dim() - factor.dim()))
+    root = (
+        factor.sqrt()
+        .to(updates.dtype)
+        .reshape(factor.shape + (1,) * (updates.dim() - factor.dim()))
+    )
     return (updates * root).mul_(root)
 
 
@@ -200,6 +220,8 @@ def require_bound(field: str, value: float) -> float:
 def _check(updates: Tensor) -> None:
     if not isinstance(updates, Tensor) or updates.dtype not in (torch.float32, torch.float64):
         kind = updates.dtype if isinstance(updates, Tensor) else type(updates).__name__
-        raise FieldError("updates", kind, "must be a float32 or float64 tensor; integers are not clipped")
+        raise FieldError(
+            "updates", kind, "must be a float32 or float64 tensor; integers are not clipped"
+        )
     if updates.dim() > 2:
         raise FieldError("updates", tuple(updates.shape), "must be [d] or [n, d]")

@@ -134,7 +134,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """
     names = sorted(known, key=_numbers_first)
     meant = unit_meant(word)
-    if meant and not set(names).isdisjoint(WORDS):  # letters alone would name another unit, perhaps a weaker one
+    if meant and not set(names).isdisjoint(
+        WORDS
+    ):  # letters alone would name another unit, perhaps a weaker one
         close = [meant] if meant in names else []
     else:
         close = [name for name in names if len(word) > 2 and name.startswith(word)]

@@ -65,7 +65,9 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         local = self.local if self.local is not None else LocalTraining(loss=loss)
         require_a("local", local, LocalTraining, "must be LocalTraining(...)")
         if self._method().server.hypotheses != 1:
-            accepted = "trains several models, of which each site uses one: use Federation, and choose"
+            accepted = (
+                "trains several models, of which each site uses one: use Federation, and choose"
+            )
             raise FieldError("method", self._method().name, accepted)
         examples = torch.from_numpy(self._scaled(x))
         module = self._network(examples.shape[1], outputs)
@@ -119,7 +121,9 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
                 raise FieldError(f"X[:, {column}]", "a value", accepted)
             wide = (wide - low) / (high - low)
         if wide.size and np.abs(wide).max() > np.finfo(np.float32).max:
-            raise FieldError("X", "a value", "is too large for float32: divide the column by a constant")
+            raise FieldError(
+                "X", "a value", "is too large for float32: divide the column by a constant"
+            )
         return np.ascontiguousarray(wide, dtype=np.float32)
 
     def _clients(
@@ -154,7 +158,9 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         pairs = torch.unique(torch.stack([people, owner], 1), dim=0)
         most = int(torch.bincount(pairs[:, 0]).max())
         if most > declared:
-            accepted = f"some person is in {most} groups: raise it, RecordDP(silos_per_person={most}, ...)"
+            accepted = (
+                f"some person is in {most} groups: raise it, RecordDP(silos_per_person={most}, ...)"
+            )
             raise FieldError("silos_per_person", declared, accepted)
 
     def _method(self) -> Method:
@@ -262,9 +268,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
         check_classification_targets(labels)
         found = np.unique(labels)
         if self.classes is None and self._method().may_promise:
-            accepted = (
-                "were counted off the labels, and may tell whether one record has the last class: give classes=[...]"
-            )
+            accepted = "were counted off the labels, and may tell whether one record has the last class: give classes=[...]"
             raise FieldError("classes", f"{len(found)} found", accepted)
         self.classes_ = found if self.classes is None else np.unique(np.asarray(self.classes))
         if len(self.classes_) < 2:
@@ -281,7 +285,9 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
         """Predict the probabilities [N, C] of the classes, in the order of `classes_`."""
         outputs = self._outputs(X)
         if outputs.dim() != 2 or outputs.shape[1] != len(self.classes_):
-            accepted = f"the network must give one score for each of the {len(self.classes_)} classes"
+            accepted = (
+                f"the network must give one score for each of the {len(self.classes_)} classes"
+            )
             raise FieldError("model", tuple(outputs.shape[1:]), accepted)
         return np.asarray(outputs.softmax(1).numpy())
 
@@ -351,7 +357,11 @@ class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
         low, high = self._ends()
         scaled = (np.asarray(targets, dtype=np.float64) - low) / (high - low)
         if self.target_range is not None and ((scaled < 0) | (scaled > 1)).any():
-            raise FieldError("y", "a value", f"is outside the declared target_range ({low:g}, {high:g}): widen it")
+            raise FieldError(
+                "y",
+                "a value",
+                f"is outside the declared target_range ({low:g}, {high:g}): widen it",
+            )
         outputs = 1 if scaled.ndim == 1 else scaled.shape[1]
         return self._run(
             x,

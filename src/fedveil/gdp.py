@@ -49,7 +49,9 @@ def log_delta(epsilon: float, mu: float) -> float:
 def _log_delta(a: float, b: float) -> float:
     """Compute `log_delta` from a = mu/2 - epsilon/mu and b = mu/2 + epsilon/mu: epsilon = (b^2 - a^2) / 2."""
     high = float(scipy.special.log_ndtr(a))
-    scaled = float(scipy.special.erfcx(b / math.sqrt(2))) / 2  # Phi(-b) e^(b^2/2): large mu subtracts nothing large
+    scaled = (
+        float(scipy.special.erfcx(b / math.sqrt(2))) / 2
+    )  # Phi(-b) e^(b^2/2): large mu subtracts nothing large
     if scaled <= 0:
         return high
     gap = math.log(scaled) - a * a / 2 - high
@@ -140,7 +142,9 @@ def noise_of_epsilon(epsilon: float, delta: float, change: float = 1.0) -> float
 
 def compose_mu(mus: Iterable[float]) -> float:
     """Compose independent Gaussian releases: mu is the root of the sum of squares."""
-    return math.hypot(*(require_non_negative("mu", m) for m in mus))  # squares of small ones would underflow
+    return math.hypot(
+        *(require_non_negative("mu", m) for m in mus)
+    )  # squares of small ones would underflow
 
 
 def epsilon_of_rho(rho: float, delta: float) -> float:
@@ -257,7 +261,9 @@ def meaning_of_curve(epsilons: Curve, deltas: Curve) -> Meaning:
         [m], pairs for which the promise holds in both directions; more of them make the bound tighter.
     """
     pure = np.tanh(epsilons / 2)
-    advantage = float(np.min(pure + deltas * (1 - pure)))  # (e^epsilon - 1 + 2 delta) / (e^epsilon + 1)
+    advantage = float(
+        np.min(pure + deltas * (1 - pure))
+    )  # (e^epsilon - 1 + 2 delta) / (e^epsilon + 1)
     accuracy = (1 + min(1.0, advantage)) / 2
     power = tuple(_power(epsilons, deltas, rate) for rate in RATES)
     return Meaning(accuracy=accuracy, power=power)

@@ -75,7 +75,9 @@ class Layout:
     constants: tuple[str, ...] = field(default=())
 
     @classmethod
-    def from_shapes(cls, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype = torch.float32) -> "Layout":
+    def from_shapes(
+        cls, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype = torch.float32
+    ) -> "Layout":
         """Lay out arrays of the given shapes in the mapping's order.
 
         Parameters
@@ -90,9 +92,13 @@ class Layout:
         FieldError
             If there is nothing to share, a size is not positive, or the type is not a floating-point type.
         """
-        require_a("shapes", shapes, Mapping, "must be a table of names and shapes: {'weight': (2, 5)}")
+        require_a(
+            "shapes", shapes, Mapping, "must be a table of names and shapes: {'weight': (2, 5)}"
+        )
         for name, shape in shapes.items():
-            require_a(f"shapes[{name!r}]", shape, Sequence, "must be a sequence of whole numbers: (2, 5)")
+            require_a(
+                f"shapes[{name!r}]", shape, Sequence, "must be a sequence of whole numbers: (2, 5)"
+            )
         entries = [(name, tuple(map(int, shape)), dtype) for name, shape in shapes.items()]
         return cls._build(entries, ())
 
@@ -145,14 +151,20 @@ class Layout:
         blocks, start = [], 0
         for name, shape, dtype in entries:
             if dtype not in _SHARED:
-                raise FieldError(name, dtype, "only floating-point arrays can be shared; keep integers as buffers")
+                raise FieldError(
+                    name,
+                    dtype,
+                    "only floating-point arrays can be shared; keep integers as buffers",
+                )
             block = Block(name, shape, start, dtype)
             if block.size < 1:
                 raise FieldError(name, shape, "every size must be at least 1")
             blocks.append(block)
             start = block.stop
         if not blocks:
-            raise FieldError("layout", [], "has nothing to share: at least one trainable parameter is needed")
+            raise FieldError(
+                "layout", [], "has nothing to share: at least one trainable parameter is needed"
+            )
         return cls(tuple(blocks), kept, constants)
 
     @property
@@ -243,7 +255,9 @@ class Layout:
             if name not in known and name not in self.shapes:
                 raise FieldError(field_name, name, "is no layer; " + nearest(name, known))
         missing = [name for name in known if name not in keys]
-        raise FieldError(field_name, sorted(keys), f"needs one entry a layer; missing: {', '.join(missing)}")
+        raise FieldError(
+            field_name, sorted(keys), f"needs one entry a layer; missing: {', '.join(missing)}"
+        )
 
     def flatten(self, arrays: Mapping[str, Tensor]) -> Tensor:
         """Concatenate named arrays into one vector.
@@ -270,7 +284,11 @@ class Layout:
                 raise FieldError(b.name, None, f"the layout needs it, with shape {b.shape}")
             value = arrays[b.name]
             if tuple(value.shape) != b.shape or not value.is_floating_point():
-                raise FieldError(b.name, (tuple(value.shape), value.dtype), f"must be a float array of shape {b.shape}")
+                raise FieldError(
+                    b.name,
+                    (tuple(value.shape), value.dtype),
+                    f"must be a float array of shape {b.shape}",
+                )
             parts.append(value.detach().reshape(-1).to(self.dtype))
         return torch.cat(parts)
 
@@ -280,7 +298,9 @@ class Layout:
         memory = {arrays[name].data_ptr() for name in self.shapes if name in arrays}
         for name, array in arrays.items():
             if name not in known and array.data_ptr() not in memory:
-                raise FieldError(name, tuple(array.shape), "is not part of the layout: declare it or remove it")
+                raise FieldError(
+                    name, tuple(array.shape), "is not part of the layout: declare it or remove it"
+                )
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Cut one vector into named arrays (fresh tensors of the blocks' own types).
@@ -356,4 +376,6 @@ class Layout:
         if value.dtype not in (torch.float32, torch.float64):
             raise FieldError(name, value.dtype, "must be float32 or float64")
         if value.dim() not in (1, 2) or value.shape[-1] != self.size:
-            raise FieldError(name, tuple(value.shape), f"must be [d] or [n, d] with d = {self.size}")
+            raise FieldError(
+                name, tuple(value.shape), f"must be [d] or [n, d] with d = {self.size}"
+            )

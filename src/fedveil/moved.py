@@ -32,7 +32,10 @@ MODULES = {
     "fedveil.runs.disk": "fedveil.files",
     "fedveil.runs.rows": "fedveil.evidence.rows",
     "fedveil.runs.world": f"{LAB}.games.world",
-    **{f"fedveil.cli.{name}": f"{LAB}.cli.{name}" for name in ("audit", "data", "home", "report", "running")},
+    **{
+        f"fedveil.cli.{name}": f"{LAB}.cli.{name}"
+        for name in ("audit", "data", "home", "report", "running")
+    },
 }
 # rooms of the laboratory with modules that went to the library: these are found without the laboratory, too
 PARTED = ("fedveil.config", "fedveil.report", "fedveil.report.statement", "fedveil.runs")
@@ -119,7 +122,9 @@ class Moved(MetaPathFinder):
             return ModuleSpec(fullname, _Room(present), is_package=True)
         require_lab(fullname, present)
         self._tell(fullname, present)
-        return ModuleSpec(fullname, _Alias(present), is_package=hasattr(import_module(present), "__path__"))
+        return ModuleSpec(
+            fullname, _Alias(present), is_package=hasattr(import_module(present), "__path__")
+        )
 
     def _tell(self, fullname: str, present: str) -> None:
         """Warn once for each import, which also looks for the rooms above a module."""
@@ -128,7 +133,9 @@ class Moved(MetaPathFinder):
         if told[0] == place and fullname.startswith(f"{told[1]}."):
             return
         text = f"{fullname} is {present} now"
-        elsewhere = [f"{old} is {new}" for old, new in MODULES.items() if old.startswith(f"{fullname}.")]
+        elsewhere = [
+            f"{old} is {new}" for old, new in MODULES.items() if old.startswith(f"{fullname}.")
+        ]
         text = "; ".join([text, *elsewhere, "the old names go with the next version"])
         # `warn` does not count the frames of the import system
         warn(text, DeprecationWarning, stacklevel=3)
@@ -157,7 +164,9 @@ def require_lab(name: str, present: str) -> None:
         import_module(LAB)
     except ModuleNotFoundError as error:
         needed = "pip install fedveil-lab (in a checkout: pip install ./lab)"
-        raise ModuleNotFoundError(f"{name} is of the package fedveil-lab: {needed}", name=LAB) from error
+        raise ModuleNotFoundError(
+            f"{name} is of the package fedveil-lab: {needed}", name=LAB
+        ) from error
 
 
 def find_moved() -> None:

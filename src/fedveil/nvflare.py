@@ -7,7 +7,9 @@ from typing import Any
 try:
     import nvflare.apis  # noqa: F401
 except ImportError as error:
-    raise ImportError('fedveil.nvflare needs NVIDIA FLARE: pip install "fedveil[nvflare]"') from error
+    raise ImportError(
+        'fedveil.nvflare needs NVIDIA FLARE: pip install "fedveil[nvflare]"'
+    ) from error
 
 from fedveil.engines.lifetime import begin_ledger as begin_ledger
 from fedveil.engines.messages import UnprotectedError as UnprotectedError

@@ -14,7 +14,9 @@ from typing import Any, TypeVar, cast
 from fedveil.errors import FedVeilError, FieldError, nearest, require_choice
 
 T = TypeVar("T")
-Lazy = tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]  # __getattr__, __dir__ and __all__
+Lazy = tuple[
+    Callable[[str], Any], Callable[[], list[str]], list[str]
+]  # __getattr__, __dir__ and __all__
 
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
@@ -142,7 +144,11 @@ class Registry(UserDict[str, T]):
         if folder:
             _require_from(self.field, name, found, Path(folder))
         if not hasattr(found, attribute):
-            raise FieldError(self.field, name, f"names nothing in {module}; {nearest(attribute, _public_names(found))}")
+            raise FieldError(
+                self.field,
+                name,
+                f"names nothing in {module}; {nearest(attribute, _public_names(found))}",
+            )
         return getattr(found, attribute)
 
     def package(self, name: str) -> str:
@@ -169,7 +175,9 @@ class Registry(UserDict[str, T]):
         try:
             loaded: T = thing.load()
         except (ImportError, AttributeError) as error:
-            raise FieldError(self.field, name, f"of {self.package(name)} cannot be imported: {error}") from error
+            raise FieldError(
+                self.field, name, f"of {self.package(name)} cannot be imported: {error}"
+            ) from error
         self.data[name] = loaded
         return loaded
 
@@ -246,16 +254,22 @@ def lazy(package: str, offered: Mapping[str, str]) -> Lazy:
 
     def load(name: str) -> Any:
         if name not in owners:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=module)
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}", name=name, obj=module
+            )
         owner = owners[name]
         other = _top(owner)
         if other in absent:
             distribution = other.replace("_", "-")
             folder = distribution.removeprefix("fedveil-")
             needed = f"pip install {distribution} (in a checkout: pip install ./{folder})"
-            raise ImportError(f"{package}.{name} is of the package {distribution}: {needed}", name=other)
+            raise ImportError(
+                f"{package}.{name} is of the package {distribution}: {needed}", name=other
+            )
         is_module = owner in (package, other)
-        value = import_module(f"{owner}.{name}") if is_module else getattr(import_module(owner), name)
+        value = (
+            import_module(f"{owner}.{name}") if is_module else getattr(import_module(owner), name)
+        )
         setattr(module, name, value)
         return value
 

@@ -13,7 +13,14 @@ patientin teilnehmer""",
 beispiel""",
     "nothing": "nothing none nobody no off nichts",
 }
-_ENDINGS = {"": "", "s": "", "es": "", "en": "", "n": "", "ies": "y"}  # of plurals, with those of the singulars
+_ENDINGS = {
+    "": "",
+    "s": "",
+    "es": "",
+    "en": "",
+    "n": "",
+    "ies": "y",
+}  # of plurals, with those of the singulars
 _MEANING: dict[str, str] = {}
 for _unit, _words in WORDS.items():
     _MEANING |= dict.fromkeys(_words.split(), _unit)

@@ -78,19 +78,27 @@ def require_unwrapped(module: nn.Module) -> None:
             accepted = "is scripted or traced (torch.jit): give the nn.Module that it was made from"
             raise FieldError(where, type(part).__name__, accepted)
         if "FSDPModule" in kinds:
-            raise FieldError(where, type(part).__name__, f"{_SEVERAL}: give the model as it was before fully_shard")
+            raise FieldError(
+                where,
+                type(part).__name__,
+                f"{_SEVERAL}: give the model as it was before fully_shard",
+            )
     for name, parameter in module.named_parameters():
         _require_plain(name, parameter)
 
 
 def _require_plain(name: str, parameter: Any) -> None:
     if parameter.is_meta:
-        raise FieldError(name, "meta", 'has no values: build the model without torch.device("meta")')
+        raise FieldError(
+            name, "meta", 'has no values: build the model without torch.device("meta")'
+        )
     if parameter.is_complex():
         accepted = "is complex, and noise is real: hold real and imaginary part, torch.view_as_complex(self.weight)"
         raise FieldError(name, str(parameter.dtype), accepted)
     if parameter.layout != torch.strided:
         raise FieldError(name, str(parameter.layout), "is sparse: write parameter.to_dense()")
     if type(parameter.data) is not Tensor:
-        accepted = "is no plain tensor: give the model as it was before it was distributed or quantised"
+        accepted = (
+            "is no plain tensor: give the model as it was before it was distributed or quantised"
+        )
         raise FieldError(name, type(parameter.data).__name__, accepted)

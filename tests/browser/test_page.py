@@ -70,7 +70,11 @@ def page(tmp_path_factory):
         "model": {"name": "logistic"},
     }
     privacy = {"method": "global", "noise_multiplier": 4.0, "clip": 1.0}
-    compare(parse({**config, "privacy": privacy, "compare": {"settings": settings}}), path / "run", seeds=2)
+    compare(
+        parse({**config, "privacy": privacy, "compare": {"settings": settings}}),
+        path / "run",
+        seeds=2,
+    )
     text = files_of(gather([path / "run"], [], None, None))[PAGE].decode()
     (path / PAGE).write_text(text)
     (path / "page.html").write_text(looked_at(text))
@@ -85,12 +89,20 @@ def looked_at(text):
 
 def opened(browser, page, tmp_path, *options):
     """What the page shows of itself, and what it wrote to the console."""
-    how = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--user-data-dir={tmp_path}"]
+    how = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        f"--user-data-dir={tmp_path}",
+    ]
     command = [browser, *how, *options, "--virtual-time-budget=2000", "--dump-dom", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     seen = re.search(r'data-seen="([^"]*)"', done.stdout)
     assert seen, done.stdout[-2000:]
-    return json.loads(html.unescape(seen[1])), [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return json.loads(html.unescape(seen[1])), [
+        line for line in done.stderr.splitlines() if "CONSOLE" in line
+    ]
 
 
 @pytest.mark.parametrize("width", [1280, 500])
@@ -110,7 +122,13 @@ def test_the_page_fits_can_be_read_and_its_lines_switched(browser, page, tmp_pat
 def test_the_page_s_own_policy_lets_no_script_run(browser, page, tmp_path):
     policy = re.search(r"<meta http-equiv[^>]*>", (page.parent / PAGE).read_text())[0]
     (tmp_path / "page.html").write_text(page.read_text().replace("<head>", f"<head>{policy}"))
-    how = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
+    how = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path}",
+        "--dump-dom",
+    ]
     command = [browser, *how, (tmp_path / "page.html").as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert not re.search(r'data-seen="', done.stdout)
@@ -118,18 +136,31 @@ def test_the_page_s_own_policy_lets_no_script_run(browser, page, tmp_path):
 
 def test_an_error_on_the_page_would_be_seen(browser, page, tmp_path):
     broken = tmp_path / "broken.html"
-    broken.write_text(page.read_text().replace("<script>", "<script>missing.call();</script><script>", 1))
+    broken.write_text(
+        page.read_text().replace("<script>", "<script>missing.call();</script><script>", 1)
+    )
     assert opened(browser, broken, tmp_path / "profile")[1]
 
 
 def test_it_prints_on_a_few_sheets_of_a4(browser, page, tmp_path):
-    how = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--no-pdf-header-footer"]
+    how = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path}",
+        "--no-pdf-header-footer",
+    ]
     file = tmp_path / "page.pdf"
     subprocess.run(
-        [browser, *how, f"--print-to-pdf={file}", page.as_uri()], capture_output=True, timeout=120, check=True
+        [browser, *how, f"--print-to-pdf={file}", page.as_uri()],
+        capture_output=True,
+        timeout=120,
+        check=True,
     )
     raw = file.read_bytes()
-    boxes = [tuple(map(float, box)) for box in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", raw)]
+    boxes = [
+        tuple(map(float, box)) for box in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", raw)
+    ]
     assert 1 <= len(boxes) <= 8
     assert all(abs(width - 595) < 2 and abs(height - 842) < 2 for width, height in boxes)
 

@@ -35,21 +35,39 @@ EPSILON = 10.0  # of the server under "global": four releases cost 9.997, so tha
 METHODS = {
     "global": {
         "aggregator": {"name": "fedadam"},
-        "privacy": {"method": "global", "noise_multiplier": 1.0, "clip": 1.0, "budget": {"epsilon": EPSILON}},
+        "privacy": {
+            "method": "global",
+            "noise_multiplier": 1.0,
+            "clip": 1.0,
+            "budget": {"epsilon": EPSILON},
+        },
     },
     # the noise of a round depends on what the client released in the round before: its state has to survive
     "sga-ldp": {
-        "privacy": {"method": "sga-ldp", "epsilon_min": 5.0, "epsilon_max": 8.0, "similarity": "released"},
+        "privacy": {
+            "method": "sga-ldp",
+            "epsilon_min": 5.0,
+            "epsilon_max": 8.0,
+            "similarity": "released",
+        },
     },
     "group": {"privacy": {"method": "group", "hypotheses": 2, "noise_multiplier": 1.0}},
     # a share that left is not sent again, and a round that was summed is not summed again
-    "record-sum": {"privacy": {"method": "record", "sum": "trusted", "examples": 100, "noise_multiplier": 1.0}},
+    "record-sum": {
+        "privacy": {"method": "record", "sum": "trusted", "examples": 100, "noise_multiplier": 1.0}
+    },
 }
 
 
 def config(method, source, rounds):
     data, model = {"name": "breast-cancer", "clients": 3}, {"name": "logistic"}
-    values = {"name": "tiny", "rounds": rounds, "data": data, "model": model, "source": {"kind": source}}
+    values = {
+        "name": "tiny",
+        "rounds": rounds,
+        "data": data,
+        "model": model,
+        "source": {"kind": source},
+    }
     return parse({**values, **METHODS[method]})
 
 
@@ -133,7 +151,13 @@ class Steps:
     """
 
     def __init__(self, root, fatal, disk=None, power_cut=False):
-        self.root, self.fatal, self.disk, self.power_cut, self.count = root, fatal, disk, power_cut, 0
+        self.root, self.fatal, self.disk, self.power_cut, self.count = (
+            root,
+            fatal,
+            disk,
+            power_cut,
+            0,
+        )
 
     def __call__(self):
         self.count += 1
@@ -148,7 +172,10 @@ class Steps:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def inside(self, path):
-        return isinstance(path, str | os.PathLike) and self.root in (Path(path), *Path(path).parents)
+        return isinstance(path, str | os.PathLike) and self.root in (
+            Path(path),
+            *Path(path).parents,
+        )
 
 
 class PiecewiseFile:
@@ -212,7 +239,12 @@ def watch_disk(steps):
             steps.disk.made(Path(path))
         return steps()
 
-    io.open, os.fsync, os.replace, os.mkdir = stepping_open, stepping_fsync, stepping_replace, stepping_mkdir
+    io.open, os.fsync, os.replace, os.mkdir = (
+        stepping_open,
+        stepping_fsync,
+        stepping_replace,
+        stepping_mkdir,
+    )
 
 
 def watch_parties(log, steps):
@@ -221,7 +253,9 @@ def watch_parties(log, steps):
     admit, release, combine = ClientParty.admit, ClientParty.release, ServerParty.combine
 
     def hand_over(party, round_, purpose, releases):
-        if party.method.client.trust == "central" and purpose == PROTECT:  # a declared identity: nothing to record
+        if (
+            party.method.client.trust == "central" and purpose == PROTECT
+        ):  # a declared identity: nothing to record
             return
         key = (party.ledger.party, round_, purpose, party.ledger.find((round_, purpose)).attempt)
         steps()
@@ -312,7 +346,11 @@ class Case:
         return self.spec.privacy.options.get("sum") == "trusted"
 
     def wire(self):
-        return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
+        return (
+            [json.loads(line) for line in self.log.read_text().splitlines()]
+            if self.log.exists()
+            else []
+        )
 
     def ledgers(self):
         """The entries of every party, whole lines only, and without what it declared before them."""
@@ -329,18 +367,26 @@ class Case:
 
     def _check_wire(self):
         books = {
-            party: {(e["run"], e["round"], e["purpose"], e["attempt"], e["digest"]) for e in entries}
+            party: {
+                (e["run"], e["round"], e["purpose"], e["attempt"], e["digest"]) for e in entries
+            }
             for party, entries in self.ledgers().items()
         }
         handed_over = {}
         for run_id, party, round_, purpose, attempt, mark in self.wire():
             entry = (run_id, round_, purpose, attempt, mark)
-            assert entry in books.get(party, ()), f"handed over by {party}, but not in its ledger: {entry}"
+            assert entry in books.get(party, ()), (
+                f"handed over by {party}, but not in its ledger: {entry}"
+            )
             again = (party, round_, purpose, attempt) in handed_over
             before = handed_over.setdefault((party, round_, purpose, attempt), mark)
-            assert before == mark, f"{party}, {purpose} of round {round_}, attempt {attempt}: two digests handed over"
+            assert before == mark, (
+                f"{party}, {purpose} of round {round_}, attempt {attempt}: two digests handed over"
+            )
             if self.summed and self.spec.source.kind == "secure":
-                assert not again, f"{party} handed out its share of round {round_}, attempt {attempt}, twice"
+                assert not again, (
+                    f"{party} handed out its share of round {round_}, attempt {attempt}, twice"
+                )
                 assert purpose != COMBINE or attempt == 0, f"round {round_} was summed twice"
         for party, entries in books.items():
             assert len(entries) >= sum(key[0] == party for key in handed_over)
@@ -359,13 +405,17 @@ class Case:
         summary = json.loads((self.folder / "summary.json").read_text())
         files = whole.files() if summary["rounds"] else whole.files() - ROUNDS_LEAVE
         assert self.files() >= files, f"files are missing: {sorted(files - self.files())}"
-        assert self.files() <= whole.files(), f"files are left: {sorted(self.files() - whole.files())}"
+        assert self.files() <= whole.files(), (
+            f"files are left: {sorted(self.files() - whole.files())}"
+        )
         if self.spec.source.kind == "reproducible":
             self._check_same(whole)
         elif summary["stopped"]:
             self.stopped = True
             if self.summed:
-                assert any(why in summary["stopped"] for why in ("budget is used up", "recorded a sum"))
+                assert any(
+                    why in summary["stopped"] for why in ("budget is used up", "recorded a sum")
+                )
             else:
                 assert "budget is used up" in summary["stopped"]
                 assert len(self.ledgers()["server"]) == 4
@@ -375,14 +425,25 @@ class Case:
             assert summary["guarantees"]["server"]["epsilon"] <= self.spec.privacy.budget.epsilon
 
     def _check_same(self, whole):
-        for name in ("model.safetensors", "config.toml", "checkpoint/run.json", "checkpoint/round.safetensors"):
-            assert (self.folder / name).read_bytes() == (whole.folder / name).read_bytes(), f"{name} differs"
+        for name in (
+            "model.safetensors",
+            "config.toml",
+            "checkpoint/run.json",
+            "checkpoint/round.safetensors",
+        ):
+            assert (self.folder / name).read_bytes() == (whole.folder / name).read_bytes(), (
+                f"{name} differs"
+            )
         for path in (self.folder / "ledger").iterdir():
-            assert path.read_bytes() == (whole.folder / "ledger" / path.name).read_bytes(), f"{path.name} differs"
+            assert path.read_bytes() == (whole.folder / "ledger" / path.name).read_bytes(), (
+                f"{path.name} differs"
+            )
         assert self.rows() == whole.rows()
 
     def rows(self):
-        rows = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()
+        ]
         return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
 
     def files(self):
@@ -419,13 +480,17 @@ class Sweep:
         """Die at every step; if a second death is given, also while going on, at a random step."""
         for step in range(1, self.steps + 1, stride):
             fatal = [step, *(self.random.randint(1, self.steps) for _ in deaths[1:])]
-            name = ", then ".join(f"{death} at step {at}" for death, at in zip(deaths, fatal, strict=True))
+            name = ", then ".join(
+                f"{death} at step {at}" for death, at in zip(deaths, fatal, strict=True)
+            )
             self._case(name, lambda case, fatal=fatal: self._by_steps(case, deaths, fatal))
 
     def moments(self, count):
         """Kill from outside, at random moments, up to three times a case."""
         while self.kills < count and not self.failures:
-            self._case(f"moments after {self.kills} kills", lambda case: self._by_timer(case, count))
+            self._case(
+                f"moments after {self.kills} kills", lambda case: self._by_timer(case, count)
+            )
 
     def _by_steps(self, case, deaths, fatal):
         modelled = "power cut" in deaths
@@ -459,7 +524,12 @@ class Sweep:
 
     def figures(self):
         elapsed = round(time.perf_counter() - self.began, 1)
-        counts = {"cases": self.cases, "kills": self.kills, "stopped": self.stopped, "failed": len(self.failures)}
+        counts = {
+            "cases": self.cases,
+            "kills": self.kills,
+            "stopped": self.stopped,
+            "failed": len(self.failures),
+        }
         return {"steps": self.steps, **counts, "seconds": elapsed, "failures": self.failures[:5]}
 
 

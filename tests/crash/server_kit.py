@@ -29,7 +29,14 @@ from fedveil.engines.server import ServerParty
 from fedveil.errors import FieldError
 from fedveil.evidence.standing import FILE, FOLDER
 from fedveil.files import FolderLock
-from fedveil.flower import FedVeilStrategy, InProcessGrid, ServerFolder, from_arrays, privacy_mod, to_arrays
+from fedveil.flower import (
+    FedVeilStrategy,
+    InProcessGrid,
+    ServerFolder,
+    from_arrays,
+    privacy_mod,
+    to_arrays,
+)
 from fedveil.layout import Layout
 from fedveil.methods import build
 
@@ -45,8 +52,12 @@ def adding(method, **options):
 
     @client.train()
     def train(message, context):
-        vector = from_arrays(SHAPES, message.content["arrays"]) + 1 + context.node_config["partition-id"]
-        content = RecordDict({"arrays": to_arrays(SHAPES, vector), "metrics": MetricRecord({"num-examples": 1})})
+        vector = (
+            from_arrays(SHAPES, message.content["arrays"]) + 1 + context.node_config["partition-id"]
+        )
+        content = RecordDict(
+            {"arrays": to_arrays(SHAPES, vector), "metrics": MetricRecord({"num-examples": 1})}
+        )
         return Message(content, reply_to=message)
 
     return client
@@ -91,7 +102,11 @@ class ServerCase(crash_kit.Case):
             steps()
             return combined
 
-        ClientParty.release, ServerParty.open, ServerParty.combine = stepping_release, stepping_open, stepping_combine
+        ClientParty.release, ServerParty.open, ServerParty.combine = (
+            stepping_release,
+            stepping_open,
+            stepping_combine,
+        )
 
     def _go(self):
         grids.RUN = self.kills + 1
@@ -126,7 +141,11 @@ class ServerCase(crash_kit.Case):
         return adding(LOCAL if self.spec.method == "sites" else CENTRAL, seed=seed)
 
     def _nodes(self):
-        return self.sites if self.spec.method != "central" else [{"partition-id": i} for i in range(SITES)]
+        return (
+            self.sites
+            if self.spec.method != "central"
+            else [{"partition-id": i} for i in range(SITES)]
+        )
 
     def ledger(self):
         path = self.folder / "ledger" / "server.jsonl"
@@ -164,7 +183,9 @@ class ServerCase(crash_kit.Case):
             if who == "site":
                 assert mark in books[what], f"site {what} handed over what its ledger lacks"
             elif what and (durable or what in latest):
-                assert latest[what] == mark, f"models of round {what} were handed over that are not its last line's"
+                assert latest[what] == mark, (
+                    f"models of round {what} were handed over that are not its last line's"
+                )
 
     def check_end(self, whole):
         self._check_wire()
@@ -179,7 +200,9 @@ class ServerCase(crash_kit.Case):
         lock.release()
         if summary["stopped"]:
             self.stopped = True
-            assert "budget" in summary["stopped"] or "releases" in summary["stopped"], summary["stopped"]
+            assert "budget" in summary["stopped"] or "releases" in summary["stopped"], summary[
+                "stopped"
+            ]
         else:
             assert summary["rounds"] == self.spec.rounds
         assert len(ledger.entries) <= self.spec.rounds + self.kills
@@ -190,7 +213,9 @@ class ServerCase(crash_kit.Case):
         if self.spec.source.kind == "reproducible" and self.spec.method == "central":
             assert len(ledger.entries) == self.spec.rounds
             name = "model.safetensors"
-            assert (self.folder / name).read_bytes() == (whole.folder / name).read_bytes(), f"{name} differs"
+            assert (self.folder / name).read_bytes() == (whole.folder / name).read_bytes(), (
+                f"{name} differs"
+            )
 
 
 class ServerSweep(crash_kit.Sweep):

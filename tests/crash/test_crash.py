@@ -32,9 +32,19 @@ SOURCES = ("secure", "reproducible")
 def crash(home, *plans):
     """Carry out plans; their figures."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(KIT), str(home), *(json.dumps({"rounds": 3, **plan}) for plan in plans)]
+    command = [
+        sys.executable,
+        str(KIT),
+        str(home),
+        *(json.dumps({"rounds": 3, **plan}) for plan in plans),
+    ]
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
             out, errors = process.communicate(timeout=3600)
@@ -47,7 +57,9 @@ def crash(home, *plans):
 
 def assert_nothing_failed(figures):
     for found in figures:
-        assert not found["failures"], "\n".join([f"{found['failed']} of {found['cases']} cases", *found["failures"]])
+        assert not found["failures"], "\n".join(
+            [f"{found['failed']} of {found['cases']} cases", *found["failures"]]
+        )
         assert found["kills"] > 0
 
 
@@ -56,7 +68,13 @@ def test_at_some_steps(tmp_path):
     figures = crash(
         tmp_path,
         {**plan, "method": "sga-ldp", "source": "secure", "deaths": ["kill", "power cut"]},
-        {**plan, "method": "global", "noise_multiplier": 0.01, "source": "reproducible", "deaths": ["kill"]},
+        {
+            **plan,
+            "method": "global",
+            "noise_multiplier": 0.01,
+            "source": "reproducible",
+            "deaths": ["kill"],
+        },
         {**plan, "method": "record-sum", "source": "secure", "deaths": ["kill"]},
     )
     assert_nothing_failed(figures)
@@ -66,8 +84,13 @@ def test_at_some_steps(tmp_path):
 def shown(capsys, title, figures):
     with capsys.disabled():
         for found in figures:
-            counts = ", ".join(f"{found[key]} {key}" for key in ("steps", "cases", "kills", "failed", "stopped"))
-            print(f"\n{title}, {found['method']}, {found['source']}: {counts}; {found['seconds']:.0f} s", end="")
+            counts = ", ".join(
+                f"{found[key]} {key}" for key in ("steps", "cases", "kills", "failed", "stopped")
+            )
+            print(
+                f"\n{title}, {found['method']}, {found['source']}: {counts}; {found['seconds']:.0f} s",
+                end="",
+            )
 
 
 @pytest.mark.slow
@@ -83,7 +106,9 @@ def test_killed_at_every_step_and_again_while_going_on(tmp_path, capsys, method,
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_power_is_cut_at_every_step(tmp_path, capsys, method, source):
-    figures = crash(tmp_path, {"method": method, "source": source, "deaths": ["power cut"], "rounds": 2})
+    figures = crash(
+        tmp_path, {"method": method, "source": source, "deaths": ["power cut"], "rounds": 2}
+    )
     shown(capsys, "power cut at every step", figures)
     assert_nothing_failed(figures)
 
@@ -93,7 +118,13 @@ def test_the_power_is_cut_at_every_step(tmp_path, capsys, method, source):
 def test_what_a_killed_process_left_unsynced_is_not_relied_on(tmp_path, capsys, source):
     figures = crash(
         tmp_path,
-        {"method": "global", "noise_multiplier": 0.01, "source": source, "deaths": ["kill", "power cut"], "rounds": 2},
+        {
+            "method": "global",
+            "noise_multiplier": 0.01,
+            "source": source,
+            "deaths": ["kill", "power cut"],
+            "rounds": 2,
+        },
     )
     shown(capsys, "killed, then power cut", figures)
     assert_nothing_failed(figures)
@@ -112,8 +143,21 @@ def test_killed_at_random_moments(tmp_path, capsys):
 
 
 def config(seed=0):
-    data, model, privacy = {"name": "breast-cancer", "clients": 2}, {"name": "logistic"}, {"method": "sga-ldp"}
-    return parse({"name": "tiny", "seed": seed, "rounds": 3, "data": data, "model": model, "privacy": privacy})
+    data, model, privacy = (
+        {"name": "breast-cancer", "clients": 2},
+        {"name": "logistic"},
+        {"method": "sga-ldp"},
+    )
+    return parse(
+        {
+            "name": "tiny",
+            "seed": seed,
+            "rounds": 3,
+            "data": data,
+            "model": model,
+            "privacy": privacy,
+        }
+    )
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +179,14 @@ def edited(lines):
 
 DAMAGE = {
     "edited": (edited, "line 2 was edited"),
-    "without its first line": (lambda lines: lines[1:], "line 1 was edited or a line before it is missing"),
-    "without its last line": (lambda lines: lines[:-1], "3 whole lines, fewer than the 4 of the checkpoint"),
+    "without its first line": (
+        lambda lines: lines[1:],
+        "line 1 was edited or a line before it is missing",
+    ),
+    "without its last line": (
+        lambda lines: lines[:-1],
+        "3 whole lines, fewer than the 4 of the checkpoint",
+    ),
     "out of order": (
         lambda lines: [lines[1], lines[0], *lines[2:]],
         "line 1 was edited or a line before it is missing",
@@ -153,16 +203,23 @@ def test_a_damaged_ledger_is_refused_with_the_way_out_and_left_alone(folder, par
     lines = ledger.read_text().splitlines(keepends=True)
     own = [line for line in lines if json.loads(line)["party"] == party]
     ledger.write_text("".join([line for line in lines if line not in own] + damage(own)))
-    assert_refused(folder, f"ledger of '{party}'.*{message}.*restore (it|the file) or start a new run")
+    assert_refused(
+        folder, f"ledger of '{party}'.*{message}.*restore (it|the file) or start a new run"
+    )
 
 
 def test_the_ledger_of_another_run_or_party_is_refused_with_the_way_out(folder, tmp_path):
     run(config(seed=1), tmp_path / "other")
     clients = folder / "ledger" / "clients.jsonl"
     shutil.copy(clients, folder / "ledger" / "server.jsonl")
-    assert_refused(folder, "ledger of 'server', line 1 belongs to .*party '0'; restore the file or start a new run")
+    assert_refused(
+        folder,
+        "ledger of 'server', line 1 belongs to .*party '0'; restore the file or start a new run",
+    )
     shutil.copy(tmp_path / "other" / "ledger" / "clients.jsonl", clients)
-    assert_refused(folder, "ledger of '0', line 1 belongs to run .*; restore the file or start a new run")
+    assert_refused(
+        folder, "ledger of '0', line 1 belongs to run .*; restore the file or start a new run"
+    )
 
 
 def test_the_checkpoint_of_another_run_is_refused_with_the_way_out(folder, tmp_path):
@@ -184,7 +241,9 @@ def test_a_checkpoint_with_a_flipped_bit_is_refused(folder):
     path.write_bytes(whole)
     assert Checkpoint.read(path.parent).round == 3
     tensors = load_file(path)
-    save_file(tensors, path, metadata={"fedveil": "{}"})  # as an earlier version wrote it, without a checksum
+    save_file(
+        tensors, path, metadata={"fedveil": "{}"}
+    )  # as an earlier version wrote it, without a checksum
     with pytest.raises(FieldError, match="checksum"):
         run(config(), folder, resume=True)
 
@@ -211,7 +270,10 @@ def test_a_run_killed_before_it_began_is_started_anew(tmp_path):
 
 
 def test_what_a_killed_replacement_left_is_removed(folder):
-    left = [folder / "checkpoint" / ".round.safetensors.part", folder / "ledger" / ".clients.jsonl.part"]
+    left = [
+        folder / "checkpoint" / ".round.safetensors.part",
+        folder / "ledger" / ".clients.jsonl.part",
+    ]
     for path in left:
         path.write_bytes(b"half")
     run(config(), folder, resume=True)

@@ -25,7 +25,14 @@ def config(source="reproducible", **privacy):
     data, model = {"name": "breast-cancer", "clients": 2}, {"name": "logistic"}
     privacy = {"method": "global", "noise_multiplier": 1.0, "clip": 1.0, **privacy}
     return parse(
-        {"name": "tiny", "rounds": 3, "data": data, "model": model, "privacy": privacy, "source": {"kind": source}}
+        {
+            "name": "tiny",
+            "rounds": 3,
+            "data": data,
+            "model": model,
+            "privacy": privacy,
+            "source": {"kind": source},
+        }
     )
 
 
@@ -46,7 +53,9 @@ class Paused:
         told, self._gate = os.pipe(), os.pipe()
         self.pid = os.fork()
         if not self.pid:
-            os.close(self._gate[1])  # so that it goes on, and ends, when the test's process has ended
+            os.close(
+                self._gate[1]
+            )  # so that it goes on, and ends, when the test's process has ended
             status = 1
             try:
                 progress = Silent()
@@ -77,7 +86,9 @@ def test_while_one_process_runs_no_other_writes(tmp_path):
     folder = tmp_path / "run"
     first = Paused(folder)
     before = contents(folder)
-    with pytest.raises(FieldError, match=f"is being written to by process {first.pid} on .*: wait until that has"):
+    with pytest.raises(
+        FieldError, match=f"is being written to by process {first.pid} on .*: wait until that has"
+    ):
         run(config(), folder, resume=True)
     with pytest.raises(FieldError, match="holds a run already"):
         run(config(), folder)
@@ -147,7 +158,9 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
     assert run(config(), tmp_path / "run").values["rounds"] == 3
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is read-only for root")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is read-only for root"
+)
 def test_a_folder_that_cannot_be_written_is_refused_and_left_as_it_is(tmp_path):
     folder = tmp_path / "run"
     run(config(), folder)
@@ -203,9 +216,16 @@ def test_a_budget_without_room_for_a_redraw_leaves_the_checkpointed_model(tmp_pa
     assert "the last checkpointed model stands" in summary.stopped
     assert summary.values["rounds"] == 1
     left = load_file(folder / "model.safetensors")
-    assert torch.equal(torch.cat([v.reshape(-1) for v in left.values()]).sort().values, kept.sort().values)
+    assert torch.equal(
+        torch.cat([v.reshape(-1) for v in left.values()]).sort().values, kept.sort().values
+    )
     lines = (folder / "ledger" / "server.jsonl").read_text().splitlines()
-    assert [json.loads(line).get("round") for line in lines] == [None, None, 1, 2]  # what binds the run, and the budget
+    assert [json.loads(line).get("round") for line in lines] == [
+        None,
+        None,
+        1,
+        2,
+    ]  # what binds the run, and the budget
     assert summary.values["guarantees"]["server"]["epsilon"] <= 7.0
 
 
@@ -215,6 +235,10 @@ def test_a_ledger_cannot_be_emptied_together_with_the_checkpoint(tmp_path):
     run(config(), folder)
     shutil.rmtree(folder / "ledger")
     (folder / "checkpoint" / "round.safetensors").unlink()
-    with pytest.raises(LedgerError, match=r"'server' lacks round 1.*restore the file or start a new run"):
+    with pytest.raises(
+        LedgerError, match=r"'server' lacks round 1.*restore the file or start a new run"
+    ):
         run(config(), folder, resume=True)
-    assert [json.loads(line)["round"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+    assert [
+        json.loads(line)["round"] for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ] == [1, 2, 3]

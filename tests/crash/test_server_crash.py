@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("flwr")
-pytestmark = [pytest.mark.flower, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")]
+pytestmark = [
+    pytest.mark.flower,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
+]
 
 KIT = Path(__file__).with_name("server_kit.py")
 CASES = [("central", "secure"), ("central", "reproducible"), ("sites", "secure"), ("sum", "secure")]
@@ -22,10 +25,22 @@ CASES = [("central", "secure"), ("central", "reproducible"), ("sites", "secure")
 def crash(home, *plans):
     """Carry out plans; their figures."""
     path = os.pathsep.join([str(KIT.parent), str(KIT.parent.parent), *sys.path])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "PYTHONPATH": path}
-    command = [sys.executable, str(KIT), str(home), *(json.dumps({"rounds": 2, **plan}) for plan in plans)]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "PYTHONPATH": path,
+    }
+    command = [
+        sys.executable,
+        str(KIT),
+        str(home),
+        *(json.dumps({"rounds": 2, **plan}) for plan in plans),
+    ]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as kit:
+    with subprocess.Popen(
+        command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as kit:
         try:
             out, errors = kit.communicate(timeout=3600)
         finally:
@@ -37,7 +52,9 @@ def crash(home, *plans):
 
 def assert_nothing_failed(figures):
     for found in figures:
-        assert not found["failures"], "\n".join([f"{found['failed']} of {found['cases']} cases", *found["failures"]])
+        assert not found["failures"], "\n".join(
+            [f"{found['failed']} of {found['cases']} cases", *found["failures"]]
+        )
         assert found["kills"] > 0
 
 
@@ -58,11 +75,16 @@ def test_at_some_steps(tmp_path):
 def test_killed_at_every_step_and_again_while_going_on(tmp_path, capsys, method, source):
     figures = crash(tmp_path, {"method": method, "source": source, "deaths": ["kill", "kill"]})
     with capsys.disabled():
-        print(f"\nserver killed at every step, {method}, {source}: {figures[0]['cases']} cases", end="")
+        print(
+            f"\nserver killed at every step, {method}, {source}: {figures[0]['cases']} cases",
+            end="",
+        )
     assert_nothing_failed(figures)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["secure", "reproducible"])
 def test_the_power_is_cut_at_every_step(tmp_path, source):
-    assert_nothing_failed(crash(tmp_path, {"method": "central", "source": source, "deaths": ["power cut"]}))
+    assert_nothing_failed(
+        crash(tmp_path, {"method": "central", "source": source, "deaths": ["power cut"]})
+    )

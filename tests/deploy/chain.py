@@ -19,7 +19,9 @@ from cryptography.x509.oid import NameOID
 from fedveil.node.site import begin_site
 
 BIN = Path(sys.executable).parent
-SECRET = "patient-4711"  # in data, exceptions and prints of hostile apps: must never reach the server
+SECRET = (
+    "patient-4711"  # in data, exceptions and prints of hostile apps: must never reach the server
+)
 PYPROJECT = """
 [build-system]
 requires = ["hatchling"]
@@ -92,7 +94,12 @@ def environment(home, **more):
         "OMP_NUM_THREADS": "1",
     }
     path = os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)])
-    return os.environ | quiet | {"PATH": path, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | more
+    return (
+        os.environ
+        | quiet
+        | {"PATH": path, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        | more
+    )
 
 
 def free_port():
@@ -120,7 +127,11 @@ def wait(condition, seconds, *logs):
             return
         time.sleep(0.3)
     raise AssertionError(
-        "\n".join(f"== {log.name}\n{log.read_text(errors='replace')[-4000:]}" for log in logs if log.exists())
+        "\n".join(
+            f"== {log.name}\n{log.read_text(errors='replace')[-4000:]}"
+            for log in logs
+            if log.exists()
+        )
     )
 
 
@@ -129,18 +140,32 @@ def certificates(folder, later=0):
     folder.mkdir()
     now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=later)
     keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
-    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("demo root", "localhost")]
+    names = [
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        for name in ("demo root", "localhost")
+    ]
 
     def made(subject, key, *extensions):
-        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(names[0]).public_key(key.public_key())
-        builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(hours=1))
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(names[0])
+            .public_key(key.public_key())
+        )
+        builder = builder.serial_number(x509.random_serial_number()).not_valid_before(
+            now - datetime.timedelta(hours=1)
+        )
         builder = builder.not_valid_after(now + datetime.timedelta(days=1))
         for extension, critical in extensions:
             builder = builder.add_extension(extension, critical)
         return builder.sign(keys[0], hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
-    local = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    (folder / "ca.crt").write_bytes(made(names[0], keys[0], (x509.BasicConstraints(ca=True, path_length=None), True)))
+    local = x509.SubjectAlternativeName(
+        [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    )
+    (folder / "ca.crt").write_bytes(
+        made(names[0], keys[0], (x509.BasicConstraints(ca=True, path_length=None), True))
+    )
     (folder / "server.crt").write_bytes(made(names[1], keys[1], (local, False)))
     secret = keys[1].private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -153,11 +178,17 @@ def node_key(path):
     """A SuperNode's key, and its public half beside it."""
     key = ec.generate_private_key(ec.SECP256R1())
     path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.OpenSSH,
+            serialization.NoEncryption(),
+        )
     )
     public = path.with_suffix(".pub")
     public.write_bytes(
-        key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
     )
     return path, public
 
@@ -199,9 +230,19 @@ class Chain:
         how = ["--insecure"]
         if self.tls is not None:
             names = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
-            how = [part for name, file in names.items() for part in (f"--ssl-{name}", str(self.tls / file))]
+            how = [
+                part
+                for name, file in names.items()
+                for part in (f"--ssl-{name}", str(self.tls / file))
+            ]
         how += ["--enable-supernode-auth"] if self.auth else []
-        command = ["flower-superlink", *how, "--port", str(self.port), "--disable-runtime-dependency-installation"]
+        command = [
+            "flower-superlink",
+            *how,
+            "--port",
+            str(self.port),
+            "--disable-runtime-dependency-installation",
+        ]
         self.begin("link", [str(BIN / command[0]), *command[1:]])
         wait(lambda: is_open(self.port), 90, *self.logs)
         return self
@@ -215,13 +256,26 @@ class Chain:
         self.logs.append(log)
         with log.open("ab") as file:
             process = subprocess.Popen(
-                [str(part) for part in command], stdout=file, stderr=file, env=env or self.env, start_new_session=True
+                [str(part) for part in command],
+                stdout=file,
+                stderr=file,
+                env=env or self.env,
+                start_new_session=True,
             )
         self._stack.callback(end, process)
         return process
 
     def supernode(
-        self, partition=0, site=None, of=1, more="", key=None, secure=None, name=None, env=None, command=None
+        self,
+        partition=0,
+        site=None,
+        of=1,
+        more="",
+        key=None,
+        secure=None,
+        name=None,
+        env=None,
+        command=None,
     ):
         """A SuperNode, under `fedveil node` if it has a site."""
         node = more or "privacy.noise-multiplier=1.0"
@@ -241,6 +295,8 @@ class Chain:
         """Run an app, and what its server wrote down."""
         values = {"out": str(out), **config}
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
-        self.begin(f"run-{out.name}", [BIN / "flwr", "run", app, "here", "--stream", "--run-config", text])
+        self.begin(
+            f"run-{out.name}", [BIN / "flwr", "run", app, "here", "--stream", "--run-config", text]
+        )
         wait(lambda: out.exists() and out.read_text().endswith("}"), seconds, *self.logs)
         return json.loads(out.read_text())

@@ -30,7 +30,9 @@ from test_chain import HEAD, METHOD, PLAIN, released
 pytestmark = [pytest.mark.deploy, pytest.mark.flower]
 PAGE = 4096  # of a disk in memory
 CONFIG = 'fedveil.approval = ""'
-NEWER = SERVER.replace("    messages = [", '    content["fedveil.public"]["newer"] = 1\n    messages = [')
+NEWER = SERVER.replace(
+    "    messages = [", '    content["fedveil.public"]["newer"] = 1\n    messages = ['
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,12 @@ def held(tmp_path_factory):
     begun = len((place / "ledgers" / "0.jsonl").read_bytes())
     shutil.rmtree(place)
     shutil.rmtree(place.with_name("site-head"))
-    site(place, rules, top="hypotheses_apart = 10.0\ndeadline = 90", by="x" * (20 + PAGE - 60 - begun))
+    site(
+        place,
+        rules,
+        top="hypotheses_apart = 10.0\ndeadline = 90",
+        by="x" * (20 + PAGE - 60 - begun),
+    )
     app = write_app(folder / "study", "study", HEAD + PLAIN, config=CONFIG)
     with Chain(folder) as chain:
 
@@ -55,12 +62,16 @@ def held(tmp_path_factory):
             """Of an app's bundle as it lies there, to a day before or after today."""
             until = (datetime.now(UTC).date() + timedelta(days=days)).isoformat()
             signer = Ed25519PrivateKey.from_private_bytes(read_private(key, FIRST, 32))
-            signature = signer.sign(_signed(hashlib.sha256(build_fab_from_disk(app)).hexdigest(), until))
+            signature = signer.sign(
+                _signed(hashlib.sha256(build_fab_from_disk(app)).hexdigest(), until)
+            )
             return f"{until}:{signature.hex()}"
 
         def run(app=app, given=None):
             given = approval(app) if given is None else given
-            [reply] = chain.run(app, folder / f"{next(numbers)}.json", 400, **{APPROVAL: given})["replies"]
+            [reply] = chain.run(app, folder / f"{next(numbers)}.json", 400, **{APPROVAL: given})[
+                "replies"
+            ]
             return reply
 
         @contextmanager
@@ -72,9 +83,17 @@ def held(tmp_path_factory):
             assert log in run.log.read_text()[len(words) :]
             text = run.ledger.read_text()
             assert text.startswith(before)
-            assert {json.loads(line)["digest"] for line in text[len(before) :].splitlines()} <= {"open"}
+            assert {json.loads(line)["digest"] for line in text[len(before) :].splitlines()} <= {
+                "open"
+            }
 
-        run.chain, run.place, run.app, run.approval, run.nothing = chain, place, app, approval, nothing
+        run.chain, run.place, run.app, run.approval, run.nothing = (
+            chain,
+            place,
+            app,
+            approval,
+            nothing,
+        )
         run.ledger, run.log = place / "ledgers" / "0.jsonl", folder / "node0.log"
         run.head = place.with_name("site-head")
         chain.supernode(0, place, more=METHOD)
@@ -88,7 +107,9 @@ def small_disk(folder):
     if os.geteuid() != 0:
         pytest.skip("only root mounts a disk")
     files = {file.name: file.read_bytes() for file in folder.iterdir()}
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "none", folder], check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "none", folder], check=False
+    )
     if mounted.returncode != 0:
         pytest.skip("no disk can be mounted here")
     try:
@@ -162,9 +183,20 @@ def test_a_server_of_another_version(held, tmp_path):
 
 def test_a_site_that_starts_twice_and_two_jobs_at_once_after_all_that(held):
     """The first start goes on, and the two jobs take their turns on the ledger."""
-    words = ["node", "start", str(held.place), "flower-supernode", "--superlink", f"127.0.0.1:{held.chain.port}"]
+    words = [
+        "node",
+        "start",
+        str(held.place),
+        "flower-supernode",
+        "--superlink",
+        f"127.0.0.1:{held.chain.port}",
+    ]
     again = subprocess.run(
-        [sys.executable, "-m", "fedveil", *words], env=held.chain.env, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "fedveil", *words],
+        env=held.chain.env,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert again.returncode == 2
     assert "already" in again.stderr + again.stdout
@@ -183,5 +215,9 @@ def test_a_certificate_that_is_not_valid_yet(tmp_path):
     with Chain(tmp_path, certificates(tmp_path / "tls", later=48)) as chain:
         chain.supernode(0, site(tmp_path / "site", ""), more=METHOD)
         log = tmp_path / "node0.log"
-        wait(lambda: "retrying" in log.read_text() or "not yet valid" in log.read_text(), 90, *chain.logs)
+        wait(
+            lambda: "retrying" in log.read_text() or "not yet valid" in log.read_text(),
+            90,
+            *chain.logs,
+        )
         assert "SuperNode ID" not in log.read_text()

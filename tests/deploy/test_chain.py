@@ -62,7 +62,14 @@ def train(message, context):
     print({SECRET!r}, file=sys.stderr)
     raise ValueError({SECRET!r})
 """
-APPS = {"plain": PLAIN, "patched": PATCHED, "again": AGAIN, "raising": RAISING, "booking": PLAIN, "seeding": PLAIN}
+APPS = {
+    "plain": PLAIN,
+    "patched": PATCHED,
+    "again": AGAIN,
+    "raising": RAISING,
+    "booking": PLAIN,
+    "seeding": PLAIN,
+}
 # a run can only set keys that its app's configuration has
 CONFIGS = {"booking": 'privacy.ledger = "run"', "seeding": "privacy.seed = 1"}
 METHOD = 'privacy.method="group" privacy.noise-multiplier=0.01'
@@ -80,7 +87,8 @@ def held(tmp_path_factory):
     except FedVeilError as error:
         pytest.skip(str(error))
     apps = {
-        name: write_app(folder / name, name, HEAD + text, config=CONFIGS.get(name, "")) for name, text in APPS.items()
+        name: write_app(folder / name, name, HEAD + text, config=CONFIGS.get(name, ""))
+        for name, text in APPS.items()
     }
     hashes = json.dumps([sha256(app) for app in apps.values()])
     apps["other"] = write_app(folder / "other", "other", HEAD + PLAIN)
@@ -97,7 +105,12 @@ def held(tmp_path_factory):
         chain.supernode(0, place, more=METHOD, env=bare)
 
         def run(name, **config):
-            arrived = chain.run(apps[name], folder / f"{name}-{len(list(folder.glob('*.json')))}.json", 400, **config)
+            arrived = chain.run(
+                apps[name],
+                folder / f"{name}-{len(list(folder.glob('*.json')))}.json",
+                400,
+                **config,
+            )
             assert SECRET not in json.dumps(arrived)
             [reply] = arrived["replies"]
             return reply
@@ -118,7 +131,9 @@ def released(reply):
 def test_without_the_mod_or_with_the_mod_patched_away_it_is_noised(held, name):
     before = held.ledger.read_text().count("\n")
     values = released(held(name))
-    assert 0 < abs(values[len(values) // 2] - 42) < 21  # what was hashed ran, and not what lay there under its name
+    assert (
+        0 < abs(values[len(values) // 2] - 42) < 21
+    )  # what was hashed ran, and not what lay there under its name
     assert 42.0 not in values
     assert held.ledger.read_text().count("\n") == before + 2
 
@@ -181,7 +196,9 @@ def test_an_agents_task_gets_a_constant_word_and_runs_nothing(held):
     before, out = held.ledger.read_text(), held.folder / "agent.json"
     app = write_app(held.folder / "agent", "agent", AGENT.replace("{out}", str(out)))
     about = app / "pyproject.toml"
-    about.write_text(about.read_text().replace('clientapp = "agent_client:app"', 'agentapp = "agent_client:app"'))
+    about.write_text(
+        about.read_text().replace('clientapp = "agent_client:app"', 'agentapp = "agent_client:app"')
+    )
     wait(lambda: "SuperNode ID" in held.log.read_text(), 60, *held.chain.logs)
     held.chain.begin("agent", [sys.executable, "-c", START, app])
     wait(lambda: out.exists() and out.read_text().endswith("}"), 300, *held.chain.logs)
@@ -201,6 +218,10 @@ def test_a_supernode_by_its_absolute_path_and_without_a_path_runs_nothing(tmp_pa
     with Chain(tmp_path) as chain:
         bare = {name: value for name, value in chain.env.items() if name != "PATH"}
         node = chain.supernode(0, more=METHOD, env=bare, command=[BIN / "flower-supernode"])
-        wait(lambda: node.poll() is not None or "flower-superexec" in chain.logs[-1].read_text(), 90, *chain.logs)
+        wait(
+            lambda: node.poll() is not None or "flower-superexec" in chain.logs[-1].read_text(),
+            90,
+            *chain.logs,
+        )
         assert "No such file" in chain.logs[-1].read_text()
         assert str(BIN) not in os.defpath.split(os.pathsep)

@@ -64,12 +64,18 @@ def test_a_second_run_goes_on_after_the_first_ones_server_was_killed(tmp_path):
         chain.begin("first", [BIN / "flwr", "run", app, "here", "--stream", "--run-config", values])
         rounds = folder / "metrics.jsonl"
         checkpoint = folder / "checkpoint" / "round.safetensors"
-        done = lambda: rounds.exists() and rounds.read_text().count("\n") == KILLED and checkpoint.exists()  # noqa: E731
+        done = lambda: (  # noqa: E731
+            rounds.exists() and rounds.read_text().count("\n") == KILLED and checkpoint.exists()
+        )
         wait(done, 200, *chain.logs)
         found = chain.run(app, out, 200)
     assert found == {"began": KILLED, "played": [KILLED + 1]}
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["rounds"] == ROUNDS
     assert summary["guarantees"]["server"]["epsilon"] == pytest.approx(8.0, abs=1e-6)
-    openings = [json.loads(line) for line in (folder / "ledger" / "server.jsonl").read_text().splitlines()]
-    assert len([line for line in openings if "opening" in line]) == 2  # two runs of Flower's, one ledger
+    openings = [
+        json.loads(line) for line in (folder / "ledger" / "server.jsonl").read_text().splitlines()
+    ]
+    assert (
+        len([line for line in openings if "opening" in line]) == 2
+    )  # two runs of Flower's, one ledger

@@ -1,10 +1,18 @@
 """Where each method runs: each cell names its test, or why it is refused."""
 
 FLOWER, FLARE = "tests/fedveil/engines/flower", "tests/fedveil/engines/nvflare"
-ENGINES = ("Flower in one process", "Flower, deployed", "FLARE's client runner", "FLARE's simulator", "FLARE's swarm")
+ENGINES = (
+    "Flower in one process",
+    "Flower, deployed",
+    "FLARE's client runner",
+    "FLARE's simulator",
+    "FLARE's swarm",
+)
 BIT, RUNS, NO, UNTRIED = "to the bit", "runs", "*refused*", "not tried"
 
-SHUFFLED = f"{FLOWER}/test_flower_engines.py::test_same_bits_as_embedded_though_replies_arrive_shuffled"
+SHUFFLED = (
+    f"{FLOWER}/test_flower_engines.py::test_same_bits_as_embedded_though_replies_arrive_shuffled"
+)
 NODES = f"{FLOWER}/test_example_app.py::test_on_two_supernodes_of_which_one_is_killed"
 DEMO = "tests/deploy/test_demo.py::test_three_hospitals"
 PROCESSES = f"{FLOWER}/test_flower_secure.py::test_four_processes_with_key_files_make_the_plain_integer_sum_to_the_bit"
@@ -22,7 +30,13 @@ THREE_LINES = f"{FLARE}/test_nvflare_recipes.py::test_three_lines_run_in_flares_
 STOPPED = f"{FLOWER}/test_flower_stopping.py::test_in_the_clear_it_stops_after_patience_and_returns_the_best_model"
 
 CELLS = {
-    "vanilla": ((BIT, SHUFFLED), (UNTRIED, ""), (BIT, RUNNER), (UNTRIED, ""), (f"{RUNS}: the rule", RULE)),
+    "vanilla": (
+        (BIT, SHUFFLED),
+        (UNTRIED, ""),
+        (BIT, RUNNER),
+        (UNTRIED, ""),
+        (f"{RUNS}: the rule", RULE),
+    ),
     "global DP": (
         (BIT, SHUFFLED),
         (RUNS, NODES),
@@ -52,8 +66,20 @@ CELLS = {
         (f"{BIT} (equal weights)", TRAINED),
         (f"{NO}: public data at a peer", NO_SWARM),
     ),
-    "record level, no trust": ((BIT, RECORDS), (UNTRIED, ""), (BIT, EXECUTOR), (BIT, TRAINED), (BIT, SWARM)),
-    "person level, no trust": ((BIT, RECORDS), (UNTRIED, ""), (BIT, EXECUTOR), (BIT, TRAINED), (UNTRIED, "")),
+    "record level, no trust": (
+        (BIT, RECORDS),
+        (UNTRIED, ""),
+        (BIT, EXECUTOR),
+        (BIT, TRAINED),
+        (BIT, SWARM),
+    ),
+    "person level, no trust": (
+        (BIT, RECORDS),
+        (UNTRIED, ""),
+        (BIT, EXECUTOR),
+        (BIT, TRAINED),
+        (UNTRIED, ""),
+    ),
     "trusted sum": (
         (BIT, RECORDS),
         (UNTRIED, ""),
@@ -61,17 +87,35 @@ CELLS = {
         (UNTRIED, ""),
         (f"{NO}: trusts every peer", NO_SWARM),
     ),
-    "secure sum of records": ((BIT, SECURE), (BIT, PROCESSES), (BIT, EXECUTOR), (BIT, TRAINED), (BIT, SWARM)),
-    "secure sum of persons": ((BIT, SECURE), (RUNS, DEMO), (BIT, EXECUTOR), (UNTRIED, ""), (UNTRIED, "")),
+    "secure sum of records": (
+        (BIT, SECURE),
+        (BIT, PROCESSES),
+        (BIT, EXECUTOR),
+        (BIT, TRAINED),
+        (BIT, SWARM),
+    ),
+    "secure sum of persons": (
+        (BIT, SECURE),
+        (RUNS, DEMO),
+        (BIT, EXECUTOR),
+        (UNTRIED, ""),
+        (UNTRIED, ""),
+    ),
     "validation clients": (
         (
             RUNS,
             f"{FLOWER}/test_flower_stopping.py::test_in_the_clear_it_stops_after_patience_and_returns_the_best_model",
         ),
         (UNTRIED, ""),
-        (BIT, f"{FLARE}/test_nvflare_validating.py::test_losses_models_and_ledgers_are_the_embedded_engines"),
+        (
+            BIT,
+            f"{FLARE}/test_nvflare_validating.py::test_losses_models_and_ledgers_are_the_embedded_engines",
+        ),
         (UNTRIED, ""),
-        (f"{NO}: a metric is a release", f"{FLARE}/test_nvflare_swarm.py::test_protect_changes_the_peers_of_a_swarm"),
+        (
+            f"{NO}: a metric is a release",
+            f"{FLARE}/test_nvflare_swarm.py::test_protect_changes_the_peers_of_a_swarm",
+        ),
     ),
     "a FLARE recipe, by one line": (
         ("", ""),

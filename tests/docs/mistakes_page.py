@@ -37,7 +37,11 @@ def said(do):
             text = re.sub(r"\s+", " ", str(error)).strip()
         finally:
             os.chdir(before)
-        text = text.replace(f"{Path(folder).resolve()}/", "").replace(f"{folder}/", "").replace(folder, ".")
+        text = (
+            text.replace(f"{Path(folder).resolve()}/", "")
+            .replace(f"{folder}/", "")
+            .replace(folder, ".")
+        )
     return text if len(text) <= 400 else f"{text[:400].rsplit(' ', 1)[0]} ..."
 
 

@@ -62,7 +62,10 @@ COMMON = {  # of models, rules and behaviours whose docstrings name them in a se
 
 
 _SAID = {  # of a table, below its keys
-    "world": ["An audit of participation writes this table into the configuration of each of its runs.", ""],
+    "world": [
+        "An audit of participation writes this table into the configuration of each of its runs.",
+        "",
+    ],
     "privacy": [
         "Of a method's keys the column *promise* says whether what is promised may change with it; with the others",
         "it cannot, and only models change. Beside them a promise depends on `rounds`, `clients_per_round`,",
@@ -83,10 +86,18 @@ def pages() -> str:
     """The whole reference, as Markdown."""
     lines = [HEAD, "## Top level", "", *_table(_of_section(Config))]
     for title, owner in [*_tables(Config), *_added_tables()]:
-        rows = _of_section(owner) if issubclass(owner, BaseModel) else _of_owner(owner, options_of(owner))
+        rows = (
+            _of_section(owner)
+            if issubclass(owner, BaseModel)
+            else _of_owner(owner, options_of(owner))
+        )
         lines += [f"## `[{title}]`", "", *_table(rows), *_SAID.get(title, [])]
         if title == "model":
-            lines += ["### keys of every model", "", *_table(_of_owner(tuned, options_of(tuned, without=("model",))))]
+            lines += [
+                "### keys of every model",
+                "",
+                *_table(_of_owner(tuned, options_of(tuned, without=("model",)))),
+            ]
         for label, registry in _REGISTRIES.get(title, ()):
             lines += _of_registry(label, registry())
     return "\n".join(lines).rstrip() + "\n"
@@ -102,8 +113,15 @@ def _of_registry(label: str, named: Named) -> list[str]:
         if label == "method":
             touching = {key for key in options if touches_promise(name, key)}
         rows = _of_owner(owner, options)
-        origin = {row[0]: first.setdefault((*map(str, row), row[0] in (touching or ())), name) for row in rows}
-        known = {key: earlier for key, earlier in origin.items() if list(origin.values()).count(earlier) > 1}
+        origin = {
+            row[0]: first.setdefault((*map(str, row), row[0] in (touching or ())), name)
+            for row in rows
+        }
+        known = {
+            key: earlier
+            for key, earlier in origin.items()
+            if list(origin.values()).count(earlier) > 1
+        }
         new = [row for row in rows if known.get(row[0], name) == name]
         lines += _table(new, touching) if new else []
         for earlier in dict.fromkeys(known.values()):
@@ -151,7 +169,9 @@ def _brought(label: str, name: str) -> str:
 def _for_flower(name: str, options: Mapping[str, Option]) -> list[str]:
     """The tables of a Flower app's pyproject.toml that choose a method."""
     given = FLOWER.get(name, {})
-    values = {k: o.default for k, o in options.items() if isinstance(o.default, bool | int | float | str)} | given
+    values = {
+        k: o.default for k, o in options.items() if isinstance(o.default, bool | int | float | str)
+    } | given
     skip = {"noise_multiplier"} if "epsilon" in given else set()
     own = {k.replace("_", "-"): v for k, v in values.items() if v != "" and k not in skip}
     table = [f"[tool.flwr.app.config.privacy.{name}]", tomli_w.dumps(own).rstrip()] if own else []
@@ -173,7 +193,10 @@ def _of_owner(owners: Any, options: Mapping[str, Option]) -> list[tuple[str, str
     meanings: dict[str, str] = {}
     for owner in several:
         meanings = {**_meanings(owner), **meanings}
-    return [(name, _kind(o.hint), o.default, meanings.get(name) or COMMON.get(name, "")) for name, o in options.items()]
+    return [
+        (name, _kind(o.hint), o.default, meanings.get(name) or COMMON.get(name, ""))
+        for name, o in options.items()
+    ]
 
 
 def _table(rows: list[tuple[str, str, Any, str]], promised: set[str] | None = None) -> list[str]:
@@ -191,7 +214,11 @@ def _table(rows: list[tuple[str, str, Any, str]], promised: set[str] | None = No
 
 
 def _shown(default: Any) -> str:
-    if default is None or default == "" or not isinstance(default, bool | int | float | str | list | tuple | dict):
+    if (
+        default is None
+        or default == ""
+        or not isinstance(default, bool | int | float | str | list | tuple | dict)
+    ):
         return "-"
     if isinstance(default, list | tuple | dict):
         return f"`{list(default)}`" if default else "empty"
@@ -204,12 +231,20 @@ def _kind(hint: Any) -> str:
     if origin is Literal:
         return ", ".join(f'"{value}"' for value in get_args(hint))
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(_kind(one) for one in get_args(hint) if one is not type(None)))
+        return " or ".join(
+            dict.fromkeys(_kind(one) for one in get_args(hint) if one is not type(None))
+        )
     if hasattr(hint, "__metadata__"):
         return _kind(get_args(hint)[0])
     if origin in (tuple, list, Sequence):
         return "list"
-    simple = {int: "whole number", float: "number", bool: "true or false", str: "text", Path: "text"}
+    simple = {
+        int: "whole number",
+        float: "number",
+        bool: "true or false",
+        str: "text",
+        Path: "text",
+    }
     return simple.get(hint, "table" if origin is dict or isinstance(hint, type) else "value")
 
 
@@ -244,10 +279,26 @@ _PACKAGES: Mapping[str, Callable[[str], str]] = {
 Named = dict[str, tuple[Any, Mapping[str, Option]]]
 _REGISTRIES: dict[str, list[tuple[str, Callable[[], Named]]]] = {
     "data": [
-        ("data set", lambda: {name: (inspect.unwrap(s.load), Data.accepted(name)) for name, s in SOURCES.items()})
+        (
+            "data set",
+            lambda: {
+                name: (inspect.unwrap(s.load), Data.accepted(name)) for name, s in SOURCES.items()
+            },
+        )
     ],
-    "model": [("model", lambda: {name: (make, _own_options(make)) for name, make in MODELS.items()})],
-    "aggregator": [("rule", lambda: {name: (rule, Rule.accepted(name)) for name, rule in AGGREGATORS.items()})],
-    "privacy": [("method", lambda: {n: ((s.client, s.server), Privacy.accepted(n)) for n, s in METHODS.items()})],
-    "malicious": [("behaviour", lambda: {n: (b, Behaving.accepted(n)) for n, b in BEHAVIOURS.items()})],
+    "model": [
+        ("model", lambda: {name: (make, _own_options(make)) for name, make in MODELS.items()})
+    ],
+    "aggregator": [
+        ("rule", lambda: {name: (rule, Rule.accepted(name)) for name, rule in AGGREGATORS.items()})
+    ],
+    "privacy": [
+        (
+            "method",
+            lambda: {n: ((s.client, s.server), Privacy.accepted(n)) for n, s in METHODS.items()},
+        )
+    ],
+    "malicious": [
+        ("behaviour", lambda: {n: (b, Behaving.accepted(n)) for n, b in BEHAVIOURS.items()})
+    ],
 }

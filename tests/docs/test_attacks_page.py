@@ -31,7 +31,9 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 FIRST = (DOCS / "attacks.md").read_text()
 MORE = ("attack-adversaries", "attack-records", "inversion", "malicious")
 PAGE = "\n".join([FIRST, *((DOCS / f"{name}.md").read_text() for name in MORE)])
-COMMANDS = [line.split("  #")[0].strip() for line in PAGE.splitlines() if line.startswith("    fedveil ")]
+COMMANDS = [
+    line.split("  #")[0].strip() for line in PAGE.splitlines() if line.startswith("    fedveil ")
+]
 IMAGES = [command for command in COMMANDS if "metric-privacy-cia" in command]
 
 
@@ -50,7 +52,10 @@ def test_its_commands_are_accepted(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Store, "opened", alone)
     result = CliRunner().invoke(app, shlex.split(command)[1:])
-    assert result.stderr.startswith("fedveil: accepted, and would write to runs/"), (command, result.output)
+    assert result.stderr.startswith("fedveil: accepted, and would write to runs/"), (
+        command,
+        result.output,
+    )
 
 
 def test_its_command_on_images_is_a_configuration_with_settings(monkeypatch):
@@ -66,7 +71,11 @@ def test_its_command_on_images_is_a_configuration_with_settings(monkeypatch):
     CliRunner().invoke(app, shlex.split(command)[1:])
     [(game, folder)] = asked
     config = game.config
-    assert (config.rounds, config.data.options["resolution"], str(folder)) == (10, 24, "runs/cia-images")
+    assert (config.rounds, config.data.options["resolution"], str(folder)) == (
+        10,
+        24,
+        "runs/cia-images",
+    )
     assert (len(config.data.counts), config.data.clients) == (3, 3)
     assert (game.replicates, game.compare) == (10, True)
     assert len(settings_of(config, compare=True)) == 4
@@ -80,7 +89,10 @@ def test_it_begins_with_what_to_run_and_ends_with_what_was_measured():
 
 def test_it_names_every_attack_shadow_world_and_way_of_publishing():
     named = set(re.findall(r"`(?:--attack )?\"?([a-z-]+)\"?`", PAGE))
-    assert set(PrintedGame.known) | set(ATTACKS) | set(SHADOWS) | set(WORLDS) | set(get_args(Mode)) <= named
+    assert (
+        set(PrintedGame.known) | set(ATTACKS) | set(SHADOWS) | set(WORLDS) | set(get_args(Mode))
+        <= named
+    )
 
 
 def test_its_ceilings_are_those_of_the_code():
@@ -93,9 +105,15 @@ def test_its_ceilings_are_those_of_the_code():
 def test_the_numbers_of_runs_and_the_costs_of_metrics_are_those_of_the_code():
     least, half, one, two = (fewest_runs(epsilon, 1e-5) for epsilon in (0, 0.5, 1, 2))
     assert f"With {least - 1} or fewer" in PAGE
-    said = f"{least} can prove an epsilon\nabove 0, {half} one of 0.5, {one} one of 1, {two} one of 2."
+    said = (
+        f"{least} can prove an epsilon\nabove 0, {half} one of 0.5, {one} one of 1, {two} one of 2."
+    )
     assert said in PAGE
-    for squares, epsilon in ((20, "28.38"), (80, "77.34"), (100, "91.82")):  # 20 rounds of mu 1, 2, and both
+    for squares, epsilon in (
+        (20, "28.38"),
+        (80, "77.34"),
+        (100, "91.82"),
+    ):  # 20 rounds of mu 1, 2, and both
         assert rounded_up(epsilon_of_mu(squares**0.5, 1e-5)) == epsilon
         assert epsilon in PAGE
     defaults = Publishing()
@@ -110,20 +128,33 @@ def test_its_links_lead_somewhere():
         assert (Path(__file__).resolve().parents[2] / "docs" / link).exists(), link
 
 
-@pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ are part of the repository, not of the package")
+@pytest.mark.skipif(
+    not RESULTS.is_dir(), reason="results/ are part of the repository, not of the package"
+)
 def test_what_is_compared_at_equal_sigma_has_equal_sigma():
-    found = [json.loads((RESULTS / f"audit-{name}.json").read_text()) for name in ("digits", "images")]
-    found += [json.loads((INFERENCE / name / "audit.json").read_text()) for name in ("compare-z-05", "compare-z-2")]
+    found = [
+        json.loads((RESULTS / f"audit-{name}.json").read_text()) for name in ("digits", "images")
+    ]
+    found += [
+        json.loads((INFERENCE / name / "audit.json").read_text())
+        for name in ("compare-z-05", "compare-z-2")
+    ]
     for audited in found:
         sigmas = {about["method"]: about["sigma"] for about in audited["settings"].values()}
-        equal = next(about["sigma"] for s, about in audited["settings"].items() if s.startswith(EQUAL_SIGMA))
+        equal = next(
+            about["sigma"] for s, about in audited["settings"].items() if s.startswith(EQUAL_SIGMA)
+        )
         assert equal == pytest.approx(sigmas["metric"], rel=0.01)
 
 
-@pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ are part of the repository, not of the package")
+@pytest.mark.skipif(
+    not RESULTS.is_dir(), reason="results/ are part of the repository, not of the package"
+)
 def test_the_page_on_client_inference_has_the_audits_figures():
     page = (INFERENCE / "README.md").read_text()
-    audits = {path.parent.name: json.loads(path.read_text()) for path in INFERENCE.glob("*/audit.json")}
+    audits = {
+        path.parent.name: json.loads(path.read_text()) for path in INFERENCE.glob("*/audit.json")
+    }
     printed = {
         f"{r['auc']['point']:.3f} ({r['auc']['low']:.2f}-{r['auc']['high']:.2f})".removeprefix("0")
         for found in audits.values()
@@ -132,11 +163,21 @@ def test_the_page_on_client_inference_has_the_audits_figures():
     cells = re.findall(r"\| ([.1]\S+ \(\S+\)) (?=\|)", page)
     assert len(cells) > 90
     assert set(cells) <= printed
-    placebo = [r["auc"] for name in ("world-itself", "world-itself-seed-1") for r in audits[name]["results"]]
+    placebo = [
+        r["auc"]
+        for name in ("world-itself", "world-itself-seed-1")
+        for r in audits[name]["results"]
+    ]
     missed = sum(not auc["low"] <= 0.5 <= auc["high"] for auc in placebo)
     assert f"{missed} of {len(placebo)} intervals exclude .5" in page
-    pairs = [json.loads(path.read_text())["paper"]["multi_round"] for path in INFERENCE.glob("pairs/*.json")]
+    pairs = [
+        json.loads(path.read_text())["paper"]["multi_round"]
+        for path in INFERENCE.glob("pairs/*.json")
+    ]
     excluded = [[not r["auc"]["low"] <= 0.5 <= r["auc"]["high"] for r in pair] for pair in pairs]
     without, under = (sum(column) for column in zip(*excluded, strict=True))
     assert f"excludes .5 in {under} pairs under global DP and in {without} without noise" in page
-    assert f"{without} (without noise) and {under} (under global DP) of {len(pairs)} pairs" in NOT_INDEPENDENT
+    assert (
+        f"{without} (without noise) and {under} (under global DP) of {len(pairs)} pairs"
+        in NOT_INDEPENDENT
+    )

@@ -14,12 +14,18 @@ FILE = ROOT / "examples" / "deployment" / "Containerfile"
 def instructions():
     """Pairs of an instruction and its words, lines joined."""
     joined = FILE.read_text().replace("\\\n", " ")
-    lines = [line.split(maxsplit=1) for line in joined.splitlines() if line.strip() and not line.startswith("#")]
+    lines = [
+        line.split(maxsplit=1)
+        for line in joined.splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
     return [(first, rest) for first, rest in lines]
 
 
 def test_what_is_copied_from_the_checkout_is_there():
-    copied = [words.split() for kind, words in instructions() if kind == "COPY" and "--from" not in words]
+    copied = [
+        words.split() for kind, words in instructions() if kind == "COPY" and "--from" not in words
+    ]
     sources = [source for *names, _ in copied for source in names]
     assert {"src", "examples/deployment/hospital.py", "constraints.txt"} <= set(sources)
     assert all((ROOT / source).exists() for source in sources)

@@ -21,7 +21,9 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     *_, second, third = re.findall(r"```python\n(.*?)```", PYTHON, re.DOTALL)
     exec(compile(first, "data.md", "exec"), {})
     (tmp_path / "ward.toml").write_text(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0])
-    commands = [line.split("#")[0].strip() for line in PAGE.splitlines() if line.startswith("    fedveil ")]
+    commands = [
+        line.split("#")[0].strip() for line in PAGE.splitlines() if line.startswith("    fedveil ")
+    ]
     scans = [command for command in commands if re.search(r" forge | mine\.toml | apply ", command)]
     assert (len(commands), len(scans)) == (
         9,

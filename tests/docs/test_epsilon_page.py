@@ -18,7 +18,9 @@ PAGE = (ROOT / "docs" / "is-this-epsilon-true.md").read_text(encoding="utf-8")
 
 def cases(name):
     """The cases of one of the examples' files."""
-    spec = importlib.util.spec_from_file_location(f"page_{name}", ROOT / "examples" / "verify" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        f"page_{name}", ROOT / "examples" / "verify" / f"{name}.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.CASES

@@ -37,7 +37,9 @@ def test_one_client_is_said():
 
 
 def test_the_name_that_goes_on_as_was_written_is_suggested_first():
-    assert "did you mean 'mnist-by-writer'" in str(fv.errors.nearest("mnist", ["bloodmnist", "mnist-by-writer"]))
+    assert "did you mean 'mnist-by-writer'" in str(
+        fv.errors.nearest("mnist", ["bloodmnist", "mnist-by-writer"])
+    )
 
 
 TOML = """
@@ -98,7 +100,9 @@ def test_a_network_that_is_not_there_is_refused(own, assigned, field):
     assert refused.value.problems[0].field == field
 
 
-@pytest.mark.parametrize(("name", "field"), [("newcomer:narrow", "clients[0].x"), ("newcomer:none", "model.module")])
+@pytest.mark.parametrize(
+    ("name", "field"), [("newcomer:narrow", "clients[0].x"), ("newcomer:none", "model.module")]
+)
 def test_a_network_that_does_not_fit_is_refused_before_anything_is_written(own, name, field):
     spec = fv.config.load("own.toml", [f"model={{name = '{name}'}}"])
     with pytest.raises(fv.FieldError) as refused:
@@ -108,20 +112,26 @@ def test_a_network_that_does_not_fit_is_refused_before_anything_is_written(own, 
 
 
 def test_a_run_without_privacy_and_a_run_of_one_client_are_said(own):
-    warned = fv.runs.run(fv.config.load("own.toml", ["data.clients=1"]), own / "run").values["data"]["warnings"]
+    warned = fv.runs.run(fv.config.load("own.toml", ["data.clients=1"]), own / "run").values[
+        "data"
+    ]["warnings"]
     assert any("[privacy]" in line for line in warned)
     assert any("one client" in line for line in warned)
 
 
 def test_a_budget_over_other_rounds_than_the_runs_is_said(own):
     budget = "privacy={method='global', epsilon=8.0, rounds=2, delta=1e-5}"
-    warned = fv.runs.run(fv.config.load("own.toml", [budget, "rounds=3"]), own / "run").values["data"]["warnings"]
+    warned = fv.runs.run(fv.config.load("own.toml", [budget, "rounds=3"]), own / "run").values[
+        "data"
+    ]["warnings"]
     assert any("planned for 2" in line for line in warned)
 
 
 def test_a_softmax_at_the_end_and_a_run_that_measures_nothing_are_said():
     with pytest.warns(UserWarning, match="softmax"):
-        federation = fv.Federation(model=nn.Sequential(nn.Linear(6, 2), nn.Softmax(1)), clients=DEALT)
+        federation = fv.Federation(
+            model=nn.Sequential(nn.Linear(6, 2), nn.Softmax(1)), clients=DEALT
+        )
     history = federation.run(rounds=1)
     assert not history.metrics
     with pytest.raises(fv.FieldError, match="holds out"):
@@ -132,7 +142,10 @@ def test_a_softmax_at_the_end_and_a_run_that_measures_nothing_are_said():
 def test_a_name_of_the_library_in_other_letters_is_suggested():
     with pytest.raises(AttributeError) as missing:
         fv.FedAVG  # noqa: B018
-    assert (missing.value.name, missing.value.obj) == ("FedAVG", fv)  # from which Python's traceback suggests FedAvg
+    assert (missing.value.name, missing.value.obj) == (
+        "FedAVG",
+        fv,
+    )  # from which Python's traceback suggests FedAvg
 
 
 def test_a_method_put_in_place_of_a_presets_leaves_out_what_it_does_not_have():
@@ -140,12 +153,18 @@ def test_a_method_put_in_place_of_a_presets_leaves_out_what_it_does_not_have():
     config = fv.config.load("digits-record", put)
     assert config.privacy.method == "sga-ldp"
     assert not config.compare.settings
-    with pytest.raises(fv.FedVeilError, match="epsilon_min"):  # what was assigned beside it stays, and is refused
+    with pytest.raises(
+        fv.FedVeilError, match="epsilon_min"
+    ):  # what was assigned beside it stays, and is refused
         fv.config.load("digits-record", [*put, "privacy.examples=3"])
     assert fv.config.load("digits-compare", ["privacy.method=group"]).aggregator is None
 
 
 def test_arrays_that_nobody_uses_are_named(tmp_path):
-    arrays = {"train_images": np.zeros((4, 8, 8)), "train_labels": np.arange(4) % 2, "val_images": np.zeros((2, 8, 8))}
+    arrays = {
+        "train_images": np.zeros((4, 8, 8)),
+        "train_labels": np.arange(4) % 2,
+        "val_images": np.zeros((2, 8, 8)),
+    }
     np.savez(tmp_path / "a.npz", **arrays)
     assert "val_images" in fv.data.load("npz", path=tmp_path / "a.npz").note

@@ -12,7 +12,9 @@ from fedveil.cli import app
 README = Path(__file__).resolve().parents[2] / "README.md"
 DOCS = README.parent / "docs"
 PAGES = [README, *(DOCS / f"{name}.md" for name in ("python", "flower", "commands", "guarantees"))]
-COMMANDS = [x for x in (DOCS / "commands.md").read_text().splitlines() if x.startswith("    fedveil ")]
+COMMANDS = [
+    x for x in (DOCS / "commands.md").read_text().splitlines() if x.startswith("    fedveil ")
+]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
@@ -63,10 +65,16 @@ def test_the_plan_of_the_readme_says_that_it_is_hopeless():
     assert "hopeless" in result.output
 
 
-LINKS = [(page, link) for page in PAGES for link in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text())]
+LINKS = [
+    (page, link)
+    for page in PAGES
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text())
+]
 
 
-@pytest.mark.parametrize(("page", "link"), LINKS, ids=[f"{page.stem}-{link}" for page, link in LINKS])
+@pytest.mark.parametrize(
+    ("page", "link"), LINKS, ids=[f"{page.stem}-{link}" for page, link in LINKS]
+)
 def test_links_lead_somewhere(page, link):
     assert (page.parent / link).exists()
 

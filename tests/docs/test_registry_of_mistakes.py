@@ -45,7 +45,12 @@ SECURE = '[privacy]\nmethod = "record"\nsum = "secure"\nexamples = 9\nnoise_mult
 PERSON = '[privacy]\nmethod = "record"\nunit = "person"\n'
 IN_TOML = {
     "a table as others call it": (toml(more="[training]\nlr = 0.1"), "training", "0.1", "[local]"),
-    "a backslash in a path": (toml('"digits"', '"folder"\npath = "C:\\Users\\me"'), "CONFIG", "mine.toml", "'single"),
+    "a backslash in a path": (
+        toml('"digits"', '"folder"\npath = "C:\\Users\\me"'),
+        "CONFIG",
+        "mine.toml",
+        "'single",
+    ),
     "a misspelt table": (toml("[model]", "[modle]"), "modle", "logistic", "'model'"),
     "a misspelt key": (toml(more="[local]\nepoch = 2"), "local.epoch", "2", "'epochs'"),
     "a number as a text": (toml(more='[local]\nlr = "0.1"'), "local.lr", "'0.1'", "number"),
@@ -53,22 +58,42 @@ IN_TOML = {
     "no round": (toml("rounds = 1", "rounds = 0"), "rounds", "0", "at least 1"),
     "rounds left out": (toml("rounds = 1\n", ""), "rounds", "missing", "needed"),
     "a name with a blank": (toml('"mine"', '"my run"'), "name", "'my run'", "dashes"),
-    "a method that is not there": (toml(more='[privacy]\nmethod = "dp"'), "privacy.method", "'dp'", "vanilla"),
+    "a method that is not there": (
+        toml(more='[privacy]\nmethod = "dp"'),
+        "privacy.method",
+        "'dp'",
+        "vanilla",
+    ),
     "epsilon without rounds": (
         toml(more='[privacy]\nmethod = "global"\nepsilon = 8.0'),
         "privacy.rounds",
         "None",
         "beside epsilon",
     ),
-    "noise left out": (toml(more='[privacy]\nmethod = "global"'), "privacy.noise_multiplier", "missing", "epsilon=8"),
+    "noise left out": (
+        toml(more='[privacy]\nmethod = "global"'),
+        "privacy.noise_multiplier",
+        "missing",
+        "epsilon=8",
+    ),
     "a clip below 0": (
         toml(more='[privacy]\nmethod = "global"\nnoise_multiplier = 1.0\nclip = -1.0'),
         "privacy.clip",
         "-1",
         "above 0",
     ),
-    "a data set that is not there": (toml('"digits"', '"digit"'), "data.name", "'digit'", "'digits'"),
-    "a model that is not there": (toml('"logistic"', '"logstic"'), "model.name", "'logstic'", "'logistic'"),
+    "a data set that is not there": (
+        toml('"digits"', '"digit"'),
+        "data.name",
+        "'digit'",
+        "'digits'",
+    ),
+    "a model that is not there": (
+        toml('"logistic"', '"logstic"'),
+        "model.name",
+        "'logstic'",
+        "'logistic'",
+    ),
     "no client": (toml("clients = 2", "clients = 0"), "data.clients", "0", "at least 1"),
     "a cohort above the federation": (
         toml("rounds = 1", "rounds = 1\nclients_per_round = 9"),
@@ -76,10 +101,25 @@ IN_TOML = {
         "9",
         "1 to 2",
     ),
-    "a rule that is not there": (toml(more='[aggregator]\nname = "fedavgg"'), "aggregator", "'fedavgg'", "'fedavg'"),
+    "a rule that is not there": (
+        toml(more='[aggregator]\nname = "fedavgg"'),
+        "aggregator",
+        "'fedavgg'",
+        "'fedavg'",
+    ),
     "YAML": (toml("rounds = 1", "rounds: 1"), "CONFIG", "mine.toml", "line 2"),
-    "an engine that is not there": (toml("rounds = 1", 'rounds = 1\nengine = "ray"'), "engine", "'ray'", "flower"),
-    "a device by another name": (toml("rounds = 1", 'rounds = 1\ndevice = "gpu"'), "device", "'gpu'", "cuda"),
+    "an engine that is not there": (
+        toml("rounds = 1", 'rounds = 1\nengine = "ray"'),
+        "engine",
+        "'ray'",
+        "flower",
+    ),
+    "a device by another name": (
+        toml("rounds = 1", 'rounds = 1\ndevice = "gpu"'),
+        "device",
+        "'gpu'",
+        "cuda",
+    ),
     "a file in place of a module": (
         toml('name = "logistic"', 'module = "./mynet.py:Net"'),
         "model.module",
@@ -93,7 +133,9 @@ IN_TOML = {
         "public number",
     ),
     "examples planned for people": (
-        toml(more=f"{PERSON}people = 9\nrecords_per_person = 2\nexamples = 9\nnoise_multiplier = 1.0"),
+        toml(
+            more=f"{PERSON}people = 9\nrecords_per_person = 2\nexamples = 9\nnoise_multiplier = 1.0"
+        ),
         "privacy.examples",
         "9",
         "give people",
@@ -116,7 +158,12 @@ IN_TOML = {
         "2",
         "at least 3",
     ),
-    "a key outside its table": (toml("rounds = 1", "rounds = 1\nepsilon = 8.0"), "epsilon", "8.0", "privacy"),
+    "a key outside its table": (
+        toml("rounds = 1", "rounds = 1\nepsilon = 8.0"),
+        "epsilon",
+        "8.0",
+        "privacy",
+    ),
 }
 
 RNG = np.random.default_rng(0)
@@ -158,31 +205,79 @@ LINEAR = nn.Linear(6, 2)
 NOISY = fv.GlobalDP(noise_multiplier=1.0)
 MISSING = np.where(np.arange(54).reshape(9, 6) == 7, np.nan, 0).astype("float32")
 MEASURED = fv.Federation(model=nn.Linear(6, 2), clients=[(X, Y, X, Y)] * 2).run(rounds=1)
-PEOPLE = fv.methods.build("record", unit="person", people=9, records_per_person=2, noise_multiplier=1.0)
+PEOPLE = fv.methods.build(
+    "record", unit="person", people=9, records_per_person=2, noise_multiplier=1.0
+)
 SUMMED = fv.methods.build("record", sum="trusted", examples=9, noise_multiplier=1.0, silos=3)
 HISTORY = fv.Federation(model=nn.Linear(6, 2), clients=DEALT).run(rounds=1)
 IN_PYTHON = {
     "noise as a number": (call(fv.GlobalDP, noise=1), "noise", "1", "noise_multiplier=1"),
     "a number alone": (call(fv.GlobalDP, 8), "aggregator", "8", "epsilon=8"),
-    "a number alone, metric privacy": (call(fv.MetricPrivacy, 0.5), "aggregator", "0.5", "noise_multiplier=0.5"),
+    "a number alone, metric privacy": (
+        call(fv.MetricPrivacy, 0.5),
+        "aggregator",
+        "0.5",
+        "noise_multiplier=0.5",
+    ),
     "a method without noise": (call(fv.GlobalDP), "noise_multiplier", "missing", "epsilon=8"),
     "epsilon without rounds": (call(fv.GlobalDP, epsilon=8), "rounds", "None", "epsilon"),
     "a misspelt parameter": (call(fv.GlobalDP, epsilom=8), "epsilom", "int", "'epsilon'"),
-    "a misspelt parameter of metric privacy": (call(fv.MetricPrivacy, clop=1), "clop", "int", "'clip'"),
-    "a misspelt parameter of SGA-LDP": (call(fv.SGALDP, epsilon_mim=1), "epsilon_mim", "int", "'epsilon_min'"),
-    "a misspelt parameter of a rule": (call(fv.TrimmedMean, fractions=0.1), "fractions", "float", "'fraction'"),
-    "a misspelt parameter of training": (call(fv.LocalTraining, epoch=1), "epoch", "int", "'epochs'"),
+    "a misspelt parameter of metric privacy": (
+        call(fv.MetricPrivacy, clop=1),
+        "clop",
+        "int",
+        "'clip'",
+    ),
+    "a misspelt parameter of SGA-LDP": (
+        call(fv.SGALDP, epsilon_mim=1),
+        "epsilon_mim",
+        "int",
+        "'epsilon_min'",
+    ),
+    "a misspelt parameter of a rule": (
+        call(fv.TrimmedMean, fractions=0.1),
+        "fractions",
+        "float",
+        "'fraction'",
+    ),
+    "a misspelt parameter of training": (
+        call(fv.LocalTraining, epoch=1),
+        "epoch",
+        "int",
+        "'epochs'",
+    ),
     "a GPU that is not there": (
-        call(fv.learning.SequentialTrainer, LINEAR, fv.Layout.from_module(LINEAR), fv.LocalTraining(), "cuda:99"),
+        call(
+            fv.learning.SequentialTrainer,
+            LINEAR,
+            fv.Layout.from_module(LINEAR),
+            fv.LocalTraining(),
+            "cuda:99",
+        ),
         "device",
         "cuda:99",
         "cpu",
     ),
-    "a rule by name": (call(fv.GlobalDP, "fedavg", noise_multiplier=1.0), "aggregator", "'fedavg'", "FedAvg()"),
-    "a rule's class": (call(fv.GlobalDP, fv.FedAvg, noise_multiplier=1.0), "aggregator", "FedAvg", "FedAvg()"),
+    "a rule by name": (
+        call(fv.GlobalDP, "fedavg", noise_multiplier=1.0),
+        "aggregator",
+        "'fedavg'",
+        "FedAvg()",
+    ),
+    "a rule's class": (
+        call(fv.GlobalDP, fv.FedAvg, noise_multiplier=1.0),
+        "aggregator",
+        "FedAvg",
+        "FedAvg()",
+    ),
     "a method's class": (federation(method=fv.GlobalDP), "method", "GlobalDP", "GlobalDP(...)"),
     "a method that is none": (federation(method=3), "method", "int", "name"),
-    "a method's name misspelt": (federation(method="globl"), "privacy.method", "'globl'", "'global'"),
+    "a method's name misspelt": (
+        federation(method="globl"),
+        "privacy.method",
+        "'globl'",
+        "'global'",
+    ),
     "a model's class": (federation(model=nn.Linear), "model", "Linear", "lambda"),
     "no model": (federation(model=None), "model", "missing", "torch.nn.Module"),
     "batch normalisation": (
@@ -196,7 +291,12 @@ IN_PYTHON = {
     "clients by name": (federation(clients={"a": DEALT[0]}), "clients[0]", "str", "(x, y)"),
     "one client's pair": (federation(clients=(X, Y)), "clients[0]", "ndarray", "list of clients"),
     "no client": (federation(clients=[]), "clients", "[]", "at least one"),
-    "a cohort above the federation": (federation(clients_per_round=9), "clients_per_round", "9", "3 clients"),
+    "a cohort above the federation": (
+        federation(clients_per_round=9),
+        "clients_per_round",
+        "9",
+        "3 clients",
+    ),
     "float labels": (labels(lambda y: y.astype(float)), "clients[0].y", "floating", "astype(int)"),
     "labels in a column": (labels(lambda y: y[:, None]), "clients[0].y", "[N, 1]", "reshape(-1)"),
     "texts": (labels(lambda y: np.array(["ill", "well"])[y]), "clients[0].y", "U4", "from 0 on"),
@@ -204,11 +304,31 @@ IN_PYTHON = {
     "labels -1 and 1": (labels(lambda y: 2 * y - 1), "clients[0].y", "-1", "from 0 on"),
     "labels one-hot": (labels(lambda y: np.eye(2)[y]), "clients[0].y", "[N, 2]", "argmax(1)"),
     "too few labels": (labels(lambda y: y[:-1]), "clients[0].y", "39", "40 rows"),
-    "columns that the model does not take": (examples(lambda x: x[:, :4]), "clients[0].x", "[N, 4]", "model"),
-    "bytes": (examples(lambda x: np.abs(x).astype("uint8")), "clients[0].x", "uint8", "float() / 255"),
-    "missing values": (federation(clients=[*DEALT, (MISSING, Y[:9])]), "clients[3].x[1]", "NaN", "fill it in"),
+    "columns that the model does not take": (
+        examples(lambda x: x[:, :4]),
+        "clients[0].x",
+        "[N, 4]",
+        "model",
+    ),
+    "bytes": (
+        examples(lambda x: np.abs(x).astype("uint8")),
+        "clients[0].x",
+        "uint8",
+        "float() / 255",
+    ),
+    "missing values": (
+        federation(clients=[*DEALT, (MISSING, Y[:9])]),
+        "clients[3].x[1]",
+        "NaN",
+        "fill it in",
+    ),
     "objects": (labels(lambda y: y.astype(str).astype(object)), "clients[0].y", "str", "from 0 on"),
-    "one client's labels": (federation(clients=[*DEALT, (X[:9], Y[:9] + 5)]), "clients[3].y", "5", "from 0 on"),
+    "one client's labels": (
+        federation(clients=[*DEALT, (X[:9], Y[:9] + 5)]),
+        "clients[3].y",
+        "5",
+        "from 0 on",
+    ),
     "one client's targets": (
         federation(clients=[*DEALT, (X[:9], Y[:9].astype("float32"))]),
         "clients[3].y",
@@ -221,7 +341,12 @@ IN_PYTHON = {
         "Sequential",
         "out, _ =",
     ),
-    "a layer without a size": (federation(model=nn.LazyLinear(2)), "module", "LazyLinear", "model(x[:1])"),
+    "a layer without a size": (
+        federation(model=nn.LazyLinear(2)),
+        "module",
+        "LazyLinear",
+        "model(x[:1])",
+    ),
     "a loss's class": (
         call(fv.LocalTraining, loss=nn.CrossEntropyLoss),
         "loss",
@@ -246,7 +371,12 @@ IN_PYTHON = {
         "StepLR",
         "lambda r",
     ),
-    "a rate below 0 by a function": (call(fv.LocalTraining, lr=lambda r: -1.0), "lr(1)", "-1", "at least 0"),
+    "a rate below 0 by a function": (
+        call(fv.LocalTraining, lr=lambda r: -1.0),
+        "lr(1)",
+        "-1",
+        "at least 0",
+    ),
     "no seed": (federation(seed=None), "seed", "None", "integer"),
     "a source by name": (federation(source="secure"), "source", "'secure'", "SecureSource()"),
     "a figure misspelt": (lambda folder: MEASURED.metrics["acc"], "metrics", "None", "'accuracy'"),
@@ -256,7 +386,12 @@ IN_PYTHON = {
         "list",
         "torch.as_tensor",
     ),
-    "people who are not said": (federation(method=PEOPLE), "person", "None", "ClientData(x, y, person="),
+    "people who are not said": (
+        federation(method=PEOPLE),
+        "person",
+        "None",
+        "ClientData(x, y, person=",
+    ),
     "shares sized for more silos than there are": (
         federation(method=replace(SUMMED, client=replace(SUMMED.client, silos=5))),
         "clients",
@@ -264,7 +399,11 @@ IN_PYTHON = {
         "silos = 5",
     ),
     "a secure sum of more sites than there are": (
-        federation(method=fv.methods.build("record", sum="secure", examples=9, noise_multiplier=1.0, least_sites=4)),
+        federation(
+            method=fv.methods.build(
+                "record", sum="secure", examples=9, noise_multiplier=1.0, least_sites=4
+            )
+        ),
         "clients",
         "3",
         "least_sites to 3",
@@ -275,20 +414,55 @@ IN_PYTHON = {
         "'adamw'",
         "sgd",
     ),
-    "a function for rounds": (lambda folder: federation()(folder).run(1, 5), "on_round", "int", "lambda record"),
-    "one client's columns": (federation(clients=[*DEALT, (X[:9, :4], Y[:9])]), "clients[3].x", "[N, 4]", "[N, 6]"),
+    "a function for rounds": (
+        lambda folder: federation()(folder).run(1, 5),
+        "on_round",
+        "int",
+        "lambda record",
+    ),
+    "one client's columns": (
+        federation(clients=[*DEALT, (X[:9, :4], Y[:9])]),
+        "clients[3].x",
+        "[N, 4]",
+        "[N, 6]",
+    ),
     "images without a channel": (images((8, 8), 1), "clients[0].x", "[N, 8, 8]", "x[:, None]"),
-    "images with channels behind": (images((8, 8, 3), 3), "clients[0].x", "[N, 8, 8, 3]", "transpose(0, 3, 1, 2)"),
-    "a figure that nobody measured": (lambda folder: HISTORY.metrics["accuracy"], "metrics", "None", "test_x, test_y"),
-    "settings without names": (call(fv.compare, made, DEALT, [None], rounds=1), "settings", "list", '{"no privacy"'),
+    "images with channels behind": (
+        images((8, 8, 3), 3),
+        "clients[0].x",
+        "[N, 8, 8, 3]",
+        "transpose(0, 3, 1, 2)",
+    ),
+    "a figure that nobody measured": (
+        lambda folder: HISTORY.metrics["accuracy"],
+        "metrics",
+        "None",
+        "test_x, test_y",
+    ),
+    "settings without names": (
+        call(fv.compare, made, DEALT, [None], rounds=1),
+        "settings",
+        "list",
+        '{"no privacy"',
+    ),
     "a method that is not handed on": (
         call(fv.compare, unprotected, DEALT, {"mine": NOISY}, rounds=1),
         "settings['mine']",
         "GlobalDP",
         "method=method",
     ),
-    "a comparison without rounds": (call(fv.compare, made, DEALT, {"a": None}), "rounds", "None", "rounds=10"),
-    "a target that is not there": (call(fv.audit, made, DEALT, rounds=1, target=7), "target", "7", "0 to 2"),
+    "a comparison without rounds": (
+        call(fv.compare, made, DEALT, {"a": None}),
+        "rounds",
+        "None",
+        "rounds=10",
+    ),
+    "a target that is not there": (
+        call(fv.audit, made, DEALT, rounds=1, target=7),
+        "target",
+        "7",
+        "0 to 2",
+    ),
     "a file that is not there": (call(fv.compare, "mine.tml"), "CONFIG", "mine.tml", "preset"),
 }
 
@@ -316,33 +490,109 @@ def command(*words):
 
 
 ON_THE_COMMAND_LINE = {
-    "a preset misspelt": (command("run", "digits-recrd"), "CONFIG", "digits-recrd", "'digits-record'"),
+    "a preset misspelt": (
+        command("run", "digits-recrd"),
+        "CONFIG",
+        "digits-recrd",
+        "'digits-record'",
+    ),
     "a file that is not there": (command("run", "my.toml"), "CONFIG", "my.toml", "run folder"),
-    "--set without a value": (command("run", "ok.toml", "--set", "rounds"), "--set", "rounds", "key=value"),
-    "--set of a text": (command("run", "ok.toml", "--set", "local.lr=fast"), "local.lr", "'fast'", "number"),
-    "--set of no key": (command("run", "ok.toml", "--set", "privacy.epsilom=8"), "privacy.epsilom", "8", "'vanilla'"),
-    "--set into a value": (command("run", "ok.toml", "--set", "rounds.x=1"), "--set", "rounds.x=1", "not a table"),
+    "--set without a value": (
+        command("run", "ok.toml", "--set", "rounds"),
+        "--set",
+        "rounds",
+        "key=value",
+    ),
+    "--set of a text": (
+        command("run", "ok.toml", "--set", "local.lr=fast"),
+        "local.lr",
+        "'fast'",
+        "number",
+    ),
+    "--set of no key": (
+        command("run", "ok.toml", "--set", "privacy.epsilom=8"),
+        "privacy.epsilom",
+        "8",
+        "'vanilla'",
+    ),
+    "--set into a value": (
+        command("run", "ok.toml", "--set", "rounds.x=1"),
+        "--set",
+        "rounds.x=1",
+        "not a table",
+    ),
     "--out is a file": (command("run", "ok.toml", "--out", "taken"), "--out", "taken", "folder"),
-    "--out below a file": (command("run", "ok.toml", "--out", "taken/x"), "--out", "taken/x", "of your own"),
-    "--out that nobody may write": (command("run", "ok.toml", "--out", "/proc/x"), "--out", "/proc/x", "of your own"),
-    "--out is an option": (command("run", "ok.toml", "--out", "--seed"), "--out", "--seed", "folder"),
-    "an engine misspelt": (command("run", "ok.toml", "--engine", "flwr"), "--engine", "flwr", "flower"),
+    "--out below a file": (
+        command("run", "ok.toml", "--out", "taken/x"),
+        "--out",
+        "taken/x",
+        "of your own",
+    ),
+    "--out that nobody may write": (
+        command("run", "ok.toml", "--out", "/proc/x"),
+        "--out",
+        "/proc/x",
+        "of your own",
+    ),
+    "--out is an option": (
+        command("run", "ok.toml", "--out", "--seed"),
+        "--out",
+        "--seed",
+        "folder",
+    ),
+    "an engine misspelt": (
+        command("run", "ok.toml", "--engine", "flwr"),
+        "--engine",
+        "flwr",
+        "flower",
+    ),
     "a seed in words": (command("run", "ok.toml", "--seed", "one"), "--seed", "one", "integer"),
-    "nothing to go on with": (command("run", "ok.toml", "--out", "new", "--resume"), "--resume", "new", "--resume"),
+    "nothing to go on with": (
+        command("run", "ok.toml", "--out", "new", "--resume"),
+        "--resume",
+        "new",
+        "--resume",
+    ),
     "no repetition": (command("compare", "ok.toml", "--seeds", "0"), "--seeds", "0", "at least 1"),
-    "too few runs of an audit": (command("compare", "ok.toml", "--audit", "2"), "--audit", "2", "at least 4"),
-    "a plan without delta": (command("plan", "--epsilon", "8", "--rounds", "5"), "--delta", "missing", "1e-5"),
+    "too few runs of an audit": (
+        command("compare", "ok.toml", "--audit", "2"),
+        "--audit",
+        "2",
+        "at least 4",
+    ),
+    "a plan without delta": (
+        command("plan", "--epsilon", "8", "--rounds", "5"),
+        "--delta",
+        "missing",
+        "1e-5",
+    ),
     "a plan of everything": (
-        command("plan", "--delta", "1e-5", "--rounds", "5", "--epsilon", "8", "--noise-multiplier", "1"),
+        command(
+            "plan", "--delta", "1e-5", "--rounds", "5", "--epsilon", "8", "--noise-multiplier", "1"
+        ),
         "epsilon",
         "8",
         "noise_multiplier",
     ),
-    "a relation misspelt": (command("plan", "--relation", "zero"), "--relation", "zero", "zero-out"),
+    "a relation misspelt": (
+        command("plan", "--relation", "zero"),
+        "--relation",
+        "zero",
+        "zero-out",
+    ),
     "an init of nothing": (command("init", "--data", "scans", *SHORT), "data", "'scans'", "file"),
     "an init of more clients than there is": (
         command(
-            "init", "--data", "few.csv", "--target", "outcome", "--clients", "90", *SHORT[2:], "--person", "patient"
+            "init",
+            "--data",
+            "few.csv",
+            "--target",
+            "outcome",
+            "--clients",
+            "90",
+            *SHORT[2:],
+            "--person",
+            "patient",
         ),
         "clients",
         "90",
@@ -354,9 +604,16 @@ ON_THE_COMMAND_LINE = {
         "'ids.csv'",
         "add measurements",
     ),
-    "an init of a spreadsheet": (command("init", "--data", "a.xlsx", *SHORT), "data", "'a.xlsx'", ".csv"),
+    "an init of a spreadsheet": (
+        command("init", "--data", "a.xlsx", *SHORT),
+        "data",
+        "'a.xlsx'",
+        ".csv",
+    ),
     "people of whom nothing is said": (
-        command("init", "--data", "ids.csv", *SHORT[:2], "--protect", "person", "--person", "patients"),
+        command(
+            "init", "--data", "ids.csv", *SHORT[:2], "--protect", "person", "--person", "patients"
+        ),
         "person",
         "'patients'",
         "'patient'",
@@ -369,7 +626,10 @@ def table(text, more="", name="a.csv", clients=2):
     def do(folder):
         (folder / name).write_text(text)
         options = f'"table"\npath = "{name}"\ntarget = "ill"\nclasses = 2\nclients = {clients}\n'
-        toml('"digits"\nclients = 2', options + (more if "columns" in more else f'scale = "none"\n{more}'))(folder)
+        toml(
+            '"digits"\nclients = 2',
+            options + (more if "columns" in more else f'scale = "none"\n{more}'),
+        )(folder)
         fv.runs.run(fv.config.load("mine.toml"))
 
     return do
@@ -410,7 +670,12 @@ def finished(damage):
     def do(folder):
         fv.runs.run(
             fv.config.parse(
-                {"name": "x", "rounds": 1, "data": {"name": "digits", "clients": 2}, "model": {"name": "logistic"}}
+                {
+                    "name": "x",
+                    "rounds": 1,
+                    "data": {"name": "digits", "clients": 2},
+                    "model": {"name": "logistic"},
+                }
             ),
             folder / "run",
         )
@@ -450,7 +715,12 @@ IN_FILES = {
         "'ill'",
         "data.target",
     ),
-    "folders of people": (pictures("a/p1/1.png", "b/p2/1.png"), "data.path", "images/a/p1", 'person = "folder"'),
+    "folders of people": (
+        pictures("a/p1/1.png", "b/p2/1.png"),
+        "data.path",
+        "images/a/p1",
+        'person = "folder"',
+    ),
     "a folder's people by another name": (
         pictures("a/p/1.png", "b/q/1.png", more='person = "who"'),
         "data.person",
@@ -464,11 +734,26 @@ IN_FILES = {
     "a header alone": (table("age,ill\n"), "data.path", "a.csv", "row"),
     "an empty file": (table(""), "data.path", "a.csv", "header"),
     "a text in a column of numbers": (table("age,ill\nold,0\n4,1\n"), "row 1", "'old'", "number"),
-    "a value left out": (table("age,ill\n3,0\n,1\n"), "row 2 (line 3), column age", "missing", "remove"),
+    "a value left out": (
+        table("age,ill\n3,0\n,1\n"),
+        "row 2 (line 3), column age",
+        "missing",
+        "remove",
+    ),
     "a class beyond the classes": (table("age,ill\n3,0\n4,7\n"), "ill", "7", "0 to 1"),
-    "a file of another kind": (table("age,ill\n3,0\n", name="a.xlsx"), "data.path", "a.xlsx", ".csv"),
+    "a file of another kind": (
+        table("age,ill\n3,0\n", name="a.xlsx"),
+        "data.path",
+        "a.xlsx",
+        ".csv",
+    ),
     "images without class folders": (pictures("1.png", "2.png"), "data.path", "images", "<class>"),
-    "folders one level too deep": (pictures("x/a/1.png", "x/b/1.png"), "data.path", "images/x/a", 'layout = "clients"'),
+    "folders one level too deep": (
+        pictures("x/a/1.png", "x/b/1.png"),
+        "data.path",
+        "images/x/a",
+        'layout = "clients"',
+    ),
     "classes taken for clients": (
         pictures(*BOTH, more='layout = "clients"'),
         "data.path",
@@ -477,13 +762,26 @@ IN_FILES = {
     ),
     "an empty folder": (pictures(), "data.path", "images", "<class>"),
     "an empty class": (pictures("a/1.png", "b/"), "images/b", "no image", "data.absent"),
-    "train and val": (pictures("train/a/1.png", "val/a/1.png"), "data.path", "images", "rename it test"),
-    "test without train": (pictures("test/a/1.png", "rest/a/1.png"), "data.path", "images", "train"),
+    "train and val": (
+        pictures("train/a/1.png", "val/a/1.png"),
+        "data.path",
+        "images",
+        "rename it test",
+    ),
+    "test without train": (
+        pictures("test/a/1.png", "rest/a/1.png"),
+        "data.path",
+        "images",
+        "train",
+    ),
     "images of two sizes": (pictures("a/1.png", "b/large.png"), "large.png", "8 x 9", "data.size"),
     "a broken image": (pictures("a/1.png", "b/broken.png"), "broken.png", "Unidentified", "PNG"),
     "a text among images": (pictures("a/1.png", "b/notes.txt"), "notes.txt", ".txt", ".png"),
     "a folder that is not there": (
-        lambda folder: (shutil.rmtree(folder / "images", ignore_errors=True), fv.data.load("folder", path="images")),
+        lambda folder: (
+            shutil.rmtree(folder / "images", ignore_errors=True),
+            fv.data.load("folder", path="images"),
+        ),
         "data.path",
         "images",
         "folder a class",
@@ -547,7 +845,9 @@ def node(node_config=None, run_config=None, method=None):
         from fedveil.engines.flower.mod import read_settings
 
         given = dict.fromkeys(list(signature(read_settings).parameters)[2:])
-        context = Context(1, 1, {"partition-id": 0, **(node_config or {})}, RecordDict(), run_config or {})
+        context = Context(
+            1, 1, {"partition-id": 0, **(node_config or {})}, RecordDict(), run_config or {}
+        )
         read_settings(context, method, **given)
 
     return flower(make)
@@ -557,15 +857,27 @@ def strategy(**options):
     def make():
         from fedveil.flower import FedVeilStrategy
 
-        FedVeilStrategy(**{"method": NOISY, "layout": fv.Layout.from_module(network()), "rounds": 1, **options})
+        FedVeilStrategy(
+            **{"method": NOISY, "layout": fv.Layout.from_module(network()), "rounds": 1, **options}
+        )
 
     return flower(make)
 
 
 SGA = fv.SGALDP(epsilon_min=1.0, epsilon_max=1.0)
 IN_FLOWER = {
-    "other methods on both sides": (play(NOISY, SGA), "SGALDP", "TrustedServer", "the method of the strategy"),
-    "clients without the mod": (play(NOISY, None, mods=False), "greeting", "", "privacy_mod(layout"),
+    "other methods on both sides": (
+        play(NOISY, SGA),
+        "SGALDP",
+        "TrustedServer",
+        "the method of the strategy",
+    ),
+    "clients without the mod": (
+        play(NOISY, None, mods=False),
+        "greeting",
+        "",
+        "privacy_mod(layout",
+    ),
     "arrays of another model": (
         play(NOISY, NOISY, arrays=nn.Linear(5, 2)),
         "initial_arrays['weight']",
@@ -582,7 +894,12 @@ IN_FLOWER = {
     "a method's class": (strategy(method=fv.GlobalDP), "method", "GlobalDP", "GlobalDP(...)"),
     "no round": (strategy(rounds=0), "rounds", "0", "at least 1"),
     "no method anywhere": (node(), "privacy.method", "None", "run_config"),
-    "a method misspelt": (node({"privacy.method": "metrik"}), "privacy.method", "'metrik'", "'metric'"),
+    "a method misspelt": (
+        node({"privacy.method": "metrik"}),
+        "privacy.method",
+        "'metrik'",
+        "'metric'",
+    ),
     "a parameter misspelt": (
         node({"privacy.method": "metric", "privacy.clop": 1.0}),
         "privacy.clop",
@@ -609,7 +926,13 @@ IN_FLOWER = {
     ),
 }
 
-EVERY = {"toml": IN_TOML, "python": IN_PYTHON, "command": ON_THE_COMMAND_LINE, "files": IN_FILES, "flower": IN_FLOWER}
+EVERY = {
+    "toml": IN_TOML,
+    "python": IN_PYTHON,
+    "command": ON_THE_COMMAND_LINE,
+    "files": IN_FILES,
+    "flower": IN_FLOWER,
+}
 LEAST = {"toml": 20, "python": 40, "command": 15, "files": 20, "flower": 10}
 
 
@@ -617,7 +940,9 @@ def printed(value):
     return "missing, None" if value is None else repr(value)
 
 
-@pytest.mark.parametrize(("kind", "mistake"), [(kind, mistake) for kind, own in EVERY.items() for mistake in own])
+@pytest.mark.parametrize(
+    ("kind", "mistake"), [(kind, mistake) for kind, own in EVERY.items() for mistake in own]
+)
 def test_a_mistake_is_refused_by_field_value_and_way_out(kind, mistake, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     do, field, value, way_out = EVERY[kind][mistake]
@@ -625,9 +950,14 @@ def test_a_mistake_is_refused_by_field_value_and_way_out(kind, mistake, tmp_path
         do(tmp_path)
     text = re.sub(r"\s+", " ", str(refused.value))  # of a command, in lines as long as the terminal
     problems = getattr(refused.value, "problems", [refused.value])
-    named = [(e.field, printed(e.value), e.accepted) if isinstance(e, fv.FieldError) else (text,) * 3 for e in problems]
+    named = [
+        (e.field, printed(e.value), e.accepted) if isinstance(e, fv.FieldError) else (text,) * 3
+        for e in problems
+    ]
     wanted = (field, value, way_out)
-    assert any(all(part in whole for part, whole in zip(wanted, one, strict=True)) for one in named), named
+    assert any(
+        all(part in whole for part, whole in zip(wanted, one, strict=True)) for one in named
+    ), named
 
 
 def test_there_are_as_many_mistakes_as_the_registry_promises():

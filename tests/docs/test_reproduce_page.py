@@ -16,7 +16,9 @@ from fedveil_studies.frame import Choices, Reproduction, find
 from fedveil_studies.metric_privacy.measures import noise_factor
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reproduce.md").read_text()
-COMMANDS = [line.split("  #")[0].strip() for line in PAGE.splitlines() if re.match(r" {4,6}fedveil ", line)]
+COMMANDS = [
+    line.split("  #")[0].strip() for line in PAGE.splitlines() if re.match(r" {4,6}fedveil ", line)
+]
 REPRODUCE = [command for command in COMMANDS if command.startswith("fedveil reproduce")]
 OTHERS = [command for command in COMMANDS if command not in REPRODUCE]
 
@@ -25,7 +27,9 @@ OTHERS = [command for command in COMMANDS if command not in REPRODUCE]
 @pytest.mark.parametrize("command", REPRODUCE)
 def test_the_reproductions_are_planned(command, tmp_path):
     dry = [] if "--list" in command else ["--dry-run"]
-    result = CliRunner().invoke(app, [*shlex.split(command)[1:], *dry, "--out", str(tmp_path / "none")])
+    result = CliRunner().invoke(
+        app, [*shlex.split(command)[1:], *dry, "--out", str(tmp_path / "none")]
+    )
     assert result.exit_code == 0, result.output
     assert "--list" in command or " 0 finished" in result.output
     assert not (tmp_path / "none").exists()
@@ -35,7 +39,9 @@ def test_the_reproductions_are_planned(command, tmp_path):
 def test_the_other_commands_parse_and_their_configurations_load(command):
     name, where, *options = shlex.split(command)[1:]
     assert name in ("audit", "compare")
-    known = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
+    known = (
+        CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
+    )
     assert all(option in known for option in options if option.startswith("--"))
     config = load(where, [value for flag, value in pairwise(options) if flag == "--set"])
     assert len(variants_of(config)) > 2

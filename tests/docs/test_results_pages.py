@@ -19,7 +19,11 @@ from fedveil_studies.frame.finding import CONTRADICTED, HOLDS, UNLEARNED
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 FIGURE = re.compile(r"(?<![\w.])-?\d*\.?\d+(?![\w])")
-ALL_FLIP, REPLACED, HONEST = "a fifth flips labels", "a fifth flips labels and replaces the model", "all honest"
+ALL_FLIP, REPLACED, HONEST = (
+    "a fifth flips labels",
+    "a fifth flips labels and replaces the model",
+    "all honest",
+)
 FIVE = ("FedAvg", "FedAvgM", "FedMedian", "FedOpt", "FedYogi")
 
 # Of each figure its place in the study's files; of two places it is the difference.
@@ -27,7 +31,9 @@ PLACES = {
     "group-privacy": {
         ".109": [("paper/table-rmse.json", "no noise", "h7", "rmse")],
         ".140": [("paper/table-rmse.json", "no noise", "h1", "rmse")],
-        ".029": [("paper/table-sound.json", "nu = 3", name, "rmse") for name in ("sound-1", "sound-7")],
+        ".029": [
+            ("paper/table-sound.json", "nu = 3", name, "rmse") for name in ("sound-1", "sound-7")
+        ],
     },
     "sga-ldp": {
         ".146": [("small/table-V.json", ALL_FLIP, "sga", "accuracy")],
@@ -50,16 +56,22 @@ PLACES = {
         ],
     },
     "metric-privacy": {
-        ".069": [("small-printed-noise/table-5.json", FIVE, name, "accuracy") for name in ("global", "metric")],
+        ".069": [
+            ("small-printed-noise/table-5.json", FIVE, name, "accuracy")
+            for name in ("global", "metric")
+        ],
         ".018": [
-            ("small-printed-noise-larger-steps/table-5.json", FIVE, name, "accuracy") for name in ("metric", "global")
+            ("small-printed-noise-larger-steps/table-5.json", FIVE, name, "accuracy")
+            for name in ("metric", "global")
         ],
         ".990": [("audit-digits.json", "noise-size", "metric privacy", "auc")],
         ".516": [("audit-digits.json", "noise-size", "global (equal sigma)", "auc")],
     },
 }
 
-pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ are part of the repository alone")
+pytestmark = pytest.mark.skipif(
+    not RESULTS.is_dir(), reason="results/ are part of the repository alone"
+)
 
 
 def sentences(name):
@@ -73,7 +85,11 @@ def value_at(name, file, row, setting, figure, part="value"):
     if isinstance(row, tuple):
         return fmean(value_at(name, file, one, setting, figure, part) for one in row)
     if "rows" in kept:
-        [found] = [r for r in kept["rows"] if (r["row"], r["setting"], r["figure"]) == (row, setting, figure)]
+        [found] = [
+            r
+            for r in kept["rows"]
+            if (r["row"], r["setting"], r["figure"]) == (row, setting, figure)
+        ]
         return found[part]
     [found] = [r for r in kept["results"] if (r["attack"], r["setting"]) == (row, setting)]
     return found[figure]["point"]
@@ -98,12 +114,20 @@ def test_the_figures_that_a_page_opens_with_stand_in_its_files(name):
     assert set(figures) == set(PLACES[name])
     for figure, places in PLACES[name].items():
         first, *others = (value_at(name, *place) for place in places)
-        assert float(figure) == pytest.approx(first - sum(others), abs=0.51 * 10.0 ** (1 - len(figure))), figure
+        assert float(figure) == pytest.approx(
+            first - sum(others), abs=0.51 * 10.0 ** (1 - len(figure))
+        ), figure
 
 
 # Figures that no file of the page's folder holds, by page.
 ELSEWHERE = {
-    "alzheimer-quick": {".920", ".0409", ".905", ".881", ".885"},  # the configuration's multiplier; the paper's figures
+    "alzheimer-quick": {
+        ".920",
+        ".0409",
+        ".905",
+        ".881",
+        ".885",
+    },  # the configuration's multiplier; the paper's figures
     "distances": {"2.4", "3.6"},  # how many times as long
     "fedre": {".557", ".575"},  # of tiles; the paper's DocTamper column
     "flare-filters": {"1.25"},  # of the textbook's formula
@@ -115,14 +139,50 @@ ELSEWHERE = {
         "797.3",
         "239.2",
     },  # of tuning, which tuning.csv holds in part; images over patients
-    "published": {".211", ".752", "4.84481e-5"},  # what Opacus prints of an app, and a sigma that a command is given
+    "published": {
+        ".211",
+        ".752",
+        "4.84481e-5",
+    },  # what Opacus prints of an app, and a sigma that a command is given
     "record-level": {  # earlier runs; digits, of the front page; what an epsilon means for attackers and for ten
-        *(".837", ".948", ".917", ".962", ".942", ".909", ".841", ".880", ".878", ".937", ".913", ".356", ".959"),
-        *(".798", ".679", ".255", ".0772", ".0806", ".0152", ".554", ".0198", ".00239", "81.5", "14.5"),
+        *(
+            ".837",
+            ".948",
+            ".917",
+            ".962",
+            ".942",
+            ".909",
+            ".841",
+            ".880",
+            ".878",
+            ".937",
+            ".913",
+            ".356",
+            ".959",
+        ),
+        *(
+            ".798",
+            ".679",
+            ".255",
+            ".0772",
+            ".0806",
+            ".0152",
+            ".554",
+            ".0198",
+            ".00239",
+            "81.5",
+            "14.5",
+        ),
     },
-    "sga-ldp": {"87.2", "19.5", "30.9"},  # percent of the paper's accuracy, of the neutrophils; sigma sqrt(d / n)
+    "sga-ldp": {
+        "87.2",
+        "19.5",
+        "30.9",
+    },  # percent of the paper's accuracy, of the neutrophils; sigma sqrt(d / n)
 }
-BENCHES = {"record-level": [RESULTS / "bench" / "avx512" / "per_example.json"]}  # pages that show benchmarks, too
+BENCHES = {
+    "record-level": [RESULTS / "bench" / "avx512" / "per_example.json"]
+}  # pages that show benchmarks, too
 DECIMAL = re.compile(r"(?<![\w./^])[-+]?\d*\.\d+(?:e-?\d+)?(?![\w]|\.\d)|(?<![\w.])\d+e-\d+")
 
 
@@ -149,17 +209,28 @@ def pools_of(name):
     Of a study's tables those of one row or setting stand together, of other files all.
     """
     folder, found = RESULTS / name, {"means": {}, "spread": {}, "differences": {}}
-    printed = ROOT / "studies" / "src" / "fedveil_studies" / name.replace("-", "_") / "published.csv"
+    printed = (
+        ROOT / "studies" / "src" / "fedveil_studies" / name.replace("-", "_") / "published.csv"
+    )
     paper = csv.DictReader(printed.read_text().splitlines()) if printed.is_file() else ()
     every = [(printed, row, {"means": row, "spread": row}) for row in paper]
     for path in (*folder.rglob("*.json"), *folder.glob("*.md"), *BENCHES.get(name, ())):
         if path.name.startswith("table-"):
             rows = json.loads(path.read_text())["rows"]
             for figure in dict.fromkeys(one["figure"] for one in rows):
-                of = [one["value"] for one in rows if one["figure"] == figure and one.get("value") is not None]
-                found["differences"][path, figure] = [abs(a - b) for a, b in combinations(of[:40], 2)]
+                of = [
+                    one["value"]
+                    for one in rows
+                    if one["figure"] == figure and one.get("value") is not None
+                ]
+                found["differences"][path, figure] = [
+                    abs(a - b) for a, b in combinations(of[:40], 2)
+                ]
             for one in rows:
-                kinds = {kind: [one.get(key) for key in keys] for kind, keys in (("means", MEANS), ("spread", SPREAD))}
+                kinds = {
+                    kind: [one.get(key) for key in keys]
+                    for kind, keys in (("means", MEANS), ("spread", SPREAD))
+                }
                 every.append((path.parent, one, kinds))
         elif path.name != "README.md" and not path.name.startswith("cells"):
             whole = path.read_text() if path.suffix == ".md" else json.loads(path.read_text())
@@ -167,14 +238,19 @@ def pools_of(name):
     for path, one, kinds in every:
         for kind, values in kinds.items():
             for place in ("row", "setting"):
-                found[kind].setdefault((path, place, one[place]), []).extend(map(abs, numbers(values)))
+                found[kind].setdefault((path, place, one[place]), []).extend(
+                    map(abs, numbers(values))
+                )
     return {kind: [sorted(pool) for pool in pools.values()] for kind, pools in found.items()}
 
 
 def stands(figure, pool):
     """Whether a number of a sorted pool, rounded to the figure's digits, is the figure."""
     power, _, exponent = figure.partition("e")
-    value, tolerance = abs(float(figure)), 0.51 * 10.0 ** (int(exponent or 0) - len(power.partition(".")[2]))
+    value, tolerance = (
+        abs(float(figure)),
+        0.51 * 10.0 ** (int(exponent or 0) - len(power.partition(".")[2])),
+    )
     at = bisect.bisect_left(pool, value - tolerance)
     return at < len(pool) and pool[at] <= value + tolerance
 
@@ -185,16 +261,23 @@ def lost(text, pools, together=2):
     Those of a table's row have to stand in two pools together: as means, but for what is in brackets (intervals) or
     listed with semicolons (seeds).
     """
-    every = sorted(number for kind in ("spread", "differences") for pool in pools[kind] for number in pool)
+    every = sorted(
+        number for kind in ("spread", "differences") for pool in pools[kind] for number in pool
+    )
     found = []
     for line in text.splitlines():
         figures = set() if line.startswith("    ") else set(DECIMAL.findall(line))
         if line.startswith("|") and figures:
             plain = set(DECIMAL.findall(re.sub(r"\([^)]*\)|[^|]*;[^|]*", "", line)))
             for kind, some in (("means", plain), ("spread", figures - plain)):
-                without = [frozenset(one for one in some if not stands(one, pool)) for pool in pools[kind]]
+                without = [
+                    frozenset(one for one in some if not stands(one, pool)) for pool in pools[kind]
+                ]
                 nearest = sorted(dict.fromkeys(without), key=len)[:5]
-                left = (frozenset.intersection(*few) for few in combinations(nearest, min(together, len(nearest))))
+                left = (
+                    frozenset.intersection(*few)
+                    for few in combinations(nearest, min(together, len(nearest)))
+                )
                 found += min(left, key=len, default=some)
         else:
             found += [figure for figure in figures if not stands(figure, every)]
@@ -214,7 +297,9 @@ def test_a_wrong_figure_in_a_table_is_often_noticed():
     for name in ("sga-ldp", "person-level", "record-level", "group-privacy", "fedre"):
         pools = pools_of(name)
         for line in (RESULTS / name / "README.md").read_text().splitlines():
-            three = [figure for figure in DECIMAL.findall(line) if len(figure.partition(".")[2]) == 3]
+            three = [
+                figure for figure in DECIMAL.findall(line) if len(figure.partition(".")[2]) == 3
+            ]
             if line.startswith("|") and three:
                 figure = draw.choice(three)
                 wrong = f"{abs(float(figure)) + draw.choice((3, 7, 11)) * 1e-3:.3f}"
@@ -234,7 +319,10 @@ def test_every_cell_behind_a_table_has_a_line_with_the_commit_that_made_it(folde
     made = {}
     for path in folder.glob("cells*.json"):
         kept = json.loads(path.read_text())
-        made |= {line["folder"]: line.get("commit", kept["provenance"]["commit"]) for line in kept["cells"]}
+        made |= {
+            line["folder"]: line.get("commit", kept["provenance"]["commit"])
+            for line in kept["cells"]
+        }
     for path in folder.glob("table-*.json"):
         rows = json.loads(path.read_text())["rows"]
         assert {cell for row in rows for cell in row.get("cells", ())} <= set(made), path.name
@@ -243,24 +331,36 @@ def test_every_cell_behind_a_table_has_a_line_with_the_commit_that_made_it(folde
 
 
 def test_every_other_file_of_results_names_its_commit():
-    every = [path for path in RESULTS.rglob("*.json") if not path.name.startswith(("table-", "cells"))]
+    every = [
+        path for path in RESULTS.rglob("*.json") if not path.name.startswith(("table-", "cells"))
+    ]
     kept = {path: json.loads(path.read_text()) for path in every}
-    made = {path: one.get("provenance") or one.get("said", one)["made"] for path, one in kept.items()}
+    made = {
+        path: one.get("provenance") or one.get("said", one)["made"] for path, one in kept.items()
+    }
     commits = {path: known["commit"] for path, known in made.items()}
     assert len(every) > 70
-    assert not {path.name: commit for path, commit in commits.items() if not re.match(COMMIT, commit)}
-    assert {path.name for path, commit in commits.items() if "with changes" in commit} <= {"noise.json"}
+    assert not {
+        path.name: commit for path, commit in commits.items() if not re.match(COMMIT, commit)
+    }
+    assert {path.name for path, commit in commits.items() if "with changes" in commit} <= {
+        "noise.json"
+    }
 
 
 def claims_of(name, figure):
     study = find(name)
     [evidence] = (one for one in read_evidence(RESULTS / name, study) if not one.readings)
-    return evidence, [claim for claim in study.described.claims if tuple(figure) in map(tuple, claim.figures)]
+    return evidence, [
+        claim for claim in study.described.claims if tuple(figure) in map(tuple, claim.figures)
+    ]
 
 
 def test_a_run_has_to_find_both_lines():
     evidence, [claim] = claims_of("group-privacy", ("synthetic", "to (5, 6)"))
-    assert judge(claim, evidence).verdict == CONTRADICTED  # 0 of 20; of the forty distances two are below 1
+    assert (
+        judge(claim, evidence).verdict == CONTRADICTED
+    )  # 0 of 20; of the forty distances two are below 1
     for level, share, verdict in ((2.0, "2 of 20", None), (10.0, "20 of 20", HOLDS)):
         found = judge(claim.model_copy(update={"of": (claim.first, level)}), evidence)
         assert share in found.rows[0].text

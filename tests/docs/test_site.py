@@ -25,7 +25,9 @@ def test_every_page_is_in_the_menu():
 
 
 def test_the_blocks_on_extending_run_one_after_the_other(capsys):
-    code = "\n".join(re.findall(r"```python\n(.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL))
+    code = "\n".join(
+        re.findall(r"```python\n(.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL)
+    )
     known = dict(MEMBERSHIPS)
     try:
         exec(compile(code, "extending.md", "exec"), {"__name__": "extending"})
@@ -38,7 +40,9 @@ def test_the_blocks_on_extending_run_one_after_the_other(capsys):
 
 
 def test_the_blocks_on_the_accountant_run_one_after_the_other(capsys):
-    code = "\n".join(re.findall(r"```python\n(.*?)```", (DOCS / "accountant.md").read_text(), re.DOTALL))
+    code = "\n".join(
+        re.findall(r"```python\n(.*?)```", (DOCS / "accountant.md").read_text(), re.DOTALL)
+    )
     exec(compile(code, "accountant.md", "exec"), {"__name__": "accountant"})
     shown = capsys.readouterr().out.splitlines()
     full, sampled, both = (float(line) for line in shown[:3])
@@ -47,7 +51,9 @@ def test_the_blocks_on_the_accountant_run_one_after_the_other(capsys):
     assert shown[-1].startswith("formal eps=")
 
 
-SIDES = re.findall(r"^\| `(fv\..+?)` \| `(fv\.[^`]+)`[^|]*\|$", (DOCS / "sharp-edges.md").read_text(), re.MULTILINE)
+SIDES = re.findall(
+    r"^\| `(fv\..+?)` \| `(fv\.[^`]+)`[^|]*\|$", (DOCS / "sharp-edges.md").read_text(), re.MULTILINE
+)
 SIDES = [pair for pair in SIDES if pair[0].partition("(")[0] == pair[1].partition("(")[0]]
 
 

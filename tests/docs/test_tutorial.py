@@ -89,6 +89,8 @@ def test_the_tutorial_runs_as_it_stands(empty, capsys):
     assert "promised: formal eps=8" in python
 
 
-@pytest.mark.parametrize("link", re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / "docs" / "tutorial.md").read_text()))
+@pytest.mark.parametrize(
+    "link", re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / "docs" / "tutorial.md").read_text())
+)
 def test_links_lead_somewhere(link):
     assert (ROOT / "docs" / link).exists()

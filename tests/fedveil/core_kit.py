@@ -10,7 +10,10 @@ from fedveil.layout import Layout
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import Broadcast, ClientFacts, Method, PublicFacts, ServerFacts, TrustedServer
 
-PLAUSIBLE, IMPOSSIBLE = 1e-4, 1e-9  # p-values: of a right scale (seeds are fixed, so no test flickers), of a wrong one
+PLAUSIBLE, IMPOSSIBLE = (
+    1e-4,
+    1e-9,
+)  # p-values: of a right scale (seeds are fixed, so no test flickers), of a wrong one
 
 
 def variance_p(noise, sigma):
@@ -81,18 +84,26 @@ def public(round_=1, *, rounds=10, cohort=1, d=1, scores=None):
 
 def reply(model, count=None):
     """What a client sends: a model, and perhaps a count."""
-    model = torch.as_tensor(model, dtype=torch.float64) if not isinstance(model, torch.Tensor) else model
+    model = (
+        torch.as_tensor(model, dtype=torch.float64)
+        if not isinstance(model, torch.Tensor)
+        else model
+    )
     sent = (Release("model", model),)
     return sent if count is None else (*sent, Release("count", torch.tensor(float(count))))
 
 
 def server_facts(theta, n, *, cohort=None, layout=None, scores=None, round_=1):
     """Facts of a server that got n replies; theta [d] or [k, d]."""
-    models = theta if isinstance(theta, torch.Tensor) else torch.as_tensor(theta, dtype=torch.float64)
+    models = (
+        theta if isinstance(theta, torch.Tensor) else torch.as_tensor(theta, dtype=torch.float64)
+    )
     models = models[None] if models.dim() == 1 else models
     broadcast = broadcast_of(models, round_, cohort=cohort or n)
     layout = layout or flat(models.shape[1])
-    return ServerFacts(broadcast=broadcast, layout=layout, partitions=tuple(range(n)), public_scores=scores)
+    return ServerFacts(
+        broadcast=broadcast, layout=layout, partitions=tuple(range(n)), public_scores=scores
+    )
 
 
 def broadcast_of(models, round_=1, *, rounds=10, cohort=1, scores=None):
@@ -102,14 +113,27 @@ def broadcast_of(models, round_=1, *, rounds=10, cohort=1, scores=None):
     return Broadcast(models=models, public=facts)
 
 
-def client_facts(start, *, round_=1, rounds=10, layout=None, chosen=0, scores=None, public_scores=None):
+def client_facts(
+    start, *, round_=1, rounds=10, layout=None, chosen=0, scores=None, public_scores=None
+):
     """Facts of a client that starts from `start` [d] or [k, d]."""
     broadcast = broadcast_of(start, round_, rounds=rounds, scores=public_scores)
     layout = layout or flat(broadcast.public.dimension)
     return ClientFacts(broadcast=broadcast, layout=layout, chosen=chosen, layer_scores=scores)
 
 
-def combine(side, theta, updates, *, counts=None, cohort=None, layout=None, state=None, source=None, scores=None):
+def combine(
+    side,
+    theta,
+    updates,
+    *,
+    counts=None,
+    cohort=None,
+    layout=None,
+    state=None,
+    source=None,
+    scores=None,
+):
     """Run a server side on clients that moved theta by `updates` [n, d]."""
     theta = torch.as_tensor(theta, dtype=torch.float64)
     updates = torch.as_tensor(updates, dtype=torch.float64)
@@ -123,4 +147,6 @@ def combine(side, theta, updates, *, counts=None, cohort=None, layout=None, stat
 def server_party(side, d, *, source=None, client=None, **options):
     """A server party of a central method over d coordinates."""
     method = Method("test", client or TrustedServer(), side)
-    return ServerParty(method, flat(d), Ledger("run", "server"), source or ReproducibleSource(0), **options)
+    return ServerParty(
+        method, flat(d), Ledger("run", "server"), source or ReproducibleSource(0), **options
+    )

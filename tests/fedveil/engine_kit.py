@@ -53,7 +53,9 @@ class Faulty:
             return RuntimeError("out of memory")
         if fault == "nan":
             trained = outcome.trained
-            return Learned(Trained(torch.full_like(trained.model, torch.nan), 6, 0.5), 0, outcome.layer_scores)
+            return Learned(
+                Trained(torch.full_like(trained.model, torch.nan), 6, 0.5), 0, outcome.layer_scores
+            )
         return outcome
 
     def __getattr__(self, name):
@@ -67,8 +69,16 @@ def learned(learner, task):
 
 def federation(name, n=4, *, faults=None, since=1, method=None, **options):
     """An embedded federation of a named method with its usual options."""
-    values = {"model": tiny, "clients": [images(p) for p in range(n)], "seed": 7, "public_data": images(100)}
-    values |= {"method": method or build(name, **OPTIONS[name]), "learner": Faulty(faults or {}, since)}
+    values = {
+        "model": tiny,
+        "clients": [images(p) for p in range(n)],
+        "seed": 7,
+        "public_data": images(100),
+    }
+    values |= {
+        "method": method or build(name, **OPTIONS[name]),
+        "learner": Faulty(faults or {}, since),
+    }
     return Federation(**grouped({**values, **options}))
 
 
@@ -101,7 +111,9 @@ def wide():
 
 def scripted(method, steps, *, seed=0, **learner):
     """A federation of `wide` models whose clients move by the given steps [n, d]."""
-    clients = [(torch.zeros(1, 100, dtype=torch.float32), torch.zeros(1, dtype=torch.int64)) for _ in steps]
+    clients = [
+        (torch.zeros(1, 100, dtype=torch.float32), torch.zeros(1, dtype=torch.int64)) for _ in steps
+    ]
     script = Scripted(dict(enumerate(steps)), **learner)
     return Federation(
         model=wide,

@@ -3,8 +3,19 @@
 import subprocess
 import sys
 
-ABSENT = ("fedveil_lab", "fedveil_studies", "pydantic", "typer", "rich", "matplotlib", "jinja2", "tomli_w")
-HEAVY = tuple(name for name in ABSENT if name != "fedveil_studies")  # whose methods join where they are installed
+ABSENT = (
+    "fedveil_lab",
+    "fedveil_studies",
+    "pydantic",
+    "typer",
+    "rich",
+    "matplotlib",
+    "jinja2",
+    "tomli_w",
+)
+HEAVY = tuple(
+    name for name in ABSENT if name != "fedveil_studies"
+)  # whose methods join where they are installed
 BLOCK = """
 import sys
 from importlib.abc import MetaPathFinder
@@ -25,7 +36,9 @@ util.find_spec = lambda name, package=None: None if name.partition(".")[0] in {a
 def alone(program, folder, absent=ABSENT):
     """Run a program without them; its standard output."""
     text = BLOCK.format(absent=set(absent)) + program
-    done = subprocess.run([sys.executable, "-c", text], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=folder, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -33,6 +46,8 @@ def alone(program, folder, absent=ABSENT):
 def loaded(program, folder):
     """Modules of those that a program loads, where all are there."""
     text = f"{program}\nimport sys\nprint(sorted(set({HEAVY!r}) & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", text], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=folder, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.strip().splitlines()[-1]

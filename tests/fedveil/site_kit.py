@@ -92,8 +92,15 @@ def set_up(folder: Path, n: int, least_sites=3):
         peers = [key for j, key in enumerate(publics) if j != i]
         (own / "policy.toml").write_text(POLICY.format(peers=peers, least_sites=least_sites))
         begin_ledger(own / "ledger", i, by="the test", head=own / "head")
-        places = {"key": own / "key", "policy": own / "policy.toml", "ledger": own / "ledger", "head": own / "head"}
-        configs.append({"partition-id": i, **{f"privacy.{name}": str(path) for name, path in places.items()}})
+        places = {
+            "key": own / "key",
+            "policy": own / "policy.toml",
+            "ledger": own / "ledger",
+            "head": own / "head",
+        }
+        configs.append(
+            {"partition-id": i, **{f"privacy.{name}": str(path) for name, path in places.items()}}
+        )
     return configs
 
 
@@ -140,7 +147,9 @@ class Nodes:
             message = Message(content, 7, MessageType.TRAIN)
             key = (partition, run)
             if key not in self.contexts:
-                self.contexts[key] = Context(run, 7, dict(self.configs[partition]), RecordDict(), {})
+                self.contexts[key] = Context(
+                    run, 7, dict(self.configs[partition]), RecordDict(), {}
+                )
             reply = self.app(message, self.contexts[key])
         return (reply.error.code, reply.error.reason) if reply.has_error() else reply.content
 
@@ -149,7 +158,11 @@ class Nodes:
         keys = self.keys if roster is None else roster
         model = LAYOUT.read(network()) if model is None else model
         broadcast = self.server.open(model[None], 1, 3, 4, keys, attempt)
-        return replace(broadcast, public=replace(broadcast.public, **changes)) if changes else broadcast
+        return (
+            replace(broadcast, public=replace(broadcast.public, **changes))
+            if changes
+            else broadcast
+        )
 
 
 def spent(folder, i):
@@ -205,7 +218,9 @@ def serve(connection, config, values):
             while (asked := pickle.load(stream)) is not None:
                 content, kind = asked
                 reply = InProcessGrid.ask_node(grid, Message(content, node, kind))
-                answer = (reply.error.code, reply.error.reason) if reply.has_error() else reply.content
+                answer = (
+                    (reply.error.code, reply.error.reason) if reply.has_error() else reply.content
+                )
                 pickle.dump(answer, stream)
                 stream.flush()
         status = 0

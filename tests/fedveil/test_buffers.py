@@ -61,7 +61,9 @@ class Normal(Positions):
         self.register_buffer("var", torch.ones(5))
 
     def forward(self, x):
-        return super().forward(nn.functional.batch_norm(x, self.mean, self.var, training=self.training))
+        return super().forward(
+            nn.functional.batch_norm(x, self.mean, self.var, training=self.training)
+        )
 
 
 class Elsewhere(Positions):
@@ -79,7 +81,9 @@ def turn(module):
 
 
 def record():
-    return fv.methods.build("record", fv.FedAvg(), noise_multiplier=1.0, clip=1.0, examples=6, rounds=1)
+    return fv.methods.build(
+        "record", fv.FedAvg(), noise_multiplier=1.0, clip=1.0, examples=6, rounds=1
+    )
 
 
 @pytest.mark.parametrize("method", [None, record()])
@@ -116,7 +120,9 @@ def test_spectral_normalisation_is_refused_or_kept(norm):
     model = nn.Sequential(nn.Flatten(), norm(nn.Linear(30, 2)))
     with pytest.raises(fv.FieldError, match="keep"):
         fv.Federation(model=model, clients=CLIENTS)
-    assert fv.Federation(model=model, clients=CLIENTS, shared=fv.Shared(buffers="keep")).run(1).rounds
+    assert (
+        fv.Federation(model=model, clients=CLIENTS, shared=fv.Shared(buffers="keep")).run(1).rounds
+    )
 
 
 def test_the_advice_for_a_statistic_works():
@@ -124,4 +130,8 @@ def test_the_advice_for_a_statistic_works():
     with pytest.raises(fv.FieldError) as refused:
         fv.Federation(model=Stored(), clients=CLIENTS)
     assert said in str(refused.value)
-    assert fv.Federation(model=Stored(), clients=CLIENTS, shared=fv.Shared(buffers="keep")).run(1).rounds
+    assert (
+        fv.Federation(model=Stored(), clients=CLIENTS, shared=fv.Shared(buffers="keep"))
+        .run(1)
+        .rounds
+    )

@@ -16,7 +16,9 @@ def f64(*values):
 
 def test_flat_by_hand():
     # (3, 4) has norm 5; cut to 2 it is (1.2, 1.6), a little shorter for the sake of float32
-    assert clip(f64(3, 4), 2.0).tolist() == pytest.approx([1.2 * (1 - SHRINK), 1.6 * (1 - SHRINK)], rel=1e-12)
+    assert clip(f64(3, 4), 2.0).tolist() == pytest.approx(
+        [1.2 * (1 - SHRINK), 1.6 * (1 - SHRINK)], rel=1e-12
+    )
     stack = torch.stack([f64(3, 4), f64(0.3, 0.4)])
     clipped = clip(stack, 2.0)
     assert clipped[0].tolist() == pytest.approx([1.2, 1.6], rel=2e-6)
@@ -40,7 +42,9 @@ def test_modules_with_arrays_apart_are_clipped_together():
 
 def test_per_layer_bounds_are_not_one_bound():
     update = f64(3, 4, 12, 2)
-    assert float(norms(clip(update, dict.fromkeys(("a", "b"), 1.0), LAYOUT))) == pytest.approx(2**0.5, rel=1e-5)
+    assert float(norms(clip(update, dict.fromkeys(("a", "b"), 1.0), LAYOUT))) == pytest.approx(
+        2**0.5, rel=1e-5
+    )
     assert float(norms(clip(update, 1.0))) == pytest.approx(1.0, rel=1e-5)
 
 
@@ -70,7 +74,12 @@ def test_norms_are_summed_in_float64():
 
 def test_zero_update_and_0d():
     assert clip(torch.zeros(3), 1.0).tolist() == [0, 0, 0]
-    assert clip(torch.zeros(4, dtype=torch.float64), {"a": 1.0, "b": 1.0}, LAYOUT).tolist() == [0, 0, 0, 0]
+    assert clip(torch.zeros(4, dtype=torch.float64), {"a": 1.0, "b": 1.0}, LAYOUT).tolist() == [
+        0,
+        0,
+        0,
+        0,
+    ]
     clipped = clip(torch.tensor(-8.0, dtype=torch.float64), 2.0)
     assert clipped.shape == ()
     assert float(clipped) == pytest.approx(-2.0, rel=2e-6)
@@ -95,7 +104,8 @@ def test_not_finite_updates_are_refused(bad):
 
 
 @pytest.mark.parametrize(
-    "updates", [torch.ones(2, dtype=torch.int64), torch.ones(2).half(), [1.0, 2.0], torch.ones(1, 1, 1)]
+    "updates",
+    [torch.ones(2, dtype=torch.int64), torch.ones(2).half(), [1.0, 2.0], torch.ones(1, 1, 1)],
 )
 def test_other_types_are_refused(updates):
     with pytest.raises(FieldError, match="updates"):
@@ -121,12 +131,17 @@ def test_layers_need_a_layout_and_every_bound():
         clip(torch.ones(4, dtype=torch.float64), {"a": 1.0, "bb": 1.0}, LAYOUT)
 
 
-FINITE = {32: st.floats(width=32, allow_nan=False, allow_infinity=False), 64: st.floats(-1e150, 1e150)}
+FINITE = {
+    32: st.floats(width=32, allow_nan=False, allow_infinity=False),
+    64: st.floats(-1e150, 1e150),
+}
 
 
 @given(st.data(), st.sampled_from([32, 64]), st.floats(1e-6, 1e6))
 def test_every_row_ends_within_the_bound_and_short_rows_keep_their_bits(data, width, bound):
-    rows = data.draw(st.lists(st.lists(FINITE[width], min_size=3, max_size=3), min_size=1, max_size=4))
+    rows = data.draw(
+        st.lists(st.lists(FINITE[width], min_size=3, max_size=3), min_size=1, max_size=4)
+    )
     updates = torch.tensor(rows, dtype=torch.float32 if width == 32 else torch.float64)
     clipped = clip(updates, bound)
     lengths = norms(updates)

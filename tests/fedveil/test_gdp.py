@@ -8,7 +8,14 @@ from scipy.stats import norm
 from fedveil import gdp
 from fedveil.accounting.filters import Filter
 from fedveil.errors import FieldError
-from fedveil.gdp import compose_mu, delta_of_mu, epsilon_of_mu, log_delta, mu_of_epsilon, noise_of_epsilon
+from fedveil.gdp import (
+    compose_mu,
+    delta_of_mu,
+    epsilon_of_mu,
+    log_delta,
+    mu_of_epsilon,
+    noise_of_epsilon,
+)
 from fedveil.mechanisms import gaussian_sigma
 
 MU = st.floats(0.01, 300)
@@ -23,7 +30,9 @@ def test_golden_numbers():
 
 def test_against_the_formula_where_it_does_not_underflow():
     for mu, epsilon in ((0.5, 0.1), (1.0, 1.0), (2.0, 3.0)):
-        expected = norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+        expected = norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(
+            -mu / 2 - epsilon / mu
+        )
         assert delta_of_mu(mu, epsilon) == pytest.approx(expected, rel=1e-10)
         assert epsilon_of_mu(mu, expected) == pytest.approx(epsilon, rel=1e-9)
 
@@ -53,7 +62,9 @@ def test_against_fifty_digits(mu, delta):
     def log_ratio(e):
         with mp.workdps(400):
             m, e = mp.mpf(mu), mp.mpf(e)
-            return float(mp.log((mp.ncdf(m / 2 - e / m) - mp.exp(e) * mp.ncdf(-m / 2 - e / m)) / delta))
+            return float(
+                mp.log((mp.ncdf(m / 2 - e / m) - mp.exp(e) * mp.ncdf(-m / 2 - e / m)) / delta)
+            )
 
     assert log_ratio(epsilon * (1 + 1e-8)) < 0
     assert epsilon == 0 or log_ratio(epsilon * (1 - 1e-8)) > 0
@@ -62,7 +73,9 @@ def test_against_fifty_digits(mu, delta):
 def test_no_mu_is_no_epsilon():
     assert epsilon_of_mu(0.0, 1e-5) == 0.0
     assert delta_of_mu(0.0, 1.0) == 0.0
-    assert epsilon_of_mu(1e-9, 1e-5) == 0.0  # delta(0) is about mu / sqrt(2 pi), already below the target
+    assert (
+        epsilon_of_mu(1e-9, 1e-5) == 0.0
+    )  # delta(0) is about mu / sqrt(2 pi), already below the target
 
 
 def test_composition_by_hand():
@@ -95,7 +108,9 @@ def test_bad_parameters_are_refused(value):
 
 
 def test_sigma_is_proportional_to_sensitivity():
-    assert gaussian_sigma(2.0, 1e-6, 10.0) == pytest.approx(10 * gaussian_sigma(2.0, 1e-6), rel=1e-14)
+    assert gaussian_sigma(2.0, 1e-6, 10.0) == pytest.approx(
+        10 * gaussian_sigma(2.0, 1e-6), rel=1e-14
+    )
 
 
 @given(st.floats(1e-3, 1e5), DELTA)
@@ -132,8 +147,12 @@ def test_agrees_with_an_independent_accountant(sigma, rounds):
     pytest.importorskip("dp_accounting")
     from dp_accounting.pld import privacy_loss_distribution
 
-    pld = privacy_loss_distribution.from_gaussian_mechanism(sigma, value_discretization_interval=1e-4)
-    theirs = pld.self_compose(rounds).get_epsilon_for_delta(1e-5)  # rounds up: never below the truth
+    pld = privacy_loss_distribution.from_gaussian_mechanism(
+        sigma, value_discretization_interval=1e-4
+    )
+    theirs = pld.self_compose(rounds).get_epsilon_for_delta(
+        1e-5
+    )  # rounds up: never below the truth
     ours = epsilon_of_mu(compose_mu([1 / sigma] * rounds), 1e-5)
     assert ours == pytest.approx(theirs, rel=1e-3)
     assert ours <= theirs * (1 + 1e-6)

@@ -27,7 +27,10 @@ class Tied(nn.Module):
 
 
 def bits(state):
-    return {name: (v.dtype, v.shape, v.detach().reshape(-1).view(torch.uint8).tolist()) for name, v in state.items()}
+    return {
+        name: (v.dtype, v.shape, v.detach().reshape(-1).view(torch.uint8).tolist())
+        for name, v in state.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -59,7 +62,11 @@ def test_round_trip_keeps_every_bit(dtypes, vector_type):
 
 def test_vector_is_in_the_order_of_the_arrays():
     layout = Layout.from_shapes({"a": (2, 2), "b": (), "c": (1,)})
-    arrays = {"c": torch.tensor([6.0]), "a": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor(5.0)}
+    arrays = {
+        "c": torch.tensor([6.0]),
+        "a": torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
+        "b": torch.tensor(5.0),
+    }
     assert layout.flatten(arrays).tolist() == [1, 2, 3, 4, 5, 6]
     assert (layout.size, layout.names) == (6, ("a", "b", "c"))
     assert layout.shapes == {"a": (2, 2), "b": (), "c": (1,)}
@@ -131,7 +138,9 @@ def test_integers_are_refused():
 
 
 @pytest.mark.parametrize(
-    "arrays", [{}, {"a": torch.zeros(3)}, {"b": torch.zeros(2)}], ids=["missing", "wrong shape", "unknown"]
+    "arrays",
+    [{}, {"a": torch.zeros(3)}, {"b": torch.zeros(2)}],
+    ids=["missing", "wrong shape", "unknown"],
 )
 def test_arrays_that_do_not_fit_are_refused(arrays):
     with pytest.raises(FieldError):
@@ -145,7 +154,13 @@ def test_nothing_to_share_is_refused(shapes):
 
 
 @pytest.mark.parametrize(
-    "value", [torch.zeros(3), torch.zeros(2, dtype=torch.int64), torch.zeros(1, 1, 2), torch.zeros(2).half()]
+    "value",
+    [
+        torch.zeros(3),
+        torch.zeros(2, dtype=torch.int64),
+        torch.zeros(1, 1, 2),
+        torch.zeros(2).half(),
+    ],
 )
 def test_vectors_that_do_not_fit_are_refused(value):
     layout = Layout.from_shapes({"a": (2,)})
@@ -167,7 +182,9 @@ def test_views_share_memory_and_keep_the_leading_dimension():
 
 
 def test_groups_merge_the_arrays_of_a_module():
-    layout = Layout.from_shapes({"conv.weight": (2, 2), "head.bias": (1,), "conv.bias": (2,), "scale": ()})
+    layout = Layout.from_shapes(
+        {"conv.weight": (2, 2), "head.bias": (1,), "conv.bias": (2,), "scale": ()}
+    )
     assert layout.groups("module") == {
         "conv": [slice(0, 4), slice(5, 7)],
         "head": [slice(4, 5)],
@@ -210,7 +227,9 @@ def test_every_layout_tiles_its_vector(shapes, n, dtype):
     assert [b.start for b in layout.blocks] == stops[:-1]
     assert layout.size == stops[-1]
     for grouping in ("array", "module"):
-        covered = sorted((s.start, s.stop) for slices in layout.groups(grouping).values() for s in slices)
+        covered = sorted(
+            (s.start, s.stop) for slices in layout.groups(grouping).values() for s in slices
+        )
         assert sum(stop - start for start, stop in covered) == layout.size
 
     stack = torch.randn(n, layout.size, dtype=dtype)

@@ -19,7 +19,9 @@ from fedveil.tables import Table
 
 SOURCE = Path(fedveil.__file__).parent
 FORGED = "FedVeil: all is well"
-HOSTILE = f"a\r\n{FORGED}\x1b[2J\x1b]0;title\x07\x9b1m\u202egnol\u2066\u2028\u0085\x7f\x00" + "x" * 5000
+HOSTILE = (
+    f"a\r\n{FORGED}\x1b[2J\x1b]0;title\x07\x9b1m\u202egnol\u2066\u2028\u0085\x7f\x00" + "x" * 5000
+)
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -108,7 +110,10 @@ def test_a_logger_of_a_framework_is_escaped_once():
     assert len(theirs.filters) == 1
 
 
-TREES = {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
+TREES = {
+    path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text())
+    for path in SOURCE.rglob("*.py")
+}
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 
 
@@ -117,7 +122,9 @@ def test_every_log_call_goes_through_it():
     calls = 0
     for file, tree in TREES.items():
         for node in ast.walk(tree):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
+            if not isinstance(node, ast.Call) or not isinstance(
+                node.func, ast.Attribute | ast.Name
+            ):
                 continue
             called = ast.unparse(node.func)
             if called.rpartition(".")[2] == "getLogger" and file != "logs.py":
@@ -125,7 +132,9 @@ def test_every_log_call_goes_through_it():
             receiver, _, level = called.rpartition(".")
             if level in LEVELS and "log" in receiver.lower():
                 calls += 1
-                assert receiver in {"_LOG", "log", "self._log"} or receiver.startswith("escaping("), (file, receiver)
+                assert receiver in {"_LOG", "log", "self._log"} or receiver.startswith(
+                    "escaping("
+                ), (file, receiver)
     assert calls > 25
 
 
@@ -136,15 +145,24 @@ def test_every_print_is_of_one_of_the_functions_that_escape():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
                 called = ast.unparse(node.func)
-                if called in {"print", "sys.stdout.write", "sys.stderr.write"} or called.endswith("onsole.print"):
+                if called in {"print", "sys.stdout.write", "sys.stderr.write"} or called.endswith(
+                    "onsole.print"
+                ):
                     found.add(file)
     assert found <= {"cli/shared.py", "report/progress.py", "own.py", "errors.py"}
 
 
 def test_refusals_and_tables_on_a_terminal(tmp_path):
     own = tmp_path / "theirs.toml"
-    own.write_text(f"[privacy]\n{json.dumps(HOSTILE[:900])} = 1\n[{json.dumps(HOSTILE[:90])}]\nx = 2\n")
-    for command in (["run", str(own)], ["advise", str(own)], ["plan", str(own)], ["run", HOSTILE[:90]]):
+    own.write_text(
+        f"[privacy]\n{json.dumps(HOSTILE[:900])} = 1\n[{json.dumps(HOSTILE[:90])}]\nx = 2\n"
+    )
+    for command in (
+        ["run", str(own)],
+        ["advise", str(own)],
+        ["plan", str(own)],
+        ["run", HOSTILE[:90]],
+    ):
         result = CliRunner().invoke(app, command)
         assert result.exit_code == 2
         assert harmless(result.stderr, 40)
@@ -189,11 +207,19 @@ def test_a_run_writes_no_line_of_its_own_into_a_nodes_log(where, tmp_path, caplo
     content = bundle(name="x\\u001b[2J\\n", publisher=FORGED)
     policy = site(tmp_path / "node", f'apps = ["{hash_of(content)}"]\nprojects = ["none/of-these"]')
     if where != "run":
-        policy.write_text(policy.read_text().replace('projects = ["none/of-these"]', 'client = "no_such:app"'))
-    proposed = {"key": {f"privacy.{HOSTILE[:900]}": 1}, "value": {"privacy.method": HOSTILE[:900]}, "run": {}}
+        policy.write_text(
+            policy.read_text().replace('projects = ["none/of-these"]', 'client = "no_such:app"')
+        )
+    proposed = {
+        "key": {f"privacy.{HOSTILE[:900]}": 1},
+        "value": {"privacy.method": HOSTILE[:900]},
+        "run": {},
+    }
     caplog.set_level("INFO", "flwr")
     with message_identity(), warnings.catch_warnings():
-        reply = answer(policy, request(), context(proposed[where]), run(federation=HOSTILE[:300]), content)
+        reply = answer(
+            policy, request(), context(proposed[where]), run(federation=HOSTILE[:300]), content
+        )
     assert reply.has_error()
     for record in caplog.records:
         assert harmless(caplog.handler.format(record), 80)

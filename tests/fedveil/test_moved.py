@@ -70,7 +70,10 @@ def test_an_old_name_is_the_same_module_and_warns_once_where_it_is_imported(name
 def test_one_warning_names_the_line_that_imports(line, tmp_path):
     (tmp_path / "mine.py").write_text(f"\n\n{line}\n")
     done = subprocess.run(
-        [sys.executable, "-W", "always::DeprecationWarning", "mine.py"], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-W", "always::DeprecationWarning", "mine.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert "mine.py:3: DeprecationWarning" in done.stderr

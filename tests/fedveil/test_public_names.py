@@ -37,7 +37,11 @@ def called_names():
             continue
         yield name, thing
         own = vars(thing).items() if isinstance(thing, type) else ()
-        yield from ((f"{name}.{n}", getattr(thing, n)) for n, m in own if isinstance(m, classmethod) and n[0] != "_")
+        yield from (
+            (f"{name}.{n}", getattr(thing, n))
+            for n, m in own
+            if isinstance(m, classmethod) and n[0] != "_"
+        )
 
 
 NAMES = dict(called_names())
@@ -50,15 +54,23 @@ def refuses(call, *arguments, **named):
     except ValueError:
         return ""
     except Exception as error:
-        own = isinstance(error, TypeError) and re.search(r"\(\) (missing|takes|got) .*argument", str(error))
+        own = isinstance(error, TypeError) and re.search(
+            r"\(\) (missing|takes|got) .*argument", str(error)
+        )
         place = traceback.extract_tb(error.__traceback__)[-1]
-        return "" if own else f"{error!r} at {place.filename}:{place.lineno} of {arguments} {named}"[-300:]
+        return (
+            ""
+            if own
+            else f"{error!r} at {place.filename}:{place.lineno} of {arguments} {named}"[-300:]
+        )
     return ""
 
 
 def parameters_of(thing):
     known = inspect.signature(thing).parameters.values()
-    return [p for p in known if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name[0] != "_"]
+    return [
+        p for p in known if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name[0] != "_"
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -38,28 +38,61 @@ def tiny(*assignments):
 
 
 ABSURD = {
-    "rounds of a configuration": ("rounds", lambda: load("digits-compare", ["rounds=99999999999999999999"])),
+    "rounds of a configuration": (
+        "rounds",
+        lambda: load("digits-compare", ["rounds=99999999999999999999"]),
+    ),
     "rounds that nobody trains": ("rounds", lambda: load("digits-compare", ["rounds=1000001"])),
     "rounds of a federation": ("rounds", lambda: federation([CLIENT] * 3).run(10**9)),
-    "a seed beyond 64 bits": ("seed", lambda: load("digits-compare", ["seed=99999999999999999999"])),
+    "a seed beyond 64 bits": (
+        "seed",
+        lambda: load("digits-compare", ["seed=99999999999999999999"]),
+    ),
     "steps beyond 64 bits": ("epochs", lambda: LocalTraining(epochs=10**20)),
     "hypotheses": ("hypotheses", lambda: build("group", hypotheses=10**9)),
-    "one wide layer": ("model.hidden", lambda: tiny("model.name=mlp", "model.hidden=[99999999999]")),
-    "two wide layers": ("model.hidden", lambda: tiny("model.name=mlp", "model.hidden=[3000000, 3000000]")),
-    "layers beyond 64 bits": ("model.hidden", lambda: tiny("model.name=mlp", "model.hidden=[4000000000, 4000000000]")),
-    "a layer beyond 64 bits": ("model.hidden", lambda: tiny("model.name=mlp", "model.hidden=[99999999999999999999]")),
+    "one wide layer": (
+        "model.hidden",
+        lambda: tiny("model.name=mlp", "model.hidden=[99999999999]"),
+    ),
+    "two wide layers": (
+        "model.hidden",
+        lambda: tiny("model.name=mlp", "model.hidden=[3000000, 3000000]"),
+    ),
+    "layers beyond 64 bits": (
+        "model.hidden",
+        lambda: tiny("model.name=mlp", "model.hidden=[4000000000, 4000000000]"),
+    ),
+    "a layer beyond 64 bits": (
+        "model.hidden",
+        lambda: tiny("model.name=mlp", "model.hidden=[99999999999999999999]"),
+    ),
     "channels": ("model.channels", lambda: tiny("model.name=lenet", "model.channels=99999999")),
     "heads": ("model.heads", lambda: tiny("model.name=femnist_cnn", "model.heads=99999999999999")),
-    "clients beyond all memory": ("clients", lambda: partition(np.zeros(50, int), 10**14, "iid", seed=0)),
-    "more clients than examples": ("clients", lambda: partition(np.zeros(50, int), 51, "iid", seed=0)),
-    "more, by Dirichlet": ("clients", lambda: partition(np.zeros(50, int), 10**14, "dirichlet", seed=0, alpha=0.1)),
-    "more, by quantity": ("clients", lambda: partition(np.zeros(50, int), 10**14, "quantity", seed=0, alpha=0.1)),
+    "clients beyond all memory": (
+        "clients",
+        lambda: partition(np.zeros(50, int), 10**14, "iid", seed=0),
+    ),
+    "more clients than examples": (
+        "clients",
+        lambda: partition(np.zeros(50, int), 51, "iid", seed=0),
+    ),
+    "more, by Dirichlet": (
+        "clients",
+        lambda: partition(np.zeros(50, int), 10**14, "dirichlet", seed=0, alpha=0.1),
+    ),
+    "more, by quantity": (
+        "clients",
+        lambda: partition(np.zeros(50, int), 10**14, "quantity", seed=0, alpha=0.1),
+    ),
     "more, by shards": ("clients", lambda: partition(np.zeros(50, int), 10**14, "shards", seed=0)),
     "workers of a configuration": ("workers", lambda: load("digits-compare", ["workers=100000"])),
     "workers of a trainer": ("workers", lambda: trainer("sequential")),
     "workers of the batched trainer": ("workers", lambda: trainer("batched")),
     "threads of noise": ("threads", lambda: SecureSource(threads=100_000)),
-    "a cohort beyond all clients": ("clients_per_round", lambda: federation([CLIENT] * 3, clients_per_round=10**14)),
+    "a cohort beyond all clients": (
+        "clients_per_round",
+        lambda: federation([CLIENT] * 3, clients_per_round=10**14),
+    ),
     "nobody has an example": ("clients", lambda: federation([(CLIENT[0][:0], CLIENT[1][:0])] * 2)),
 }
 
@@ -100,7 +133,9 @@ def test_a_model_whose_own_code_fails_is_refused_by_name():
 KINDS = ("[1]", '["global"]', "{a = 1}", "3", "true")
 
 
-@pytest.mark.parametrize("key", ["privacy.method", "data.name", "model.name", "aggregator.name", "malicious.behaviour"])
+@pytest.mark.parametrize(
+    "key", ["privacy.method", "data.name", "model.name", "aggregator.name", "malicious.behaviour"]
+)
 @pytest.mark.parametrize("value", KINDS)
 def test_a_name_of_a_wrong_kind_is_refused_by_its_key(key, value):
     with pytest.raises(ConfigError) as refused:
@@ -108,7 +143,9 @@ def test_a_name_of_a_wrong_kind_is_refused_by_its_key(key, value):
     assert key in {problem.field for problem in refused.value.problems}
 
 
-@pytest.mark.parametrize("table", ["data", "model", "local", "privacy", "publish", "scoring", "stopping", "source"])
+@pytest.mark.parametrize(
+    "table", ["data", "model", "local", "privacy", "publish", "scoring", "stopping", "source"]
+)
 @pytest.mark.parametrize("value", KINDS[:2] + KINDS[3:])
 def test_a_table_of_a_wrong_kind_is_refused_by_its_name(table, value):
     with pytest.raises(ConfigError, match=rf"^{table} = .*table with keys"):
@@ -122,7 +159,9 @@ def test_one_client_without_examples_is_no_absurdity():
 @pytest.mark.parametrize("rows", [10**12, 10**5, 40])
 def test_an_npz_header_larger_than_its_file_is_refused_before_anything_is_allocated(tmp_path, rows):
     header, path = io.BytesIO(), tmp_path / "odd.npz"
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (rows, 64)})
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f4", "fortran_order": False, "shape": (rows, 64)}
+    )
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.npy", header.getvalue() + bytes(39 * 64 * 4))
     with pytest.raises(FieldError, match=r"array 'x' claims"):

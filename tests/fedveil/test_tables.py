@@ -9,7 +9,15 @@ from fedveil.tables import Table
 from fedveil_lab.report.progress import Display
 
 WIDTHS = (40, 60, 80, 200)
-HEADER = ("attack", "setting", "AUC (95%)", "measured epsilon >=", "AUC without defence", "valid", "why")
+HEADER = (
+    "attack",
+    "setting",
+    "AUC (95%)",
+    "measured epsilon >=",
+    "AUC without defence",
+    "valid",
+    "why",
+)
 ROWS = [
     (
         "loss",
@@ -35,7 +43,10 @@ def letters(text):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("wraps", [(), ("why",), HEADER])
 def test_a_table_is_whole_on_a_narrow_terminal(width, wraps):
-    shown = printed(Table(HEADER, ROWS, title="does client 4 take part?", numbers=("AUC (95%)",), wraps=wraps), width)
+    shown = printed(
+        Table(HEADER, ROWS, title="does client 4 take part?", numbers=("AUC (95%)",), wraps=wraps),
+        width,
+    )
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) <= width
     if width >= 60:  # narrower than a cell and what names its row, words are broken
@@ -54,7 +65,10 @@ def test_a_wide_terminal_has_one_table():
 
 @pytest.mark.parametrize("width", [20, 40])
 def test_a_list_of_facts_loses_nothing(width):
-    facts = [("guarantee, worst client", "conditional (results/record-level/and-a-long-name)"), ("note", "x" * 50)]
+    facts = [
+        ("guarantee, worst client", "conditional (results/record-level/and-a-long-name)"),
+        ("note", "x" * 50),
+    ]
     shown = printed(Table.facts(facts), width)
     assert "…" not in shown
     assert letters(shown) == letters("".join(name + text for name, text in facts))
@@ -62,5 +76,7 @@ def test_a_list_of_facts_loses_nothing(width):
 
 def test_a_message_on_a_terminal_is_broken_between_words():
     text = io.StringIO()
-    Display(Console(file=text, width=40, force_terminal=True, color_system=None)).say("a word of it " * 10)
+    Display(Console(file=text, width=40, force_terminal=True, color_system=None)).say(
+        "a word of it " * 10
+    )
     assert max(map(len, text.getvalue().splitlines())) <= 40

@@ -18,12 +18,20 @@ SETTINGS = {"no privacy": None, "global DP": fv.GlobalDP(epsilon=8, delta=1e-5, 
 
 def make(clients, method, seed):
     local = fv.LocalTraining(lr=0.5, epochs=2)
-    return fv.Federation(model=lambda: torch.nn.Linear(64, 10), clients=clients, method=method, seed=seed, local=local)
+    return fv.Federation(
+        model=lambda: torch.nn.Linear(64, 10),
+        clients=clients,
+        method=method,
+        seed=seed,
+        local=local,
+    )
 
 
 def test_settings_are_compared_under_the_same_seeds():
     found = fv.compare(make, CLIENTS, SETTINGS, rounds=2, seeds=2)
-    assert [(s.setting, s.values["seed"]) for s in found] == [(k, n) for k in SETTINGS for n in range(2)]
+    assert [(s.setting, s.values["seed"]) for s in found] == [
+        (k, n) for k in SETTINGS for n in range(2)
+    ]
     by_hand = make(CLIENTS, None, 1).run(2)
     assert found[1].values["metrics"] == by_hand.metrics
     assert found[2].values["guarantees"]["server"]["epsilon"] == pytest.approx(8, abs=1e-6)
@@ -34,7 +42,9 @@ def test_settings_are_compared_under_the_same_seeds():
 
 
 def test_a_configuration_is_compared_as_on_the_command_line():
-    config = fv.config.load("digits-record", ["rounds=1", "compare.settings=[{label='none', method='vanilla'}]"])
+    config = fv.config.load(
+        "digits-record", ["rounds=1", "compare.settings=[{label='none', method='vanilla'}]"]
+    )
     found = fv.compare(config)
     assert isinstance(found, Compared)
     assert [s.setting for s in found] == ["none"]
@@ -59,8 +69,16 @@ def test_the_world_without_the_client_is_that_of_the_promise(relation):
         seen.append([len(c.x) for c in clients])
         return make(clients, method, seed)
 
-    found = fv.audit(counted, CLIENTS, fv.GlobalDP(noise_multiplier=1.0, relation=relation), rounds=1, replicates=4)
-    without = {"zero-out": [30, 30, 30, 0], "add/remove": [30] * 3, "replace-one": [30] * 4}[relation]
+    found = fv.audit(
+        counted,
+        CLIENTS,
+        fv.GlobalDP(noise_multiplier=1.0, relation=relation),
+        rounds=1,
+        replicates=4,
+    )
+    without = {"zero-out": [30, 30, 30, 0], "add/remove": [30] * 3, "replace-one": [30] * 4}[
+        relation
+    ]
     assert found.relation == relation
     assert without in seen
 
@@ -91,7 +109,10 @@ def test_mistakes_are_named():
 
 def test_a_budget_calibrates_global_dp_and_contradictions_are_refused():
     method = fv.GlobalDP(epsilon=8, delta=1e-5, rounds=20)
-    assert method.noise_multiplier == fv.accounting.plan(epsilon=8, delta=1e-5, rounds=20).noise_multiplier
+    assert (
+        method.noise_multiplier
+        == fv.accounting.plan(epsilon=8, delta=1e-5, rounds=20).noise_multiplier
+    )
     double = fv.GlobalDP(epsilon=8, rounds=20, relation="replace-one")
     assert double.noise_multiplier == pytest.approx(2 * method.noise_multiplier)
     for wrong, field in (
@@ -107,7 +128,9 @@ def test_a_budget_calibrates_global_dp_and_contradictions_are_refused():
 def test_a_setting_may_have_its_own_training_and_all_are_checked_before_the_first_runs():
     def with_local(clients, method, seed, local=None):
         made.append(local)
-        return fv.Federation(model=lambda: torch.nn.Linear(64, 10), clients=clients, method=method, local=local)
+        return fv.Federation(
+            model=lambda: torch.nn.Linear(64, 10), clients=clients, method=method, local=local
+        )
 
     made: list = []
     slow = fv.LocalTraining(lr=1e-9)

@@ -56,10 +56,20 @@ def tiny_paper(path, clients=4, **changes):
         "holdout": 0.25,
         "validation": 0.5,
     }
-    values = {"data": data, "model": {"name": "logistic"}, "rounds": 2, "local.epochs": 1, **changes}
-    scale = ScaleOf(what="a test", set=values, present={"pretraining.epochs": 1}, facts={"parameters": 148})
+    values = {
+        "data": data,
+        "model": {"name": "logistic"},
+        "rounds": 2,
+        "local.epochs": 1,
+        **changes,
+    }
+    scale = ScaleOf(
+        what="a test", set=values, present={"pretraining.epochs": 1}, facts={"parameters": 148}
+    )
     study = copy.copy(find("metric-privacy"))
-    study.described = study.described.model_copy(update={"scales": {**study.described.scales, "tiny": scale}})
+    study.described = study.described.model_copy(
+        update={"scales": {**study.described.scales, "tiny": scale}}
+    )
     return study
 
 
@@ -74,4 +84,7 @@ def run_all(study, folder, tables=(), figures=(), progress=None, jobs=1):
 
 
 def results(study, table, done):
-    return {(r.row, r.setting, r.figure): r for r in (measured(m, done.outcomes) for m in study.measurements(table))}
+    return {
+        (r.row, r.setting, r.figure): r
+        for r in (measured(m, done.outcomes) for m in study.measurements(table))
+    }

@@ -36,7 +36,9 @@ def file(original, tmp_path_factory):
 def built(file, outputs=5, **options):
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     options = {"weights": str(file), "sha256": digest[:8], "pixels": 32, **options}
-    return build_model("efficientnet_b0", input_shape=(3, 28, 28), outputs=outputs, seed=0, **options)
+    return build_model(
+        "efficientnet_b0", input_shape=(3, 28, 28), outputs=outputs, seed=0, **options
+    )
 
 
 def test_it_is_monais_network_and_statistics_stay_when_it_trains(original, file):
@@ -44,7 +46,9 @@ def test_it_is_monais_network_and_statistics_stay_when_it_trains(original, file)
     with torch.no_grad():
         expected = original(x)
         torch.testing.assert_close(model.train()(x), expected, rtol=1e-3, atol=1e-5)
-        torch.testing.assert_close(model(x[:1]), expected[:1], rtol=1e-3, atol=1e-5)  # whatever is beside it
+        torch.testing.assert_close(
+            model(x[:1]), expected[:1], rtol=1e-3, atol=1e-5
+        )  # whatever is beside it
     assert float(expected.abs().max()) > 1e-3
     assert Layout.from_module(model).size == sum(
         p.numel() for p in original.parameters()
@@ -76,9 +80,14 @@ def test_weights_are_those_that_were_named(file, tmp_path):
 
 def test_a_federation_trains_its_head_under_local_privacy(file):
     generator = torch.Generator().manual_seed(0)
-    clients = [ClientData(torch.rand(4, 3, 28, 28, generator=generator), torch.tensor([0, 1, 2, 0])) for _ in range(2)]
+    clients = [
+        ClientData(torch.rand(4, 3, 28, 28, generator=generator), torch.tensor([0, 1, 2, 0]))
+        for _ in range(2)
+    ]
     method = SGALDP(epsilon_min=5.0, epsilon_max=5.0)
-    federation = Federation(model=built(file, outputs=3), clients=clients, method=method, local=LocalTraining(lr=0.1))
+    federation = Federation(
+        model=built(file, outputs=3), clients=clients, method=method, local=LocalTraining(lr=0.1)
+    )
     before = federation.models.clone()
     assert before.shape == (1, 3 * 1281)
     federation.run(1)

@@ -48,10 +48,19 @@ TINY = {
         "test_receipts": 1,
         "clients": 3,
         "holdout": 0.0,
-        "sensitive": [["company"], ["company", "total"]],  # in so small a tile only a company's name fits
+        "sensitive": [
+            ["company"],
+            ["company", "total"],
+        ],  # in so small a tile only a company's name fits
         "public_examples": 2,
     },
-    "model": {"name": "unet", "widths": [4, 8], "activation": "softplus", "mean": 0.8, "deviation": 0.3},
+    "model": {
+        "name": "unet",
+        "widths": [4, 8],
+        "activation": "softplus",
+        "mean": 0.8,
+        "deviation": 0.3,
+    },
     "local": {"batch_size": 4, "lr": 0.01, "loss": "dice"},
     "scoring": {"method": "estimate", "images": 1, "probes": 2},
     "privacy": {"method": "fedre", "epsilon": 1000.0},
@@ -73,7 +82,9 @@ def test_every_client_of_these_tests_marks_something_and_not_all(receipts):
     assert all(0 < client.masks.double().mean() < 0.5 for client in clients)
     few, noise = {**TINY["data"], "tiles": 1, "clients": 2}, {}
     for pixels in ("marked", "all"):
-        config = tiny({"weighting": "equal"}, data=few, scoring={**TINY["scoring"], "pixels": pixels})
+        config = tiny(
+            {"weighting": "equal"}, data=few, scoring={**TINY["scoring"], "pixels": pixels}
+        )
         noise[pixels] = run(config).noise("sigma")
     assert noise["marked"] != pytest.approx(noise["all"], rel=1e-3)  # the marks make the noise
 
@@ -81,7 +92,10 @@ def test_every_client_of_these_tests_marks_something_and_not_all(receipts):
 def test_clients_have_the_parameters_that_the_file_gives_them(receipts, tmp_path):
     config = tiny(own({"partitions": [0, 2], "epsilon": 10, "delta": 1e-6}))
     sides = prepare(config).sides
-    assert {p: (s.epsilon, s.delta, s.clip) for p, s in sides.items()} == {0: (10, 1e-6, 0.2), 2: (10, 1e-6, 0.2)}
+    assert {p: (s.epsilon, s.delta, s.clip) for p, s in sides.items()} == {
+        0: (10, 1e-6, 0.2),
+        2: (10, 1e-6, 0.2),
+    }
     written = tmp_path / "again.toml"
     written.write_text(config.to_toml(), encoding="utf-8")
     assert load(written) == config
@@ -90,7 +104,9 @@ def test_clients_have_the_parameters_that_the_file_gives_them(receipts, tmp_path
 
 
 def test_clients_that_mark_nothing_do_as_the_file_says_of_each(receipts, tmp_path):
-    config = tiny(own({"partitions": [1], "unmarked": "uniform"}, {"partitions": [2], "epsilon": 10.0}))
+    config = tiny(
+        own({"partitions": [1], "unmarked": "uniform"}, {"partitions": [2], "epsilon": 10.0})
+    )
     setup = prepare(config)
     assert setup.learner.unmarked == {1: "uniform"}
     assert setup.sides[1] == setup.method.client
@@ -98,7 +114,9 @@ def test_clients_that_mark_nothing_do_as_the_file_says_of_each(receipts, tmp_pat
     written.write_text(config.to_toml(), encoding="utf-8")
     assert load(written) == config
     assert config.fingerprint() != tiny(own({"partitions": [2], "epsilon": 10.0})).fingerprint()
-    assert "unmarked" not in str(tiny(own({"partitions": [2], "epsilon": 10.0})).differing())  # keys stay as they were
+    assert "unmarked" not in str(
+        tiny(own({"partitions": [2], "epsilon": 10.0})).differing()
+    )  # keys stay as they were
     with pytest.raises(ConfigError, match=r"privacy\.clients\[0\]\.unmarked"):
         tiny({"split": "uniform", **own({"partitions": [1], "unmarked": "uniform"})})
 
@@ -145,7 +163,9 @@ def test_noise_inside_training_is_the_same_for_all():
 
 def test_figures_of_noise_are_of_each_clients_own_parameters(receipts):
     alike = run(tiny())
-    others = run(tiny(own({"partitions": [0, 1, 2], "clip": 0.4})))  # all clients: the common clip is nobody's
+    others = run(
+        tiny(own({"partitions": [0, 1, 2], "clip": 0.4}))
+    )  # all clients: the common clip is nobody's
     assert others.noise("sigma") == pytest.approx(2 * alike.noise("sigma"), rel=1e-6)
     assert others.noise("noise_to_clip") == pytest.approx(alike.noise("noise_to_clip"), rel=1e-6)
 
@@ -178,25 +198,35 @@ def test_public_examples_that_are_scored_without_a_class_are_said(receipts, monk
 
     def public(*given, **named):
         dealt = deal_out(*given, **named)
-        return replace(dealt, public=replace(dealt.public, x=torch.rand(3, 1, 32, 32), y=y, masks=masks))
+        return replace(
+            dealt, public=replace(dealt.public, x=torch.rand(3, 1, 32, 32), y=y, masks=masks)
+        )
 
     monkeypatch.setattr("fedveil_lab.runs.prepare.deal_out", public)
 
     def said(**scoring):
-        return [w for w in prepare(tiny(scoring={**TINY["scoring"], **scoring})).warnings if "that is scored" in w]
+        return [
+            w
+            for w in prepare(tiny(scoring={**TINY["scoring"], **scoring})).warnings
+            if "that is scored" in w
+        ]
 
     [told] = said(images=1)
     assert "classes [1]: raise scoring.images = 1" in told
     assert said(images=2) == said(images=1, pixels="all") == []
 
 
-@pytest.mark.parametrize("scores", [{"first": 0.0, "second": math.inf}, {"first": 0.0, "second": 0.0}])
+@pytest.mark.parametrize(
+    "scores", [{"first": 0.0, "second": math.inf}, {"first": 0.0, "second": 0.0}]
+)
 def test_scores_that_split_nothing_are_refused(scores):
     with pytest.raises(FieldError, match="scores"):
         LayerSensitivity(50.0, 1e-5, 1.0, 1).split(list(scores.values()))
 
 
-def test_a_tile_in_which_no_text_fits_is_refused_with_the_least_that_would_do(receipts, monkeypatch):
+def test_a_tile_in_which_no_text_fits_is_refused_with_the_least_that_would_do(
+    receipts, monkeypatch
+):
     wide = [Box(0, 0, 10, 50)]
     monkeypatch.setattr("fedveil_studies.data.sroie.boxes_of", lambda *_: wide)
     with pytest.raises(FieldError, match="at least 50"):
@@ -233,7 +263,9 @@ def test_clients_use_their_scores_again_between_scorings(receipts):
     def noise_of(every):
         model, scoring = {**TINY["model"], "widths": [4]}, {**TINY["scoring"], "every": every}
         data = {**TINY["data"], "tiles": 1, "clients": 2}
-        setup = prepare(tiny({"weighting": "equal"}, rounds=3, data=data, model=model, scoring=scoring))
+        setup = prepare(
+            tiny({"weighting": "equal"}, rounds=3, data=data, model=model, scoring=scoring)
+        )
         federation = setup.made()
         return [record.client_scales[0] for record in federation.rounds(3)]
 
@@ -257,7 +289,10 @@ def test_published_figures_stand_where_the_study_measures():
         if table in told.tables:
             assert row in labels
             assert setting in told.settings
-            assert figure in {"lpips", *(name for part in told.tables[table].parts for name in part.figures)}
+            assert figure in {
+                "lpips",
+                *(name for part in told.tables[table].parts for name in part.figures),
+            }
         else:
             assert table in ("1-doctamper", "2-doctamper", "3-doctamper")
 
@@ -274,14 +309,20 @@ def test_printed_iou_and_f_at_budget_50_are_not_of_the_same_pixels():
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize(
-    "setting", ["central", "inverse", "public", "one", "blur-lus", "signal", "sound-frozen", "sound-rank"]
+    "setting",
+    ["central", "inverse", "public", "one", "blur-lus", "signal", "sound-frozen", "sound-rank"],
 )
 def test_settings_of_the_study_run_on_made_receipts(receipts, setting):
     data = {"tile": 32, "tiles": 1, "test_receipts": 1, "public_examples": 1, "clients": 2}
     data["sensitive"] = TINY["data"]["sensitive"]
-    small = {f"data.{key}": value for key, value in data.items()} | {"rounds": 1, "model.widths": [4, 8]}
+    small = {f"data.{key}": value for key, value in data.items()} | {
+        "rounds": 1,
+        "model.widths": [4, 8],
+    }
     scoring = {"scoring.images": 1, "scoring.probes": 1}
-    values = load("fedre-receipts", [f"{key}={value}" for key, value in {**small, **scoring}.items()]).to_dict()
+    values = load(
+        "fedre-receipts", [f"{key}={value}" for key, value in {**small, **scoring}.items()]
+    ).to_dict()
     told = STUDY.described.settings[setting]
     for key, value in told.set.items():
         section, _, name = key.partition(".")
@@ -292,9 +333,9 @@ def test_settings_of_the_study_run_on_made_receipts(receipts, setting):
     assert summary.values["replies"]["used"] == config.data.clients
     assert 0 <= summary.values["test_metrics"]["positive_iou"] <= 1
     proven = summary.values["guarantees"]
-    assert ("epsilon" in str(proven)) == (setting in ("public", "blur-lus", "signal", "sound-frozen", "sound-rank")), (
-        proven
-    )
+    assert ("epsilon" in str(proven)) == (
+        setting in ("public", "blur-lus", "signal", "sound-frozen", "sound-rank")
+    ), proven
 
 
 @pytest.mark.slow
@@ -303,7 +344,10 @@ def test_settings_of_the_study_run_on_made_receipts(receipts, setting):
 def test_a_tiny_table_of_the_real_receipts(tmp_path):
     choices = Choices(scale="tiny", seeds=1)
     reproduction = Reproduction(STUDY, choices)
-    cells = [reproduction.cell("receipts", "eps-50", name, 0, keys={"rounds": 1}) for name in ("uniform", "fedre")]
+    cells = [
+        reproduction.cell("receipts", "eps-50", name, 0, keys={"rounds": 1})
+        for name in ("uniform", "fedre")
+    ]
     finished = Store(tmp_path).run(cells)
     for cell in cells:
         outcome = finished.outcomes[cell.key]
@@ -318,21 +362,31 @@ def test_maps_of_layer_scores_are_drawn_with_the_score_of_the_region(receipts, t
     x, y, region = public.x[:1], public.y[:1], public.masks[0]
     maps = score_maps(learner.model, learner.layout, "dice", vector, x, y, probes=2)
     figure = score_figure(x[0], maps, layers, region)
-    scores = score_models(learner.model, learner.layout, "dice", vector[None], x, y, region, "estimate", probes=2)[0]
+    scores = score_models(
+        learner.model, learner.layout, "dice", vector[None], x, y, region, "estimate", probes=2
+    )[0]
     titles = [axis.get_title() for axis in figure.axes if axis.get_title()]
-    assert titles == ["image", *(f"{n}\nS = {s:.1e}" for n, s in zip(layers, scores.tolist(), strict=True))]
+    assert titles == [
+        "image",
+        *(f"{n}\nS = {s:.1e}" for n, s in zip(layers, scores.tolist(), strict=True)),
+    ]
     assert torch.equal(torch.from_numpy(figure.axes[1].images[0].get_array().data), maps[0])
     figure.savefig(tmp_path / "maps.png")
     for wrong in ({"maps": maps[:-1]}, {"region": region & False}, {"image": x}):
         with pytest.raises(FieldError, match=next(iter(wrong))):
-            score_figure(**{"image": x[0], "maps": maps, "layers": layers, "region": region, **wrong})
+            score_figure(
+                **{"image": x[0], "maps": maps, "layers": layers, "region": region, **wrong}
+            )
 
 
 def test_the_attack_measures_the_region_apart_from_the_rest(receipts, monkeypatch):
     monkeypatch.setattr(defence, "ATTACK", DLG(steps=4, restarts=0))
     data = {**TINY["data"], "tiles": 1, "clients": 4, "public_examples": 1, "tile": 64}
     data["sensitive"] = [["company", "total", "date", "address"]]
-    model, local = {**TINY["model"], "widths": [4]}, {"batch_size": 1, "lr": 1.0, "loss": "cross_entropy"}
+    model, local = (
+        {**TINY["model"], "widths": [4]},
+        {"batch_size": 1, "lr": 1.0, "loss": "cross_entropy"},
+    )
     config = tiny({"split": "uniform", "weighting": "equal"}, data=data, model=model, local=local)
     setup = prepare(config)
     seen = []
@@ -342,7 +396,9 @@ def test_the_attack_measures_the_region_apart_from_the_rest(receipts, monkeypatc
     assert set(figures) == set(probe.figures)
     assert 0 <= figures["legible"] <= 1
     assert 0 < len(tiles) <= probe.images
-    errors = [float((t.reconstruction - t.original)[0, 0][t.mask[0]].square().mean()) for t in tiles]
+    errors = [
+        float((t.reconstruction - t.original)[0, 0][t.mask[0]].square().mean()) for t in tiles
+    ]
     assert figures["region_mse"] == pytest.approx(sum(errors) / len(errors))
     unmarked = [replace(c, masks=None) for c in setup.clients]
     with pytest.raises(FieldError, match="sensitive"):
@@ -355,13 +411,18 @@ def test_the_best_of_all_answers_counts_and_contrast_comes_from_public_tiles(rec
     monkeypatch.setattr(defence.TrainedInversion, "after", 2)
     data = {**TINY["data"], "tiles": 1, "clients": 4, "public_examples": 1, "tile": 64}
     data["sensitive"] = [["company", "total", "date", "address"]]
-    model, local = {**TINY["model"], "widths": [4]}, {"batch_size": 1, "lr": 1.0, "loss": "cross_entropy"}
+    model, local = (
+        {**TINY["model"], "widths": [4]},
+        {"batch_size": 1, "lr": 1.0, "loss": "cross_entropy"},
+    )
     config = tiny({"split": "uniform"}, data=data, model=model, local=local, rounds=2)
     cell = Cell("tiny", config, (STUDY.probes["trained"](config),))
     outcome = Store(None).run([cell]).outcomes[cell.key]
     first, second = (row["figures"] for row in outcome.rows)
     assert all(map(math.isnan, first.values()))
-    answers = [second[f"{kind} region_ssim"] for kind in ("DLG", "DLG, set", "direction", "direction, set")]
+    answers = [
+        second[f"{kind} region_ssim"] for kind in ("DLG", "DLG, set", "direction", "direction, set")
+    ]
     assert second["region_ssim"] == max(answers)
     assert STUDY.measures["probed"]([outcome], "region_ssim").value == max(answers)
     known = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -372,7 +433,9 @@ def test_the_best_of_all_answers_counts_and_contrast_comes_from_public_tiles(rec
 def test_text_is_legible_as_far_as_its_nearest_glyph_is_the_right_one():
     x, mask = torch.ones(1, 1, 40, 35, dtype=torch.float64), torch.ones(1, 40, 35, dtype=torch.bool)
     g = torch.Generator().manual_seed(0)
-    x[..., :20, :] = torch.rand(1, 1, 20, 35, generator=g, dtype=torch.float64)  # ten letters, then blank paper
+    x[..., :20, :] = torch.rand(
+        1, 1, 20, 35, generator=g, dtype=torch.float64
+    )  # ten letters, then blank paper
     x[..., :10, 28:] = x[..., :10, :7]  # the last one of the first line looks like the first one
     right = recovered.Recovered(x, mask, 0.5 * x + 0.2)
     assert recovered.legibility([right]) == {"legible": 1.0, "blind": 0.2, "glyphs": 10.0}
@@ -388,7 +451,9 @@ def test_updates_of_low_rank_carry_less_noise_and_begin_where_the_whole_does_not
     shape = {"input_shape": (1, 32, 32), "outputs": 2, "seed": 0, "widths": (8, 16)}
     whole, low = build_model("unet", **shape), build_model("unet", **shape, rank=2)
     sizes = [Layout.from_module(net).size for net in (whole, low)]
-    learned = sum(9 * 2 * a + 2 * b for a, b in ((1, 8), (8, 8), (8, 16), (16, 16), (24, 8), (8, 8)))
+    learned = sum(
+        9 * 2 * a + 2 * b for a, b in ((1, 8), (8, 8), (8, 16), (16, 16), (24, 8), (8, 8))
+    )
     norms = sum(2 * b for b in (8, 8, 16, 16, 8, 8))
     assert sizes[1] == learned + norms + 8 * 2 + 2 < sizes[0]
     x = torch.rand(2, 1, 32, 32)
@@ -405,21 +470,33 @@ def test_updates_of_low_rank_carry_less_noise_and_begin_where_the_whole_does_not
 
 def test_tables_show_what_the_paper_printed_of_sets_that_are_not_at_hand():
     place = ("no privacy", "central", "iou")
-    shown = result_table("1: any", [Result(*place), Result("no privacy", "federated", "iou")], STUDY)
+    shown = result_table(
+        "1: any", [Result(*place), Result("no privacy", "federated", "iou")], STUDY
+    )
     column = shown.header.index("paper, DocTamper: data not at hand")
     assert [row[column] for row in shown.rows] == ["0.575 ±0.012", "-"]
-    assert "paper, DocTamper: data not at hand" not in result_table("6: any", [Result(*place)], STUDY).header
+    assert (
+        "paper, DocTamper: data not at hand"
+        not in result_table("6: any", [Result(*place)], STUDY).header
+    )
 
 
 def test_clients_put_noise_on_their_sensitive_pixels_alone(receipts):
-    plain, noisy = (deal_out(tiny(data={**TINY["data"], "pixel_noise": s}).data, seed=0) for s in (0.0, 0.4))
+    plain, noisy = (
+        deal_out(tiny(data={**TINY["data"], "pixel_noise": s}).data, seed=0) for s in (0.0, 0.4)
+    )
     for before, after in zip(plain.clients, noisy.clients, strict=True):
         moved = (after.x - before.x)[:, 0]
         assert not moved[~before.masks].any()
-    moved = torch.cat([(b.x - a.x)[:, 0][a.masks] for a, b in zip(plain.clients, noisy.clients, strict=True)])
+    moved = torch.cat(
+        [(b.x - a.x)[:, 0][a.masks] for a, b in zip(plain.clients, noisy.clients, strict=True)]
+    )
     assert float(moved.std()) == pytest.approx(0.4, rel=4 / math.sqrt(2 * len(moved)))
     assert torch.equal(plain.public.x, noisy.public.x)
-    for wrong in ({**TINY["data"], "pixel_noise": -1.0}, {"name": "digits", "clients": 3, "pixel_noise": 0.1}):
+    for wrong in (
+        {**TINY["data"], "pixel_noise": -1.0},
+        {"name": "digits", "clients": 3, "pixel_noise": 0.1},
+    ):
         with pytest.raises(FieldError, match="pixel_noise"):
             deal_out(Data.model_validate(wrong), seed=0)
 
@@ -447,7 +524,9 @@ def test_a_budget_split_by_signal_grows_with_the_public_gradient(receipts):
     dice(module(public.x[rows]), public.y[rows]).backward()
     lengths = []
     for slices in learner.layout.groups("module").values():
-        flat = torch.cat([dict(module.named_parameters())[n].grad.reshape(-1) for n in learner.layout.names])
+        flat = torch.cat(
+            [dict(module.named_parameters())[n].grad.reshape(-1) for n in learner.layout.names]
+        )
         lengths.append(torch.cat([flat[s] for s in slices]).norm())
     assert scores.tolist() == pytest.approx((1 / torch.stack(lengths)).tolist(), rel=1e-4)
     with pytest.raises(FieldError, match="method"):
@@ -455,7 +534,16 @@ def test_a_budget_split_by_signal_grows_with_the_public_gradient(receipts):
 
 
 def test_sharpness_of_edges_is_a_detector_of_six_parameters(receipts):
-    summary = run(parse({**TINY, "privacy": {"method": "vanilla"}, "model": {"name": "sharpness"}, "scoring": {}}))
+    summary = run(
+        parse(
+            {
+                **TINY,
+                "privacy": {"method": "vanilla"},
+                "model": {"name": "sharpness"},
+                "scoring": {},
+            }
+        )
+    )
     assert summary.values["replies"]["used"] == 3
     net = build_model("sharpness", input_shape=(1, 32, 32), outputs=2, seed=0)
     assert sum(p.numel() for p in net.parameters()) == 6
@@ -481,7 +569,9 @@ def seen_with(*received, **federation):
     releases = {p: (Release("model", model),) for p, model in enumerate(received)}
     given = SimpleNamespace(**federation)
     given.layout = Layout.from_shapes({"a.weight": (1,), "b.weight": (2,)})
-    return SimpleNamespace(received=releases, federation=given, record=SimpleNamespace(seconds=1.0, client_scales={}))
+    return SimpleNamespace(
+        received=releases, federation=given, record=SimpleNamespace(seconds=1.0, client_scales={})
+    )
 
 
 def test_a_model_of_zeros_gets_the_weight_of_the_least_scores(monkeypatch):
@@ -500,7 +590,9 @@ def test_a_model_of_zeros_gets_the_weight_of_the_least_scores(monkeypatch):
     assert figures["printed"] == pytest.approx(100 * math.log10(3) - math.log10(2))
     seen.record.client_scales = {0: (3.0, 1.0), 1: (1.0, 0.0)}
     # weights 1/4 and 3/4: (9/16 + 9/16) + 2 (1/16 + 0) over a quarter of (9 + 1) + 2 (1 + 0)
-    assert weights.ServerWeights(tiny())(seen)["noise"] == pytest.approx((18 / 16 + 2 / 16) / (12 / 4))
+    assert weights.ServerWeights(tiny())(seen)["noise"] == pytest.approx(
+        (18 / 16 + 2 / 16) / (12 / 4)
+    )
     with pytest.raises(FieldError, match="public_examples"):
         weights.ServerWeights(tiny())(seen_with(torch.ones(3), server=SimpleNamespace(scorer=None)))
 
@@ -518,7 +610,9 @@ def test_weights_of_a_real_round_and_the_time_of_scoring(receipts):
 
 
 def test_a_few_clients_a_round_are_drawn_as_in_algorithm_1(receipts):
-    summary = run(tiny(data={**TINY["data"], "tiles": 1, "public_examples": 1}, rounds=2, clients_per_round=2))
+    summary = run(
+        tiny(data={**TINY["data"], "tiles": 1, "public_examples": 1}, rounds=2, clients_per_round=2)
+    )
     assert summary.values["replies"]["used"] == 4
 
 
@@ -529,10 +623,14 @@ def test_noise_on_pixels_leaves_the_rest_and_drowns_the_text(receipts):
     figures = defence.NoisedPixels(tiny())(seen_with(clients=clients))
     assert set(figures) == set(defence.NoisedPixels.figures)
     assert all(figures[f"rest_mse at {level}"] == 0 for level in defence.LEVELS)
-    assert 0.005 < figures["region_mse at 0.1"] < 0.01 < 0.05 < figures["region_mse at 0.4"] < 0.16  # cut to the range
+    assert (
+        0.005 < figures["region_mse at 0.1"] < 0.01 < 0.05 < figures["region_mse at 0.4"] < 0.16
+    )  # cut to the range
     assert figures["legible at 0.1"] == 1.0 > figures["legible at 1.0"]
     assert figures["glyphs at 0.1"] > 3
-    forged = [replace(c, y=torch.ones_like(c.y)) for c in clients]  # whose every pixel the attacker knows
+    forged = [
+        replace(c, y=torch.ones_like(c.y)) for c in clients
+    ]  # whose every pixel the attacker knows
     with pytest.raises(FieldError, match="sensitive"):
         recovered.tiles_of(forged)
 
@@ -540,9 +638,16 @@ def test_noise_on_pixels_leaves_the_rest_and_drowns_the_text(receipts):
 def test_shares_from_few_images_come_nearer_with_their_number(receipts, monkeypatch):
     monkeypatch.setattr(weights, "DIRECTIONS", 4)
     monkeypatch.setattr(weights, "FEW", (1, 4))
-    names = [f"{when}{what}" for when in ("", "trained ") for what in ("of 1", "of 4", "floor", "as run")]
+    names = [
+        f"{when}{what}" for when in ("", "trained ") for what in ("of 1", "of 4", "floor", "as run")
+    ]
     monkeypatch.setattr(weights.FewImages, "figures", names)
-    data = {**TINY["data"], "tiles": 3, "clients": 1, "sensitive": [["company", "total", "date", "address"]]}
+    data = {
+        **TINY["data"],
+        "tiles": 3,
+        "clients": 1,
+        "sensitive": [["company", "total", "date", "address"]],
+    }
     config = tiny(data=data, model={**TINY["model"], "widths": [4]})
     setup, seen = prepare(config), []
     setup.made(evaluation=Evaluation(probes=[weights.FewImages(config)])).run(1, seen.append)
@@ -558,10 +663,15 @@ def test_few_images_are_compared_with_many_only_where_enough_are_marked(receipts
         weights.FewImages(tiny())(seen_with(clients=[client], learner=prepare(tiny()).learner))
 
 
-@pytest.mark.parametrize(("values", "verdict"), [([0.01, 0.012, 0.014], HOLDS), ([0.1, 0.11, 0.12], CONTRADICTED)])
+@pytest.mark.parametrize(
+    ("values", "verdict"), [([0.01, 0.012, 0.014], HOLDS), ([0.1, 0.11, 0.12], CONTRADICTED)]
+)
 def test_ten_images_suffice_where_the_shares_stay_within_a_twentieth(tmp_path, values, verdict):
     place = {"row": STUDY.described.rows["ratio-01"].label, "setting": "fedre"}
-    rows = [place | {"figure": figure, "values": values} for figure in ("10 images", "trained, 10 images")]
+    rows = [
+        place | {"figure": figure, "values": values}
+        for figure in ("10 images", "trained, 10 images")
+    ]
     [claim] = [c for c in STUDY.described.claims if ("images", "10 images") in c.figures]
     assert judge(claim, evidence_of(tmp_path, "images", rows)).verdict == verdict
     answered = {a for c in STUDY.described.claims for a in c.answers}
@@ -576,11 +686,22 @@ def test_ten_images_suffice_where_the_shares_stay_within_a_twentieth(tmp_path, v
         ([0.06, 0.07, 0.05], [0.05, 0.06, 0.07], CANNOT_TELL),  # neither learned
     ],
 )
-def test_a_larger_epsilon_is_set_against_a_smaller_one_of_the_same_setting(tmp_path, larger, smaller, verdict):
+def test_a_larger_epsilon_is_set_against_a_smaller_one_of_the_same_setting(
+    tmp_path, larger, smaller, verdict
+):
     place = {"setting": "fedre", "figure": "iou"}
-    rows = [place | {"row": "eps 50", "values": larger}, place | {"row": "eps 10", "values": smaller}]
-    rows.append({"setting": "blur-lus-10", "figure": "iou", "row": "eps 10", "values": smaller})  # one row alone
-    [claim] = [c for c in STUDY.described.claims if c.expect == "above the other row" and ("1", "iou") in c.figures]
+    rows = [
+        place | {"row": "eps 50", "values": larger},
+        place | {"row": "eps 10", "values": smaller},
+    ]
+    rows.append(
+        {"setting": "blur-lus-10", "figure": "iou", "row": "eps 10", "values": smaller}
+    )  # one row alone
+    [claim] = [
+        c
+        for c in STUDY.described.claims
+        if c.expect == "above the other row" and ("1", "iou") in c.figures
+    ]
     found = judge(claim, evidence_of(tmp_path, "1", rows))
     assert found.verdict == verdict
     assert len(found.rows) == 1
@@ -590,13 +711,26 @@ def test_a_larger_epsilon_is_set_against_a_smaller_one_of_the_same_setting(tmp_p
     ("gained", "verdict"),
     [((0.02, 0.021, 0.022), "holds"), ((-0.05, -0.05, -0.049), "contradicted"), ((0, 0, 0), None)],
 )
-def test_a_gain_that_grows_with_the_clients_is_the_gain_of_ten_less_that_of_two(tmp_path, gained, verdict):
+def test_a_gain_that_grows_with_the_clients_is_the_gain_of_ten_less_that_of_two(
+    tmp_path, gained, verdict
+):
     base = [0.3, 0.2, 0.1] if verdict else [0.1, 0.1, 0.1]  # guessing has .087
     rows = [
-        {"row": f"{budget}, {clients} clients", "setting": setting, "figure": "iou", "values": values}
+        {
+            "row": f"{budget}, {clients} clients",
+            "setting": setting,
+            "figure": "iou",
+            "values": values,
+        }
         for budget in ("eps 50", "eps 10", "noise .1 of the clip", "noise 1 of the clip")
-        for clients, gain in ((2, (0.01, 0, 0.02)), (10, [a + b for a, b in zip((0.01, 0, 0.02), gained, strict=True)]))
-        for setting, values in (("mean", base), ("fedre", [a + b for a, b in zip(base, gain, strict=True)]))
+        for clients, gain in (
+            (2, (0.01, 0, 0.02)),
+            (10, [a + b for a, b in zip((0.01, 0, 0.02), gained, strict=True)]),
+        )
+        for setting, values in (
+            ("mean", base),
+            ("fedre", [a + b for a, b in zip(base, gain, strict=True)]),
+        )
     ]
     [claim] = [c for c in STUDY.described.claims if c.expect == "grows with clients"]
     found = judge(claim, evidence_of(tmp_path, "clients", rows))
@@ -606,12 +740,26 @@ def test_a_gain_that_grows_with_the_clients_is_the_gain_of_ten_less_that_of_two(
         assert found.rows[0].difference.values == pytest.approx(gained)
     lacking = [row for row in rows if row["setting"] == "mean"]
     (tmp_path / "less").mkdir()
-    assert {row.text for row in judge(claim, evidence_of(tmp_path / "less", "clients", lacking)).rows} == {""}
+    assert {
+        row.text for row in judge(claim, evidence_of(tmp_path / "less", "clients", lacking)).rows
+    } == {""}
 
 
 def evidence_of(folder, name, rows):
-    plain = {"seeds": [0, 1, 2], "draws": [0] * 3, "chance": None, "cells": ["a", "b", "c"], "noise": {}}
-    table = {"study": "fedre", "table": name, "scale": "small", "readings": [], "rows": [plain | row for row in rows]}
+    plain = {
+        "seeds": [0, 1, 2],
+        "draws": [0] * 3,
+        "chance": None,
+        "cells": ["a", "b", "c"],
+        "noise": {},
+    }
+    table = {
+        "study": "fedre",
+        "table": name,
+        "scale": "small",
+        "readings": [],
+        "rows": [plain | row for row in rows],
+    }
     (folder / "small").mkdir()
     (folder / "small" / f"table-{name}.json").write_text(json.dumps(table), encoding="utf-8")
     [evidence] = read_evidence(folder, STUDY)

@@ -32,7 +32,9 @@ def test_alignment_is_how_fast_a_loss_falls_along_the_move(federation):
     model, move = torch.randn(2, federation.layout.size, generator=generator)
     step = 1e-3 * move / move.norm()
     fallen = losses(federation, model - step, x, y) - losses(federation, model + step, x, y)
-    torch.testing.assert_close(alignment(federation, model, move, x, y), fallen / 2e-3, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(
+        alignment(federation, model, move, x, y), fallen / 2e-3, rtol=1e-2, atol=1e-3
+    )
 
 
 def test_the_input_of_a_single_example_is_rebuilt_from_its_gradient(federation):
@@ -46,7 +48,9 @@ def test_the_input_of_a_single_example_is_rebuilt_from_its_gradient(federation):
 def test_membership_is_judged_within_classes():
     y = torch.tensor([0, 0, 1, 1, 0, 1])
     client = ClientData(torch.zeros(4, 1), y[:4], test_x=torch.zeros(2, 1), test_y=y[4:])
-    scores = torch.tensor([1.0, 2.0, 11.0, 12.0, 0.0, 10.0])  # members above in each class, and classes far apart
+    scores = torch.tensor(
+        [1.0, 2.0, 11.0, 12.0, 0.0, 10.0]
+    )  # members above in each class, and classes far apart
     assert member_area(scores, client) == 1.0
     torch.testing.assert_close(of_their_class(scores, y), torch.tensor([0.0, 1, 0, 1, -1, -1]))
 
@@ -57,4 +61,6 @@ def test_settings_at_a_total_of_epsilon_8_promise_it():
         config = study.cell("blood", "replace", name, 0, probe="watch").config
         budget, told = config.privacy.budget.epsilon, config.privacy.options.get("epsilon")
         assert 8.0 in (budget, told), name
-        assert config.rounds * config.local.epochs * config.privacy.options.get("steps", 1) == 50  # as many steps
+        assert (
+            config.rounds * config.local.epochs * config.privacy.options.get("steps", 1) == 50
+        )  # as many steps

@@ -34,12 +34,20 @@ def test_published_medians_are_the_participations_that_they_count():
 
 
 def test_synthetic_hypotheses_and_leakages_are_followed_by_kind(tmp_path):
-    keys = ["rounds=12", "clients_per_round=40", "data.users=80", "privacy.noise_multiplier=0.5", "local.lr=0.4"]
+    keys = [
+        "rounds=12",
+        "clients_per_round=40",
+        "data.users=80",
+        "privacy.noise_multiplier=0.5",
+        "local.lr=0.4",
+    ]
     config = load("group-privacy-synthetic", keys)
     cell = Cell("made", config, probes=(STUDY.probes["optima"](config),))
     outcome = Store(tmp_path).run([cell]).outcomes[cell.key]
     assert outcome.series("distance 0")[-1] < outcome.series("distance 0")[0] / 2
-    assert outcome.series("most 0") == outcome.series("most 1") == list(range(1, 13))  # everybody, every round
+    assert (
+        outcome.series("most 0") == outcome.series("most 1") == list(range(1, 13))
+    )  # everybody, every round
     assert STUDY.curves["leaked"]([outcome], "0").y[-1] == 12 * 2 / 0.5
 
 
@@ -52,14 +60,20 @@ def test_noises_are_compared_at_one_composed_guarantee():
     sigma = made["gaussian"]["noise_multiplier"] * 0.5 / mean_length(10)
     assert epsilon_of_mu(math.sqrt(20) * 0.5 / sigma, 1e-5) == pytest.approx(8.0)
     epsilon = 10 / (made["laplace"]["noise_multiplier"] * 0.5)
-    assert epsilon_of([(EuclideanLaplace(10, epsilon * 0.5), 20)], 1e-5) == pytest.approx(8.0, rel=2e-3)
+    assert epsilon_of([(EuclideanLaplace(10, epsilon * 0.5), 20)], 1e-5) == pytest.approx(
+        8.0, rel=2e-3
+    )
 
 
 @pytest.mark.few(0)
 @pytest.mark.data
-@pytest.mark.skipif(not SOURCES["cms-inpatient"].available, reason="the hospital charges are not here")
+@pytest.mark.skipif(
+    not SOURCES["cms-inpatient"].available, reason="the hospital charges are not here"
+)
 def test_a_short_run_on_the_hospitals(tmp_path):
-    config = load("group-privacy-hospitals", ["rounds=3", "clients_per_round=20", "stopping.sample=10"])
+    config = load(
+        "group-privacy-hospitals", ["rounds=3", "clients_per_round=20", "stopping.sample=10"]
+    )
     cell = Cell("short", config)
     finished = Store(tmp_path).run([cell])
     outcome = finished.outcomes[cell.key]
@@ -70,9 +84,15 @@ def test_a_short_run_on_the_hospitals(tmp_path):
     assert most == pytest.approx(11 / 3 * max(map(int, made)))
     assert STUDY.measures["leakage"]([outcome], "median").value == 0
     assert 0.05 < STUDY.measures["settled"]([outcome], "validation").value < 20
-    errors = {name: STUDY.measures["hospital"]([outcome], name).value for name in ("median", "worst", "small", "large")}
+    errors = {
+        name: STUDY.measures["hospital"]([outcome], name).value
+        for name in ("median", "worst", "small", "large")
+    }
     assert 0 < errors["median"] < errors["worst"]
-    chosen = [STUDY.measures["noisy choice"]([outcome], f"{epsilon}").value for epsilon in ("0", "16", "inf")]
+    chosen = [
+        STUDY.measures["noisy choice"]([outcome], f"{epsilon}").value
+        for epsilon in ("0", "16", "inf")
+    ]
     losses = validated(outcome).losses
     assert chosen[0] == pytest.approx(float(losses.mean()), rel=0.02)  # any of them
     assert chosen[0] > chosen[1] > chosen[2] == pytest.approx(float(losses.min(1).values.mean()))
@@ -82,25 +102,44 @@ def test_a_short_run_on_the_hospitals(tmp_path):
 
 
 @pytest.mark.data
-@pytest.mark.skipif(not SOURCES["mnist-by-writer"].available, reason="the writers' digits are not here")
+@pytest.mark.skipif(
+    not SOURCES["mnist-by-writer"].available, reason="the writers' digits are not here"
+)
 def test_digits_are_inverted_beside_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(figure_5, "CASES", {"analytic": {"name": "mlp", "hidden": [16]}})
     monkeypatch.setattr(figure_5, "WRITERS", 1)
-    keys = ["model.name=mlp", "model.hidden=[8]", "rounds=1", "data.clients=20", "clients_per_round=2"]
+    keys = [
+        "model.name=mlp",
+        "model.hidden=[8]",
+        "rounds=1",
+        "data.clients=20",
+        "clients_per_round=2",
+    ]
     config = load("group-privacy-writers", [*keys, "stopping.sample=1"])
     cell = Cell("made", config, probes=(STUDY.probes["inversion"](config),))
     outcome = Store(tmp_path).run([cell]).outcomes[cell.key]
-    errors = [STUDY.measures["inverted"]([outcome], f"analytic mse {nu}").value for nu in ("0", "0.1", "3")]
+    errors = [
+        STUDY.measures["inverted"]([outcome], f"analytic mse {nu}").value
+        for nu in ("0", "0.1", "3")
+    ]
     assert errors[0] < 1e-8 < errors[1] < errors[2]
     assert STUDY.measures["inverted"]([outcome], "analytic identified 0").value == 1
 
 
 @pytest.mark.data
-@pytest.mark.skipif(not SOURCES["mnist-by-writer"].available, reason="the writers' digits are not here")
+@pytest.mark.skipif(
+    not SOURCES["mnist-by-writer"].available, reason="the writers' digits are not here"
+)
 def test_an_image_feels_noise_as_the_share_of_its_pixels_in_the_parameters(tmp_path, monkeypatch):
     monkeypatch.setattr(figure_5, "DENSE", ("16", "64"))
     monkeypatch.setattr(figure_5.Law, "writers", 2)
-    keys = ["model.name=mlp", "model.hidden=[8]", "rounds=1", "data.clients=20", "clients_per_round=2"]
+    keys = [
+        "model.name=mlp",
+        "model.hidden=[8]",
+        "rounds=1",
+        "data.clients=20",
+        "clients_per_round=2",
+    ]
     config = load("group-privacy-writers", [*keys, "stopping.sample=1"])
     cell = Cell("made", config, probes=(STUDY.probes["law"](config),))
     outcome = Store(tmp_path).run([cell]).outcomes[cell.key]
@@ -121,7 +160,12 @@ def told(*figures):
     for table, row, setting, figure, values in figures:
         seeds = tuple(range(len(values)))
         results[table, row, setting, figure] = Result(
-            row=row, setting=setting, figure=figure, values=tuple(values), seeds=seeds, draws=(0,) * len(values)
+            row=row,
+            setting=setting,
+            figure=figure,
+            values=tuple(values),
+            seeds=seeds,
+            draws=(0,) * len(values),
         )
     return Evidence(STUDY, "paper", results=results)
 
@@ -142,7 +186,9 @@ def told(*figures):
     ],
 )
 def test_rows_are_judged_beside_no_noise_or_a_level(expect, level, values, verdict):
-    evidence = told(("rmse", "no noise", "h7", "f", (0.5, 0.5, 0.5)), ("rmse", "nu = 3", "h7", "f", values))
+    evidence = told(
+        ("rmse", "no noise", "h7", "f", (0.5, 0.5, 0.5)), ("rmse", "nu = 3", "h7", "f", values)
+    )
     about = {
         "figures": (("rmse", "f"),),
         "of": ("h7",) if level is None else ("h7", level),
@@ -157,6 +203,8 @@ def test_rows_are_judged_beside_no_noise_or_a_level(expect, level, values, verdi
 
 
 def test_the_first_weights_of_dlgs_authors_are_uniform():
-    weights = torch.cat([p.detach().flatten() for p in networks.uniform_lenet((1, 28, 28), 10).parameters()])
+    weights = torch.cat(
+        [p.detach().flatten() for p in networks.uniform_lenet((1, 28, 28), 10).parameters()]
+    )
     assert weights.abs().max() <= 0.5
     assert weights.std() == pytest.approx(0.5 / math.sqrt(3), rel=0.05)  # PyTorch's own: .07

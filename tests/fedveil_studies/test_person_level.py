@@ -19,18 +19,30 @@ def writers():
     generator = torch.Generator().manual_seed(0)
     x, test = (torch.rand(n, 1, 4, 4, generator=generator) for n in (60, 400))
     owner = torch.arange(60) % 7
-    found = DataSet(name="toy", x=x, y=owner % 2, test_x=test, test_y=torch.arange(400) % 2, classes=2, owner=owner)
+    found = DataSet(
+        name="toy",
+        x=x,
+        y=owner % 2,
+        test_x=test,
+        test_y=torch.arange(400) % 2,
+        classes=2,
+        owner=owner,
+    )
     return found, torch.arange(400) % 90
 
 
 def test_public_writers_tuning_writers_and_the_rest_are_apart():
     found, writer = writers()
     parts = parts_of(writer)
-    assert torch.equal(sum(part.long() for part in parts.values()), torch.ones(400, dtype=torch.int64))
+    assert torch.equal(
+        sum(part.long() for part in parts.values()), torch.ones(400, dtype=torch.int64)
+    )
     sets = [set(writer[part].tolist()) for part in parts.values()]
     assert [len(one) for one in sets] == [30, 30, 30]
     kept = {part: with_components(found, writer, 5, part) for part in parts}
-    assert [len(one.test_x) for one in kept.values()] == [int(part.sum()) for part in parts.values()]
+    assert [len(one.test_x) for one in kept.values()] == [
+        int(part.sum()) for part in parts.values()
+    ]
     assert torch.equal(kept["rest"].x, kept["tuning"].x)
     torch.testing.assert_close(kept["rest"].x.norm(dim=1), torch.ones(60))
     moved = found.test_x.clone()
@@ -52,7 +64,9 @@ def test_the_first_images_of_each_writer_are_kept():
 def test_lines_of_one_epsilon_promise_a_writer_the_same(setting):
     planned = Reproduction(study, Choices(seed=1, seeds=1))
     for row, epsilon in (("8", 8.0), ("4", 4.0), ("1", 1.0)):
-        person, group = (planned.cell(scenario, row, setting, 1).config for scenario in ("writers", "group"))
+        person, group = (
+            planned.cell(scenario, row, setting, 1).config for scenario in ("writers", "group")
+        )
         for config, people in ((person, 1), (group, 10)):
             side = config.privacy.build(config.aggregator).client
             spend = side.spend().guarantee
@@ -74,16 +88,23 @@ LINES = [
 def figures_of(study, table, seeds):
     kept = json.loads((RESULTS / study / "silos" / f"table-{table}.json").read_text())
     assert kept["seeds"] == list(range(1, seeds + 1))
-    return {(r["row"], r["setting"], r["figure"]): f"{r['value']:+.3f}".replace("0.", ".") for r in kept["rows"]}
+    return {
+        (r["row"], r["setting"], r["figure"]): f"{r['value']:+.3f}".replace("0.", ".")
+        for r in kept["rows"]
+    }
 
 
 def printed(page, title, rows):
     """The first figure of every cell, and those in brackets with a sign, of a table below a title."""
     text = page.read_text()
     below = text[text.index(title) :]
-    cells = {row: re.search(rf"^\| {re.escape(row)} \|(.*)$", below, re.MULTILINE)[1].split("|") for row in rows}
+    cells = {
+        row: re.search(rf"^\| {re.escape(row)} \|(.*)$", below, re.MULTILINE)[1].split("|")
+        for row in rows
+    }
     return {
-        row: [re.findall(r"[+-]?\.\d{3}", cell)[:2] for cell in line if cell.strip()] for row, line in cells.items()
+        row: [re.findall(r"[+-]?\.\d{3}", cell)[:2] for cell in line if cell.strip()]
+        for row, line in cells.items()
     }
 
 
@@ -91,7 +112,10 @@ def printed(page, title, rows):
 def test_the_table_of_persons_leads_the_front_page_and_has_the_files_figures():
     kept = figures_of("person-level", "writers", 5)
     plain = kept["person level, none", "vanilla", "accuracy"]
-    wanted = {level: [kept[f"{who}, {level}", s, "accuracy"] for who, s in LINES] for level in ("8", "4", "1")}
+    wanted = {
+        level: [kept[f"{who}, {level}", s, "accuracy"] for who, s in LINES]
+        for level in ("8", "4", "1")
+    }
     front = printed(HERE / "README.md", "| total epsilon of one writer", wanted)
     for level, line in wanted.items():
         assert [f"+{cell[0]}" for cell in front[level]] == [plain, *line]
@@ -99,10 +123,14 @@ def test_the_table_of_persons_leads_the_front_page_and_has_the_files_figures():
     assert {level: [f"+{cell[0]}" for cell in line] for level, line in page.items()} == wanted
     asked = {"8": (0.893, 0.879), "4": (0.887, 0.860), "1": (0.851, 0.665)}
     assert all(
-        float(v) >= least for level, line in wanted.items() for v, least in zip(line, asked[level], strict=False)
+        float(v) >= least
+        for level, line in wanted.items()
+        for v, least in zip(line, asked[level], strict=False)
     )
     text = (HERE / "README.md").read_text()
-    assert text.index("| total epsilon of one writer") == text.index("\n| ") + 1  # no table before it
+    assert (
+        text.index("| total epsilon of one writer") == text.index("\n| ") + 1
+    )  # no table before it
 
 
 @pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ are part of the repository alone")
@@ -111,7 +139,11 @@ def test_runs_begun_with_the_public_model_end_above_it_in_the_mean_at_every_epsi
     kept, rows = figures_of(study, "public", 3), ("8", "4", "2", "1", ".5")
     sides = ["1 image(s) a person, ", "3 image(s) a person, "] if study == "person-level" else [""]
     wanted = {
-        row: [[kept[f"{side}{row}", s, f] for f in ("accuracy", "gain")] for side in sides for s in ("sum", "alone")]
+        row: [
+            [kept[f"{side}{row}", s, f] for f in ("accuracy", "gain")]
+            for side in sides
+            for s in ("sum", "alone")
+        ]
         for row in rows
     }
     assert all(float(gain) > 0 for line in wanted.values() for _, gain in line)
@@ -121,7 +153,10 @@ def test_runs_begun_with_the_public_model_end_above_it_in_the_mean_at_every_epsi
 
 @pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ are part of the repository alone")
 def test_the_figures_of_patients_are_the_files():
-    kept, names = figures_of("person-level", "patients", 3), {"1": "1 image a person", "3": "3 images a person"}
+    kept, names = (
+        figures_of("person-level", "patients", 3),
+        {"1": "1 image a person", "3": "3 images a person"},
+    )
     names["10"] = "10 images a person"
     page = printed(RESULTS / "person-level" / "README.md", "| images a patient |", names)
     for images, row in names.items():

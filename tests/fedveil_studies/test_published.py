@@ -62,7 +62,10 @@ def test_hearts_by_hand(folder):
     assert found[5] == first["sex"]
     assert found[8:11].tolist() == [float(first["cp"] == code) for code in (2, 3, 4)]
     assert data.y.tolist() == [int(row["num"] > 0) for row in rows]
-    assert (data.local_columns, load_fed_heart(scale="hospital").local_columns) == ((), tuple(range(13)))
+    assert (data.local_columns, load_fed_heart(scale="hospital").local_columns) == (
+        (),
+        tuple(range(13)),
+    )
 
 
 @pytest.mark.parametrize("other", [{**KEPT, "va": 129}, {"cleveland": 303}, {**KEPT, "paris": 5}])
@@ -97,14 +100,18 @@ def test_our_lines_promise_no_more_than_the_least_that_is_proven_for_theirs():
         if name in PRINTED.values()
     }
     for printed, name in PRINTED.items():
-        least = min(proven(line, of) for line in lines() if line["printed"] == printed for of in ACCOUNTANTS)
+        least = min(
+            proven(line, of) for line in lines() if line["printed"] == printed for of in ACCOUNTANTS
+        )
         assert rows[name] <= least < 1.01 * rows[name]
         assert study.described.rows[name].label.startswith(f"{rows[name]:g}".lstrip("0"))
 
 
 @pytest.mark.parametrize("printed", ["1"])
 def test_no_sampling_would_make_what_is_printed_true(printed):
-    [line] = [line for line in lines() if (line["printed"], line["part"]) == (printed, "switzerland")]
+    [line] = [
+        line for line in lines() if (line["printed"], line["part"]) == (printed, "switzerland")
+    ]
     assert 2 * float(printed) < poisson(line, "rdp") < 0.6 * proven(line, "rdp")
 
 
@@ -128,7 +135,9 @@ def test_advise_says_what_the_noise_of_an_app_in_the_open_promises(app):
     line = APPS[app]
     given = [f"--{name}={line[name]}" for name in ("clip", "sigma", "rounds", "delta")]
     said = " ".join(CliRunner().invoke(commands, ["advise", *given]).output.split())
-    epsilon = float(re.search(r"eps=(\S+) at delta=1e-05 \(zero-out, client, local, total", said).group(1))
+    epsilon = float(
+        re.search(r"eps=(\S+) at delta=1e-05 \(zero-out, client, local, total", said).group(1)
+    )
     assert epsilon == pytest.approx(of_app(line), rel=1e-3)
 
 
@@ -147,7 +156,9 @@ def test_apps_in_the_open(app, known):
     assert of_app(APPS[app]) == pytest.approx(known, rel=2e-3)
 
 
-@pytest.mark.parametrize(("accountant", "printed"), [("RDPAccountant", 0.752), ("PRVAccountant", 0.211)])
+@pytest.mark.parametrize(
+    ("accountant", "printed"), [("RDPAccountant", 0.752), ("PRVAccountant", 0.211)]
+)
 def test_what_opacus_prints_of_one_round_is_not_the_total_of_three(accountant, printed):
     accountants, line = pytest.importorskip("opacus.accountants"), APPS["Flower's example opacus"]
     one = getattr(accountants, accountant)()
@@ -159,9 +170,18 @@ def test_settings_are_those_of_another_table_of_patients():
     assert nearest_level(dict.fromkeys(("8", "4", "0.5")), 67.7) == "8"
     assert nearest_level(dict.fromkeys(("8", "4", "0.5")), 0.1) == "0.5"
     assert nearest_level(dict.fromkeys(("2", "1", "0.5")), 1.5) == "2"
-    columns = resources.files("fedveil_studies.record_level").joinpath("tuned.csv").read_text("utf-8").splitlines()
+    columns = (
+        resources.files("fedveil_studies.record_level")
+        .joinpath("tuned.csv")
+        .read_text("utf-8")
+        .splitlines()
+    )
     known = [row for row in csv.DictReader(columns) if row["scenario"] == "breast"]
-    assert {(row["sum"], row["epsilon"]) for row in known} > {("trusted", "8"), ("none", "0.5"), ("", "")}
+    assert {(row["sum"], row["epsilon"]) for row in known} > {
+        ("trusted", "8"),
+        ("none", "0.5"),
+        ("", ""),
+    }
 
 
 @pytest.mark.data
@@ -172,7 +192,11 @@ def test_every_line_is_planned_at_its_epsilon_with_borrowed_settings():
         for cell in measurement.cells:
             config = cell.config
             own = config.privacy.options
-            found[own.get("epsilon"), own.get("sum")] = config.rounds, own.get("clip"), config.local.lr
+            found[own.get("epsilon"), own.get("sum")] = (
+                config.rounds,
+                own.get("clip"),
+                config.local.lr,
+            )
     assert found[12.4, "none"] == found[67.7, "none"] == found[10.0, "none"] == (60, 2.0, 0.15)
     assert found[12.4, "secure"] == found[12.4, "trusted"] == (60, 2.0, 0.15)
     assert found[0.93, "none"] == found[1.0, "none"] == (20, 2.0, 0.4)
@@ -194,7 +218,9 @@ def test_hospitals_are_measured_on_what_each_of_them_holds_out(tmp_path):
     held = {client.name: client.held_out for client in dealt.clients}
     pooled = sum(own[name] * held[name] for name in own) / sum(held.values())
     assert pooled == pytest.approx(outcome.rows[-1]["metrics"]["accuracy"], abs=1e-6)
-    assert study.measures["hospitals"]([outcome], of="mean accuracy").value == pytest.approx(fmean(own.values()))
+    assert study.measures["hospitals"]([outcome], of="mean accuracy").value == pytest.approx(
+        fmean(own.values())
+    )
     assert 0 < study.measures["hospitals"]([outcome], of="va AUC").value < 1
 
 
@@ -221,11 +247,17 @@ def test_the_real_hearts():
 def test_the_page_opens_with_figures_of_its_files():
     def ours(table, row, setting):
         kept = json.loads((RESULTS / f"hospitals/table-{table}.json").read_text())["rows"]
-        [value] = [r["value"] for r in kept if (r["row"], r["setting"], r["figure"]) == (row, setting, "accuracy")]
+        [value] = [
+            r["value"]
+            for r in kept
+            if (r["row"], r["setting"], r["figure"]) == (row, setting, "accuracy")
+        ]
         return value
 
     def theirs(table, row):
-        return next(p.value for (t, r, _, _), p in study.published.items() if (t, r) == (table, row))
+        return next(
+            p.value for (t, r, _, _), p in study.published.items() if (t, r) == (table, row)
+        )
 
     at = "12.4 (they print 1)"
     stated = {
@@ -242,7 +274,18 @@ def test_the_page_opens_with_figures_of_its_files():
     for figure, value in stated.items():
         assert float(figure) == pytest.approx(value, abs=5.1e-4), figure
     stored = json.loads((RESULTS / "theirs.json").read_text())["lines"]
-    found = {(line["printed"], line["part"], of): proven(line, of) for line in lines() for of in ACCOUNTANTS}
-    apps = {one["app"]: one["proven"] for one in json.loads((RESULTS / "theirs.json").read_text()).get("apps", ())}
-    assert not apps or apps == pytest.approx({app: of_app(line) for app, line in APPS.items()}, rel=1e-6)
-    assert {(s["printed"], s["part"], s["accountant"]): s["proven"] for s in stored} == pytest.approx(found, rel=1e-6)
+    found = {
+        (line["printed"], line["part"], of): proven(line, of)
+        for line in lines()
+        for of in ACCOUNTANTS
+    }
+    apps = {
+        one["app"]: one["proven"]
+        for one in json.loads((RESULTS / "theirs.json").read_text()).get("apps", ())
+    }
+    assert not apps or apps == pytest.approx(
+        {app: of_app(line) for app, line in APPS.items()}, rel=1e-6
+    )
+    assert {
+        (s["printed"], s["part"], s["accountant"]): s["proven"] for s in stored
+    } == pytest.approx(found, rel=1e-6)

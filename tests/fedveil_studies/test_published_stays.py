@@ -24,8 +24,16 @@ def stays(tmp_path, monkeypatch):
     rows = []
     for place, patient in enumerate((10, 10, 2, 10, 33, 33, 4)):
         row = dict.fromkeys(NEEDED, "") | dict.fromkeys((*NUMBERS, *VISITS), "1")
-        row |= {"patient_nbr": str(patient), "age": "[70-80)", "diag_1": ("250.8", "V57", "428", "")[place % 4]}
-        row |= {"readmitted": ("<30", "NO", ">30")[place % 3], "number_inpatient": "9", "discharge_disposition_id": "1"}
+        row |= {
+            "patient_nbr": str(patient),
+            "age": "[70-80)",
+            "diag_1": ("250.8", "V57", "428", "")[place % 4],
+        }
+        row |= {
+            "readmitted": ("<30", "NO", ">30")[place % 3],
+            "number_inpatient": "9",
+            "discharge_disposition_id": "1",
+        }
         rows.append(row)
     rows[5]["discharge_disposition_id"] = "13"
     with gzip.open(tmp_path / "diabetes_130_us_hospitals.csv.gz", "wt", newline="") as file:
@@ -81,7 +89,10 @@ def test_lines_of_one_epsilon_promise_a_patient_the_same(setting):
 
 @pytest.mark.data
 def test_the_real_stays():
-    data, rest = load("readmission", person="patient"), load("readmission", person="patient", part="rest", most=CAP)
+    data, rest = (
+        load("readmission", person="patient"),
+        load("readmission", person="patient", part="rest", most=CAP),
+    )
     assert (len(data.x), int(data.group.max()) + 1, data.x.shape[1]) == (99_343, 69_990, 51)
     assert int(data.y.sum()) == 11_314
     assert (int(rest.group.max()) + 1, int(rest.group.bincount().max())) == (55_992, CAP)

@@ -25,10 +25,15 @@ def test_runs_that_begin_with_the_public_model_have_the_settings_of_their_own_sp
         for one in cells(Reproduction(study, Choices(seed=seed, seeds=1)).measurements("public")):
             config = one.config
             assert (config.model.start, config.privacy.method) == ("public", "record")
-            if (config.privacy.options["sum"], config.privacy.options["epsilon"]) == ("trusted", 0.5):
+            if (config.privacy.options["sum"], config.privacy.options["epsilon"]) == (
+                "trusted",
+                0.5,
+            ):
                 settings.add((seed, config.rounds, config.local.lr))
     assert settings == {(1, 30, 0.2), (2, 10, 0.6), (3, 10, 0.6)}
-    assert {c.config.privacy.options["epsilon"] for c in cells(planned.measurements("public"))} == LEVELS
+    assert {
+        c.config.privacy.options["epsilon"] for c in cells(planned.measurements("public"))
+    } == LEVELS
 
 
 @pytest.mark.parametrize("table", ["blood", "scratch", "alzheimer", "breast"])
@@ -41,7 +46,11 @@ def test_every_level_is_run_under_both_trust_models_and_once_without_privacy(pla
 
 
 def test_a_line_over_epsilon_needs_no_run_of_its_own(planned):
-    tables = {c.key for name in ("blood", "scratch", "alzheimer") for c in cells(planned.measurements(name))}
+    tables = {
+        c.key
+        for name in ("blood", "scratch", "alzheimer")
+        for c in cells(planned.measurements(name))
+    }
     assert {c.key for c in cells(planned.lines("epsilon"))} == tables
 
 
@@ -52,4 +61,7 @@ def test_the_totals_planned_are_the_levels_whatever_the_rounds_chosen(planned):
             assert options["rounds"] == cell.config.rounds
             side = cell.config.privacy.build(cell.config.aggregator).client
             event = step_event(side.multiplier, side.rate)
-            assert StepFilter.within(event, options["epsilon"] + 1e-6, 1e-5, "zero-out").steps == cell.config.rounds
+            assert (
+                StepFilter.within(event, options["epsilon"] + 1e-6, 1e-5, "zero-out").steps
+                == cell.config.rounds
+            )

@@ -18,7 +18,12 @@ def test_every_rule_is_told_how_many_clients_are_malicious():
             for n in STUDY.settings
             if n != "bulyan"
         }
-        assert rules["krum"].malicious == rules["multi-krum"].malicious == rules["nnm-krum"].malicious == f
+        assert (
+            rules["krum"].malicious
+            == rules["multi-krum"].malicious
+            == rules["nnm-krum"].malicious
+            == f
+        )
         assert rules["multi-krum"].selected == 30 - f
         assert rules["trimmed"].withstands(30) == f
         assert all(
@@ -32,13 +37,16 @@ def outcome(change, validation, test):
     config = Reproduction(STUDY, Choices()).cell("digits", "fifth", "mean", 0, change=change).config
     parts = {"validation": {"accuracy": validation}, "test": {"accuracy": test}}
     return SimpleNamespace(
-        cell=SimpleNamespace(config=config), summary=SimpleNamespace(values={"concluded": {"robust rules": parts}})
+        cell=SimpleNamespace(config=config),
+        summary=SimpleNamespace(values={"concluded": {"robust rules": parts}}),
     )
 
 
 def test_the_worst_attack_is_chosen_on_validation_and_told_on_test():
     found = [outcome("nobody", 0.1, 0.1), outcome("sign", 0.5, 0.8), outcome("ipm", 0.6, 0.2)]
-    assert worst_of(found) == 0.8  # the honest run does not count, and the choice looks at the first number alone
+    assert (
+        worst_of(found) == 0.8
+    )  # the honest run does not count, and the choice looks at the first number alone
     assert study.measures["under"](found, "accuracy", "ipm").value == 0.2
 
 

@@ -23,20 +23,31 @@ ROW = STUDY.label("flip")
 
 
 def test_the_papers_tables_agree_with_its_table_v():
-    found = {(table, setting, figure): p for (table, _, setting, figure), p in STUDY.published.items()}
+    found = {
+        (table, setting, figure): p for (table, _, setting, figure), p in STUDY.published.items()
+    }
     assert {row for _, row, _, _ in STUDY.published} == {ROW}
     for (table, setting, figure), published in found.items():
         assert published == found["V", setting, figure], (table, setting, figure)
-    for figure in ("accuracy", "F1", "membership AUC"):  # no defence is best and leaks most, SGA-LDP lies between
+    for figure in (
+        "accuracy",
+        "F1",
+        "membership AUC",
+    ):  # no defence is best and leaks most, SGA-LDP lies between
         assert (
-            found["V", "static", figure].value < found["V", "sga", figure].value < found["V", "vanilla", figure].value
+            found["V", "static", figure].value
+            < found["V", "sga", figure].value
+            < found["V", "vanilla", figure].value
         )
 
 
 def test_every_printed_figure_has_a_place_in_a_table():
     study = Reproduction(STUDY, Choices())
     placed = {
-        (t, m.row, m.setting, m.figure) for t in study.tables for m in study.measurements(t) if m.published is not None
+        (t, m.row, m.setting, m.figure)
+        for t in study.tables
+        for m in study.measurements(t)
+        if m.published is not None
     }
     assert placed == set(STUDY.published)
 
@@ -45,15 +56,28 @@ def test_settings_differ_in_the_rule_alone():
     study = Reproduction(STUDY, Choices(scale="paper"))
     config = {name: study.cell("blood", "flip", name, 0).config for name in STUDY.settings}
     assert config["vanilla"].privacy.method == "vanilla"
-    static, printed = config["static"].privacy.build(None).client, config["sga"].privacy.build(None).client
+    static, printed = (
+        config["static"].privacy.build(None).client,
+        config["sga"].privacy.build(None).client,
+    )
     assert static.static
     assert not printed.static
-    assert (printed.epsilon_min, printed.epsilon_max, printed.clip, printed.similarity) == (1, 5, 1, "update")
+    assert (printed.epsilon_min, printed.epsilon_max, printed.clip, printed.similarity) == (
+        1,
+        5,
+        1,
+        "update",
+    )
     assert config["released"].privacy.build(None).client.similarity == "released"
     assert config["section-b"].privacy.build(None).client.trust == "central"
     for name in [name for name in config if "aggregator" not in STUDY.described.settings[name].set]:
         one = config[name]
-        assert (one.rounds, one.local.epochs, one.local.batch_size, one.data.alpha) == (100, 5, 32, 0.1), name
+        assert (one.rounds, one.local.epochs, one.local.batch_size, one.data.alpha) == (
+            100,
+            5,
+            32,
+            0.1,
+        ), name
         assert one.malicious.share == 0.2, name
     clean = study.cell("blood", "clean", "sga", 0).config
     assert not clean.malicious.acting
@@ -97,17 +121,24 @@ def test_the_noise_is_its_mean_power_over_clients():
     powers, sigma = {}, 0.0
     labels = [int(n) for n in torch.bincount(SOURCES["digits"].load().y)]
     static = {"method": "sga-ldp", "epsilon_min": 2.0, "epsilon_max": 2.0}
-    for name, privacy in (("vanilla", {"method": "vanilla"}), ("static", static), ("sga", {"method": "sga-ldp"})):
+    for name, privacy in (
+        ("vanilla", {"method": "vanilla"}),
+        ("static", static),
+        ("sga", {"method": "sga-ldp"}),
+    ):
         summary = run(tiny(**privacy), probes=[STUDY.probes["watch"](tiny())])
         powers[name] = [row["figures"]["noise power"] for row in summary.rows]
         sigma = summary.noise("sigma") if name == "static" else sigma
         assert summary.values["data"]["largest_class"] == max(labels) / sum(labels)
     assert powers["vanilla"] == [0, 0]
     assert powers["static"] == pytest.approx([sigma**2] * 2)
-    assert powers["sga"][1] <= powers["sga"][0]  # nobody has a reference in the first round: the least budget
+    assert (
+        powers["sga"][1] <= powers["sga"][0]
+    )  # nobody has a reference in the first round: the least budget
     watch, scales = STUDY.probes["watch"](tiny()), {0: (1.0,), 1: (3.0,), 2: ()}
     seen = SimpleNamespace(
-        models=torch.zeros(1, 1), record=SimpleNamespace(round=SimpleNamespace(report={}), client_scales=scales)
+        models=torch.zeros(1, 1),
+        record=SimpleNamespace(round=SimpleNamespace(report={}), client_scales=scales),
     )
     assert watch(seen) == {"noise power": 5.0}
 
@@ -118,15 +149,26 @@ def test_membership_is_the_auc_of_the_last_models_loss():
     model = torch.randn(650, generator=torch.Generator().manual_seed(0))
     for models in (torch.zeros(1, 650), model[None]):
         watch(
-            SimpleNamespace(models=models, record=SimpleNamespace(round=SimpleNamespace(report={}), client_scales={}))
+            SimpleNamespace(
+                models=models,
+                record=SimpleNamespace(round=SimpleNamespace(report={}), client_scales={}),
+            )
         )
     [found] = type(watch).conclude([watch])
     linear = setup.learner.layout.unflatten(model)
     weight, bias = linear["dense.weight"], linear["dense.bias"]
-    parts = [[(c.x, c.y) for c in setup.dealt.clients], [(c.test_x, c.test_y) for c in setup.dealt.clients]]
+    parts = [
+        [(c.x, c.y) for c in setup.dealt.clients],
+        [(c.test_x, c.test_y) for c in setup.dealt.clients],
+    ]
     losses = [
         torch.cat(
-            [F.cross_entropy(x.flatten(1).double() @ weight.T.double() + bias, y, reduction="none") for x, y in p]
+            [
+                F.cross_entropy(
+                    x.flatten(1).double() @ weight.T.double() + bias, y, reduction="none"
+                )
+                for x, y in p
+            ]
         )
         for p in parts
     ]
@@ -140,7 +182,9 @@ def test_membership_is_the_auc_of_the_last_models_loss():
 def test_cosines_with_both_references_by_hand():
     values = {"method": "sga-ldp", "epsilon_min": 1e7, "epsilon_max": 1.001e7}
     config = tiny(**values)
-    config = config.model_copy(update={"data": config.data.model_copy(update={"public_examples": 100})})
+    config = config.model_copy(
+        update={"data": config.data.model_copy(update={"public_examples": 100})}
+    )
     trust, view = STUDY.probes["trust"](config), ServerView()
     summary = run(config, probes=[trust, view])
     first, second = (row["figures"] for row in summary.rows)
@@ -169,12 +213,23 @@ def phases(accuracy=0.6, told=0.04, flips=(0.02, 0.1, 0.4)):
         )
         for k, flip in enumerate(flips)
     ]
-    return {name: phase(runs, name).value for name in ("accuracy", "told", "nobody", "kept", "worst", "all", "three")}
+    return {
+        name: phase(runs, name).value
+        for name in ("accuracy", "told", "nobody", "kept", "worst", "all", "three")
+    }
 
 
 def test_the_phase_diagram_counts_what_holds_at_once():
     found = phases()
-    assert found == {"accuracy": 0.6, "told": 0.04, "nobody": 0.02, "kept": 0.1, "worst": 0.4, "all": 1, "three": 0}
+    assert found == {
+        "accuracy": 0.6,
+        "told": 0.04,
+        "nobody": 0.02,
+        "kept": 0.1,
+        "worst": 0.4,
+        "all": 1,
+        "three": 0,
+    }
     assert phases(flips=(0.02, 0.1, 0.12))["three"] == 1
     assert phases(flips=(0.3, 0.1, 0.12))["kept"] == 0.3  # what guesses flips, too
     for worse in ({"accuracy": 0.49}, {"told": 0.06}, {"flips": (0.02, 0.16, 0.4)}):
@@ -189,7 +244,13 @@ def test_members_are_told_of_the_first_clients_and_only_where_all_are_honest(mon
         "model": {"name": "logistic"},
         "privacy": {"method": "vanilla"},
         "rounds": 2,
-        "malicious": {"behaviour": "label-flip", "source": 1, "target": 2, "share": 0.25, "acting": False},
+        "malicious": {
+            "behaviour": "label-flip",
+            "source": 1,
+            "target": 2,
+            "share": 0.25,
+            "acting": False,
+        },
     }
     asked = []
     monkeypatch.setattr(
@@ -211,7 +272,9 @@ def test_a_client_with_one_record_keeps_no_other_from_the_attack(monkeypatch):
     few._setup, few._globals = SimpleNamespace(poisoning=None), []
     few._clients = [SimpleNamespace(x=torch.zeros(examples)) for examples in (3, 1, 2)]
     few._view = ServerView()
-    monkeypatch.setattr(ServerView, "__call__", lambda view, seen: view.received.extend(seen.received))
+    monkeypatch.setattr(
+        ServerView, "__call__", lambda view, seen: view.received.extend(seen.received)
+    )
     few(SimpleNamespace(models=[None], received=[SimpleNamespace(partition=p) for p in range(3)]))
     assert [release.partition for release in few._view.received] == [0, 2]
 
@@ -220,7 +283,9 @@ def test_a_client_with_one_record_keeps_no_other_from_the_attack(monkeypatch):
 @pytest.mark.skipif(not SOURCES["bloodmnist"].available, reason="the blood cells are not here")
 def test_a_short_run_on_blood_cells(tmp_path):
     config = load("sga-ldp-blood", ["rounds=2", "data.public_examples=200", "local.epochs=1"])
-    pixels = config.data.model_copy(update={"patches": None})  # patches of 15,000 images take ten seconds
+    pixels = config.data.model_copy(
+        update={"patches": None}
+    )  # patches of 15,000 images take ten seconds
     config = config.model_copy(update={"data": pixels})
     cell = Cell("short", config, (STUDY.probes["watch"](config),))
     outcome = Store(tmp_path).run([cell]).outcomes[cell.key]
@@ -228,7 +293,11 @@ def test_a_short_run_on_blood_cells(tmp_path):
     assert (found["number"], found["measured_on"]) == (6, "test half")
     assert found["relabelled"] > 0
     assert outcome.summary.values["test_metrics"]["examples"] == 3_421 - 200
-    for measure, argument in (("poisoning", "success"), ("poisoning", "recall"), ("membership loss", "")):
+    for measure, argument in (
+        ("poisoning", "success"),
+        ("poisoning", "recall"),
+        ("membership loss", ""),
+    ):
         assert 0 <= STUDY.measures[measure]([outcome], argument).value <= 1
     sigma = outcome.summary.noise("sigma", "first")
     assert STUDY.measures["noise"]([outcome], "").value <= sigma * (1 + 1e-9)
@@ -248,7 +317,9 @@ def test_stronger_attacks_on_membership_are_figures_of_a_run():
         for name in ("fedmia", "fedmia 0.1", "fedmia 0.001", "lira-offline", "rmia-offline-update")
     }
     told = outcome.summary.values["concluded"]["membership"]
-    assert found["fedmia"] == told["figures"]["fedmia"] > 0.55  # the classes of a client's own records
+    assert (
+        found["fedmia"] == told["figures"]["fedmia"] > 0.55
+    )  # the classes of a client's own records
     assert found["fedmia 0.1"] == told["rates"]["fedmia"]["0.1"] > 0.1
     assert math.isnan(found["fedmia 0.001"])  # too few others for ten false ones
     assert 0 < found["lira-offline"] < 1

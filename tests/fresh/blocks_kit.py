@@ -19,7 +19,17 @@ PAGES = sorted(
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"(?:(?<=\n\n)|\A)((?:    .*\n(?:\n(?=    ))?)+)")
 NAME = re.compile(r"# (\S+\.\w+)\n")
-PROGRAMS = ("fedveil", "python", "pip", "make", "flwr", "flower-supernode", "jupyter", "export", "podman")
+PROGRAMS = (
+    "fedveil",
+    "python",
+    "pip",
+    "make",
+    "flwr",
+    "flower-supernode",
+    "jupyter",
+    "export",
+    "podman",
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,9 @@ class Block:
 def blocks_of(page: Path) -> list[Block]:
     """The blocks of a page, in order."""
     name, text = str(page.relative_to(ROOT)), page.read_text(encoding="utf-8")
-    found = [(m.start(), "commands" if m[1] == "console" else m[1], m[2]) for m in FENCE.finditer(text)]
+    found = [
+        (m.start(), "commands" if m[1] == "console" else m[1], m[2]) for m in FENCE.finditer(text)
+    ]
     rest = FENCE.sub(lambda m: re.sub(r"[^\n]", "x", m[0]), text)
     for match in INDENTED.finditer(rest):
         inner = textwrap.dedent(match[1])
@@ -84,19 +96,31 @@ def kind_of(text: str) -> str:
     return ""
 
 
-def fresh(command: list[str], folder: Path, seconds: float = 3000) -> subprocess.CompletedProcess[str]:
+def fresh(
+    command: list[str], folder: Path, seconds: float = 3000
+) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own, in a folder."""
     own = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(
-            [*(str(ROOT / part) for part in ("src", "lab/src", "studies/src")), os.environ.get("PYTHONPATH", "")]
+            [
+                *(str(ROOT / part) for part in ("src", "lab/src", "studies/src")),
+                os.environ.get("PYTHONPATH", ""),
+            ]
         ),
         "COLUMNS": "120",
         "MPLBACKEND": "agg",
     }
     nothing = subprocess.DEVNULL
     return subprocess.run(
-        command, cwd=folder, env=own, stdin=nothing, capture_output=True, text=True, timeout=seconds, check=False
+        command,
+        cwd=folder,
+        env=own,
+        stdin=nothing,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
     )
 
 
@@ -108,4 +132,6 @@ def python() -> list[str]:
 def words_of(command: str) -> list[str]:
     """A command of a page, for this Python."""
     first, *rest = shlex.split(command)
-    return {"fedveil": [sys.executable, "-m", "fedveil"], "python": [sys.executable]}.get(first, [first]) + rest
+    return {"fedveil": [sys.executable, "-m", "fedveil"], "python": [sys.executable]}.get(
+        first, [first]
+    ) + rest

@@ -50,7 +50,9 @@ for name in {names!r}:
 
 
 def test_every_help_in_one_fresh_process(tmp_path):
-    done = fresh([sys.executable, "-c", HELPS.format(words=[list(words) for words in COMMANDS])], tmp_path)
+    done = fresh(
+        [sys.executable, "-c", HELPS.format(words=[list(words) for words in COMMANDS])], tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Usage:") == len(COMMANDS)
 
@@ -68,7 +70,9 @@ def test_every_preset_is_printed_in_a_fresh_process(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [[*words, "--help"] for words in COMMANDS] + [["presets", n] for n in presets()], ids=str
+    "words",
+    [[*words, "--help"] for words in COMMANDS] + [["presets", n] for n in presets()],
+    ids=str,
 )
 def test_each_alone(words, tmp_path):
     done = fresh([sys.executable, "-m", "fedveil", *words], tmp_path)
@@ -93,7 +97,12 @@ def unknown(text):
         command = inner(command)[words.pop(0)]
     if isinstance(command, click.Group) and words and not words[0].startswith("-"):
         return words[0]
-    known = {name for one in (command, ROOT_COMMAND) for p in one.params for name in (*p.opts, *p.secondary_opts)}
+    known = {
+        name
+        for one in (command, ROOT_COMMAND)
+        for p in one.params
+        for name in (*p.opts, *p.secondary_opts)
+    }
     options = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
     foreign = "flower-supernode" in words or command.context_settings.get("ignore_unknown_options")
     return next((o for o in options if o not in known | {"--help"} and not foreign), "")
@@ -111,9 +120,22 @@ def test_each_command_that_a_help_or_a_refusal_names_is_there():
         for command in COMMANDS.values()
         for text in (command.help or "", *(getattr(p, "help", "") or "" for p in command.params))
     ]
-    assert {text: wrong for help_ in helps for text in MENTION.findall(help_) if (wrong := unknown(text))} == {}
-    sources = [path for folder in ("src", "lab/src", "studies/src") for path in (ROOT / folder).rglob("*.py")]
-    begun = {name for path in sources for name in re.findall(r"`fedveil ([a-z]+)\b", path.read_text(encoding="utf-8"))}
+    assert {
+        text: wrong
+        for help_ in helps
+        for text in MENTION.findall(help_)
+        if (wrong := unknown(text))
+    } == {}
+    sources = [
+        path
+        for folder in ("src", "lab/src", "studies/src")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    begun = {
+        name
+        for path in sources
+        for name in re.findall(r"`fedveil ([a-z]+)\b", path.read_text(encoding="utf-8"))
+    }
     assert begun
     assert begun <= set(inner(ROOT_COMMAND)) | NO_COMMANDS, begun - set(inner(ROOT_COMMAND))
 
@@ -127,7 +149,11 @@ def test_a_command_that_is_not_there_is_found():
 
 @pytest.mark.flower
 @pytest.mark.parametrize(
-    "words", [["node", "hash", "none.fab"], ["node", "sign", "none.fab", "--key", "k", "--until", "2999-01-01"]]
+    "words",
+    [
+        ["node", "hash", "none.fab"],
+        ["node", "sign", "none.fab", "--key", "k", "--until", "2999-01-01"],
+    ],
 )
 def test_a_bundle_that_is_not_there_is_refused_in_a_line(words, tmp_path):
     pytest.importorskip("flwr")

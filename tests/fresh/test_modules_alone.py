@@ -8,7 +8,11 @@ import pytest
 
 from blocks_kit import PAGES, ROOT, blocks_of, fresh, python
 
-PACKAGES = {path.parent.name: path.parent for start in ("src", "*/src") for path in ROOT.glob(f"{start}/*/__init__.py")}
+PACKAGES = {
+    path.parent.name: path.parent
+    for start in ("src", "*/src")
+    for path in ROOT.glob(f"{start}/*/__init__.py")
+}
 FILES = {
     ".".join((name, *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__"): path
     for name, root in PACKAGES.items()
@@ -25,7 +29,9 @@ def statements(tree):
         node = waiting.pop(0)
         yield node
         if isinstance(node, ast.If | ast.Try | ast.With | ast.For):
-            waiting += [inner for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.stmt)]
+            waiting += [
+                inner for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.stmt)
+            ]
 
 
 def bound(node):
@@ -33,7 +39,10 @@ def bound(node):
     if isinstance(node, ast.Import):
         for alias in node.names:
             top = alias.name.partition(".")[0]
-            yield (alias.asname or top), (alias.name if alias.asname else top) if top in PACKAGES else None
+            yield (
+                (alias.asname or top),
+                (alias.name if alias.asname else top) if top in PACKAGES else None,
+            )
     elif isinstance(node, ast.ImportFrom):
         for alias in node.names:
             whole = f"{node.module}.{alias.name}"
@@ -54,7 +63,9 @@ def offered(name):
         names |= dict(bound(node))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names[node.name] = None
-        for target in ast.walk(node) if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) else ():
+        for target in (
+            ast.walk(node) if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) else ()
+        ):
             if isinstance(target, ast.Name):
                 names.setdefault(target.id, None)
     for node in statements(SOURCES[name]):  # importing a module below it sets the attribute, too
@@ -62,7 +73,12 @@ def offered(name):
             [node.module] if isinstance(node, ast.ImportFrom) else []
         )
         for module in of_it:
-            if module and module.startswith(f"{name}.") and module in SOURCES and not lazily(name, node):
+            if (
+                module
+                and module.startswith(f"{name}.")
+                and module in SOURCES
+                and not lazily(name, node)
+            ):
                 names.setdefault(
                     module.removeprefix(f"{name}.").partition(".")[0],
                     f"{name}.{module[len(name) + 1 :].partition('.')[0]}",
@@ -72,7 +88,11 @@ def offered(name):
 
 def lazily(name, node):
     """Whether an import stands in the block for types, so that nothing is imported."""
-    blocks = [one for one in SOURCES[name].body if isinstance(one, ast.If) and ast.unparse(one.test) == "TYPE_CHECKING"]
+    blocks = [
+        one
+        for one in SOURCES[name].body
+        if isinstance(one, ast.If) and ast.unparse(one.test) == "TYPE_CHECKING"
+    ]
     return any(node in block.body for block in blocks)
 
 
@@ -81,8 +101,15 @@ OFFERED = {name: offered(name) for name in SOURCES}
 
 def missing(tree):
     """Attributes of our modules in a source that no module offers by itself."""
-    names = {name: module for node in ast.walk(tree) for name, module in bound(node) if module in SOURCES}
-    wholes = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names = {
+        name: module for node in ast.walk(tree) for name, module in bound(node) if module in SOURCES
+    }
+    wholes = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
     found = set()
     for node in ast.walk(tree):
         chain = []
@@ -113,7 +140,9 @@ def test_each_attribute_of_a_module_is_one_that_it_offers_by_itself(place):
     elif place == "others":
         trees = {str(path): ast.parse(path.read_text(encoding="utf-8")) for path in OTHERS}
     else:
-        blocks = [block for page in PAGES for block in blocks_of(page) if block.kind in ("python", "py")]
+        blocks = [
+            block for page in PAGES for block in blocks_of(page) if block.kind in ("python", "py")
+        ]
         trees = {f"{block.page}: {block.first}": ast.parse(block.text) for block in blocks}
     assert {name: found for name, tree in trees.items() if (found := missing(tree))} == {}
 
@@ -122,8 +151,16 @@ def test_an_attribute_that_needs_another_import_is_found():
     assert missing(ast.parse("from fedveil_lab import config\nconfig.loading.text_of")) == {
         "fedveil_lab.config.loading"
     }
-    assert missing(ast.parse("import fedveil as fv\nfv.config.load\nfv.methods.build\nfv.GlobalDP.name")) == set()
-    assert missing(ast.parse("import fedveil_lab.config.loading\nfedveil_lab.config.loading.text_of")) == set()
+    assert (
+        missing(
+            ast.parse("import fedveil as fv\nfv.config.load\nfv.methods.build\nfv.GlobalDP.name")
+        )
+        == set()
+    )
+    assert (
+        missing(ast.parse("import fedveil_lab.config.loading\nfedveil_lab.config.loading.text_of"))
+        == set()
+    )
 
 
 def room_of(name):
@@ -167,7 +204,18 @@ for name in {names!r}:
         failed.append(name)
 print("failed:", *failed)
 """
-LOADED = ("numpy", "torch", "scipy", "sklearn", "pydantic", "typer", "rich", "cryptography", "pandas", "flwr")
+LOADED = (
+    "numpy",
+    "torch",
+    "scipy",
+    "sklearn",
+    "pydantic",
+    "typer",
+    "rich",
+    "cryptography",
+    "pandas",
+    "flwr",
+)
 OPTIONAL = {"flwr", "nvflare", "matplotlib", "ray", "wandb"}
 NEEDS = {"nvflare": "nvflare", "flower": "flwr", "node": "flwr"}
 ROOMS = sorted({room_of(name) for name in FILES})
@@ -202,4 +250,8 @@ def test_a_module_that_is_not_whole_alone_is_found(tmp_path):
     (tmp_path / "half.py").write_text("import xml\nxml.dom.minidom\n")
     (tmp_path / "wanting.py").write_text("__all__ = ['nothing']\n")
     (tmp_path / "whole.py").write_text("import torch\n")
-    assert looked_at(["half", "whole", "wanting"], tmp_path).stdout.split() == ["failed:", "half", "wanting"]
+    assert looked_at(["half", "whole", "wanting"], tmp_path).stdout.split() == [
+        "failed:",
+        "half",
+        "wanting",
+    ]

@@ -113,13 +113,17 @@ BEFORE = {  # what a page's reader has, or did on another page
     "docs/data.md": SCANS,
     "docs/threat-model.md": "open('policy.toml', 'w').write('[total]\\nrecord_epsilon = 4.0\\nparticipations = 9\\n')",
 }
-SAVED = {"docs/data.md": ('name = "ward"', "ward.toml")}  # a block, by its first line, and the file that it is
+SAVED = {
+    "docs/data.md": ('name = "ward"', "ward.toml")
+}  # a block, by its first line, and the file that it is
 LOUD = {  # pages whose Python gives a warning, on purpose
     "docs/inversion.md": "attacks clients of one example, under noise that drowns them",
     "docs/attacks.md": "attacks a preset whose noise is beyond use (tests/fedveil_lab/config/test_presets.py)",
     "docs/attack-records.md": "the same",
 }
-ALLOWED = {"fedveil node check": (0, 2)}  # 2: something of the machine's is not in order, and it says so
+ALLOWED = {
+    "fedveil node check": (0, 2)
+}  # 2: something of the machine's is not in order, and it says so
 
 
 def reason(command: str) -> str:
@@ -146,13 +150,19 @@ def ran(words, folder, fine=(0,)):
 
 def code_of(page):
     """The Python of a page, in order, as one program."""
-    whole = [block for block in BLOCKS if block.page == page and block.kind == "python" and not block.file]
+    whole = [
+        block
+        for block in BLOCKS
+        if block.page == page and block.kind == "python" and not block.file
+    ]
     return "\n".join(block.text for block in whole if not block.text.startswith(tuple(PARTS)))
 
 
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 PLAYED = [
-    name for name in NAMES if code_of(name) or any(page == name and not reason(command) for page, command in COMMANDS)
+    name
+    for name in NAMES
+    if code_of(name) or any(page == name and not reason(command) for page, command in COMMANDS)
 ]
 
 
@@ -182,11 +192,15 @@ def test_a_page_runs_as_it_stands(page, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", [*STARTS, *EXACTLY])
-def test_what_is_listed_as_not_running_does_not_run_and_says_why_in_a_line(start, tmp_path, monkeypatch):
+def test_what_is_listed_as_not_running_does_not_run_and_says_why_in_a_line(
+    start, tmp_path, monkeypatch
+):
     """If it runs, it is to be taken off the list."""
     for name in ("FEDVEIL_DATA", "FEDVEIL_CACHE", "HOME"):  # no data, and no decoded copies of them
         monkeypatch.setenv(name, str(tmp_path))
-    command = next(one for page, one in COMMANDS if one.startswith(start) and page != "docs/tutorial.md")
+    command = next(
+        one for page, one in COMMANDS if one.startswith(start) and page != "docs/tutorial.md"
+    )
     done = fresh(typed(command), tmp_path, 120)
     assert done.returncode != 0, done.stdout
     assert "Traceback" not in done.stderr, done.stderr
@@ -219,7 +233,11 @@ def test_each_block_is_run_or_listed():
 
 
 SAVED_FIRST = {first for first, _ in SAVED.values()}
-TABLES = [block for block in BLOCKS if block.kind == "toml" and not block.file and block.first not in SAVED_FIRST]
+TABLES = [
+    block
+    for block in BLOCKS
+    if block.kind == "toml" and not block.file and block.first not in SAVED_FIRST
+]
 DIGITS = 'r"(<64 hexadecimal digits>|b3a1\\.\\.\\.|9c0f\\.\\.\\.|\\.\\.\\.)"'
 READ = """
 import re, sys, tomllib
@@ -255,7 +273,9 @@ else:
 
 @pytest.mark.slow
 @pytest.mark.flower
-@pytest.mark.parametrize("block", TABLES, ids=[f"{block.page}-{n}" for n, block in enumerate(TABLES)])
+@pytest.mark.parametrize(
+    "block", TABLES, ids=[f"{block.page}-{n}" for n, block in enumerate(TABLES)]
+)
 def test_a_table_is_read(block, tmp_path):
     pytest.importorskip("flwr")
     (tmp_path / "block.toml").write_text(block.text)

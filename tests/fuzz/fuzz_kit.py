@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, settings
 
 from fedveil.errors import FedVeilError
 
-MOST = float(os.environ.get("FUZZ", "0.1"))  # share of a hundred thousand inputs; `make fuzz` plays all
+MOST = float(
+    os.environ.get("FUZZ", "0.1")
+)  # share of a hundred thousand inputs; `make fuzz` plays all
 SECONDS = 1.0  # of the processor
 BYTES = 1 << 30  # how much address space one input may take
 REFUSED = object()
@@ -37,7 +39,8 @@ def played(examples: int) -> Callable[[Any], Any]:
         max_examples=max(1, round(examples * MOST)),
         deadline=None,
         database=None,
-        derandomize="FUZZ_ANEW" not in os.environ,  # the same inputs each time, unless others are asked for
+        derandomize="FUZZ_ANEW"
+        not in os.environ,  # the same inputs each time, unless others are asked for
         print_blob=True,
         suppress_health_check=list(HealthCheck),
     )
@@ -74,7 +77,20 @@ numbers = st.one_of(
 texts = st.one_of(
     st.text(max_size=24),
     st.sampled_from(
-        ["", "\x00", "../../x", "\x1b[2J", "\u202e", "NaN", "1e999", "x" * 10_000, "1,234", "None", "\ud800", "${x}"]
+        [
+            "",
+            "\x00",
+            "../../x",
+            "\x1b[2J",
+            "\u202e",
+            "NaN",
+            "1e999",
+            "x" * 10_000,
+            "1,234",
+            "None",
+            "\ud800",
+            "${x}",
+        ]
     ),
 )
 leaves = st.one_of(st.none(), st.booleans(), numbers, texts)
@@ -164,7 +180,9 @@ def bytes_of(draw: Any, right: bytes, most: int = 4) -> bytes:
         elif kind == "end":
             del raw[at:]
         else:  # a length or an offset in a header
-            raw[at : at + 4] = draw(st.sampled_from([b"\xff" * 4, b"\0" * 4, b"\x7f\xff\xff\xff", b"9999"]))
+            raw[at : at + 4] = draw(
+                st.sampled_from([b"\xff" * 4, b"\0" * 4, b"\x7f\xff\xff\xff", b"9999"])
+            )
     return bytes(raw)
 
 
@@ -184,5 +202,7 @@ def lines_of(draw: Any, lines: list[str], most: int = 3) -> list[str]:
         elif kind == "moved":
             own.insert(draw(st.integers(0, len(own) - 1)), own.pop(at))
         else:
-            own[at] = draw(bytes_of(own[at].encode("utf-8", "surrogatepass"))).decode("utf-8", "replace")
+            own[at] = draw(bytes_of(own[at].encode("utf-8", "surrogatepass"))).decode(
+                "utf-8", "replace"
+            )
     return own

@@ -21,13 +21,27 @@ CONFIG = {
     "seed": 1,
     "rounds": 3,
     "clients_per_round": 2,
-    "data": {"name": "breast-cancer", "clients": 3, "holdout": 0.2, "partition": "dirichlet", "alpha": 1.0},
+    "data": {
+        "name": "breast-cancer",
+        "clients": 3,
+        "holdout": 0.2,
+        "partition": "dirichlet",
+        "alpha": 1.0,
+    },
     "model": {"name": "mlp", "hidden": [8]},
     "local": {"epochs": 1, "batch_size": 8, "lr": 0.1, "momentum": 0.5},
     "aggregator": {"name": "trimmed-mean", "fraction": 0.2},
-    "privacy": {"method": "global", "epsilon": 8.0, "rounds": 3, "clip": 1.0, "budget": {"epsilon": 9.0}},
+    "privacy": {
+        "method": "global",
+        "epsilon": 8.0,
+        "rounds": 3,
+        "clip": 1.0,
+        "budget": {"epsilon": 9.0},
+    },
     "publish": {"metrics": "noised", "noise_multiplier": 1.0},
-    "compare": {"settings": [{"label": "none", "method": "vanilla"}, {"method": "record", "examples": 20}]},
+    "compare": {
+        "settings": [{"label": "none", "method": "vanilla"}, {"method": "record", "examples": 20}]
+    },
 }
 TEXT = tomli_w.dumps(CONFIG).encode()
 
@@ -50,7 +64,14 @@ def test_a_configuration_s_file(tmp_path_factory, raw):
 NUMBERS = st.fixed_dictionaries(
     dict.fromkeys(("clients", "examples", "dimension", "rounds", "epsilon", "delta"), values)
 )
-PLAIN = {"clients": 10, "examples": 100, "dimension": 650, "rounds": 5, "epsilon": 4.0, "delta": 1e-5}
+PLAIN = {
+    "clients": 10,
+    "examples": 100,
+    "dimension": 650,
+    "rounds": 5,
+    "epsilon": 4.0,
+    "delta": 1e-5,
+}
 
 
 @played(2_000)
@@ -62,7 +83,14 @@ def test_advice_for_any_number(name, value):
 @played(2_000)
 @given(st.sampled_from(["epsilon", "delta", "rounds", "clients", "clip", "dimension"]), values)
 def test_a_plan_for_any_number(name, value):
-    given_ = {"epsilon": 4.0, "delta": 1e-5, "rounds": 5, "clients": 10, "clip": 1.0, "dimension": 650}
+    given_ = {
+        "epsilon": 4.0,
+        "delta": 1e-5,
+        "rounds": 5,
+        "clients": 10,
+        "clip": 1.0,
+        "dimension": 650,
+    }
     found = outcome(lambda: plan(**{**given_, name: value}))
     if found is not REFUSED:
         assert found.noise_multiplier > 0

@@ -24,7 +24,9 @@ GENERATOR = np.random.default_rng(0)
 def npz(compressed=False):
     file = io.BytesIO()
     x, y = GENERATOR.random((12, 4), dtype=np.float32), np.arange(12) % 2
-    (np.savez_compressed if compressed else np.savez)(file, x_train=x, y_train=y, x_test=x[:4], y_test=y[:4])
+    (np.savez_compressed if compressed else np.savez)(
+        file, x_train=x, y_train=y, x_test=x[:4], y_test=y[:4]
+    )
     return file.getvalue()
 
 
@@ -52,11 +54,22 @@ def dicom():
 
     assert pydicom
     meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID, meta.TransferSyntaxUID = SecondaryCaptureImageStorage, ExplicitVRLittleEndian
+    meta.MediaStorageSOPClassUID, meta.TransferSyntaxUID = (
+        SecondaryCaptureImageStorage,
+        ExplicitVRLittleEndian,
+    )
     meta.MediaStorageSOPInstanceUID = generate_uid(entropy_srcs=["a test"])
     one = FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
-    one.SOPClassUID, one.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
-    one.Rows, one.Columns, one.SamplesPerPixel, one.PhotometricInterpretation = 4, 4, 1, "MONOCHROME2"
+    one.SOPClassUID, one.SOPInstanceUID = (
+        meta.MediaStorageSOPClassUID,
+        meta.MediaStorageSOPInstanceUID,
+    )
+    one.Rows, one.Columns, one.SamplesPerPixel, one.PhotometricInterpretation = (
+        4,
+        4,
+        1,
+        "MONOCHROME2",
+    )
     one.BitsAllocated, one.BitsStored, one.HighBit, one.PixelRepresentation = 16, 12, 11, 0
     one.WindowCenter, one.WindowWidth = 2000, 3000
     one.PixelData = GENERATOR.integers(0, 4096, (4, 4), np.uint16).tobytes()
@@ -104,7 +117,25 @@ def test_an_npz_file(folder, raw):
 
 
 DTYPES = st.sampled_from(
-    ["bool", "i1", "u1", "<i8", ">i4", "u8", "f2", "<f4", ">f4", "f8", "c8", "U3", "S2", "O", "M8[s]", "m8[ns]", "V4"]
+    [
+        "bool",
+        "i1",
+        "u1",
+        "<i8",
+        ">i4",
+        "u8",
+        "f2",
+        "<f4",
+        ">f4",
+        "f8",
+        "c8",
+        "U3",
+        "S2",
+        "O",
+        "M8[s]",
+        "m8[ns]",
+        "V4",
+    ]
 )
 
 
@@ -144,10 +175,15 @@ def test_a_table(folder, raw, options):
 
 
 @played(4_000)
-@given(st.lists(st.lists(texts, min_size=1, max_size=5), min_size=1, max_size=6), st.sampled_from([",", ";", "\t"]))
+@given(
+    st.lists(st.lists(texts, min_size=1, max_size=5), min_size=1, max_size=6),
+    st.sampled_from([",", ";", "\t"]),
+)
 def test_a_table_of_any_texts(folder, rows, separator):
     path = folder / "any.csv"
-    text = "\n".join(separator.join(row) for row in [["age", "sex", "bp", "site", "outcome"], *rows])
+    text = "\n".join(
+        separator.join(row) for row in [["age", "sex", "bp", "site", "outcome"], *rows]
+    )
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     outcome(lambda: right(load("table", path=str(path), separator=separator, **TABLE)))
 
@@ -155,17 +191,26 @@ def test_a_table_of_any_texts(folder, rows, separator):
 @played(4_000)
 @given(
     st.one_of(
-        bytes_of(picture("PNG")), bytes_of(picture("JPEG")), bytes_of(picture("BMP", "RGB")), bytes_of(picture("TIFF"))
+        bytes_of(picture("PNG")),
+        bytes_of(picture("JPEG")),
+        bytes_of(picture("BMP", "RGB")),
+        bytes_of(picture("TIFF")),
     )
 )
 def test_a_picture(folder, raw):
-    outcome(lambda: right(load("folder", path=str(_classes(folder / "pictures", raw, ".png", picture("PNG"))))))
+    outcome(
+        lambda: right(
+            load("folder", path=str(_classes(folder / "pictures", raw, ".png", picture("PNG"))))
+        )
+    )
 
 
 @played(4_000)
 @given(bytes_of(dicom()))
 def test_a_dicom_file(folder, raw):
-    outcome(lambda: right(load("folder", path=str(_classes(folder / "dicom", raw, ".dcm", dicom())))))
+    outcome(
+        lambda: right(load("folder", path=str(_classes(folder / "dicom", raw, ".dcm", dicom()))))
+    )
 
 
 def _classes(root: Path, raw: bytes, ending: str, other: bytes) -> Path:

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.slow
 LAYOUT = fv.Layout.from_module(torch.nn.Linear(4, 2))
 PUBLIC = {"hypotheses": 1, "round": 1, "rounds": 3, "cohort": 2, "dimension": 10}
 METHOD = build("group", noise_multiplier=1.0)
-BROADCAST = Broadcast(models=torch.zeros(1, 10), public=PublicFacts(round=1, rounds=3, cohort=2, dimension=10))
+BROADCAST = Broadcast(
+    models=torch.zeros(1, 10), public=PublicFacts(round=1, rounds=3, cohort=2, dimension=10)
+)
 
 
 def record(kind, given):
@@ -43,7 +45,9 @@ def test_public_facts_of_any_values(facts):
 
 
 @played(6_000)
-@given(trees(PUBLIC), st.dictionaries(st.sampled_from(["weight", "bias", "x"]), arrays(), max_size=3))
+@given(
+    trees(PUBLIC), st.dictionaries(st.sampled_from(["weight", "bias", "x"]), arrays(), max_size=3)
+)
 def test_a_broadcast_under_flower(facts, given):
     content = RecordDict()
     if isinstance(facts, dict) and (public := record(ConfigRecord, facts)) is not None:
@@ -62,7 +66,10 @@ def test_a_broadcast_under_flower(facts, given):
 def test_a_reply_under_flower(given, mark, metrics):
     named = {name: Array(array) for name, array in given.items() if array.dtype.kind not in "OV"}
     content = RecordDict({records.ARRAYS: ArrayRecord(named), records.SHARE: ArrayRecord(named)})
-    for place, kind, own in ((messages.REPLY, ConfigRecord, mark), (messages.METRICS_KEY, MetricRecord, metrics)):
+    for place, kind, own in (
+        (messages.REPLY, ConfigRecord, mark),
+        (messages.METRICS_KEY, MetricRecord, metrics),
+    ):
         if isinstance(own, dict) and (made := record(kind, own)) is not None:
             content[place] = made
     outcome(lambda: records.read_mark(content, METHOD.client))
@@ -96,10 +103,20 @@ def test_tasks_and_results_under_flare(data):
 
     from fedveil.engines.nvflare import shareables
 
-    right = {messages.PUBLIC: PUBLIC, shareables.SITES: ["a", "b"], messages.REPLY: {"side": "x", "trust": "local"}}
+    right = {
+        messages.PUBLIC: PUBLIC,
+        shareables.SITES: ["a", "b"],
+        messages.REPLY: {"side": "x", "trust": "local"},
+    }
     meta = data.draw(trees(right))
-    named = data.draw(st.dictionaries(st.sampled_from(["weight", "bias", "1/weight", "share"]), arrays(), max_size=3))
-    kind = data.draw(st.sampled_from([DataKind.WEIGHTS, DataKind.WEIGHT_DIFF, DataKind.METRICS, "ANY"]))
+    named = data.draw(
+        st.dictionaries(
+            st.sampled_from(["weight", "bias", "1/weight", "share"]), arrays(), max_size=3
+        )
+    )
+    kind = data.draw(
+        st.sampled_from([DataKind.WEIGHTS, DataKind.WEIGHT_DIFF, DataKind.METRICS, "ANY"])
+    )
     try:
         task = DXO(kind, named, meta if isinstance(meta, dict) else {}).to_shareable()
     except (ValueError, TypeError):

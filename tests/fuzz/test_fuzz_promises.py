@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from fedveil.accounting import Entry, Guarantee, Ledger, Policy, Spend
 from fedveil.accounting.bounds import GDP
-from fedveil.engines.lifetime import LifetimeLedger, begin_ledger, read_head, read_ledger, read_policy
+from fedveil.engines.lifetime import (
+    LifetimeLedger,
+    begin_ledger,
+    read_head,
+    read_ledger,
+    read_policy,
+)
 from fedveil.engines.site_keys import make_key, read_key
 from fedveil.errors import FedVeilError
 from fedveil.node.guard import NodePolicy
@@ -17,7 +23,9 @@ from fuzz_kit import REFUSED, bytes_of, lines_of, outcome, played, trees
 
 pytestmark = pytest.mark.slow
 
-PROMISE = Guarantee(unit="client", relation="replace-one", trust="local", scope="round", bound=GDP(1.0))
+PROMISE = Guarantee(
+    unit="client", relation="replace-one", trust="local", scope="round", bound=GDP(1.0)
+)
 POLICY = {
     "trust": ["local", "secure sum"],
     "methods": ["group", "record"],
@@ -27,7 +35,13 @@ POLICY = {
     "distance": 1.0,
     "release": {"mu": 1.0, "leakage": 2.0},
     "total": {"mu": 4.0, "participations": 5, "leakage": 2.0, "record_epsilon": 4.0},
-    "sum": {"peers": ["ab" * 32, "cd" * 32], "least_sites": 3, "colluding": 1, "attempts": 3, "silos_per_person": 1},
+    "sum": {
+        "peers": ["ab" * 32, "cd" * 32],
+        "least_sites": 3,
+        "colluding": 1,
+        "attempts": 3,
+        "silos_per_person": 1,
+    },
 }
 NODE = {**POLICY, "node": {"ledger": "ledgers", "head": "heads", "apps": ["ef" * 32]}}
 
@@ -38,7 +52,9 @@ def spend():
 
 def ledger_lines():
     ledger = Ledger("a run", "server")
-    return [ledger.commit(Entry((i, "combine"), 0, f"{i:064x}", spend(), "secure")) for i in (1, 2, 3)]
+    return [
+        ledger.commit(Entry((i, "combine"), 0, f"{i:064x}", spend(), "secure")) for i in (1, 2, 3)
+    ]
 
 
 LINES = ledger_lines()
@@ -53,7 +69,9 @@ def of_lines(lines):
 def test_a_changed_line_is_refused_or_the_end_of_a_shorter_ledger(lines):
     found = outcome(lambda: of_lines(lines))
     if found is not REFUSED:
-        assert [json.loads(line) for line in lines] == [json.loads(line) for line in LINES[: len(lines)]]
+        assert [json.loads(line) for line in lines] == [
+            json.loads(line) for line in LINES[: len(lines)]
+        ]
 
 
 @played(6_000)
@@ -66,7 +84,9 @@ def test_a_line_sealed_anew_never_crashes_what_reads_it(values):
         text = json.dumps(values, sort_keys=True)
     except (TypeError, ValueError):
         return
-    mark = Ledger._checksum(Ledger("a run", "server")._chain, text)  # a forger has the checksum's key, too
+    mark = Ledger._checksum(
+        Ledger("a run", "server")._chain, text
+    )  # a forger has the checksum's key, too
     line = f'{text[:-1]}, "checksum": "{mark}"}}'
     found = outcome(lambda: of_lines([line]))
     if found is not REFUSED and found.entries:

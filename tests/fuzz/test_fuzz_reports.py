@@ -63,7 +63,9 @@ def test_a_changed_report_never_passes(home, data):
 @played(1_000)
 @given(st.data())
 def test_a_changed_page_or_card_never_passes(home, data):
-    name = data.draw(st.sampled_from(sorted(p.name for p in (home / "report").iterdir() if p.name != REPORT)))
+    name = data.draw(
+        st.sampled_from(sorted(p.name for p in (home / "report").iterdir() if p.name != REPORT))
+    )
     path = home / "report" / name
     right = path.read_bytes()
     raw = data.draw(bytes_of(right))
@@ -116,7 +118,11 @@ def test_a_changed_checkpoint_is_refused_or_whole(home, tmp_path_factory, data):
     folder = tmp_path_factory.getbasetemp() / "checkpoint"
     if not folder.is_dir():
         shutil.copytree(home / "run", folder)
-    files = [p for p in sorted(folder.rglob("*")) if p.is_file() and "ledger" not in p.parts and p.suffix != ".csv"]
+    files = [
+        p
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and "ledger" not in p.parts and p.suffix != ".csv"
+    ]
     path = data.draw(st.sampled_from(files))
     raw = data.draw(bytes_of(path.read_bytes()))
     with_file(path, raw, lambda: Checkpoint.read(folder))

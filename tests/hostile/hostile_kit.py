@@ -17,7 +17,15 @@ from fedveil.engines import Budgets, Execution, Federation, Shared
 from fedveil.engines.flower.records import CONFIG, HELLO, Memory, write_broadcast
 from fedveil.engines.lifetime import LifetimeLedger
 from fedveil.engines.messages import PUBLIC
-from fedveil.flower import FACTS, begin_ledger, privacy_mod, read_broadcast, to_arrays, training_source, write_facts
+from fedveil.flower import (
+    FACTS,
+    begin_ledger,
+    privacy_mod,
+    read_broadcast,
+    to_arrays,
+    training_source,
+    write_facts,
+)
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer, Trained
 from fedveil.learning.learner import Learned, Learner
@@ -52,9 +60,17 @@ METHODS = {
     "sga-ldp": build("sga-ldp", clip=CLIP),
     "sga-ldp, released": build("sga-ldp", similarity="released", clip=CLIP),
     "sga-ldp, static": build("sga-ldp", epsilon_min=1.0, epsilon_max=1.0, clip=CLIP),
-    "record": build("record", examples=2, noise_multiplier=2.0, rounds=6, relation="add/remove", clip=CLIP),
+    "record": build(
+        "record", examples=2, noise_multiplier=2.0, rounds=6, relation="add/remove", clip=CLIP
+    ),
     "record-sum": build(
-        "record", sum="trusted", examples=2, noise_multiplier=2.0, relation="add/remove", clip=CLIP, silos=2
+        "record",
+        sum="trusted",
+        examples=2,
+        noise_multiplier=2.0,
+        relation="add/remove",
+        clip=CLIP,
+        silos=2,
     ),
     "person": build(
         "record",
@@ -95,7 +111,9 @@ BUDGETS = {
 ADAPTIVE = {"sga-ldp, released": ["none", "participations"]}
 
 COMMON = torch.tensor([[1.0, 0.5, -1.0, 0.2, 0.3, 0.0], [0.1, -0.4, 0.7, 1.0, -1.0, 0.0]])
-RECORD = torch.tensor([[0.3, 0.2, 0.1, -0.2, 0.5, 40.0]])  # the last coordinate is that of the one record alone
+RECORD = torch.tensor(
+    [[0.3, 0.2, 0.1, -0.2, 0.5, 40.0]]
+)  # the last coordinate is that of the one record alone
 NEIGHBOURS = (COMMON, torch.cat([COMMON, RECORD]))
 
 
@@ -125,7 +143,9 @@ def fit_noisily(trainer, models, x, source, key):
         more = len(COMMON) + torch.zeros(3 * (len(x) > len(COMMON)), dtype=torch.int64)
         person = torch.cat([person, more])
         x = torch.cat([x, x[more] * torch.tensor([[-1.0], [1e3], [1e-3]])[: len(more)]])
-    [found] = trainer.train_noisily(models, [ClientData(x, torch.ones(len(x), 1), person=person)], [key], [source])
+    [found] = trainer.train_noisily(
+        models, [ClientData(x, torch.ones(len(x), 1), person=person)], [key], [source]
+    )
     return found
 
 
@@ -159,21 +179,59 @@ def fit(models, x, raises, dies=False):
 
 # ---- what the server may send
 
-SPECIAL = [0.0, 1.0, -1.0, 0.25, 7.0, 1e3, 1e12, 1e19, -1e19, 1e30, 3e38, -3e38, 1e-45, float("nan"), float("inf")]
+SPECIAL = [
+    0.0,
+    1.0,
+    -1.0,
+    0.25,
+    7.0,
+    1e3,
+    1e12,
+    1e19,
+    -1e19,
+    1e30,
+    3e38,
+    -3e38,
+    1e-45,
+    float("nan"),
+    float("inf"),
+]
 weights = st.lists(st.sampled_from(SPECIAL) | st.floats(-2, 2, width=32), min_size=D, max_size=D)
 tame = st.lists(st.floats(-2, 2, width=32), min_size=D, max_size=D)
 # on this edge, training overflows if the one record is there, and only then
-edge = st.tuples(tame, st.sampled_from([1e37, 3e38, -3e38, 1e19, -1e30])).map(lambda t: [*t[0][:-1], t[1]])
-kinds = ((tame, 1), (edge, 1), (edge, 1), (weights, 1), (st.one_of(edge, tame), 2), (weights, 2), (tame, 3))
+edge = st.tuples(tame, st.sampled_from([1e37, 3e38, -3e38, 1e19, -1e30])).map(
+    lambda t: [*t[0][:-1], t[1]]
+)
+kinds = (
+    (tame, 1),
+    (edge, 1),
+    (edge, 1),
+    (weights, 1),
+    (st.one_of(edge, tame), 2),
+    (weights, 2),
+    (tame, 3),
+)
 several = st.one_of(*(st.lists(w, min_size=n, max_size=n) for w, n in kinds))
 rounds = st.integers(1, 6)
 planned = st.sampled_from([6, 6, 6, 7, 3, 1000])
-scores = st.sampled_from([*([(1.0, 3.0)] * 6), (0.0, 0.0), (1e300, 1e-300), (float("nan"), 1.0), (1.0,), None])
+scores = st.sampled_from(
+    [*([(1.0, 3.0)] * 6), (0.0, 0.0), (1e300, 1e-300), (float("nan"), 1.0), (1.0,), None]
+)
 lies = st.sampled_from(
     [*([{}] * 12), {"dimension": 1}, {"dimension": 10**9}, {"hypotheses": 0}, {"hypotheses": 9}, {"cohort": 0},
      {"round": -1}, {"round": 10**12}, {"rounds": "many"}, {"made up": 1}, {"layer_scores": ["x"]}]
 )  # fmt: skip
-KEYS = ("method", "seed", "noise-multiplier", "epsilon-min", "clip", "ledger", "policy", "participations", "rounds")
+KEYS = (
+    "method",
+    "seed",
+    "noise-multiplier",
+    "epsilon-min",
+    "clip",
+    "ledger",
+    "policy",
+    "participations",
+    "rounds",
+)
 proposals = st.dictionaries(
     st.sampled_from(["lr", *(f"privacy.{key}" for key in KEYS)]),
     st.sampled_from(["vanilla", "group", 1, 1e-9, 1e9, "/nowhere"]),
@@ -184,7 +242,9 @@ proposals = st.dictionaries(
 def request(kind, models, round_, rounds_, scores_, lie):
     """A message of the server's, not necessarily one that FedVeil's own server would send."""
     stack = torch.tensor(models, dtype=torch.float32)
-    public = PublicFacts(round=max(round_, 1), rounds=max(rounds_, 1), cohort=2, dimension=D, layer_scores=scores_)
+    public = PublicFacts(
+        round=max(round_, 1), rounds=max(rounds_, 1), cohort=2, dimension=D, layer_scores=scores_
+    )
     content = write_broadcast(Broadcast(models=stack, public=public), LAYOUT)
     content[PUBLIC] = ConfigRecord({**content[PUBLIC], **lie})
     return Message(content, 99, kind)
@@ -246,8 +306,12 @@ class FlowerNode:
         shown, vector = {}, None
         for name, record in reply.content.items():
             if isinstance(record, ArrayRecord):
-                shown[name] = [(n, a.dtype, tuple(a.shape), a.stype, len(a.data)) for n, a in record.items()]
-                vector = torch.cat([torch.from_numpy(a.numpy()).reshape(-1) for a in record.values()])
+                shown[name] = [
+                    (n, a.dtype, tuple(a.shape), a.stype, len(a.data)) for n, a in record.items()
+                ]
+                vector = torch.cat(
+                    [torch.from_numpy(a.numpy()).reshape(-1) for a in record.values()]
+                )
             else:
                 shown[name] = sorted(record.items())
         return sorted(shown.items()), vector
@@ -255,14 +319,19 @@ class FlowerNode:
     def _train(self, message, context):
         self.trained.append((self.run, int(message.content[CONFIG]["server-round"])))
         if message.metadata.message_type != "train":
-            return Message(RecordDict({"metrics": MetricRecord({"loss": float(self.x.sum())})}), reply_to=message)
+            return Message(
+                RecordDict({"metrics": MetricRecord({"loss": float(self.x.sum())})}),
+                reply_to=message,
+            )
         models = read_broadcast(message.content, LAYOUT).models
         model, chosen, loss, scored = fit(models, self.x, self.raises, self.dies)
         noised, private = None, trainer_of(self.name)
         if private is not None:
             found = fit_noisily(private, models, self.x, training_source(), (0,))
             model, noised = found.model, found.noised
-        content = RecordDict({"arrays": to_arrays(LAYOUT, model), FACTS: write_facts(chosen, scored, noised)})
+        content = RecordDict(
+            {"arrays": to_arrays(LAYOUT, model), FACTS: write_facts(chosen, scored, noised)}
+        )
         content["metrics"] = MetricRecord({"num-examples": len(self.x), "train_loss": loss})
         return Message(content, reply_to=message)
 
@@ -271,7 +340,11 @@ class FlowerNode:
         if self.folder is not None:
             with LifetimeLedger(self.folder, 2, str(self.run), head=f"{self.folder}/head") as found:
                 return [_charged(e) for e in found.ledger.all_entries]
-        return [_charged(e) for run, c in sorted(self.contexts.items()) for e in Memory(c).ledger(str(run), 2).entries]
+        return [
+            _charged(e)
+            for run, c in sorted(self.contexts.items())
+            for e in Memory(c).ledger(str(run), 2).entries
+        ]
 
     def close(self):
         if self.folder is not None:
@@ -282,7 +355,13 @@ def _charged(entry):
     spend = entry.spend
     # a heuristic's scale follows private values; an adaptive charge follows earlier releases, which the server has seen
     public = spend.guarantee.status != "heuristic" and spend.charge is None
-    cost = (spend.guarantee, spend.mechanism, spend.sensitivity, spend.leakage, spend.scale if public else ())
+    cost = (
+        spend.guarantee,
+        spend.mechanism,
+        spend.sensitivity,
+        spend.leakage,
+        spend.scale if public else (),
+    )
     return entry.key, entry.attempt, entry.digest == OPEN, entry.source, entry.rounds, cost
 
 
@@ -297,7 +376,10 @@ class _Learner(Learner):
         self.node = node
 
     def learn(self, models, clients, keys, needs=frozenset(), sources=()):
-        return [self._one(models, key, source) for key, source in zip(keys, sources or (None,), strict=True)]
+        return [
+            self._one(models, key, source)
+            for key, source in zip(keys, sources or (None,), strict=True)
+        ]
 
     def _one(self, models, key, source):
         node = self.node
@@ -332,7 +414,8 @@ class EmbeddedNode:
         nothing = ClientData(torch.zeros(1, 1), zero, person=zero)
         federation = Federation(
             model=module,
-            clients=[nothing] * (2 if self.name == "record-sum" else 1),  # a sum is sized for its silos; one is asked
+            clients=[nothing]
+            * (2 if self.name == "record-sum" else 1),  # a sum is sized for its silos; one is asked
             method=METHODS[self.name],
             execution=Execution(learner=_Learner(self), ledgers=ledgers, run_id="run"),
             shared=Shared(public_data=nothing),
@@ -368,7 +451,9 @@ class EmbeddedNode:
             return ("failed", answers.failed[0]), None
         self.failed = bool(answers.zeroed)
         released = answers.replies[0]
-        return [(r.kind, r.name, r.value.dtype, tuple(r.value.shape)) for r in released], released[0].value
+        return [(r.kind, r.name, r.value.dtype, tuple(r.value.shape)) for r in released], released[
+            0
+        ].value
 
     def spent(self):
         return [_charged(e) for e in self.federation.party(0).ledger.entries]

@@ -59,11 +59,21 @@ def random_run(random, sampled, relation=None, trust=None):
     relation, trust = relation or random.choice(RELATIONS), trust or random.choice(TRUSTS)
     silos = random.choice([1, 1, 2, 3])
     bound = random_bound(random, unit, sampled if trust == "local" else 0)
-    return Run(spend(unit, relation, trust, bound, silos), trust, random.choice(["m", "n"]), random.random() < 0.9)
+    return Run(
+        spend(unit, relation, trust, bound, silos),
+        trust,
+        random.choice(["m", "n"]),
+        random.random() < 0.9,
+    )
 
 
 def random_limits(random, kinds):
-    return Limits(**{kind: random.choice([0.3, 1.0, 3.0, 10.0, 30.0]) * random.uniform(0.9, 1.1) for kind in kinds})
+    return Limits(
+        **{
+            kind: random.choice([0.3, 1.0, 3.0, 10.0, 30.0]) * random.uniform(0.9, 1.1)
+            for kind in kinds
+        }
+    )
 
 
 def random_policy(random):
@@ -72,7 +82,11 @@ def random_policy(random):
     limits = random_limits(random, total)
     if random.random() < 0.2:
         limits = replace(limits, participations=random.randint(1, 6))
-    own = SumPolicy(peers=PEERS, silos_per_person=random.choice([1, 2])) if random.random() < 0.2 else None
+    own = (
+        SumPolicy(peers=PEERS, silos_per_person=random.choice([1, 2]))
+        if random.random() < 0.2
+        else None
+    )
     return Policy(
         trust=tuple(t for t in TRUSTS if random.random() < 0.95) or ("local",),
         methods=None if random.random() < 0.93 else ("m",),
@@ -102,13 +116,19 @@ def stricter(random, policy):
                 values[name] = value and random.randint(1, value)
             elif value is not None:
                 values[name] = value * random.choice([1.0, 0.9, 0.3])
-        added = {name: random.uniform(0.3, 9.0) for name in more if values[name] is None and random.random() < 0.2}
+        added = {
+            name: random.uniform(0.3, 9.0)
+            for name in more
+            if values[name] is None and random.random() < 0.2
+        }
         return Limits(**{**values, **added})
 
     changes = {
         "trust": fewer(policy.trust),
         "methods": policy.methods if random.random() < 0.7 else fewer(policy.methods, ("m", "n")),
-        "relations": policy.relations if random.random() < 0.7 else fewer(policy.relations, RELATIONS),
+        "relations": policy.relations
+        if random.random() < 0.7
+        else fewer(policy.relations, RELATIONS),
         "release": lower(policy.release, KINDS),
         "total": lower(policy.total),
         "silos_per_person": policy.silos_per_person + random.choice([0, 0, 1, 2]),
@@ -117,7 +137,9 @@ def stricter(random, policy):
     if policy.records_per_person is not None:
         changes["records_per_person"] = policy.records_per_person + random.choice([0, 0, 1, 5])
     if policy.sum is not None:
-        changes["sum"] = replace(policy.sum, silos_per_person=policy.sum.silos_per_person + random.choice([0, 1]))
+        changes["sum"] = replace(
+            policy.sum, silos_per_person=policy.sum.silos_per_person + random.choice([0, 1])
+        )
     return replace(policy, **changes)
 
 
@@ -134,14 +156,24 @@ def weaker(random, run, sampled=0.0):
         bound = GDP(bound.mu * random.choice([1.0, 1.01, 1.5, 4.0]))
     else:
         (event, count), times = bound.events[0], random.choice([1.0, 0.9, 0.5])
-        louder = Poisson(min(1.0, event.rate * random.choice([1, 1.5])), Gaussian(event.event.noise_multiplier * times))
+        louder = Poisson(
+            min(1.0, event.rate * random.choice([1, 1.5])),
+            Gaussian(event.event.noise_multiplier * times),
+        )
         bound = PLD(((louder, count * random.choice([1, 2])),))
-    if random.random() < 2 * sampled and unit != "client" and isinstance(bound, GDP) and bound.mu > 0.3:
+    if (
+        random.random() < 2 * sampled
+        and unit != "client"
+        and isinstance(bound, GDP)
+        and bound.mu > 0.3
+    ):
         # sampled steps whose curve lies above that of the whole: as dear, and without a mu
         bound = PLD(((Poisson(0.999, Gaussian(0.9 / bound.mu)), 1),))
         if promise.relation == "replace-one":
             bound = (
-                PLD(((Poisson(0.999, Gaussian(1.8 / promise.mu)), 1),)) if unit == promise.unit else bound.scaled(0.5)
+                PLD(((Poisson(0.999, Gaussian(1.8 / promise.mu)), 1),))
+                if unit == promise.unit
+                else bound.scaled(0.5)
             )
     silos = random.randint(1, silos) if unit == "person" else 1
     made = spend(unit, promise.relation, promise.trust, bound, silos)
@@ -156,11 +188,20 @@ def same_kinds(policy, first, second):
         return False  # what it says of persons is not so here, whatever it costs
     if unit == other and not isinstance(second.spend.guarantee.bound, PLD):
         return True
-    named = {kind for limits in (policy.release, policy.total) for kind in KINDS if getattr(limits, kind) is not None}
+    named = {
+        kind
+        for limits in (policy.release, policy.total)
+        for kind in KINDS
+        if getattr(limits, kind) is not None
+    }
     binds = {"client": set(KINDS), "person": set(KINDS[1:]), "record": set(KINDS[1:3])}
     if policy.records_per_person is not None:
         binds["record"] = set(KINDS[1:])
-    own = {"client": {"mu"}, "person": {"person_mu", "person_epsilon"}, "record": {"record_mu", "record_epsilon"}}
+    own = {
+        "client": {"mu"},
+        "person": {"person_mu", "person_epsilon"},
+        "record": {"record_mu", "record_epsilon"},
+    }
     admitted = own[unit] & {kind for kind in KINDS if getattr(policy.total, kind) is not None}
     return bool(admitted) and named & binds[unit] <= binds[other]
 
@@ -168,7 +209,10 @@ def same_kinds(policy, first, second):
 def world(random, sampled=0.0):
     """A policy, a run, and what its node has spent, under one relation and trust; `sampled` is a share of steps."""
     relation, trust = random.choice(RELATIONS), random.choice(TRUSTS)
-    past = [random_run(random, sampled, relation, trust).spend for _ in range(random.choice([0, 0, 1, 3]))]
+    past = [
+        random_run(random, sampled, relation, trust).spend
+        for _ in range(random.choice([0, 0, 1, 3]))
+    ]
     run = random_run(random, sampled, relation, trust=trust)
     return random_policy(random), past, run
 

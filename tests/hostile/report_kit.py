@@ -68,7 +68,12 @@ class Case:
 
 
 def config(**changes):
-    base = {"name": "tiny", "rounds": 2, "data": {"name": "breast-cancer", "clients": 3}, "model": {"name": "logistic"}}
+    base = {
+        "name": "tiny",
+        "rounds": 2,
+        "data": {"name": "breast-cancer", "clients": 3},
+        "model": {"name": "logistic"},
+    }
     return parse({**base, **changes})
 
 
@@ -84,7 +89,11 @@ RUNS = {
         "data": SIX,
         "stopping": {**STOPPING, "noise_multiplier": 2.0},
     },
-    "validation in the clear": {"privacy": CENTRAL, "data": SIX, "stopping": {**STOPPING, "losses": "public"}},
+    "validation in the clear": {
+        "privacy": CENTRAL,
+        "data": SIX,
+        "stopping": {**STOPPING, "losses": "public"},
+    },
     "a trusted sum": {"privacy": {**RECORD, "sum": "trusted"}},
     "a secure sum": {"privacy": {**RECORD, "sum": "secure"}},
     "hypotheses": {"privacy": {"method": "group", "hypotheses": 2, "noise_multiplier": 1.0}},
@@ -108,18 +117,31 @@ def of_run(name):
 def of_data_set(path):
     run(config(privacy=CENTRAL), path / "run")
     begin_ledger(path / "sets", "charite", "a test", head=path / "heads")
-    promise = Guarantee(unit="client", relation="replace-one", trust="local", scope="round", bound=GDP(1.0))
+    promise = Guarantee(
+        unit="client", relation="replace-one", trust="local", scope="round", bound=GDP(1.0)
+    )
     with LifetimeLedger(path / "sets", "charite", "another run", head=path / "heads") as book:
         for i in range(3):
             spend = Spend(guarantee=promise, mechanism="gaussian", scale=(1.0,), sensitivity=1.0)
-            book.store(book.ledger.commit(Entry((i + 1, "protect"), 0, f"{i:064x}", spend, "secure")))
+            book.store(
+                book.ledger.commit(Entry((i + 1, "protect"), 0, f"{i:064x}", spend, "secure"))
+            )
     (path / "policy.toml").write_text('trust = ["local"]\n[total]\nmu = 4.0\n')
     (path / "people.toml").write_text('approved_by = "A"\ntuning = "none"\ncurators = ["B", "C"]\n')
-    return Case([path / "run"], (path / "sets" / "charite.jsonl",), path / "policy.toml", path / "people.toml")
+    return Case(
+        [path / "run"],
+        (path / "sets" / "charite.jsonl",),
+        path / "policy.toml",
+        path / "people.toml",
+    )
 
 
 def audited(path):
-    spec = config(data={"name": "digits", "clients": 3, "holdout": 0.5}, rounds=1, privacy={**RECORD, "examples": 20})
+    spec = config(
+        data={"name": "digits", "clients": 3, "holdout": 0.5},
+        rounds=1,
+        privacy={**RECORD, "examples": 20},
+    )
     run(spec.model_copy(deep=True), path / "run")
     played = {
         "inversion": {"attacks": ("analytic",), "replicates": 2},
@@ -158,18 +180,29 @@ def deployed(method, trainer, path, nodes):
     def train(message, context):
         start = read_broadcast(message.content, layout).models
         generator = torch.Generator().manual_seed(context.node_config["partition-id"])
-        x, y = torch.randn(40, 6, generator=generator), torch.randint(0, 2, (40,), generator=generator)
+        x, y = (
+            torch.randn(40, 6, generator=generator),
+            torch.randint(0, 2, (40,), generator=generator),
+        )
         content = RecordDict(
-            {"arrays": to_arrays(layout, start[0] + 0.1), "metrics": MetricRecord({"num-examples": 1})}
+            {
+                "arrays": to_arrays(layout, start[0] + 0.1),
+                "metrics": MetricRecord({"num-examples": 1}),
+            }
         )
         if trainer is not None:
             [made] = trainer.train_noisily(start, [ClientData(x, y)], [(0,)], [training_source()])
-            content["arrays"], content[FACTS] = to_arrays(layout, made.model), write_facts(noised=made.noised)
+            content["arrays"], content[FACTS] = (
+                to_arrays(layout, made.model),
+                write_facts(noised=made.noised),
+            )
         return Message(content, reply_to=message)
 
     @server.main()
     def main(grid, context):
-        strategy = FedVeilStrategy(method, layout, rounds=2, folder=ServerFolder(path / "run"), evaluate=False)
+        strategy = FedVeilStrategy(
+            method, layout, rounds=2, folder=ServerFolder(path / "run"), evaluate=False
+        )
         strategy.start(grid, ArrayRecord(network.state_dict()))
 
     run_in_process(server, client, 3, node_configs=nodes)
@@ -183,7 +216,9 @@ def deployed_centrally(path):
 def deployed_sites(path):
     method = build("record", FedAvgM(), examples=40, epsilon=4.0, rounds=2, clip=0.5)
     network = torch.nn.Linear(6, 2)
-    trainer = PrivateTrainer(network, Layout.from_module(network), LocalTraining(lr=0.5), method.client.noisy_steps)
+    trainer = PrivateTrainer(
+        network, Layout.from_module(network), LocalTraining(lr=0.5), method.client.noisy_steps
+    )
     names = ["charite", "mayo", "nikko"]
     for name in names:
         begin_ledger(path / "sets", name, by="the tests", head=path / "heads")
@@ -208,7 +243,13 @@ REPORTS = {
 
 def places(values, path=()):
     """Every field and element of plain values, inner ones first."""
-    items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    items = (
+        values.items()
+        if isinstance(values, dict)
+        else enumerate(values)
+        if isinstance(values, list)
+        else ()
+    )
     for key, value in items:
         yield from places(value, (*path, key))
         yield (*path, key)
@@ -265,7 +306,9 @@ def verdict(folder, held):
 def resealed(folder):
     """Write digests of a folder's files into its report.json, and its own."""
     values = json.loads((folder / REPORT).read_bytes())
-    values["files"] = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in values["files"]}
+    values["files"] = {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in values["files"]
+    }
     (folder / REPORT).write_bytes(encoded(values))
 
 
@@ -280,8 +323,14 @@ def remade(values, pictures, folder):
 
 def unmarked(values):
     """What a page says, one by one, of which it does not say that it is the author's word."""
-    found = [one for one in values["headline"] if not any(doubt in one["text"] for doubt in (QUOTED, UNBOUND))]
-    if any(not run["bound"] for run in values["evidence"]["runs"]):  # the sentence says what all of it rests on
+    found = [
+        one
+        for one in values["headline"]
+        if not any(doubt in one["text"] for doubt in (QUOTED, UNBOUND))
+    ]
+    if any(
+        not run["bound"] for run in values["evidence"]["runs"]
+    ):  # the sentence says what all of it rests on
         return found
     for section in values["sections"]:
         if not section["said"]:
@@ -316,7 +365,10 @@ class Forger:
         for place in places({k: v for k, v in self.values.items() if k != "digest"}):
             for number, values in enumerate(changed(self.values, place)):
                 said = place[0] == "said"  # digests are shown in part
-                yield f"field {place} {number}", lambda values=values, said=said: self._field(values) or said
+                yield (
+                    f"field {place} {number}",
+                    lambda values=values, said=said: self._field(values) or said,
+                )
 
     def _field(self, values):
         (self.folder / REPORT).write_bytes(encoded(values))
@@ -336,7 +388,9 @@ class Forger:
                 values = {**self.values, part: own}
                 yield (
                     f"{part} {place} {number}",
-                    lambda values=values: not remade(values, self.subject.pictures, self.folder) or noticed(),
+                    lambda values=values: (
+                        not remade(values, self.subject.pictures, self.folder) or noticed()
+                    ),
                 )
 
     def _marked(self):
@@ -356,13 +410,21 @@ class Forger:
             for number, other in enumerate(("", found[0] + "<b>0</b>")):
                 if found[0].strip():
                     text = page[: found.start()] + other + page[found.end() :]
-                    yield f"page at {found.start()} {number}", lambda text=text: self._file(PAGE, text)
+                    yield (
+                        f"page at {found.start()} {number}",
+                        lambda text=text: self._file(PAGE, text),
+                    )
         for name in self.files.keys() - {PAGE, REPORT}:
             lines = self.files[name].decode().splitlines(keepends=True)
             for i in range(len(lines)):
-                for number, other in enumerate(([], [lines[i], lines[i]], [lines[i].replace("1", "0") + " "])):
+                for number, other in enumerate(
+                    ([], [lines[i], lines[i]], [lines[i].replace("1", "0") + " "])
+                ):
                     text = "".join([*lines[:i], *other, *lines[i + 1 :]])
-                    yield f"{name}, line {i} {number}", lambda name=name, text=text: self._file(name, text)
+                    yield (
+                        f"{name}, line {i} {number}",
+                        lambda name=name, text=text: self._file(name, text),
+                    )
 
     def _file(self, name, text):
         (self.folder / name).write_text(text)
@@ -383,7 +445,10 @@ class Forger:
                 for i, line in enumerate(lines):
                     for number, other in enumerate(_lines(line)):
                         text = "".join(f"{one}\n" for one in [*lines[:i], *other, *lines[i + 1 :]])
-                        yield f"{file.name}, line {i} {number}", lambda f=file, t=text: self._ledger(f, t, held)
+                        yield (
+                            f"{file.name}, line {i} {number}",
+                            lambda f=file, t=text: self._ledger(f, t, held),
+                        )
                 yield f"without {file.name}", lambda f=file: self._ledger(f, None, held)
 
     def _ledger(self, file, text, held):
@@ -411,7 +476,9 @@ class Forger:
                         text = json.dumps(values) if file.suffix == ".json" else None
                         yield (
                             f"{file.parent.name}/{file.name} {place} {number}",
-                            lambda f=file, t=text, v=values: self._folder(f, tomli_w.dumps(v) if t is None else t),
+                            lambda f=file, t=text, v=values: self._folder(
+                                f, tomli_w.dumps(v) if t is None else t
+                            ),
                         )
 
     def _folder(self, file, text):
@@ -456,7 +523,10 @@ def rechained(text):
         except (ValueError, KeyError, TypeError, AttributeError):
             lines.append(line)
             continue
-        chain = chains.get(key) or hashlib.sha256(f"fedveil ledger\x1f{key[0]}\x1f{key[1]}".encode()).hexdigest()
+        chain = (
+            chains.get(key)
+            or hashlib.sha256(f"fedveil ledger\x1f{key[0]}\x1f{key[1]}".encode()).hexdigest()
+        )
         plain = json.dumps(values, sort_keys=True)
         chains[key] = hashlib.sha256((chain + plain).encode()).hexdigest()
         lines.append(f'{plain[:-1]}, "checksum": "{chains[key]}"}}')

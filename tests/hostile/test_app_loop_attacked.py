@@ -65,7 +65,9 @@ def test_a_record_that_is_missing_turns_nobody_else(by_app, own, rate):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("own", [False, True], ids=["layers", "own code"])
 def test_a_record_that_overflows_turns_nobody_else(by_app, own):
-    rounding.test_a_record_that_overflows_turns_nobody_else(by_app, own, "softplus", 0, "replace-one")
+    rounding.test_a_record_that_overflows_turns_nobody_else(
+        by_app, own, "softplus", 0, "replace-one"
+    )
 
 
 def test_a_record_that_raises_turns_nobody_else(by_app):
@@ -89,14 +91,21 @@ def test_canaries_are_found_under_vacuous_noise_alone(monkeypatch, noise):
 
     monkeypatch.setattr(trainers, "PrivateTrainer", Counted)
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.rand(40, 1, 16, 16, generator=generator) - 0.5, torch.randint(0, 2, (40,), generator=generator)
+    x, y = (
+        torch.rand(40, 1, 16, 16, generator=generator) - 0.5,
+        torch.randint(0, 2, (40,), generator=generator),
+    )
     clients = [ClientData(x[i::2], y[i::2]) for i in range(2)]
     clients[0], canaries, inside = record_canaries(clients[0], 200, 2)
     method = build("record", examples=100, clip=4.0, noise_multiplier=noise, rounds=40)
     model = build_model("logistic", input_shape=(1, 16, 16), outputs=2, seed=0)
-    federation = Federation(model=model, clients=clients, local=LocalTraining(lr=0.3), method=method, seed=1)
+    federation = Federation(
+        model=model, clients=clients, local=LocalTraining(lr=0.3), method=method, seed=1
+    )
     guarantee = federation.run(40).guarantee
-    odds = confidence(federation.learner.model, federation.layout, federation.models, canaries.x, canaries.y)[0]
+    odds = confidence(
+        federation.learner.model, federation.layout, federation.models, canaries.x, canaries.y
+    )[0]
     found = one_run(odds[inside], odds[~inside])
     assert len(played) == 80
     if noise < 1:

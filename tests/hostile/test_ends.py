@@ -10,7 +10,17 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.accounting import Limits, Policy, StepFilter, advise, epsilon, least_noise, plan, reading, step_event
+from fedveil.accounting import (
+    Limits,
+    Policy,
+    StepFilter,
+    advise,
+    epsilon,
+    least_noise,
+    plan,
+    reading,
+    step_event,
+)
 from fedveil.accounting.bounds import GDP, PLD, ZCDP, MetricDP, MetricGDP
 from fedveil.accounting.events import (
     Changed,
@@ -26,11 +36,24 @@ from fedveil.aggregation import RunningSum
 from fedveil.aggregation.updates import Updates
 from fedveil.clipping import clip
 from fedveil.errors import FieldError
-from fedveil.gdp import delta_of_mu, epsilon_of_mu, epsilon_of_rho, meaning_of_mu, mu_of_epsilon, noise_of_epsilon
+from fedveil.gdp import (
+    delta_of_mu,
+    epsilon_of_mu,
+    epsilon_of_rho,
+    meaning_of_mu,
+    mu_of_epsilon,
+    noise_of_epsilon,
+)
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, LocalTraining, PrivateTrainer
 from fedveil.learning.per_example import PerExample
-from fedveil.mechanisms import GaussianNoise, ReproducibleSource, SecureSource, gaussian_sigma, noised
+from fedveil.mechanisms import (
+    GaussianNoise,
+    ReproducibleSource,
+    SecureSource,
+    gaussian_sigma,
+    noised,
+)
 from fedveil.methods import build
 from fedveil.ranges import RANGES
 from fedveil.secure import on_grid
@@ -69,8 +92,13 @@ def test_one_record_or_person_moves_a_sum_by_the_clip(most, model, each, grid):
         gone = here.clone()
         gone[-each:] = False
         step = grid * most
-        both = [sums.clipped_sum(x, y, most, p, each=each, grid=step)[0].to(torch.float64) for p in (here, gone)]
-        moved = torch.linalg.vector_norm((both[0] - both[1]) / (most if not grid else 1)) * (grid or 1.0)
+        both = [
+            sums.clipped_sum(x, y, most, p, each=each, grid=step)[0].to(torch.float64)
+            for p in (here, gone)
+        ]
+        moved = torch.linalg.vector_norm((both[0] - both[1]) / (most if not grid else 1)) * (
+            grid or 1.0
+        )
         assert float(moved) <= BOUND, scale
 
 
@@ -81,11 +109,19 @@ def test_one_client_moves_a_sum_of_updates_by_the_clip(most, dtype):
         update = torch.rand(3, 1000, generator=torch.Generator().manual_seed(1)).to(dtype) * scale
         kept = clip(update, most).to(torch.float64)
         assert float((kept / most).norm(dim=1).max()) <= 1, scale
-        assert float((on_grid(kept, 1e-6 * most).to(torch.float64) * 1e-6).norm(dim=1).max()) <= 1, scale
-        start, weights = torch.zeros(1000, dtype=dtype), torch.full((3,), 1 / 3, dtype=torch.float64)
+        assert (
+            float((on_grid(kept, 1e-6 * most).to(torch.float64) * 1e-6).norm(dim=1).max()) <= 1
+        ), scale
+        start, weights = (
+            torch.zeros(1000, dtype=dtype),
+            torch.full((3,), 1 / 3, dtype=torch.float64),
+        )
         still = update.clone()
         still[-1] = 0
-        whole = [Updates(rows, start).clipped(most).reduce(fv.FedAvg(), weights, 3) for rows in (update, still)]
+        whole = [
+            Updates(rows, start).clipped(most).reduce(fv.FedAvg(), weights, 3)
+            for rows in (update, still)
+        ]
         running = []
         for world in (update, still):
             summed = RunningSum(start, most, weights)
@@ -112,7 +148,9 @@ def test_one_client_moves_a_mean_by_its_share(most, order):
     found = []
     for last in (clients[3], (clients[3][0] * 0, clients[3][1] * 0)):
         side = fv.GlobalDP(noise_multiplier=1.0, clip=most, order=order)
-        fed = fv.Federation(model=Still(), clients=[*clients[:3], last], method=side, local=loud, seed=0)
+        fed = fv.Federation(
+            model=Still(), clients=[*clients[:3], last], method=side, local=loud, seed=0
+        )
         fed.run(1)
         found.append(fed.models[0].to(torch.float64))
     moved = float(((found[0] - found[1]) / most).norm())
@@ -123,7 +161,10 @@ def test_one_client_moves_a_mean_by_its_share(most, order):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("sigma", [RANGES["sigma"].least, RANGES["sigma"].most], ids=str)
 def test_noise_is_drawn_at_its_scale(source, dtype, sigma):
-    drawn = noised(torch.zeros(40_000, dtype=dtype), GaussianNoise(sigma), source).to(torch.float64) / sigma
+    drawn = (
+        noised(torch.zeros(40_000, dtype=dtype), GaussianNoise(sigma), source).to(torch.float64)
+        / sigma
+    )
     assert float(drawn.std()) == pytest.approx(1.0, abs=0.02)
     assert float(drawn.abs().max()) < 9.4
 
@@ -134,7 +175,9 @@ def test_a_step_has_the_noise_that_is_counted(most, z):
     side = fv.RecordDP(examples=100, noise_multiplier=z, clip=most).noisy_steps
     assert side.deviation == pytest.approx(z * most)
     model = nn.Linear(200, 20, bias=False)
-    trainer = PrivateTrainer(model, Layout.from_module(model), LocalTraining(lr=1.0, loss="mse"), side)
+    trainer = PrivateTrainer(
+        model, Layout.from_module(model), LocalTraining(lr=1.0, loss="mse"), side
+    )
     nobody = ClientData(torch.zeros(3, 200), torch.zeros(3, 20))
     start = torch.zeros(4000)
     [found] = trainer.train_noisily(start[None], [nobody], [(0,)], [ReproducibleSource(0)])
@@ -155,7 +198,9 @@ SECURE = {"sum": "secure", "examples": 9, "least_sites": 3}
 TAKES = {  # of each kind: whatever takes such a number
     "clip": [
         lambda v: fv.RecordDP(examples=9, noise_multiplier=1.0, clip=v),
-        lambda v: fv.RecordDP(unit="person", people=9, records_per_person=2, noise_multiplier=1.0, clip=v),
+        lambda v: fv.RecordDP(
+            unit="person", people=9, records_per_person=2, noise_multiplier=1.0, clip=v
+        ),
         lambda v: build("record", **SECURE, noise_multiplier=1.0, clip=v),
         lambda v: fv.GlobalDP(noise_multiplier=1.0, clip=v),
         lambda v: fv.FedRE(clip=v),
@@ -230,9 +275,16 @@ TAKES = {  # of each kind: whatever takes such a number
         lambda v: step_event(v, 1.0),
     ],
     "shift of an event": [lambda v: EuclideanLaplace(3, v)],
-    "limit": [lambda v: Limits(mu=v), lambda v: Limits(record_epsilon=v), lambda v: Limits(person_mu=v)],
+    "limit": [
+        lambda v: Limits(mu=v),
+        lambda v: Limits(record_epsilon=v),
+        lambda v: Limits(person_mu=v),
+    ],
     "planned units": [lambda v: fv.RecordDP(examples=v, noise_multiplier=1.0)],
-    "range of a metric": [lambda v: fv.Publishing(loss_range=v), lambda v: fv.Validation(loss_range=v)],
+    "range of a metric": [
+        lambda v: fv.Publishing(loss_range=v),
+        lambda v: fv.Validation(loss_range=v),
+    ],
 }
 
 
@@ -275,7 +327,13 @@ def test_a_share_of_a_trusted_sum_neither_rounds_away_nor_overflows_alone(lr):
     side = build("record", sum="trusted", silos=3, examples=4, noise_multiplier=1.0)
     clients = [(torch.rand(4, 4), torch.zeros(4, dtype=torch.int64)) for _ in range(3)]
     with pytest.raises((FieldError, fv.FedVeilError), match="lr"):
-        fv.Federation(model=nn.Linear(4, 3), clients=clients, method=side, local=fv.LocalTraining(lr=lr), seed=0).run(1)
+        fv.Federation(
+            model=nn.Linear(4, 3),
+            clients=clients,
+            method=side,
+            local=fv.LocalTraining(lr=lr),
+            seed=0,
+        ).run(1)
 
 
 def test_every_row_has_a_reason_and_two_ends():

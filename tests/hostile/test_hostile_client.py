@@ -27,17 +27,22 @@ SERVERS = {
     "fedre": build("fedre"),
     "sga-ldp": build("sga-ldp"),
     "record": build("record", examples=5, noise_multiplier=1.0),
-    "record-sum": build("record", sum="trusted", examples=5, noise_multiplier=1.0, silos=7, tolerated=3),
+    "record-sum": build(
+        "record", sum="trusted", examples=5, noise_multiplier=1.0, silos=7, tolerated=3
+    ),
 }
 HONEST, MALICIOUS = (0, 1, 2, 3, 4), (5, 6)
 
 NUMBERS = [0.0, 1.0, -1.0, 1e19, 3e38, -3e38, 1e-45, math.nan, math.inf, -math.inf]
 vectors = st.one_of(
-    st.lists(st.sampled_from(NUMBERS), min_size=D, max_size=D), st.lists(st.sampled_from(NUMBERS), max_size=2 * D)
+    st.lists(st.sampled_from(NUMBERS), min_size=D, max_size=D),
+    st.lists(st.sampled_from(NUMBERS), max_size=2 * D),
 )
 dtypes = st.sampled_from([torch.float32, torch.float32, torch.float64, torch.float16, torch.int64])
 numbers = st.sampled_from([*NUMBERS, 2.0**53, 2.0**53 + 2, -5.0, 1e300])
-texts = st.text(max_size=40).map(lambda t: t * 20) | st.sampled_from(["\x1b[2J\n\r\0", "x" * 10**5, "\u202egnp", ""])
+texts = st.text(max_size=40).map(lambda t: t * 20) | st.sampled_from(
+    ["\x1b[2J\n\r\0", "x" * 10**5, "\u202egnp", ""]
+)
 
 
 def tensor(values, dtype):
@@ -67,21 +72,33 @@ def check(log, texts_of):
 
 # ---- the embedded engine's server
 
-kinds = st.sampled_from(["model", "model", "model", "update", "gradient", "count", "metric", "index"])
-release = st.builds(lambda kind, v, dtype, name: Release(kind, tensor(v, dtype), name), kinds, vectors, dtypes, texts)
+kinds = st.sampled_from(
+    ["model", "model", "model", "update", "gradient", "count", "metric", "index"]
+)
+release = st.builds(
+    lambda kind, v, dtype, name: Release(kind, tensor(v, dtype), name),
+    kinds,
+    vectors,
+    dtypes,
+    texts,
+)
 scalar = st.builds(lambda kind, v: Release(kind, tensor(v, torch.float64)), kinds, numbers)
 replies = st.lists(release | scalar, max_size=4).map(tuple)
 
 
 def embedded(name, sent, rounds=2):
     method = SERVERS[name]
-    party = ServerParty(method, LAYOUT, Ledger("run", "server"), ReproducibleSource(0), scorer=scorer)
+    party = ServerParty(
+        method, LAYOUT, Ledger("run", "server"), ReproducibleSource(0), scorer=scorer
+    )
     k = method.server.hypotheses
     models = torch.stack([torch.full((D,), 0.1 * j) for j in range(k)])
     for number in range(1, rounds + 1):
         public = PublicFacts(round=number, rounds=rounds, cohort=7, dimension=D)
         count = Release("count", torch.tensor(5.0))
-        arrived = {p: (Release("model", honest(p, models[p % k])), count, *terms(method)) for p in HONEST}
+        arrived = {
+            p: (Release("model", honest(p, models[p % k])), count, *terms(method)) for p in HONEST
+        }
         broadcast = Broadcast(models=models, public=public)
         opened, log = party.combine(broadcast, arrived | dict(zip(MALICIOUS, sent, strict=True)))
         check(log, [*log.failed.values(), *log.invalid.values()])
@@ -96,7 +113,9 @@ def content(values, dtype, count, loss, mark, extra):
     arrays = ArrayRecord({"a.weight": Array(tensor(values, dtype).numpy())})
     if len(values) == D and dtype == torch.float32:
         arrays = to_arrays(LAYOUT, tensor(values, dtype))
-    found = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": count, "loss": loss})})
+    found = RecordDict(
+        {"arrays": arrays, "metrics": MetricRecord({"num-examples": count, "loss": loss})}
+    )
     if mark is not None:
         found["fedveil.reply"] = mark
     if extra:
@@ -109,7 +128,13 @@ extras = st.sampled_from(["", "", "fedveil.facts", "x"])
 flower_replies = st.one_of(
     st.tuples(st.just("error"), st.sampled_from([0, 2, REFUSED, FAILED, 10**6]), texts),
     st.tuples(
-        st.just("reply"), vectors, dtypes, numbers, numbers, marks, st.sampled_from(["", "", "fedveil.facts", "x"])
+        st.just("reply"),
+        vectors,
+        dtypes,
+        numbers,
+        numbers,
+        marks,
+        st.sampled_from(["", "", "fedveil.facts", "x"]),
     ),
 )
 
@@ -127,7 +152,12 @@ class Hostile(InProcessGrid):
         if "fedveil.hello" in message.content:
             return Message(RecordDict({"fedveil.reply": mark}), reply_to=message)
         if partition in HONEST:
-            start = torch.cat([torch.from_numpy(a.numpy()).reshape(-1) for a in message.content["arrays"].values()])
+            start = torch.cat(
+                [
+                    torch.from_numpy(a.numpy()).reshape(-1)
+                    for a in message.content["arrays"].values()
+                ]
+            )
             reply = content(honest(partition, start).tolist(), torch.float32, 5, 0.5, mark, "")
             reply["metrics"].update({r.name: float(r.value) for r in terms(self.method)})
             return Message(reply, reply_to=message)
@@ -139,7 +169,9 @@ class Hostile(InProcessGrid):
             "right": mark,
             "none": None,
             "foreign": write_mark(0, self.method.client, True),
-            "other side": ConfigRecord({"partition-id": partition, "side": "Nobody", "trust": "local"}),
+            "other side": ConfigRecord(
+                {"partition-id": partition, "side": "Nobody", "trust": "local"}
+            ),
             "no number": ConfigRecord({**mark, "partition-id": "five"}),
             "empty": ConfigRecord(),
         }

@@ -41,7 +41,9 @@ def sites():
     def train(message, context):
         model = read_broadcast(message.content, LAYOUT).models[0] + 1
         metrics = MetricRecord({"num-examples": 1})
-        return Reply(RecordDict({"arrays": to_arrays(LAYOUT, model), "metrics": metrics}), reply_to=message)
+        return Reply(
+            RecordDict({"arrays": to_arrays(LAYOUT, model), "metrics": metrics}), reply_to=message
+        )
 
     return client
 

@@ -10,14 +10,28 @@ from fedveil_lab.runs.promised import prepared, promised
 from fedveil_lab.runs.runner import run
 
 DATA = {"name": "digits", "clients": 4, "partition": "iid", "holdout": 0.2}
-BASE = {"name": "tiny", "data": DATA, "model": {"name": "logistic"}, "local": {"batch_size": 400, "lr": 0.1}}
+BASE = {
+    "name": "tiny",
+    "data": DATA,
+    "model": {"name": "logistic"},
+    "local": {"batch_size": 400, "lr": 0.1},
+}
 RECORD = ["privacy.method=record", "privacy.examples=200", "privacy.noise_multiplier=3.0"]
-PERSON = ["privacy.method=record", "privacy.unit=person", "privacy.people=60", "privacy.records_per_person=4"]
+PERSON = [
+    "privacy.method=record",
+    "privacy.unit=person",
+    "privacy.people=60",
+    "privacy.records_per_person=4",
+]
 SGA = ["privacy.method=sga-ldp", "privacy.epsilon_min=2", "privacy.epsilon_max=6"]
 METHODS = {
     "vanilla": [],
     "global": ["privacy.method=global", "privacy.noise_multiplier=2.0"],
-    "released": ["privacy.method=metric", "privacy.noise_multiplier=2.0", "privacy.distance_on=released"],
+    "released": [
+        "privacy.method=metric",
+        "privacy.noise_multiplier=2.0",
+        "privacy.distance_on=released",
+    ],
     "ifca": ["privacy.method=ifca", "privacy.hypotheses=2"],
     "group": ["privacy.method=group", "privacy.radius=0.5"],
     "sga-ldp": SGA,
@@ -29,10 +43,20 @@ METHODS = {
     "person": [*PERSON, "privacy.noise_multiplier=3.0", "data.made_up_people=5"],
 }
 STOP = ["data.clients=6", "stopping.clients=0.4", "stopping.patience=99"]
-STOPS = [STOP, [*STOP, "stopping.sample=1"], [*STOP, "stopping.losses=public"], [*STOP, "stopping.releases=2"]]
+STOPS = [
+    STOP,
+    [*STOP, "stopping.sample=1"],
+    [*STOP, "stopping.losses=public"],
+    [*STOP, "stopping.releases=2"],
+]
 SHARE = "share = 0.25"
 MORE = [f'malicious={{behaviour = "{kind}", {SHARE}}}' for kind in ("free-rider", "sign-flip")]
-MORE += ["aggregator.name=fedmedian", "aggregator.name=fedadam", "privacy.rounds=2", "privacy.rounds=9"]
+MORE += [
+    "aggregator.name=fedmedian",
+    "aggregator.name=fedadam",
+    "privacy.rounds=2",
+    "privacy.rounds=9",
+]
 
 
 def drawn(seed):
@@ -86,7 +110,10 @@ def agree(seed):
     assert found["rounds"] == forecast.rounds, (seed, chosen, found["stopped"])
     counts = found["guarantees"].get("server") or found["guarantees"]["worst client"]
     if not counts.get("hypotheses_apart"):
-        assert counts["text"] == forecast.guarantee.describe(config.privacy.budget.delta), (seed, chosen)
+        assert counts["text"] == forecast.guarantee.describe(config.privacy.budget.delta), (
+            seed,
+            chosen,
+        )
     return True
 
 

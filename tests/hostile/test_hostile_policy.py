@@ -30,11 +30,28 @@ NO_NAMES = st.sampled_from(
      True, 1, 0.5, DAY, ["lcoal"], ["local", 1], [["local"]], [{"local": True}], [True], [""], ["*"], ["LOCAL"]]
 )  # fmt: skip
 NO_NUMBER = st.sampled_from(
-    [True, False, "1", "", [1.0], [], {"value": 1.0}, {}, DAY, float("nan"), float("inf"), -float("inf"), -1, -0.5]
+    [
+        True,
+        False,
+        "1",
+        "",
+        [1.0],
+        [],
+        {"value": 1.0},
+        {},
+        DAY,
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+        -1,
+        -0.5,
+    ]
 )
 NO_COUNT = NO_NUMBER | st.sampled_from([0, 3.0, 2.5, 1e300])
 NO_BOOL = st.sampled_from([0, 1, "true", "false", "", [], [True], {}, 0.0, DAY])
-NO_TABLE = st.sampled_from([True, 1.0, "mu = 1", [], ["mu"], [{"mu": 1.0}], {"mus": 1.0}, {"mu": {"a": 1.0}}])
+NO_TABLE = st.sampled_from(
+    [True, 1.0, "mu = 1", [], ["mu"], [{"mu": 1.0}], {"mus": 1.0}, {"mu": {"a": 1.0}}]
+)
 
 COSTS = {name: number(1e9) for name in ("mu", "record_mu", "record_epsilon", "leakage")}
 RELEASE = st.fixed_dictionaries({}, optional=COSTS)
@@ -68,7 +85,9 @@ def entry(name, right):
 
 
 def drawn(kinds, most):
-    entries = st.sampled_from(sorted(GRAMMAR)).flatmap(lambda name: st.one_of(*(entry(name, k) for k in kinds)))
+    entries = st.sampled_from(sorted(GRAMMAR)).flatmap(
+        lambda name: st.one_of(*(entry(name, k) for k in kinds))
+    )
     return st.lists(entries, max_size=most, unique_by=lambda one: one[0])
 
 
@@ -91,12 +110,18 @@ def played(folder, entries):
         if name not in values:
             assert kept == getattr(meant, name)
         elif name in ("release", "total"):
-            assert {limit: value for limit, value in vars(kept).items() if value is not None} == values[name]
+            assert {
+                limit: value for limit, value in vars(kept).items() if value is not None
+            } == values[name]
         else:
             assert (list(kept) if isinstance(values[name], list) else kept) == values[name]
     for trust in TRUSTS:
-        allowed = trust in values.get("trust", ["local"]) and "vanilla" in values.get("methods", ["vanilla"])
-        if not allowed or trust == "central":  # which costs nothing, so that nothing else refuses it
+        allowed = trust in values.get("trust", ["local"]) and "vanilla" in values.get(
+            "methods", ["vanilla"]
+        )
+        if (
+            not allowed or trust == "central"
+        ):  # which costs nothing, so that nothing else refuses it
             assert (found.refusal("vanilla", trust, True, nothing(trust), ()) is None) == allowed
     return True
 

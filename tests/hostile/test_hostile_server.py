@@ -9,7 +9,13 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from fedveil.engines.flower.records import HELLO
 from hostile_kit import (
@@ -41,7 +47,9 @@ class HostileServer(RuleBasedStateMachine):
     """Plays against two nodes, and looks for any difference between them."""
 
     node = FlowerNode
-    cases = answers = one_failed = 0  # for the record: games, vectors, and vectors of which one node's training failed
+    cases = answers = one_failed = (
+        0  # for the record: games, vectors, and vectors of which one node's training failed
+    )
 
     @initialize(
         method=st.sampled_from(sorted(METHODS)),
@@ -88,7 +96,11 @@ class HostileServer(RuleBasedStateMachine):
 
     @rule(kind=st.sampled_from(["query", "query.mine", "train", "evaluate"]), hello=st.booleans())
     def something_else(self, kind, hello):
-        content = {HELLO: ConfigRecord()} if hello else {"question": ConfigRecord({"mean": "of everything"})}
+        content = (
+            {HELLO: ConfigRecord()}
+            if hello
+            else {"question": ConfigRecord({"mean": "of everything"})}
+        )
         self._send(Message(RecordDict(content), 99, kind))
 
     @rule(config=proposals, models=several, round_=rounds)
@@ -130,7 +142,11 @@ class HostileServer(RuleBasedStateMachine):
     def _near(self, vector, vector_too, message):
         """Where a sensitivity is proven, and both drew the noise of one stream, the vectors are that near."""
         failed = [node.failed for node in self.nodes]
-        if self.method not in FARTHEST or failed[0] != failed[1] or not (vector - vector_too).isfinite().all():
+        if (
+            self.method not in FARTHEST
+            or failed[0] != failed[1]
+            or not (vector - vector_too).isfinite().all()
+        ):
             return
         rounding = 1e-6 * float(vector.abs().max())
         assert float((vector - vector_too).norm()) <= FARTHEST[self.method] * (1 + 1e-6) + rounding

@@ -38,14 +38,19 @@ class Silos:
         self.trainer = PrivateTrainer(MODEL, LAYOUT, local, self.method.noisy.noisy_steps)
         x = torch.zeros(4, D)
         x[0, 0] = 1e3  # the one record's gradient is C long, if its target is no 0
-        self.data = [ClientData(x, torch.full((4, 1), target if silo == 0 else 0.0)) for silo in range(n)]
+        self.data = [
+            ClientData(x, torch.full((4, 1), target if silo == 0 else 0.0)) for silo in range(n)
+        ]
         self.contexts, self.shares = [self.context(silo) for silo in range(n)], []
         options = {"source": SecureSource(), "ledger": "run", "trainer": self.trainer}
         self.app = ClientApp(mods=[privacy_mod(LAYOUT, self.method, **options)])
 
         @self.app.train()
         def train(message, context):
-            start, data = read_broadcast(message.content, LAYOUT).models, self.data[context.node_config["partition-id"]]
+            start, data = (
+                read_broadcast(message.content, LAYOUT).models,
+                self.data[context.node_config["partition-id"]],
+            )
             [found] = self.trainer.train_noisily(start, [data], [(0,)], [training_source()])
             return Message(write_trained(found, LAYOUT), reply_to=message)
 
@@ -59,11 +64,15 @@ class Silos:
         total = torch.zeros(D, dtype=torch.float64)
         for silo in silos:
             with message_identity():
-                asked = Message(write_broadcast(Broadcast(models=models, public=facts), LAYOUT), 7, "train")
+                asked = Message(
+                    write_broadcast(Broadcast(models=models, public=facts), LAYOUT), 7, "train"
+                )
                 reply = self.app(asked, self.contexts[silo])
             assert not reply.has_error()
             share = read_releases(reply.content, LAYOUT)[0].value
-            assert not any(share.equal(other) for other in self.shares), "a share was handed out twice"
+            assert not any(share.equal(other) for other in self.shares), (
+                "a share was handed out twice"
+            )
             self.shares.append(share)
             total += share.double()
         noisy = self.method.noisy.noisy_steps
@@ -84,13 +93,17 @@ ALL = range(N)
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("rate", [1.0, 0.5])
-@pytest.mark.parametrize("second", [ALL, [s for s in ALL if s != 3], [0], [1, 2], [s for s in ALL if s > 1]])
+@pytest.mark.parametrize(
+    "second", [ALL, [s for s in ALL if s != 3], [0], [1, 2], [s for s in ALL if s > 1]]
+)
 def test_two_sums_of_a_round_differ_by_the_noise_of_both(second, rate):
     silos = Silos(rate=rate)
     first, later = silos.sum(ALL), silos.sum(second)
     assert two_sided(first - later, math.sqrt(N + len(second))) > 1e-6
     if len(second) > 5:
-        assert two_sided(first - later, math.sqrt(N - len(second) + 1)) < 1e-6  # of stored shares, at most
+        assert (
+            two_sided(first - later, math.sqrt(N - len(second) + 1)) < 1e-6
+        )  # of stored shares, at most
     assert silos.paid() == N + len(second)
 
 

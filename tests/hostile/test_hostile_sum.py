@@ -45,8 +45,15 @@ def shown(reply):
     if isinstance(reply, tuple):
         return reply
     found = read_share(reply)
-    size = sum(len(array.data) for record in reply.array_records.values() for array in record.values())
-    return sorted(reply), size, [(r.kind, r.value.dtype, r.value.shape) for r in found], dict(reply["fedveil.reply"])
+    size = sum(
+        len(array.data) for record in reply.array_records.values() for array in record.values()
+    )
+    return (
+        sorted(reply),
+        size,
+        [(r.kind, r.value.dtype, r.value.shape) for r in found],
+        dict(reply["fedveil.reply"]),
+    )
 
 
 class Server(RuleBasedStateMachine):
@@ -57,7 +64,9 @@ class Server(RuleBasedStateMachine):
     @initialize()
     def begin(self):
         self.folders = [Path(tempfile.mkdtemp()) for _ in range(2)]
-        self.worlds = [Nodes(f, silos=s) for f, s in zip(self.folders, (silo, extreme), strict=True)]
+        self.worlds = [
+            Nodes(f, silos=s) for f, s in zip(self.folders, (silo, extreme), strict=True)
+        ]
         for other in self.worlds[1:]:
             other.server._run = self.worlds[0].server._run
         self.asked, self.sent = [], [{} for _ in self.worlds]
@@ -72,7 +81,9 @@ class Server(RuleBasedStateMachine):
         scale=st.sampled_from([1.0, 1.0, -2.0]),
     )
     def ask(self, site, members, swapped, attempt, round_, flower_run, scale):
-        self._put((site, tuple(sorted(members | {site})), swapped, attempt, round_, flower_run, scale))
+        self._put(
+            (site, tuple(sorted(members | {site})), swapped, attempt, round_, flower_run, scale)
+        )
 
     @rule(site=st.integers(0, N - 1), attempt=st.integers(0, 2))
     def ask_all(self, site, attempt):
@@ -103,7 +114,9 @@ class Server(RuleBasedStateMachine):
             if not isinstance(reply, tuple):
                 key = (site, world.method.client.question(asked, LAYOUT).digest)
                 [share] = read_share(reply)
-                assert torch.equal(sent.setdefault(key, share.value), share.value), "one question, two answers"
+                assert torch.equal(sent.setdefault(key, share.value), share.value), (
+                    "one question, two answers"
+                )
         assert seen[0] == seen[1]
         kind = "refused" if isinstance(seen[0][0][0], int) else "answered"
         setattr(Server, kind, getattr(Server, kind) + 1)
@@ -189,7 +202,9 @@ def test_masks_cancel_in_whole_questions_alone(nodes, masks):
         if any(weights) and not (np.array(weights) @ rows).any():
             whole += 1
             for q, (members, _) in enumerate(questions):
-                assert len({w for w, (_, at) in zip(weights, found, strict=True) if at == q}) == 1, members
+                assert (
+                    len({w for w, (_, at) in zip(weights, found, strict=True) if at == q}) == 1
+                ), members
     assert whole == 3 ** len(questions) - 1
 
 
@@ -197,7 +212,9 @@ def total_of(nodes, members, attempt):
     asked = nodes.opened([nodes.keys[p] for p in members], attempt)
     replies = [nodes.ask(p, asked) for p in members]
     context = nodes.method.client.question(asked, LAYOUT)
-    return unmasked([read_share(r)[0].value for r in replies], context) / context.terms.grid, context
+    return unmasked(
+        [read_share(r)[0].value for r in replies], context
+    ) / context.terms.grid, context
 
 
 def test_sums_of_two_attempts_and_two_rosters_differ_by_fresh_noise_of_all(nodes):
@@ -239,7 +256,9 @@ def test_a_node_that_is_put_back_answers_no_other_question(nodes, what):
     assert not isinstance(first, tuple)
     shutil.rmtree(place)
     shutil.copytree(nodes.folder / "copy", place)
-    if what == "site":  # ledger and head together: nothing here can tell, and the same question has the same bits
+    if (
+        what == "site"
+    ):  # ledger and head together: nothing here can tell, and the same question has the same bits
         nodes.contexts.clear()
         again = nodes.ask(0, nodes.opened())
         assert torch.equal(read_share(first)[0].value, read_share(again)[0].value)
@@ -277,13 +296,17 @@ def test_one_key_answers_from_one_ledger_alone(nodes):
 def test_another_key_in_the_place_of_a_sites_own_answers_nothing(nodes):
     assert not isinstance(nodes.ask(0, nodes.opened()), tuple)
     shutil.copy(nodes.folder / "site1" / "key", nodes.folder / "site0" / "key")
-    assert nodes.ask(0, nodes.opened(attempt=1)) == FAILED  # it is among the peers that the policy pins
+    assert (
+        nodes.ask(0, nodes.opened(attempt=1)) == FAILED
+    )  # it is among the peers that the policy pins
 
 
 def test_sites_that_drop_out_and_pool_what_they_know_hold_the_noise_of_the_others():
     """c = 1 of m = 3: the sum of the roster without the colluder's own share has the noise of two."""
     terms = method().client.question(opened_of(3), LAYOUT).terms
-    assert (terms.least_sites - terms.colluding) * terms.noise.sigma**2 * terms.grid**2 == pytest.approx(
+    assert (
+        terms.least_sites - terms.colluding
+    ) * terms.noise.sigma**2 * terms.grid**2 == pytest.approx(
         (terms.noise_multiplier * terms.clip) ** 2, rel=1e-9
     )
 

@@ -22,7 +22,9 @@ def test_the_order_holds_with_sampled_steps():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("draws", "sampled"), [(30_000, 0.0), (1_500, 0.15)], ids=["full batches", "sampled"])
+@pytest.mark.parametrize(
+    ("draws", "sampled"), [(30_000, 0.0), (1_500, 0.15)], ids=["full batches", "sampled"]
+)
 def test_the_order_holds_in_thirty_thousand_draws(draws, sampled):
     found = [one for i in range(1000, 1000 + draws) if (one := broken(Random(i), sampled))]
     print(f"policies and runs in order: {draws:,} draws, {len(found)} out of order")

@@ -35,7 +35,10 @@ from test_rounding import BOUND, CLIP, SETS, Attends, Lots, Own, pictures
 
 pytestmark = pytest.mark.flower
 WIDE, HIDDEN, CLASSES = 16, 24, 3
-HUGE, BEYOND = 1e38, 1e300  # what one record alone has in its last place; the second is not finite in float32
+HUGE, BEYOND = (
+    1e38,
+    1e300,
+)  # what one record alone has in its last place; the second is not finite in float32
 PLAIN = PerExample.clipped_sum
 
 
@@ -44,7 +47,9 @@ def dense():
 
 
 def normed():
-    return nn.Sequential(nn.Linear(WIDE, HIDDEN), nn.LayerNorm(HIDDEN), nn.SiLU(), nn.Linear(HIDDEN, CLASSES))
+    return nn.Sequential(
+        nn.Linear(WIDE, HIDDEN), nn.LayerNorm(HIDDEN), nn.SiLU(), nn.Linear(HIDDEN, CLASSES)
+    )
 
 
 def images():
@@ -142,7 +147,9 @@ class Node:
     def __init__(self, model, method, data, engine, seed):
         self.data, self.source, self.engine = data, Fixed(seed), engine
         self.layout, self.method, self.code = Layout.from_module(model), method, lawful
-        self.trainer = PrivateTrainer(deepcopy(model), self.layout, LocalTraining(lr=1.0), method.noisy.noisy_steps)
+        self.trainer = PrivateTrainer(
+            deepcopy(model), self.layout, LocalTraining(lr=1.0), method.noisy.noisy_steps
+        )
 
     def step(self, weights):
         weights = weights.nan_to_num(0, 3e38, -3e38)  # others are refused, whatever the data
@@ -171,16 +178,26 @@ class Node:
 
     def flower(self, models):
         source = Fixed(self.source._seed)
-        app = ClientApp(mods=[privacy_mod(self.layout, self.method, source=source, ledger="run", trainer=self.trainer)])
+        app = ClientApp(
+            mods=[
+                privacy_mod(
+                    self.layout, self.method, source=source, ledger="run", trainer=self.trainer
+                )
+            ]
+        )
 
         @app.train()
         def train(message, context):
-            found = self.train(read_broadcast(message.content, self.layout).models, training_source())
+            found = self.train(
+                read_broadcast(message.content, self.layout).models, training_source()
+            )
             return Message(write_trained(found, self.layout), reply_to=message)
 
         facts = PublicFacts(round=1, rounds=1, cohort=2, dimension=self.layout.size)
         with message_identity():
-            asked = Message(write_broadcast(Broadcast(models=models, public=facts), self.layout), 7, "train")
+            asked = Message(
+                write_broadcast(Broadcast(models=models, public=facts), self.layout), 7, "train"
+            )
             assert not app(asked, Context(1, 7, {"partition-id": 0}, RecordDict(), {})).has_error()
 
 
@@ -194,10 +211,15 @@ class Game:
         self.draw = torch.Generator().manual_seed(seed)
         self.model, method = NETWORKS[name](), METHODS[how](n)
         gone = changed == "missing" and "add" in method.client.relation
-        nothing = changed in ("label", "beyond") and how != "persons"  # such a record counts zero; she has another
+        nothing = (
+            changed in ("label", "beyond") and how != "persons"
+        )  # such a record counts zero; she has another
         self.within = BOUND * (1 if gone or nothing else 2)
         rows = 2 * n if how == "persons" else n
-        x, y = torch.randn(rows, WIDE, generator=self.draw), torch.randint(0, 3, (rows,), generator=self.draw)
+        x, y = (
+            torch.randn(rows, WIDE, generator=self.draw),
+            torch.randint(0, 3, (rows,), generator=self.draw),
+        )
         x[:, -1] = 0
         person = torch.arange(rows) // 2 if how == "persons" else None
         x2, y2, person2 = x.double(), y.clone(), person
@@ -222,7 +244,9 @@ class Game:
 
     def moved(self, weights):
         """How far apart the sums are, in C; rows of examples that both have keep their bits."""
-        (one, x, y, here, rows), (other, x2, y2, here2, rows2) = (node.step(weights) for node in self.nodes)
+        (one, x, y, here, rows), (other, x2, y2, here2, rows2) = (
+            node.step(weights) for node in self.nodes
+        )
         assert x.shape == x2.shape
         same = (here == here2) & (y == y2) & (x.flatten(1) == x2.flatten(1)).all(1)
         assert 0 < int((~same).sum()) <= 2
@@ -241,8 +265,13 @@ class Game:
     def rounding(self, where, gain):
         """SVD finds what is at right angles to all records; two products that cancel leave what a kernel rounds off."""
         model, x, seen = deepcopy(self.model), self.nodes[0].data.x, []
-        first, last = next(model.parameters()), [m for m in model.modules() if isinstance(m, nn.Linear)][-1]
-        last.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].detach().flatten(0, -2)))
+        first, last = (
+            next(model.parameters()),
+            [m for m in model.modules() if isinstance(m, nn.Linear)][-1],
+        )
+        last.register_forward_pre_hook(
+            lambda module, inputs: seen.append(inputs[0].detach().flatten(0, -2))
+        )
         with torch.no_grad():
             for p in model.parameters():
                 p.copy_(torch.randn(p.shape, generator=self.draw))
@@ -264,7 +293,9 @@ class Game:
     def null(self, rows, count):
         """Weights [count, d] at right angles to rows [n, d], or as nearly as there are any."""
         basis = torch.linalg.svd(rows.double())[2][min(len(rows), rows.shape[1] - 1) :]
-        return (torch.randn(count, len(basis), generator=self.draw, dtype=torch.float64) @ basis).float()
+        return (
+            torch.randn(count, len(basis), generator=self.draw, dtype=torch.float64) @ basis
+        ).float()
 
     def climbed(self, weights, steps=2):
         """Up the gradient of how far the exact sums are apart."""
@@ -272,7 +303,9 @@ class Game:
 
         def apart(flat):
             named = {b.name: flat[b.start : b.stop].view(b.shape) for b in layout.blocks}
-            one, other = (clipped(rows_of(self.model, named, w.x.double(), w.y.clamp(max=2))) for w in worlds)
+            one, other = (
+                clipped(rows_of(self.model, named, w.x.double(), w.y.clamp(max=2))) for w in worlds
+            )
             return (one - other).square().sum()
 
         for _ in range(steps):
@@ -282,7 +315,9 @@ class Game:
 
     def search(self, draws=6, tries=20):
         """The most that the server moves the sum by."""
-        found = sorted(((self.moved(w), i, w) for i, w in enumerate(self.beginnings(draws))), reverse=True)
+        found = sorted(
+            ((self.moved(w), i, w) for i, w in enumerate(self.beginnings(draws))), reverse=True
+        )
         found += [(self.moved(w), 99, w) for w in (self.climbed(w) for _, _, w in found[:2])]
         most, _, best = max(found, key=lambda entry: entry[0])
         for _ in range(tries):
@@ -300,7 +335,9 @@ def searched(sizes, draws, tries, names=NETWORKS, methods=METHODS, first=0):
     """(network, method, size) -> the most of what was promised that a server moves the sum by, in turns of engines."""
     found = {}
     for turn, (name, how, n) in enumerate(product(names, methods, sizes), first):
-        engine = "embedded" if turn % 2 or how == "secure sum" else "flower"  # whose sites have keys under Flower
+        engine = (
+            "embedded" if turn % 2 or how == "secure sum" else "flower"
+        )  # whose sites have keys under Flower
         game = Game(name, how, n, engine, CHANGES[turn // 2 % len(CHANGES)], seed=n)
         found[name, how, n] = game.search(draws, tries) / game.within
     return found
@@ -323,7 +360,12 @@ def test_no_weights_that_a_server_finds_move_the_sum_beyond_the_promise(name, th
     assert 0.3 < max(found.values()) <= 1
 
 
-BLANKED = [("persons", "missing"), ("persons", "beyond"), ("replace-one", "beyond"), ("secure sum", "beyond")]
+BLANKED = [
+    ("persons", "missing"),
+    ("persons", "beyond"),
+    ("replace-one", "beyond"),
+    ("secure sum", "beyond"),
+]
 
 
 @pytest.mark.few(1)
@@ -346,7 +388,9 @@ def test_the_same_search_breaks_a_batch_without_the_law():
         game = Game(name, "lots", 16)
         for node in game.nodes:
             node.code = packed
-        return game.search() > 1.2  # of the promise; above 3 on AVX-512, 1.4 on AMD's AVX2: it rounds by place less
+        return (
+            game.search() > 1.2
+        )  # of the promise; above 3 on AVX-512, 1.4 on AMD's AVX2: it rounds by place less
 
     assert any(map(broken, ("normed", "own code", "attention", "dense")))
 
@@ -367,5 +411,7 @@ def test_no_weights_do_on_any_instruction_set(instructions, threads):
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     kind, games, most = json.loads(done.stdout.splitlines()[-1])
-    print(f"\n{instructions} ({kind}), threads {threads}: {games} searches, at most {most:.9f} of what is promised")
+    print(
+        f"\n{instructions} ({kind}), threads {threads}: {games} searches, at most {most:.9f} of what is promised"
+    )
     assert most <= 1

@@ -10,7 +10,9 @@ from report_kit import KINDS, REPORTS, Forger
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 QUICK = ("validation clients", "a data set and a policy", "Flower, sites' own ledgers")
-MOST = int(os.environ.get("FORGERIES", "250"))  # edits of one kind of one report; of more, so many are drawn
+MOST = int(
+    os.environ.get("FORGERIES", "250")
+)  # edits of one kind of one report; of more, so many are drawn
 
 
 def made(name, folder):
@@ -53,5 +55,7 @@ def test_every_edit(name, tmp_path, capsys):
     for kind in KINDS:
         found[kind], counts[kind] = unnoticed(own, kind, MOST)
     with capsys.disabled():
-        print(f"\nreport, {name}: {sum(counts.values())} edits ({counts}); unnoticed {sum(map(len, found.values()))}")
+        print(
+            f"\nreport, {name}: {sum(counts.values())} edits ({counts}); unnoticed {sum(map(len, found.values()))}"
+        )
     assert not any(found.values()), {kind: some[:20] for kind, some in found.items() if some}

@@ -108,7 +108,9 @@ def apart(sums, method, model, worlds, kind):
     layout, local = Layout.from_module(model), LocalTraining(lr=1.0, loss="mse")
     trainer = PrivateTrainer(model, layout, local, method.noisy_steps)
     seed = drawn(len(worlds[0][0]), method.rate)
-    found = [[sums.of(trainer, weights, world, seed) for world in worlds] for weights in servers(kind)]
+    found = [
+        [sums.of(trainer, weights, world, seed) for world in worlds] for weights in servers(kind)
+    ]
     return max(float((first - second).norm()) / CLIP for first, second in found)
 
 
@@ -160,7 +162,9 @@ def test_a_record_that_overflows_turns_nobody_else(monkeypatch, own, kind, count
     """
     method = RecordDP(examples=16, noise_multiplier=1.0, clip=CLIP, relation=relation)
     worlds = silo(16), overflowing(*silo(16))
-    assert apart(Sums(monkeypatch), method, network(kind, own), worlds, kind) <= (1 + counts) * BOUND
+    assert (
+        apart(Sums(monkeypatch), method, network(kind, own), worlds, kind) <= (1 + counts) * BOUND
+    )
 
 
 class Raising(nn.Module):
@@ -197,7 +201,9 @@ class Scaled(nn.Module):
 def hooked():
     """Normalises the gradients of a batch on their way back, in layers that are all known."""
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
-    model[1].register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] / outputs[0].norm(),))
+    model[1].register_full_backward_hook(
+        lambda module, inputs, outputs: (inputs[0] / outputs[0].norm(),)
+    )
     return model
 
 
@@ -212,7 +218,9 @@ def test_a_model_that_evades_the_check_for_mixing_mixes_nothing(monkeypatch, mak
     layout = Layout.from_module(model)
     trainer = PrivateTrainer(model, layout, LocalTraining(lr=1.0, loss="mse"), method.noisy_steps)
     sums = Sums(monkeypatch)
-    first, second = (sums.of(trainer, layout.read(model), data) for data in ((x, y), (x[:-1], y[:-1])))
+    first, second = (
+        sums.of(trainer, layout.read(model), data) for data in ((x, y), (x[:-1], y[:-1]))
+    )
     assert first.norm() > 100 * clip
     assert float((first - second).norm()) <= clip * BOUND
 
@@ -240,8 +248,18 @@ def pictures():
 
 def convolutions():
     """Channels as wide as a register, strides, dilation, groups: other kernels than a few channels take."""
-    inner = nn.Conv2d(16, 32, 3, padding=2, dilation=2, groups=2), nn.SiLU(), nn.Conv2d(32, 32, 2, stride=2, groups=32)
-    layers = (nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.Sigmoid(), *inner, nn.Flatten(), nn.Linear(128, 3))
+    inner = (
+        nn.Conv2d(16, 32, 3, padding=2, dilation=2, groups=2),
+        nn.SiLU(),
+        nn.Conv2d(32, 32, 2, stride=2, groups=32),
+    )
+    layers = (
+        nn.Conv2d(1, 16, 3, padding=1, bias=False),
+        nn.Sigmoid(),
+        *inner,
+        nn.Flatten(),
+        nn.Linear(128, 3),
+    )
     return nn.Sequential(nn.Unflatten(1, (1, 4, 4)), *layers)
 
 
@@ -251,7 +269,10 @@ class Encodes(nn.Module):
     def __init__(self):
         super().__init__()
         self.inner, self.places = nn.Linear(4, 8), nn.Parameter(torch.zeros(1, 4, 8))
-        self.block, self.out = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), nn.Linear(8, 3)
+        self.block, self.out = (
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, x):
         return self.out(self.block(self.inner(x.unflatten(1, (4, 4))) + self.places)[:, 0])
@@ -266,7 +287,9 @@ class Reads(nn.Module):
 
     def forward(self, x):
         words = (x.abs() * 3).nan_to_num(99.0, 99.0, 99.0).clamp(max=99.0).long()
-        return self.out((self.table(words) @ self.table.weight.T).softmax(-1) @ self.table.weight).mean(1)
+        return self.out(
+            (self.table(words) @ self.table.weight.T).softmax(-1) @ self.table.weight
+        ).mean(1)
 
 
 class Recurs(nn.Module):
@@ -282,8 +305,15 @@ class Recurs(nn.Module):
 
 def upwards():
     """A transposed convolution, statistics of each channel, slopes that are trained."""
-    layers = (nn.ConvTranspose2d(2, 4, 2, stride=2), nn.InstanceNorm2d(4, affine=True), nn.PReLU(4), nn.Flatten())
-    return nn.Sequential(nn.Unflatten(1, (2, 2, 4)), nn.Conv2d(2, 2, 1, groups=2), *layers, nn.Linear(128, 3))
+    layers = (
+        nn.ConvTranspose2d(2, 4, 2, stride=2),
+        nn.InstanceNorm2d(4, affine=True),
+        nn.PReLU(4),
+        nn.Flatten(),
+    )
+    return nn.Sequential(
+        nn.Unflatten(1, (2, 2, 4)), nn.Conv2d(2, 2, 1, groups=2), *layers, nn.Linear(128, 3)
+    )
 
 
 NETWORKS = {
@@ -304,8 +334,12 @@ NETWORKS = {
 
 def null_space(x, rows, generator):
     """Rows [rows, d] at right angles to most records: what is left of a product is rounding, and is scaled up."""
-    basis = torch.linalg.svd(x[: min(len(x), x.shape[1] - 1)].double())[2][-max(1, x.shape[1] - len(x)) :]
-    return (1e7 * torch.randn(rows, len(basis), generator=generator, dtype=torch.float64) @ basis).float()
+    basis = torch.linalg.svd(x[: min(len(x), x.shape[1] - 1)].double())[2][
+        -max(1, x.shape[1] - len(x)) :
+    ]
+    return (
+        1e7 * torch.randn(rows, len(basis), generator=generator, dtype=torch.float64) @ basis
+    ).float()
 
 
 def worst(name, n, generator):
@@ -319,7 +353,10 @@ def worst(name, n, generator):
         first = next(model.parameters())
         if first.dim() == 2 and first.shape[1] == 16:
             first.copy_(null_space(x, len(first), generator))
-    sums, order = PerExample(model, layout, "cross_entropy"), torch.randperm(places, generator=generator)[:n]
+    sums, order = (
+        PerExample(model, layout, "cross_entropy"),
+        torch.randperm(places, generator=generator)[:n],
+    )
 
     def world(changed):
         batch, labels = torch.zeros(places, 16), torch.zeros(places, dtype=torch.int64)
@@ -353,7 +390,10 @@ def worst_of_persons(n, each, generator, *, bias=True):
     """
     places = n + int(torch.randint(1, 9, (), generator=generator))
     model = nn.Sequential(nn.Linear(16, 3, bias=bias))
-    x, y = torch.randn(n, each, 16, generator=generator), torch.randint(0, 3, (n, each), generator=generator)
+    x, y = (
+        torch.randn(n, each, 16, generator=generator),
+        torch.randint(0, 3, (n, each), generator=generator),
+    )
     x[::2] = x[::2, :1] * (1 + 1e-7 * torch.randn(x[::2].shape, generator=generator))
     with torch.no_grad():
         for p in model.parameters():
@@ -385,7 +425,9 @@ def worst_of_persons(n, each, generator, *, bias=True):
         batch, here = torch.zeros(places, each, 16), torch.zeros(places, each, dtype=torch.bool)
         numbers = torch.zeros(places, each, dtype=torch.int64)
         batch[order], numbers[order], here[order] = own, labels, present
-        bases = sums.bases(own[:m].flatten(0, 1), present[:m]).at(torch.arange(m), order[:m], places)
+        bases = sums.bases(own[:m].flatten(0, 1), present[:m]).at(
+            torch.arange(m), order[:m], places
+        )
         found, _ = sums.clipped_sum(
             batch.flatten(0, 1), numbers.view(-1), CLIP, here.view(-1), each=each, bases=bases,
             lengths=squared_norms(batch.flatten(0, 1)),
@@ -399,14 +441,18 @@ def worst_of_persons(n, each, generator, *, bias=True):
         for changed in ("missing", "image", "label", 0.0, 1e38, float("inf"), float("nan"), 1e-42):
             other, later = world(changed)
             kept = kept and torch.equal(bits, later)
-            moved = max(moved, float((total - other).norm()) / CLIP / (1 if changed == "missing" else 2))
+            moved = max(
+                moved, float((total - other).norm()) / CLIP / (1 if changed == "missing" else 2)
+            )
     return kept, moved
 
 
 def explored(sizes, seed):
     generator = torch.Generator().manual_seed(seed)
     found = {(name, n): worst(name, n, generator) for name in NETWORKS for n in sizes}
-    return found | {("persons", n): worst_of_persons(n, 2 + n % 6, generator, bias=n % 2 > 0) for n in sizes}
+    return found | {
+        ("persons", n): worst_of_persons(n, 2 + n % 6, generator, bias=n % 2 > 0) for n in sizes
+    }
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -431,7 +477,10 @@ def test_factored_means_keep_their_bits_and_sums_their_bound(each, bias):
 def test_factors_follow_a_persons_own_images(company):
     generator = torch.Generator().manual_seed(0)
     for each, width in ((2, 4), (3, 64), (5, 33), (31, 130)):
-        own, here = torch.randn(each, width, generator=generator), torch.ones(1, each, dtype=torch.bool)
+        own, here = (
+            torch.randn(each, width, generator=generator),
+            torch.ones(1, each, dtype=torch.bool),
+        )
         own[-1] = own[0]  # of no full rank
         alone = Bases.of(own[None], here, True)
         for n in (2, 3, 7):
@@ -474,7 +523,9 @@ def test_no_server_makes_a_factored_mean_longer_than_the_clip(images, each):
             y -= y.mean(0)
             sums = PerExample(model, Layout.from_module(model), "mse")
             bases = sums.bases(x, torch.ones(1, each, dtype=torch.bool))
-            found, _ = sums.clipped_sum(x, y, CLIP, each=each, bases=bases, lengths=squared_norms(x))
+            found, _ = sums.clipped_sum(
+                x, y, CLIP, each=each, bases=bases, lengths=squared_norms(x)
+            )
             longest = max(longest, float(found.norm()))
             formed, _ = sums.clipped_sum(x, y, CLIP, each=each)
             assert float((found - formed).norm()) <= 2 * CLIP
@@ -506,7 +557,10 @@ def test_the_clip_of_factored_means_pays_for_all_rows():
     model = nn.Sequential(nn.Linear(20, 1, bias=False)).double()
     nn.init.zeros_(model[0].weight)
     sums, people, each = PerExample(model, Layout.from_module(model), "mse"), 10_000, 10
-    x, y = torch.zeros(people * each, 20, dtype=torch.float64), torch.zeros(people * each, 1, dtype=torch.float64)
+    x, y = (
+        torch.zeros(people * each, 20, dtype=torch.float64),
+        torch.zeros(people * each, 1, dtype=torch.float64),
+    )
     x[0, 0], y[0] = 1.0, -100.0
     bases = sums.bases(x, torch.ones(people, each, dtype=torch.bool))
     found, _ = sums.clipped_sum(x, y, CLIP, each=each, bases=bases)
@@ -520,11 +574,15 @@ def test_a_person_whose_basis_is_not_orthonormal_counts_as_zero():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 2, 8, generator=generator, dtype=torch.float64)
     here, y = torch.ones(3, 2, dtype=torch.bool), torch.zeros(6, 1, dtype=torch.float64)
-    total, _ = sums.clipped_sum(x.flatten(0, 1), y, CLIP, each=2, bases=sums.bases(x.flatten(0, 1), here))
+    total, _ = sums.clipped_sum(
+        x.flatten(0, 1), y, CLIP, each=2, bases=sums.bases(x.flatten(0, 1), here)
+    )
     for vast in (1e200, 1e305, 1.7e308):
         x[1] = vast
         bases = sums.bases(x.flatten(0, 1), here)
-        found, _ = sums.clipped_sum(torch.where(x < 1e100, x, 0).flatten(0, 1), y, CLIP, each=2, bases=bases)
+        found, _ = sums.clipped_sum(
+            torch.where(x < 1e100, x, 0).flatten(0, 1), y, CLIP, each=2, bases=bases
+        )
         assert found.isfinite().all()
         assert float((found - total).norm()) <= 2 * CLIP * BOUND
     assert bases.rows[1].isnan().all()
@@ -545,7 +603,10 @@ def test_factors_that_are_found_again_are_the_same(monkeypatch):
     monkeypatch.setattr(Bases, "of", lambda *given: calls.append(1) or plain(*given))
     for kept in (1 << 26, 0):
         monkeypatch.setattr("fedveil.learning.lots.KEPT", kept)
-        trainer, models = PrivateTrainer(model, layout, LocalTraining(lr=1.0), method.noisy_steps), []
+        trainer, models = (
+            PrivateTrainer(model, layout, LocalTraining(lr=1.0), method.noisy_steps),
+            [],
+        )
         for round_ in range(3):
             sources, keys = [ReproducibleSource(round_)] * 3, [(round_, i) for i in range(3)]
             starts = layout.read(model).expand(3, -1)
@@ -569,12 +630,19 @@ def test_whether_factors_fit_into_memory_follows_the_number_that_is_promised(mon
 
     monkeypatch.setattr(PerExample, "clipped_sum", watched)
     method = RecordDP(
-        unit="person", people=people, most=people, records_per_person=each, noise_multiplier=1.0, relation="add/remove"
+        unit="person",
+        people=people,
+        most=people,
+        records_per_person=each,
+        noise_multiplier=1.0,
+        relation="add/remove",
     )
     model = nn.Sequential(nn.Linear(inputs, 1))
     layout, x = Layout.from_module(model), torch.randn(people * each, inputs)
     for n in (people - 1, people):
-        trainer = PrivateTrainer(model, layout, LocalTraining(lr=1.0, loss="mse"), method.noisy_steps)
+        trainer = PrivateTrainer(
+            model, layout, LocalTraining(lr=1.0, loss="mse"), method.noisy_steps
+        )
         person = torch.arange(n * each) // each
         client = ClientData(x[: n * each], torch.zeros(n * each, 1), person=person)
         trainer.train_noisily(layout.read(model)[None], [client], [(0,)], [ReproducibleSource(0)])
@@ -604,10 +672,14 @@ def test_the_law_holds_on_other_instruction_sets(instructions, threads):
     )
     here = str(Path(__file__).parent)
     environment = {**os.environ, **SETS[instructions]}
-    done = subprocess.run([sys.executable, "-c", program, here], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, here], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     kind, cases, kept, moved = json.loads(done.stdout.splitlines()[-1])
-    print(f"\n{instructions} ({kind}), threads {threads}: {cases} cases, {kept} in batches, at most {moved:.9f} C")
+    print(
+        f"\n{instructions} ({kind}), threads {threads}: {cases} cases, {kept} in batches, at most {moved:.9f} C"
+    )
     assert moved <= BOUND
 
 
@@ -689,7 +761,9 @@ def test_a_record_that_raises_or_is_missing_changes_nobody_elses_draws(make, gon
         own.manual_seed(0)
         np.random.seed(0)  # noqa: NPY002
         random.seed(0)
-        found.append([sums.clipped_sum(batch, y, CLIP, here)[0] for _ in range(2)])  # the next step, too
+        found.append(
+            [sums.clipped_sum(batch, y, CLIP, here)[0] for _ in range(2)]
+        )  # the next step, too
     replaced = not gone and make in (Drops, Turns, Chooses)  # where nothing raises
     for one, later in zip(*found, strict=True):
         assert float((one - later).norm()) <= CLIP * BOUND * (1 + replaced)
@@ -699,8 +773,15 @@ def test_a_record_that_raises_or_is_missing_changes_nobody_elses_draws(make, gon
 def test_what_is_set_between_two_steps_is_checked_anew():
     """Where torch looks for NaN on the way back, one record that has some took the whole step with it."""
     torch.manual_seed(0)
-    model, x, y = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), torch.rand(16, 4), torch.arange(16) % 3
-    sums, vast = PerExample(model, Layout.from_module(model), "cross_entropy", torch.Generator()), x.clone()
+    model, x, y = (
+        nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)),
+        torch.rand(16, 4),
+        torch.arange(16) % 3,
+    )
+    sums, vast = (
+        PerExample(model, Layout.from_module(model), "cross_entropy", torch.Generator()),
+        x.clone(),
+    )
     vast[3] = 3e38
     sums.clipped_sum(x, y, CLIP)
     assert sums.rule_name == "layers"
@@ -718,7 +799,9 @@ def test_what_is_set_between_two_steps_is_checked_anew():
 
 def read_anew(read, n=16):
     """A silo of n records whose values another's code gives: row number -> example [WIDE]."""
-    x = OnDemand(lambda rows: torch.stack([read(int(row)) for row in rows]), (n, WIDE), torch.float32)
+    x = OnDemand(
+        lambda rows: torch.stack([read(int(row)) for row in rows]), (n, WIDE), torch.float32
+    )
     return ClientData(x, silo(n)[1])
 
 
@@ -727,7 +810,9 @@ def steps_of(monkeypatch, data, relation):
     torch.manual_seed(0)
     model = network("softplus", False)
     layout = Layout.from_module(model)
-    trainer = PrivateTrainer(model, layout, LocalTraining(lr=1e-300, loss="mse"), method.noisy_steps)
+    trainer = PrivateTrainer(
+        model, layout, LocalTraining(lr=1e-300, loss="mse"), method.noisy_steps
+    )
     sums, plain = [], PerExample.clipped_sum
 
     def watched(*args, **more):
@@ -736,7 +821,9 @@ def steps_of(monkeypatch, data, relation):
         return found
 
     monkeypatch.setattr(PerExample, "clipped_sum", watched)
-    [found] = trainer.train_noisily(layout.read(model)[None], [data], [(0,)], [ReproducibleSource(3)])
+    [found] = trainer.train_noisily(
+        layout.read(model)[None], [data], [(0,)], [ReproducibleSource(3)]
+    )
     monkeypatch.setattr(PerExample, "clipped_sum", plain)
     assert not isinstance(found, Exception)
     return sums
@@ -752,7 +839,9 @@ def test_a_record_that_cannot_be_read_counts_as_zero_alone(monkeypatch):
                 raise OSError("cannot be read")
             return x[row]
 
-        worlds = [steps_of(monkeypatch, read_anew(own), "replace-one") for own in (x.__getitem__, read)]
+        worlds = [
+            steps_of(monkeypatch, read_anew(own), "replace-one") for own in (x.__getitem__, read)
+        ]
         for one, other in zip(*worlds, strict=True):
             assert other.norm() > 0
             assert float((one - other).norm()) <= CLIP * BOUND
@@ -784,7 +873,10 @@ def test_a_record_that_reads_longer_than_before_is_clipped(monkeypatch):
             readings[row] += 1
             return x[row] * (1e4 if readings[row] == long else 1e-4)
 
-        assert all(float(one.norm()) <= 16 * CLIP for one in steps_of(monkeypatch, read_anew(read), "replace-one"))
+        assert all(
+            float(one.norm()) <= 16 * CLIP
+            for one in steps_of(monkeypatch, read_anew(read), "replace-one")
+        )
 
 
 def test_a_round_that_is_asked_again_reads_what_it_read_before():
@@ -796,9 +888,14 @@ def test_a_round_that_is_asked_again_reads_what_it_read_before():
     layout = Layout.from_module(model)
 
     def answers(*rounds):
-        trainer = PrivateTrainer(model, layout, LocalTraining(lr=1.0, loss="mse"), method.noisy_steps)
+        trainer = PrivateTrainer(
+            model, layout, LocalTraining(lr=1.0, loss="mse"), method.noisy_steps
+        )
         start = layout.read(model)[None]
-        return [trainer.train_noisily(start, [data], [(0, r, 0)], [ReproducibleSource(r)])[0].model for r in rounds]
+        return [
+            trainer.train_noisily(start, [data], [(0, r, 0)], [ReproducibleSource(r)])[0].model
+            for r in rounds
+        ]
 
     assert torch.equal(answers(1, 2)[1], answers(2)[0])
 
@@ -806,7 +903,9 @@ def test_a_round_that_is_asked_again_reads_what_it_read_before():
 def test_a_method_that_is_replaced_in_one_layer_is_code_of_somebodys_own():
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Linear(12, 3))
     assert PerExample(model, Layout.from_module(model), "cross_entropy").rule_name == "layers"
-    model[0]._conv_forward = lambda x, w, b: nn.functional.conv2d(x / x.abs().max().clamp(min=1e30), w, b)
+    model[0]._conv_forward = lambda x, w, b: nn.functional.conv2d(
+        x / x.abs().max().clamp(min=1e30), w, b
+    )
     assert PerExample(model, Layout.from_module(model), "cross_entropy").rule_name != "layers"
 
 
@@ -827,7 +926,9 @@ def test_persons_places_do_not_follow_the_order_of_their_first_images(monkeypatc
     x = torch.tensor([1.0, 2.0, 2.0, 3.0])[:, None].expand(-1, WIDE).contiguous()
     client = ClientData(x, torch.zeros(4, 1), person=torch.tensor([5, 7, 7, 2]))
     for round_ in range(60):
-        trainer.train_noisily(layout.read(model)[None], [client], [(0, round_)], [ReproducibleSource(round_)])
+        trainer.train_noisily(
+            layout.read(model)[None], [client], [(0, round_)], [ReproducibleSource(round_)]
+        )
     assert set(seen) == set(permutations((1, 2, 3)))
 
 
@@ -835,7 +936,11 @@ def twins_of_maps(channels, gain):
     """Images whose two scores differ by the rounding of equal maps alone."""
     torch.manual_seed(1)
     model = nn.Sequential(
-        nn.Conv2d(channels, 16, 3), nn.Softplus(), nn.Conv2d(16, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        nn.Conv2d(channels, 16, 3),
+        nn.Softplus(),
+        nn.Conv2d(16, 2, 3),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
     )
     with torch.no_grad():
         model[0].weight.copy_(model[0].weight[:1].expand_as(model[0].weight))
@@ -850,7 +955,10 @@ def twins_of_maps(channels, gain):
 def test_an_image_that_is_not_finite_or_missing_leaves_the_others_their_memory_order(channels):
     """What was blanked came back in another order of memory, and all rows went through other kernels: 5.9 C, 8 C."""
     model, generator = twins_of_maps(channels, 1e8), torch.Generator().manual_seed(5)
-    x, y = torch.rand(64, channels, 12, 12, generator=generator), torch.randint(0, 2, (64,), generator=generator)
+    x, y = (
+        torch.rand(64, channels, 12, 12, generator=generator),
+        torch.randint(0, 2, (64,), generator=generator),
+    )
     per_example = PerExample(model, Layout.from_module(model), "cross_entropy")
     x = Inputs.of(model)(x)
     broken, here = x.clone(), torch.ones(64, dtype=torch.bool)
@@ -861,7 +969,9 @@ def test_an_image_that_is_not_finite_or_missing_leaves_the_others_their_memory_o
     assert float((whole - finite).norm()) <= CLIP * BOUND
     assert torch.equal(finite, missing)
     pairs = per_example.clipped_sum(x, y, CLIP, here, each=2)[0]
-    assert float((per_example.clipped_sum(x, y, CLIP, each=2)[0] - pairs).norm()) <= 2 * CLIP * BOUND
+    assert (
+        float((per_example.clipped_sum(x, y, CLIP, each=2)[0] - pairs).norm()) <= 2 * CLIP * BOUND
+    )
 
 
 # ---- persons' factors, and private numbers that may choose the arithmetic
@@ -878,7 +988,12 @@ def twice(people, seed):
 def sums_of_persons(monkeypatch, silos, most, threads=(1,)):
     """Of each round and silo, the sum before its noise and whether factors were used."""
     method = RecordDP(
-        unit="person", people=most, most=most, records_per_person=2, noise_multiplier=1.0, relation="add/remove"
+        unit="person",
+        people=most,
+        most=most,
+        records_per_person=2,
+        noise_multiplier=1.0,
+        relation="add/remove",
     )
     model = nn.Sequential(nn.Linear(silos[0].x.shape[1], 1, bias=False))
     layout, found, plain = Layout.from_module(model), [], PerExample.clipped_sum
@@ -895,7 +1010,9 @@ def sums_of_persons(monkeypatch, silos, most, threads=(1,)):
         patch.setattr(PerExample, "clipped_sum", watched)
         for count in threads:
             torch.set_num_threads(count)
-            trainer.train_noisily(starts, silos, keys, [ReproducibleSource(i) for i in range(len(silos))])
+            trainer.train_noisily(
+                starts, silos, keys, [ReproducibleSource(i) for i in range(len(silos))]
+            )
     torch.set_num_threads(before)
     return found
 
@@ -905,7 +1022,9 @@ def test_factors_do_not_follow_whether_examples_fit_into_memory(monkeypatch):
     held = twice(16, 0)
     read = OnDemand(lambda rows: held.x[torch.as_tensor(rows)], held.x.shape, held.x.dtype)
     worlds = held, ClientData(read, held.y, person=held.person)
-    (one, first), (other, second) = (sums_of_persons(monkeypatch, [world], 16)[0] for world in worlds)
+    (one, first), (other, second) = (
+        sums_of_persons(monkeypatch, [world], 16)[0] for world in worlds
+    )
     assert first
     assert second
     assert torch.equal(one, other)
@@ -919,6 +1038,8 @@ def test_factors_do_not_follow_how_many_persons_other_silos_hold(monkeypatch):
     found = []
     for other in (0, 1):
         silos = [twice(16, 1), twice(other, 2), twice(2, 3)]
-        found.append([total for total, _ in sums_of_persons(monkeypatch, silos, 16, threads=(1, 2))])
+        found.append(
+            [total for total, _ in sums_of_persons(monkeypatch, silos, 16, threads=(1, 2))]
+        )
     first, other = found[0], [found[1][place] for place in (0, 2, 3, 5)]  # an empty silo has no sum
     assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))

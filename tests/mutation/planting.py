@@ -8,7 +8,11 @@ from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = tuple(sorted(file.parent for start in ("src", "*/src") for file in ROOT.glob(f"{start}/*/__init__.py")))
+PACKAGES = tuple(
+    sorted(
+        file.parent for start in ("src", "*/src") for file in ROOT.glob(f"{start}/*/__init__.py")
+    )
+)
 BLOCKS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -64,7 +68,9 @@ class Sources:
         """The one module that holds the place of a bug."""
         if bug not in self.places:
             candidates = self.files.get(outermost(bug), [])
-            holding = [file for file in candidates if bug.edited(self.part(file, outermost(bug)))[1]]
+            holding = [
+                file for file in candidates if bug.edited(self.part(file, outermost(bug)))[1]
+            ]
             looked_at = ", ".join(str(file) for file in holding or candidates) or "no module"
             said = f"{bug.where} holds {bug.old!r}, the place of {bug.name!r}, in {len(holding)} modules"
             assert len(holding) == 1, f"{said}; looked at: {looked_at}"
@@ -78,7 +84,9 @@ class Sources:
     def part(self, file, name):
         if (file, name) not in self.parts:
             tree = ast.parse(file.read_text())
-            tree.body = [statement for statement in tree.body if getattr(statement, "name", name) == name]
+            tree.body = [
+                statement for statement in tree.body if getattr(statement, "name", name) == name
+            ]
             self.parts[file, name] = ast.unparse(tree)
         return self.parts[file, name]
 
@@ -102,17 +110,27 @@ class Edit(ast.NodeTransformer):
 
     def __init__(self, old, new):
         self.old, self.new, self.done = ast.parse(old).body, ast.parse(new).body, 0
-        self.single = all(len(part) == 1 and isinstance(part[0], ast.Expr) for part in (self.old, self.new))
+        self.single = all(
+            len(part) == 1 and isinstance(part[0], ast.Expr) for part in (self.old, self.new)
+        )
 
     def generic_visit(self, node):
         super().generic_visit(node)
         for name, block in ast.iter_fields(node):
-            if not self.single and isinstance(block, list) and all(isinstance(part, ast.stmt) for part in block):
+            if (
+                not self.single
+                and isinstance(block, list)
+                and all(isinstance(part, ast.stmt) for part in block)
+            ):
                 setattr(node, name, self.edited(block))
         return node
 
     def visit(self, node):
-        if self.single and isinstance(node, ast.expr) and (found := matched(self.old[0].value, node)) is not None:
+        if (
+            self.single
+            and isinstance(node, ast.expr)
+            and (found := matched(self.old[0].value, node)) is not None
+        ):
             self.done += 1
             return filled(self.new[0].value, found)
         return super().visit(node)
@@ -125,7 +143,11 @@ class Edit(ast.NodeTransformer):
             if None not in parts:
                 self.done += 1
                 found = [one for part in parts for one in part]
-                return [*block[:start], *(filled(statement, found) for statement in self.new), *block[end:]]
+                return [
+                    *block[:start],
+                    *(filled(statement, found) for statement in self.new),
+                    *block[end:],
+                ]
         return block
 
 
@@ -137,7 +159,11 @@ def matched(pattern, node):
         if len(pattern) == 1 and isinstance(pattern[0], ast.Expr) and anything(pattern[0].value):
             return [node]
         parts = [matched(*pair) for pair in zip(pattern, node, strict=False)]
-        return [one for part in parts for one in part] if len(pattern) == len(node) and None not in parts else None
+        return (
+            [one for part in parts for one in part]
+            if len(pattern) == len(node) and None not in parts
+            else None
+        )
     if not isinstance(pattern, ast.AST):
         return [] if type(pattern) is type(node) and pattern == node else None
     if isinstance(node, ast.expr) and anything(pattern):
@@ -145,7 +171,9 @@ def matched(pattern, node):
     if type(pattern) is not type(node):
         return None
     names = [name for name in pattern._fields if name not in ("ctx", "kind", "type_comment")]
-    return matched([getattr(pattern, n, None) for n in names], [getattr(node, n, None) for n in names])
+    return matched(
+        [getattr(pattern, n, None) for n in names], [getattr(node, n, None) for n in names]
+    )
 
 
 def anything(pattern):
@@ -171,14 +199,25 @@ def definitions(tree, names):
     """The definitions of a qualified name."""
     if not names:
         return [tree]
-    return [found for node in inside(tree) if names[0] in names_of(node) for found in definitions(node, names[1:])]
+    return [
+        found
+        for node in inside(tree)
+        if names[0] in names_of(node)
+        for found in definitions(node, names[1:])
+    ]
 
 
 def names_of(node):
     """The names that a statement defines: a class's, a function's, a constant's."""
     if isinstance(node, BLOCKS):
         return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    targets = (
+        node.targets
+        if isinstance(node, ast.Assign)
+        else [node.target]
+        if isinstance(node, ast.AnnAssign)
+        else []
+    )
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 

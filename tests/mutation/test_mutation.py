@@ -17,7 +17,11 @@ from planted_bugs import BUGS
 from planting import PACKAGES, ROOT, Bug, Sources, file_of_test
 
 SOURCES = Sources(PACKAGES)
-GREEN, RED, ELSEWHERE = 0, 1, 77  # pytest's exit status for passed and failed tests; ours for another library
+GREEN, RED, ELSEWHERE = (
+    0,
+    1,
+    77,
+)  # pytest's exit status for passed and failed tests; ours for another library
 
 # Given to pytest as a plugin: it makes sure that the copy is what is tested, notes which of the asked-for tests have
 # failed, and leaves out the rest of those that have.
@@ -73,9 +77,21 @@ def run(copy, tests):
         "HYPOTHESIS_STORAGE_DIRECTORY": str(copy / "hypothesis"),
         "OMP_NUM_THREADS": "1",
     }
-    options = ["-q", "-p", "no:cacheprovider", "-p", "mutation_plugin", "--tb=line", "-m", "not slow", "--every-case"]
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "mutation_plugin",
+        "--tb=line",
+        "-m",
+        "not slow",
+        "--every-case",
+    ]
     command = [sys.executable, "-m", "pytest", *options, *tests]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=900)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=900
+    )
 
 
 def tail(result):
@@ -85,7 +101,8 @@ def tail(result):
 @pytest.mark.slow
 def test_without_a_bug_the_tests_are_green(tmp_path):
     result = run(
-        planted(tmp_path), sorted({file_of_test(test.partition("::")[0]) for bug in BUGS for test in bug.tests})
+        planted(tmp_path),
+        sorted({file_of_test(test.partition("::")[0]) for bug in BUGS for test in bug.tests}),
     )
     assert result.returncode == GREEN, tail(result)
 
@@ -122,7 +139,11 @@ def test_every_planted_bug_is_still_an_edit():
         assert found != text
         for test in bug.tests:
             file, _, inner = file_of_test(test).partition("::")
-            assert not inner or f"def {inner.rpartition('::')[2].partition('[')[0]}(" in (ROOT / file).read_text(), test
+            assert (
+                not inner
+                or f"def {inner.rpartition('::')[2].partition('[')[0]}("
+                in (ROOT / file).read_text()
+            ), test
 
 
 class Reworded(ast.NodeTransformer):
@@ -163,23 +184,34 @@ def planted_in(where, old, new, text=SMALL):
 
 def test_a_bug_is_found_by_its_definition_and_its_tree():
     halved = planted_in("first", "draw(sigma, n)", "draw(sigma / 2, n)")
-    assert halved == ast.unparse(ast.parse(SMALL.replace("draw(sigma, n)", "draw(sigma / 2, n)", 1)))
-    layout = SMALL.replace("draw(sigma, n)", "draw(  # of the noise\n        sigma,\n        n,\n    )")
+    assert halved == ast.unparse(
+        ast.parse(SMALL.replace("draw(sigma, n)", "draw(sigma / 2, n)", 1))
+    )
+    layout = SMALL.replace(
+        "draw(sigma, n)", "draw(  # of the noise\n        sigma,\n        n,\n    )"
+    )
     assert planted_in("first", "draw(sigma, n)", "draw(sigma / 2, n)", layout) == halved
     anything = planted_in("first", "if noise is None:\n    ...", "if False:\n    ...")
     assert anything == ast.unparse(ast.parse(SMALL.replace("noise is None", "False")))
-    assert "ValueError" in planted_in("first", "raise ValueError(...)\n", "raise ValueError(...)\npass")
+    assert "ValueError" in planted_in(
+        "first", "raise ValueError(...)\n", "raise ValueError(...)\npass"
+    )
     for where, old in (("first", "draw(sigma)"), ("third", "draw(sigma, n)")):
         with pytest.raises(AssertionError):
             planted_in(where, old, "None")
 
 
 def test_a_bug_is_found_wherever_its_definition_was_moved(tmp_path):
-    bug, doubled = Bug("a", "first", "draw(sigma, n)", "0", ()), Bug("b", "LIMIT", "1 << 7", "1 << 8", ())
+    bug, doubled = (
+        Bug("a", "first", "draw(sigma, n)", "0", ()),
+        Bug("b", "LIMIT", "1 << 7", "1 << 8", ()),
+    )
     here, there = tmp_path / "one" / "noise.py", tmp_path / "two" / "inner" / "other.py"
     for file in (here, there):
         file.parent.mkdir(parents=True)
-        file.write_text("def first():\n    return 'another one'\n\ndef third():\n    return draw(sigma, n), 1 << 7\n")
+        file.write_text(
+            "def first():\n    return 'another one'\n\ndef third():\n    return draw(sigma, n), 1 << 7\n"
+        )
     for moved in (here, there):
         before = moved.read_text()
         moved.write_text(SMALL + "\nLIMIT = 1 << 7\n")

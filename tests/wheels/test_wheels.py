@@ -23,7 +23,16 @@ def called(command, **options):
 def wheels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheels")
     called(
-        [*PIP, "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT), str(ROOT / "lab"), str(ROOT / "studies")]
+        [
+            *PIP,
+            "wheel",
+            "--no-deps",
+            "--wheel-dir",
+            str(folder),
+            str(ROOT),
+            str(ROOT / "lab"),
+            str(ROOT / "studies"),
+        ]
     )
     return {path.name.split("-")[0]: path for path in folder.glob("*.whl")}
 
@@ -45,17 +54,30 @@ def test_the_library_is_without_the_laboratory_and_has_what_it_reads(wheels):
     assert set(wheels) == {"fedveil", "fedveil_lab", "fedveil_studies"}
     names = zipfile.ZipFile(wheels["fedveil"]).namelist()
     assert all(name.split("/")[0].startswith("fedveil") for name in names)
-    assert not [name for name in names if name.startswith(("fedveil_lab/", "fedveil_studies/", "tests/", "results/"))]
+    assert not [
+        name
+        for name in names
+        if name.startswith(("fedveil_lab/", "fedveil_studies/", "tests/", "results/"))
+    ]
     assert [name for name in names if name.endswith("/py.typed")]
     laboratory = zipfile.ZipFile(wheels["fedveil_lab"]).namelist()
     assert not [name for name in laboratory if name.startswith(("fedveil/", "fedveil_studies/"))]
-    for suffix in ("/py.typed", "presets/digits-record.toml", "report.html.j2", "card.yaml.j2", "words.toml"):
+    for suffix in (
+        "/py.typed",
+        "presets/digits-record.toml",
+        "report.html.j2",
+        "card.yaml.j2",
+        "words.toml",
+    ):
         assert [name for name in laboratory if name.endswith(suffix)]
     studies = zipfile.ZipFile(wheels["fedveil_studies"])
     assert [name for name in studies.namelist() if name.endswith("study.toml")]
     version = wheels["fedveil"].name.split("-")[1]
     assert {path.name.split("-")[1] for path in wheels.values()} == {version}
-    for package, pinned in {"fedveil_lab": ["fedveil"], "fedveil_studies": ["fedveil", "fedveil-lab"]}.items():
+    for package, pinned in {
+        "fedveil_lab": ["fedveil"],
+        "fedveil_studies": ["fedveil", "fedveil-lab"],
+    }.items():
         wheel = zipfile.ZipFile(wheels[package])
         [metadata] = [name for name in wheel.namelist() if name.endswith("/METADATA")]
         for name in pinned:
@@ -70,11 +92,21 @@ def test_the_first_command_runs_and_its_runs_can_be_reported(installed, tmp_path
         cwd=tmp_path,
     )
     assert all(path.startswith(str(installed)) for path in where.split())
-    said = run(installed, "-m", "fedveil", "compare", "hospitals-breast", "--out", "first", cwd=tmp_path)
+    said = run(
+        installed, "-m", "fedveil", "compare", "hospitals-breast", "--out", "first", cwd=tmp_path
+    )
     assert "client-level" in said
     run(installed, "-m", "fedveil", "report", "first", cwd=tmp_path)
     told = run(
-        installed, "-m", "fedveil", "report", "--verify", "first/report/report.json", "--ledgers", "first", cwd=tmp_path
+        installed,
+        "-m",
+        "fedveil",
+        "report",
+        "--verify",
+        "first/report/report.json",
+        "--ledgers",
+        "first",
+        cwd=tmp_path,
     )
     assert "DIFFERS" not in told
     assert "metric-privacy" in run(installed, "-m", "fedveil", "reproduce", "--list", cwd=tmp_path)

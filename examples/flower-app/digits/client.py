@@ -11,7 +11,9 @@ from digits.task import LAYOUT, fit, network, of_client
 from fedveil.flower import FACTS, privacy_mod, read_broadcast, write_facts
 
 # ledger="run" is for simulations; a node's own privacy.ledger comes before it.
-app = ClientApp(mods=[privacy_mod(LAYOUT, policy=Path(__file__).parent / "policy.toml", ledger="run")])
+app = ClientApp(
+    mods=[privacy_mod(LAYOUT, policy=Path(__file__).parent / "policy.toml", ledger="run")]
+)
 
 
 @app.train()

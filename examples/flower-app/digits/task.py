@@ -31,7 +31,9 @@ def of_client(context):
     """A client's own examples: in a deployment the file that its node names, in a simulation a part of the digits."""
     if "data" in context.node_config:
         held = np.load(context.node_config["data"])
-        return torch.tensor(held["x"] / 16, dtype=torch.float32), torch.tensor(held["y"], dtype=torch.int64)
+        return torch.tensor(held["x"] / 16, dtype=torch.float32), torch.tensor(
+            held["y"], dtype=torch.int64
+        )
     x, y = examples()
     mine = slice(context.node_config["partition-id"], 1400, context.node_config["num-partitions"])
     return x[mine], y[mine]

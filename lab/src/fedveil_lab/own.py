@@ -72,23 +72,47 @@ def compare(
 
     Examples
     --------
-    >>> make = lambda clients, method, seed: fv.Federation(model=model, clients=clients, method=method, seed=seed)
-    >>> settings = {"no privacy": None, "epsilon 8": fv.GlobalDP(epsilon=8, delta=1e-5, rounds=2, clip=1.0)}
+    >>> make = lambda clients, method, seed: fv.Federation(
+    ...     model=model, clients=clients, method=method, seed=seed
+    ... )
+    >>> settings = {
+    ...     "no privacy": None,
+    ...     "epsilon 8": fv.GlobalDP(epsilon=8, delta=1e-5, rounds=2, clip=1.0),
+    ... }
     >>> fv.compare(make, clients, settings, rounds=2)[-1].values["guarantee"]
     'formal eps=8 at delta=1e-05 (zero-out, client, central, total)'
     """
     if isinstance(what, Config | str | Path):
         config = what if isinstance(what, Config) else load(str(what))
-        return Compared(tuple(compare_settings(config, out, seeds=seeds, progress=progress or shown())))
+        return Compared(
+            tuple(compare_settings(config, out, seeds=seeds, progress=progress or shown()))
+        )
     require_function(what)
-    _require("compare(make, clients, settings, rounds=10)", clients=clients, settings=settings, rounds=rounds)
+    _require(
+        "compare(make, clients, settings, rounds=10)",
+        clients=clients,
+        settings=settings,
+        rounds=rounds,
+    )
     if not isinstance(settings, Mapping):
-        raise FieldError("settings", type(settings).__name__, 'must name each: {"no privacy": None, "mine": method}')
+        raise FieldError(
+            "settings",
+            type(settings).__name__,
+            'must name each: {"no privacy": None, "mine": method}',
+        )
     if out is not None:
-        raise FieldError("out", str(out), "is for configurations; what a function makes has no file to run it again by")
+        raise FieldError(
+            "out",
+            str(out),
+            "is for configurations; what a function makes has no file to run it again by",
+        )
     planned, delta = require_rounds("rounds", rounds), require_within("delta", "delta", delta)
     cells = [
-        Cell(label, stated(planned, seed, delta), make=partial(_made, what, clients or (), given, seed))
+        Cell(
+            label,
+            stated(planned, seed, delta),
+            make=partial(_made, what, clients or (), given, seed),
+        )
         for label, given in settings.items()
         for seed in range(require_count("seeds", seeds))
     ]
@@ -118,7 +142,9 @@ class Compared(Sequence[Summary]):
 
     Examples
     --------
-    >>> make = lambda clients, method, seed: fv.Federation(model=model, clients=clients, method=method, seed=seed)
+    >>> make = lambda clients, method, seed: fv.Federation(
+    ...     model=model, clients=clients, method=method, seed=seed
+    ... )
     >>> runs = fv.compare(make, clients, {"no privacy": None, "a median": fv.FedMedian()}, rounds=1)
     >>> [run.setting for run in runs]
     ['no privacy', 'a median']
@@ -138,7 +164,10 @@ class Compared(Sequence[Summary]):
 
         tables = [table.text(WIDTH) for table in comparison_tables(self.summaries, WIDTH)]
         notes = [cleaned(note, len(note), keep="\n") for note in comparison_notes(self.summaries)]
-        return "\n".join(line for text in (*tables, *notes) for line in (broken_lines(text, WIDTH))) + "\n"
+        return (
+            "\n".join(line for text in (*tables, *notes) for line in (broken_lines(text, WIDTH)))
+            + "\n"
+        )
 
 
 def _made(make: Make, clients: Clients, given: OwnSetting, seed: int) -> Federation:
@@ -150,7 +179,9 @@ def require_function(what: Any) -> None:
     """Refuse what is neither a configuration nor a function that makes a federation."""
     if not callable(what) or isinstance(what, type):
         accepted = "must be a configuration, its path, or a function (clients, method, seed) that makes a Federation"
-        raise FieldError("what", what.__name__ if isinstance(what, type) else type(what).__name__, accepted)
+        raise FieldError(
+            "what", what.__name__ if isinstance(what, type) else type(what).__name__, accepted
+        )
 
 
 def _require(call: str, **given: Any) -> None:
@@ -218,9 +249,13 @@ def audit(
 
     Examples
     --------
-    >>> make = lambda clients, method, seed: fv.Federation(model=model, clients=clients, method=method, seed=seed)
+    >>> make = lambda clients, method, seed: fv.Federation(
+    ...     model=model, clients=clients, method=method, seed=seed
+    ... )
     >>> held = [(*client, *client) for client in clients]
-    >>> result = fv.audit(make, held, fv.GlobalDP(noise_multiplier=4.0, clip=1.0), rounds=1, replicates=4)
+    >>> result = fv.audit(
+    ...     make, held, fv.GlobalDP(noise_multiplier=4.0, clip=1.0), rounds=1, replicates=4
+    ... )
     >>> result.measured.lower <= result.measured.ceiling
     True
     """
@@ -257,7 +292,9 @@ def audit(
         require_within("delta", "delta", delta),
     )
     judged = play(game, progress=progress)
-    return OwnAudit(**vars(judged), target=where, relation=relation, promised=judged.values["promised"])
+    return OwnAudit(
+        **vars(judged), target=where, relation=relation, promised=judged.values["promised"]
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,7 +312,9 @@ class OwnAudit(Audit):
 
     Examples
     --------
-    >>> make = lambda clients, method, seed: fv.Federation(model=model, clients=clients, method=method, seed=seed)
+    >>> make = lambda clients, method, seed: fv.Federation(
+    ...     model=model, clients=clients, method=method, seed=seed
+    ... )
     >>> result = fv.audit(make, [(*c, *c) for c in clients], fv.FedMedian(), rounds=1, replicates=4)
     >>> type(result).__name__, result.target
     ('OwnAudit', 2)
@@ -315,4 +354,8 @@ def _relation(make: Make, clients: Clients, method: AnyMethod | None) -> str:
 def _held_out(clients: Sequence[ClientData]) -> ClientData | None:
     """What the given clients hold out, together."""
     parts = [(c.test_x, c.test_y) for c in clients if c.test_x is not None and c.test_y is not None]
-    return ClientData(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])) if parts else None
+    return (
+        ClientData(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
+        if parts
+        else None
+    )

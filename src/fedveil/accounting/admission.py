@@ -98,9 +98,13 @@ class Admission(Parameters):
             object.__setattr__(self, name, tuple(names))
         for number in self.runs or ():
             if not number.isdecimal():
-                raise FieldError("runs", number, 'must be the number of a run, in quotes, such as "8431"')
+                raise FieldError(
+                    "runs", number, 'must be the number of a run, in quotes, such as "8431"'
+                )
         if self.client is not None and not all(self.client.partition(":")):
-            raise FieldError("client", self.client, 'must be "module:attribute", such as "hospital.app:client"')
+            raise FieldError(
+                "client", self.client, 'must be "module:attribute", such as "hospital.app:client"'
+            )
 
     def refusal(self, signed: bool, **run: str) -> Denied | None:
         """Say why a run may not use this node; None if it may.
@@ -158,9 +162,17 @@ class SumPolicy(Parameters):
         object.__setattr__(self, "peers", require_keys("peers", self.peers, " (fedveil keys show)"))
         distinct = len(set(self.peers))
         if distinct < 2 or distinct != len(self.peers):
-            raise FieldError("peers", len(self.peers), "must be at least 2 other sites, each once: two have no sum")
+            raise FieldError(
+                "peers",
+                len(self.peers),
+                "must be at least 2 other sites, each once: two have no sum",
+            )
         named = len(self.peers) + 1
-        for name, most in (("least_sites", named), ("colluding", named - 2), ("silos_per_person", named)):
+        for name, most in (
+            ("least_sites", named),
+            ("colluding", named - 2),
+            ("silos_per_person", named),
+        ):
             if getattr(self, name) > most:
                 accepted = f"must be at most {most}: with this site the contract names {named}"
                 raise FieldError(name, getattr(self, name), accepted)

@@ -27,10 +27,18 @@ from fedveil.gdp import epsilon_of_mu, rounded_up
 Verdict = Literal["possible", "hard", "hopeless", "no promise"]
 
 _HEURISTIC: tuple[tuple[str, Trust, str], ...] = (
-    ("metric", "central", "at equal noise it was no more accurate than global DP: results/metric-privacy"),
+    (
+        "metric",
+        "central",
+        "at equal noise it was no more accurate than global DP: results/metric-privacy",
+    ),
     ("group", "local", "what its releases leak: results/guarantees"),
     ("fedre", "local", "what its releases leak: results/guarantees"),
-    ("sga-ldp", "local", "where clients memorise, a server that compares them recognises members: results/sga-ldp"),
+    (
+        "sga-ldp",
+        "local",
+        "where clients memorise, a server that compares them recognises members: results/sga-ldp",
+    ),
 )
 
 
@@ -134,10 +142,17 @@ def advise(
         For a value out of range, or an epsilon that no noise reaches.
     """
     clients, examples = require_count("clients", clients), require_count("examples", examples)
-    length, rounds = math.sqrt(require_count("dimension", dimension)), require_count("rounds", rounds)
+    length, rounds = (
+        math.sqrt(require_count("dimension", dimension)),
+        require_count("rounds", rounds),
+    )
     require_choice("unit", "client" if unit is None else unit, ("client", "record", "person"))
     if unit == "person" and records_per_person is None:
-        raise FieldError("records_per_person", None, "it is needed for persons: declare the most records that one has")
+        raise FieldError(
+            "records_per_person",
+            None,
+            "it is needed for persons: declare the most records that one has",
+        )
     records = require_count("records_per_person", records_per_person or 1)
     people = max(1, examples // records) if people is None else require_count("people", people)
     require_choice("trust", "local" if trust is None else trust, get_args(Trust))
@@ -154,7 +169,11 @@ def advise(
     options = _for_clients(silos, epsilon, delta, unit == "person")
     planned = (f"examples = {examples}",)
     if records_per_person is not None:
-        named: tuple[str, ...] = ('unit = "person"', f"people = {people}", f"records_per_person = {records}")
+        named: tuple[str, ...] = (
+            'unit = "person"',
+            f"people = {people}",
+            f"records_per_person = {records}",
+        )
         if silos_per_person > 1:
             named = (*named, f"silos_per_person = {silos_per_person}")
         options += silos.choices("person", people, named)
@@ -298,7 +317,9 @@ class _Silos:
         """
         n, tolerated = self.clients, self.tolerated
         asked = self.target
-        if group > 1:  # epsilon is that of the whole group, and a configuration would state that of one unit
+        if (
+            group > 1
+        ):  # epsilon is that of the whole group, and a configuration would state that of one unit
             asked = (f"noise_multiplier = {rounded_up(self.noise * group, 6)}",)
         lines = (*asked, f"rounds = {self.rounds}", *planned, *self.relation_line)
         sizes: tuple[str, ...] = ()
@@ -331,7 +352,9 @@ class _Silos:
         z = self.noise * group
         first = (silos_condition(1),) if unit == "person" else ()
         guarantee = self.promise(unit, trust, z, first, conditions).of_group(group)
-        if unit == "person" and self.silos_per_person > 1:  # all her silos together promise what one alone did
+        if (
+            unit == "person" and self.silos_per_person > 1
+        ):  # all her silos together promise what one alone did
             whole = guarantee.of_silos(self.silos_per_person)
             z *= (whole.mu or 0.0) / (guarantee.mu or 1.0)
             guarantee = replace(whole, bound=guarantee.bound)

@@ -28,7 +28,15 @@ from fedveil.accounting.events import (
 )
 from fedveil.checks import Mu, NonNegative, Parameters, Slope
 from fedveil.errors import FieldError, HeuristicError
-from fedveil.gdp import Meaning, compose_mu, epsilon_of_mu, epsilon_of_rho, meaning_of_curve, meaning_of_mu, rounded_up
+from fedveil.gdp import (
+    Meaning,
+    compose_mu,
+    epsilon_of_mu,
+    epsilon_of_rho,
+    meaning_of_curve,
+    meaning_of_mu,
+    rounded_up,
+)
 from fedveil.ranges import RANGES
 
 
@@ -66,7 +74,9 @@ class Bound(Parameters):
         HeuristicError
             If there is no curve over distance.
         """
-        raise HeuristicError(f"a release of this kind has no curve over distance: {self.describe()}")
+        raise HeuristicError(
+            f"a release of this kind has no curve over distance: {self.describe()}"
+        )
 
     def meaning(self, relation: Relation) -> Meaning:
         """Return what an attacker can reach, by default from the curve of epsilon over delta."""
@@ -297,7 +307,9 @@ class PLD(Bound):
             if isinstance(bound, PLD):
                 sampled += bound.events
             elif bound.mu > 0:
-                noise = min(FACTOR[relation] / bound.mu, most_noise)  # less noise than there is costs no less
+                noise = min(
+                    FACTOR[relation] / bound.mu, most_noise
+                )  # less noise than there is costs no less
                 gaussian.append((Gaussian(noise), 1))
         return cls(tuple(count_events(sampled + gaussian).items()))
 
@@ -317,7 +329,9 @@ class OverDistance(Bound):
         return float(next(iter(vars(self).values())))
 
     def epsilon(self, delta: float, relation: Relation) -> float:
-        raise HeuristicError("a d-private release has no epsilon without a distance; see epsilon_at")
+        raise HeuristicError(
+            "a d-private release has no epsilon without a distance; see epsilon_at"
+        )
 
 
 @dataclass(frozen=True)
@@ -367,7 +381,9 @@ class MetricDP(OverDistance):
 
     @property
     def slope(self) -> float:
-        squares = [count * event.shift**2 / event.dimension for event, count in self.events_per_distance]
+        squares = [
+            count * event.shift**2 / event.dimension for event, count in self.events_per_distance
+        ]
         return math.sqrt(math.fsum(squares)) or self.epsilon_per_distance
 
     def epsilon_at(self, distance: float, delta: float) -> float:
@@ -392,7 +408,9 @@ class MetricDP(OverDistance):
         epsilon = math.fsum(bound.epsilon_per_distance for bound in bounds)
         releases: list[tuple[Event, int]] = []
         for bound in bounds:
-            if not bound.events_per_distance:  # without its releases nothing exact is known of a bound
+            if (
+                not bound.events_per_distance
+            ):  # without its releases nothing exact is known of a bound
                 return cls(epsilon)
             releases += bound.events_per_distance
         behind: dict[Any, int] = count_events(releases)
@@ -403,7 +421,14 @@ class MetricDP(OverDistance):
 
 
 PROVEN = (GDP, MetricGDP, PLD, ZCDP, MetricDP)  # in the order in which a total is tried
-PARAMETERS = ("mu", "mu_per_distance", "rho", "epsilon_per_distance", "events_per_distance", "events")
+PARAMETERS = (
+    "mu",
+    "mu_per_distance",
+    "rho",
+    "epsilon_per_distance",
+    "events_per_distance",
+    "events",
+)
 
 
 def composed(bounds: Iterable[Bound], relation: Relation) -> Bound:
@@ -423,7 +448,9 @@ def composed(bounds: Iterable[Bound], relation: Relation) -> Bound:
         if all(isinstance(bound, (kind, *kind.joins)) for bound in every):
             return kind.total(every, relation)
     names = [bound.describe() for bound in every]
-    raise FieldError("guarantees", names, "rho or d-privacy and the others do not compose into one number")
+    raise FieldError(
+        "guarantees", names, "rho or d-privacy and the others do not compose into one number"
+    )
 
 
 def bound_from(status: str, values: Mapping[str, Any]) -> Bound:
@@ -450,5 +477,7 @@ def bound_from(status: str, values: Mapping[str, Any]) -> Bound:
         names = [field.name for field in fields(kind)]
         if names[0] in given and given.keys() <= set(names):
             return kind(**given)
-    accepted = "needs exactly one of mu, mu_per_distance alone, rho, epsilon_per_distance and events"
+    accepted = (
+        "needs exactly one of mu, mu_per_distance alone, rho, epsilon_per_distance and events"
+    )
     raise FieldError("status", status, accepted)

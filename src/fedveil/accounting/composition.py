@@ -38,14 +38,19 @@ from fedveil.registry import optional
 _INTERVAL = 1e-4
 _FIRST_POINTS = 2_000  # of the widest single loss, when the composed one is first estimated
 _POINTS = 1_000_000  # of the composed loss
-_SLOW_POINTS: dict[type[Event], int] = {EuclideanLaplace: 1_000, Mixture: 10_000}  # of kinds that take long a point
+_SLOW_POINTS: dict[type[Event], int] = {
+    EuclideanLaplace: 1_000,
+    Mixture: 10_000,
+}  # of kinds that take long a point
 _RARE = 1e-9
 _CURVE = 1000  # points of delta(epsilon)
 # Beyond these losses e^loss, or the grid, overflows: of a Laplace kind, and of a Gaussian kind or of all together.
 _LAPLACE_OVERFLOW, _OVERFLOW = 650.0, 1e5
 
 
-def epsilon(events: Iterable[tuple[Event, int]], delta: float, relation: Relation = "zero-out") -> float:
+def epsilon(
+    events: Iterable[tuple[Event, int]], delta: float, relation: Relation = "zero-out"
+) -> float:
     """Bound epsilon of all events together.
 
     Parameters
@@ -74,7 +79,11 @@ def epsilon(events: Iterable[tuple[Event, int]], delta: float, relation: Relatio
         return 0.0
     lost = overflow_delta(counts, relation)
     if require_within("delta", "delta", delta) <= lost:
-        raise FieldError("delta", delta, f"must be above {lost:.2g}, the chance that a lot of these steps is too large")
+        raise FieldError(
+            "delta",
+            delta,
+            f"must be above {lost:.2g}, the chance that a lot of these steps is too large",
+        )
     delta -= lost
     if _needs_renyi(counts):
         return _renyi(others, mu, factor, delta, relation)
@@ -82,7 +91,9 @@ def epsilon(events: Iterable[tuple[Event, int]], delta: float, relation: Relatio
     return loss.added + loss.epsilon(delta)
 
 
-def _split(counts: Mapping[Event, int], relation: Relation) -> tuple[float, float, dict[Event, int]]:
+def _split(
+    counts: Mapping[Event, int], relation: Relation
+) -> tuple[float, float, dict[Event, int]]:
     """Return the relation's factor, mu of the Gaussians without sampling, and the other events."""
     factor = factor_of(relation)
     others: dict[Event, int] = {}
@@ -100,10 +111,14 @@ def _needs_renyi(counts: Iterable[Event]) -> bool:
 
 
 def _library() -> Any:
-    return optional("dp_accounting", "composing sampled steps needs dp-accounting", '"fedveil[accounting]"')
+    return optional(
+        "dp_accounting", "composing sampled steps needs dp-accounting", '"fedveil[accounting]"'
+    )
 
 
-def curve(events: Iterable[tuple[Event, int]], relation: Relation = "zero-out") -> tuple[Curve, Curve]:
+def curve(
+    events: Iterable[tuple[Event, int]], relation: Relation = "zero-out"
+) -> tuple[Curve, Curve]:
     """Compute points of delta(epsilon) of all events together, for `fedveil.gdp`.
 
     Parameters
@@ -121,7 +136,9 @@ def curve(events: Iterable[tuple[Event, int]], relation: Relation = "zero-out") 
     counts = count_events(events)
     if _needs_renyi(counts):
         deltas = np.geomspace(1e-12, 0.5, _CURVE)
-        return np.array([epsilon(counts.items(), float(delta), relation) for delta in deltas]), deltas
+        return np.array(
+            [epsilon(counts.items(), float(delta), relation) for delta in deltas]
+        ), deltas
     factor, mu, others = _split(counts, relation)
     loss = _total_loss(tuple(others.items()), mu, factor, relation)
     epsilons = np.linspace(0.0, loss.epsilon(_RARE), _CURVE)
@@ -224,7 +241,9 @@ def _composed(
     return total
 
 
-def _without_large_losses(others: dict[Event, int], mu: float, factor: float) -> tuple[dict[Event, int], float, float]:
+def _without_large_losses(
+    others: dict[Event, int], mu: float, factor: float
+) -> tuple[dict[Event, int], float, float]:
     """Bound events of too large losses in closed form.
 
     Laplace kinds are bounded by their sum, Gaussian kinds as if nobody was sampled.
@@ -352,10 +371,16 @@ def _distribution(
     if isinstance(event, Poisson) and isinstance(event.event, Laplace):
         return pld.from_laplace_mechanism(event.event.scale, sampling_prob=event.rate, **grid)
     if isinstance(event, Mixture):
-        z, amounts, chances = event.noise_multiplier, list(event.sensitivities), list(event.probabilities)
+        z, amounts, chances = (
+            event.noise_multiplier,
+            list(event.sensitivities),
+            list(event.probabilities),
+        )
         try:
             return pld.from_mixture_gaussian_mechanism(z, amounts, chances, **grid)
-        except ValueError:  # differences of logarithms are rounding alone: count as if all were drawn every time
+        except (
+            ValueError
+        ):  # differences of logarithms are rounding alone: count as if all were drawn every time
             return pld.from_gaussian_mechanism(z / max(amounts), **grid)
     raise FieldError("events", type(event).__name__, "has no privacy-loss distribution")
 
@@ -370,9 +395,13 @@ def _renyi(
     dp = _library()
     fixed = any(isinstance(event, FixedSize) for event in others)
     if fixed and relation == "add/remove":
-        raise FieldError("relation", relation, "fixed-size sampling publishes n: use zero-out or replace-one")
+        raise FieldError(
+            "relation", relation, "fixed-size sampling publishes n: use zero-out or replace-one"
+        )
     # zero-out is one kind of replacement, so the bound for replacement covers it
-    neighbours = dp.NeighboringRelation.REPLACE_ONE if fixed else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+    neighbours = (
+        dp.NeighboringRelation.REPLACE_ONE if fixed else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+    )
     accountant = dp.rdp.RdpAccountant(neighboring_relation=neighbours)
     if mu > 0:
         accountant.compose(dp.GaussianDpEvent(1 / mu))
@@ -398,7 +427,9 @@ def _renyi_event(
         return dp.SampledWithoutReplacementDpEvent(event.population, event.sample, inner)
     known = not fixed and relation != "replace-one"
     if known and isinstance(event, Poisson) and isinstance(event.event, Gaussian):
-        return dp.PoissonSampledDpEvent(event.rate, dp.GaussianDpEvent(event.event.noise_multiplier))
+        return dp.PoissonSampledDpEvent(
+            event.rate, dp.GaussianDpEvent(event.event.noise_multiplier)
+        )
     if isinstance(event, Laplace):
         return dp.LaplaceDpEvent(event.scale / factor)
     raise FieldError("events", type(event).__name__, f"has no Renyi bound here under {relation}")

@@ -24,7 +24,9 @@ def discretised(dimension: int, shift: float, interval: float) -> Any:
     from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
     if dimension == 1:
-        return privacy_loss_distribution.from_laplace_mechanism(1 / shift, value_discretization_interval=interval)
+        return privacy_loss_distribution.from_laplace_mechanism(
+            1 / shift, value_discretization_interval=interval
+        )
     top = math.ceil(greatest_loss(dimension, shift) / interval)
     positive = np.arange(0, top + 1) * interval
     upper = delta_of_shift(dimension, shift, positive)

@@ -104,9 +104,15 @@ class Mixture(Parameters):
             require_non_negative("mixture", value)
         matched = len(self.sensitivities) == len(self.probabilities)
         if not matched or not math.isclose(math.fsum(self.probabilities), 1.0):
-            raise FieldError("probabilities", self.probabilities, "must match the sensitivities and sum to 1")
+            raise FieldError(
+                "probabilities", self.probabilities, "must match the sensitivities and sum to 1"
+            )
         if not any(self.sensitivities):
-            raise FieldError("sensitivities", self.sensitivities, "must hold one above 0: nothing else costs anything")
+            raise FieldError(
+                "sensitivities",
+                self.sensitivities,
+                "must hold one above 0: nothing else costs anything",
+            )
 
 
 @dataclass(frozen=True)
@@ -165,11 +171,31 @@ class FixedSize(Parameters):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sample > self.population:
-            raise FieldError("sample", self.sample, f"must be at most the population of {self.population}")
+            raise FieldError(
+                "sample", self.sample, f"must be at most the population of {self.population}"
+            )
 
 
-Event = Gaussian | Laplace | EuclideanLaplace | DiscreteGaussian | Mixture | Poisson | Changed | FixedSize
-_KNOWN = (Gaussian, Laplace, EuclideanLaplace, DiscreteGaussian, Mixture, Poisson, Changed, FixedSize)
+Event = (
+    Gaussian
+    | Laplace
+    | EuclideanLaplace
+    | DiscreteGaussian
+    | Mixture
+    | Poisson
+    | Changed
+    | FixedSize
+)
+_KNOWN = (
+    Gaussian,
+    Laplace,
+    EuclideanLaplace,
+    DiscreteGaussian,
+    Mixture,
+    Poisson,
+    Changed,
+    FixedSize,
+)
 
 
 Counted = tuple[tuple[Any, int], ...]  # events, each with how often it came
@@ -186,7 +212,9 @@ def count_events(events: Iterable[tuple[Event, int]]) -> dict[Event, int]:
     counts: dict[Event, int] = {}
     for pair in events:
         if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], _KNOWN):
-            raise FieldError("events", pair, "must be (event, count) pairs of fedveil.accounting events")
+            raise FieldError(
+                "events", pair, "must be (event, count) pairs of fedveil.accounting events"
+            )
         event, count = _without_full_sampling(pair[0]), require_count("count", pair[1])
         counts[event] = counts.get(event, 0) + count
     return counts
@@ -204,7 +232,9 @@ def overflow_delta(counts: Mapping[Event, int], relation: Relation) -> float:
     """Return the delta of sampled steps whose lots may be too large for their places."""
     if relation != "add/remove":
         return 0.0
-    sampled = sum(count for event, count in counts.items() if isinstance(event, Poisson | Changed | Mixture))
+    sampled = sum(
+        count for event, count in counts.items() if isinstance(event, Poisson | Changed | Mixture)
+    )
     return sampled * SPILLED
 
 

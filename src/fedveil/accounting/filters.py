@@ -58,7 +58,9 @@ class Filter:
 
     def __init__(self, epsilon: float, delta: float) -> None:
         self.budget, step = mu_of_epsilon(epsilon, delta), 1e-14
-        while epsilon_of_mu(self.budget, delta) > epsilon:  # rounding must not lift a full budget above epsilon
+        while (
+            epsilon_of_mu(self.budget, delta) > epsilon
+        ):  # rounding must not lift a full budget above epsilon
             self.budget *= 1 - step
             step *= 2
         self.terms: dict[str, float] | None = {"epsilon": float(epsilon), "delta": float(delta)}
@@ -76,7 +78,9 @@ class Filter:
         if isinstance(spend.guarantee.bound, ZCDP):
             return self.admit_rho(spend.guarantee.bound.rho)
         if spend.guarantee.mu is None:
-            raise FieldError("filter", "epsilon", f"cannot hold a {spend.guarantee.status} release to an epsilon")
+            raise FieldError(
+                "filter", "epsilon", f"cannot hold a {spend.guarantee.status} release to an epsilon"
+            )
         return self.admit(_charge(spend))
 
     def held(self, worst: Guarantee, spends: Iterable[Spend]) -> Guarantee:
@@ -173,7 +177,11 @@ class LeakageFilter:
     def admit_spend(self, spend: Spend) -> bool:
         """Charge a spend by its leakage."""
         if spend.leakage is None:
-            raise FieldError("filter", "leakage", "the method states no leakage to cap; cap participations instead")
+            raise FieldError(
+                "filter",
+                "leakage",
+                "the method states no leakage to cap; cap participations instead",
+            )
         return self.admit(spend.leakage)
 
 
@@ -243,7 +251,9 @@ class StepFilter:
         while fits(high):
             low, high = high, 2 * high
             if high > 1e9:
-                raise FieldError("epsilon", epsilon, "allows over a billion steps: state the number you plan")
+                raise FieldError(
+                    "epsilon", epsilon, "allows over a billion steps: state the number you plan"
+                )
         while high - low > 1:
             middle = (low + high) // 2
             if fits(middle):
@@ -263,7 +273,9 @@ class StepFilter:
         self._kind = same_kind(self._kind, spend)
         steps = self._steps_of(spend.guarantee)
         if steps is None:
-            raise FieldError("filter", spend.guarantee.describe(), f"counts steps of {self.event} only")
+            raise FieldError(
+                "filter", spend.guarantee.describe(), f"counts steps of {self.event} only"
+            )
         if self.spent + steps > self.steps:
             return False
         self.spent += steps

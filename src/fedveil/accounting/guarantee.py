@@ -7,10 +7,25 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from fedveil.accounting.bounds import GDP, PARAMETERS, Bound, Heuristic, OverDistance, Unprotected, bound_from, composed
+from fedveil.accounting.bounds import (
+    GDP,
+    PARAMETERS,
+    Bound,
+    Heuristic,
+    OverDistance,
+    Unprotected,
+    bound_from,
+    composed,
+)
 from fedveil.accounting.events import Relation
 from fedveil.checks import Count, NonNegative, Parameters, SilosOfPerson
-from fedveil.errors import FieldError, require_a, require_choice, require_count, require_non_negative
+from fedveil.errors import (
+    FieldError,
+    require_a,
+    require_choice,
+    require_count,
+    require_non_negative,
+)
 from fedveil.gdp import Meaning, rounded_up
 
 Unit = Literal["client", "record", "person", "parameter vector"]
@@ -19,9 +34,20 @@ Status = Literal["formal", "conditional", "heuristic", "none"]
 Scope = Literal["round", "total"]
 PARTS: tuple[Unit, ...] = ("record", "person")  # units that are a part of a client's data
 
-_SHARED = ("unit", "relation", "trust", "group", "public_size")  # the same in all guarantees of one total
+_SHARED = (
+    "unit",
+    "relation",
+    "trust",
+    "group",
+    "public_size",
+)  # the same in all guarantees of one total
 # Defaults, which are not written; a guarantee written before there was such a field is read with them.
-_OPTIONAL: dict[str, Any] = {"group": 1, "silos_per_person": 1, "public_size": None, "hypotheses_apart": None}
+_OPTIONAL: dict[str, Any] = {
+    "group": 1,
+    "silos_per_person": 1,
+    "public_size": None,
+    "hypotheses_apart": None,
+}
 
 VACUOUS = 20.0  # an epsilon above this is printed, and flagged: it excludes nothing in practice
 
@@ -39,7 +65,9 @@ KEYS_ARE_SECRET = (
 )
 SUM_IS_TRUSTED = "whoever receives single shares is trusted to hand on their sum alone"
 FIXED_COHORT = "the planned cohort stays the same, and is not sampled, whoever belongs"
-BEFORE_ROUNDING = "the server did what its code says: noise did not cover how a machine rounds then (SECURITY.md)"
+BEFORE_ROUNDING = (
+    "the server did what its code says: noise did not cover how a machine rounds then (SECURITY.md)"
+)
 BEFORE_ORDER = (
     "the records are no images, or the server did what its code says: noise did not cover how a machine rounds where "
     "the memory order of images follows one of them (SECURITY.md)"
@@ -103,9 +131,17 @@ class Guarantee(Parameters):
         super().__post_init__()
         object.__setattr__(self, "conditions", tuple(self.conditions))
         if (self.public_size is not None) != (self.unit in PARTS):
-            raise FieldError("public_size", self.public_size, "is stated for records and persons, and only for them")
+            raise FieldError(
+                "public_size",
+                self.public_size,
+                "is stated for records and persons, and only for them",
+            )
         if self.silos_per_person > 1 and self.unit != "person":
-            raise FieldError("silos_per_person", self.silos_per_person, "is stated for persons, and only for them")
+            raise FieldError(
+                "silos_per_person",
+                self.silos_per_person,
+                "is stated for persons, and only for them",
+            )
         if self.conditions and not self.proven:
             raise FieldError("conditions", self.conditions, "belong to a proven bound")
 
@@ -208,7 +244,9 @@ class Guarantee(Parameters):
         if not self.proven:
             return replace(self, silos_per_person=count)
         before = self.silos_per_person
-        others = [condition for condition in self.conditions if condition != silos_condition(before)]
+        others = [
+            condition for condition in self.conditions if condition != silos_condition(before)
+        ]
         conditions = _distinct([silos_condition(count), *others])
         return replace(
             self,
@@ -270,7 +308,9 @@ class Guarantee(Parameters):
         if isinstance(self.bound, Heuristic):
             return f"heuristic ({where})"
         if isinstance(self.bound, OverDistance):
-            return f"{self.status} {self.bound.describe()} ({where}){self._choice(self.bound.symbol)}"
+            return (
+                f"{self.status} {self.bound.describe()} ({where}){self._choice(self.bound.symbol)}"
+            )
         if delta is None:
             return f"{self.status} {self.bound.describe()} ({self.relation}, {where})"
         epsilon = self.epsilon(delta)
@@ -331,7 +371,9 @@ class Guarantee(Parameters):
         for name, value in values.items():
             given = list(value) if isinstance(value, tuple) else value
             if given not in (None, "", []) and implied.get(name, _OPTIONAL.get(name)) != given:
-                raise FieldError(name, value, f"does not go with the rest, which makes it {implied.get(name)!r}")
+                raise FieldError(
+                    name, value, f"does not go with the rest, which makes it {implied.get(name)!r}"
+                )
         return made
 
 
@@ -397,7 +439,9 @@ def total(guarantees: Iterable[Guarantee]) -> Guarantee:
     distances: list[float] = []
     for part in parts:
         if any(getattr(part, name) != getattr(first, name) for name in _SHARED):
-            raise FieldError("guarantees", part.describe(), f"must share {', '.join(_SHARED)} with the others")
+            raise FieldError(
+                "guarantees", part.describe(), f"must share {', '.join(_SHARED)} with the others"
+            )
         conditions += part.conditions
         if part.hypotheses_apart is not None:
             distances.append(part.hypotheses_apart)

@@ -11,7 +11,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedveil.accounting.draws import Draw
-from fedveil.accounting.guarantee import BEFORE_ORDER, BEFORE_ROUNDING, PARTS, Guarantee, unprotected
+from fedveil.accounting.guarantee import (
+    BEFORE_ORDER,
+    BEFORE_ROUNDING,
+    PARTS,
+    Guarantee,
+    unprotected,
+)
 from fedveil.errors import FieldError, LedgerError, require_a, require_choice
 from fedveil.reading import json_of
 
@@ -22,7 +28,9 @@ Kind = Literal["model", "update", "gradient", "index", "metric", "count", "sum",
 _KINDS = get_args(Kind)
 Key = tuple[int, str]  # (round, purpose): the party is the ledger's own
 _encoded = json.JSONEncoder(sort_keys=True).encode
-RUN_OF_SITES = "sites_run"  # key of an opening: the framework's id of the run, as in the clients' own ledgers
+RUN_OF_SITES = (
+    "sites_run"  # key of an opening: the framework's id of the run, as in the clients' own ledgers
+)
 OPEN = "open"  # digest of an intent: nothing was handed over yet
 FORMAT = 3  # format of lines written now; `Entry.doubt` states the weakness of older ones
 
@@ -111,7 +119,9 @@ class Spend:
 
     Examples
     --------
-    >>> federation = fv.Federation(model=model, clients=clients, method=fv.GlobalDP(noise_multiplier=2.0), seed=1)
+    >>> federation = fv.Federation(
+    ...     model=model, clients=clients, method=fv.GlobalDP(noise_multiplier=2.0), seed=1
+    ... )
     >>> spend = federation.run(1).rounds[0].round.spend
     >>> spend.mechanism, spend.guarantee.scope
     ('gaussian', 'round')
@@ -222,7 +232,9 @@ class Ledger:
 
     Examples
     --------
-    >>> federation = fv.Federation(model=model, clients=clients, method=fv.GlobalDP(noise_multiplier=2.0), seed=1)
+    >>> federation = fv.Federation(
+    ...     model=model, clients=clients, method=fv.GlobalDP(noise_multiplier=2.0), seed=1
+    ... )
     >>> _ = federation.run(2)
     >>> ledger = federation.server.ledger
     >>> [entry.key for entry in ledger.entries]
@@ -280,12 +292,20 @@ class Ledger:
 
     def _commit(self, entry: Entry, run: str) -> str:
         known, entries = self._find(run, entry.key), self._of(run)
-        closes = known is not None and known.digest == OPEN != entry.digest and known.attempt == entry.attempt
+        closes = (
+            known is not None
+            and known.digest == OPEN != entry.digest
+            and known.attempt == entry.attempt
+        )
         following = 0 if known is None else known.attempt + 1
         if not closes and entry.attempt != following:
-            raise LedgerError(f"{self.party}: attempt {entry.attempt} of {entry.key} is not the next one")
+            raise LedgerError(
+                f"{self.party}: attempt {entry.attempt} of {entry.key} is not the next one"
+            )
         text = _encoded({"run": run, **self._body(entry)})
-        line = self._chained(text.replace('"guarantee": 0', f'"guarantee": {entry.spend.guarantee.text}', 1))
+        line = self._chained(
+            text.replace('"guarantee": 0', f'"guarantee": {entry.spend.guarantee.text}', 1)
+        )
         if closes:
             entries[self._latest[run, entry.key]] = entry
         else:
@@ -326,12 +346,20 @@ class Ledger:
             raise LedgerError(
                 f"{self.party}: only the first line of a run's own ledger can bind it, and this ledger has another"
             )
-        if known is not None and (RUN_OF_SITES not in known or _without_run(known) != _without_run(opening)):
-            differing = [name for name in {*known, *opening} if known.get(name) != opening.get(name)]
+        if known is not None and (
+            RUN_OF_SITES not in known or _without_run(known) != _without_run(opening)
+        ):
+            differing = [
+                name for name in {*known, *opening} if known.get(name) != opening.get(name)
+            ]
             other = ", ".join(sorted(differing))
-            raise LedgerError(f"{self.party}: the ledger's first line binds another run (see {other}); start a new one")
+            raise LedgerError(
+                f"{self.party}: the ledger's first line binds another run (see {other}); start a new one"
+            )
         self.openings.append(dict(opening))
-        return self._chained(_encoded({"run": self.run, "party": self.party, "opening": self.openings[-1]}))
+        return self._chained(
+            _encoded({"run": self.run, "party": self.party, "opening": self.openings[-1]})
+        )
 
     def declare(self, budget: Mapping[str, float]) -> str:
         """Record the budget of a filter; it is a promise only if it is set before the first release.
@@ -352,9 +380,13 @@ class Ledger:
             If something was released before: a budget that is chosen afterwards promises nothing.
         """
         if self.all_entries:
-            raise LedgerError(f"{self.party}: a budget has to be declared before the first release, and there is one")
+            raise LedgerError(
+                f"{self.party}: a budget has to be declared before the first release, and there is one"
+            )
         self.budget = dict(budget)
-        return self._chained(_encoded({"run": self.run, "party": self.party, "budget": self.budget}))
+        return self._chained(
+            _encoded({"run": self.run, "party": self.party, "budget": self.budget})
+        )
 
     def _chained(self, text: str) -> str:
         self._chain = self._checksum(self._chain, text)
@@ -381,12 +413,16 @@ class Ledger:
                 opening = _opening_of(values)
                 entry = None if budget or opening is not None else _entry_of(values)
             except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-                raise LedgerError(f"{where} cannot be read ({error}); restore the file or start a new run") from error
+                raise LedgerError(
+                    f"{where} cannot be read ({error}); restore the file or start a new run"
+                ) from error
             if owner[1] != party or (head is None and owner[0] != run):
                 of = f"run {owner[0]!r}, party {owner[1]!r}"
                 raise LedgerError(f"{where} belongs to {of}; restore the file or start a new run")
             if checksum != cls._checksum(ledger._chain, _encoded(values)):
-                raise LedgerError(f"{where} was edited or a line before it is missing; restore it or start a new run")
+                raise LedgerError(
+                    f"{where} was edited or a line before it is missing; restore it or start a new run"
+                )
             if opening is not None:
                 ledger.bind(opening)
             elif entry is None:
@@ -440,5 +476,17 @@ def _entry_of(values: Mapping[str, Any]) -> Entry:
     for name, kind in kinds.items():
         if type(values[name]) is not kind:
             raise ValueError(f"{name} is no {kind.__name__}")
-    spend, source, rounds = Spend.from_dict(values["spend"]), values.get("source", ""), values.get("rounds")
-    return Entry(key, values["attempt"], values["digest"], spend, source, rounds, int(values.get("format", 1)))
+    spend, source, rounds = (
+        Spend.from_dict(values["spend"]),
+        values.get("source", ""),
+        values.get("rounds"),
+    )
+    return Entry(
+        key,
+        values["attempt"],
+        values["digest"],
+        spend,
+        source,
+        rounds,
+        int(values.get("format", 1)),
+    )

@@ -68,7 +68,10 @@ def least_noise(
     FieldError
         If no noise reaches epsilon, or it is not above delta.
     """
-    epsilon, delta = require_within("epsilon", "epsilon", epsilon), require_within("delta", "delta", delta)
+    epsilon, delta = (
+        require_within("epsilon", "epsilon", epsilon),
+        require_within("delta", "delta", delta),
+    )
     if epsilon <= delta:
         accepted = f"says no more than its delta of {delta:g}, and leaves nothing to learn: raise it, or lower delta"
         raise FieldError("epsilon", epsilon, accepted)
@@ -91,7 +94,9 @@ def _least_noise(
     change = factor_of(relation) * math.sqrt(steps)
     most = noise_of_epsilon(epsilon, delta, change)
     if not most < _WIDEST:
-        accepted = f"no noise reaches it in {steps} steps: raise epsilon or delta, or take fewer steps"
+        accepted = (
+            f"no noise reaches it in {steps} steps: raise epsilon or delta, or take fewer steps"
+        )
         raise FieldError("epsilon", epsilon, accepted)
     if not sampled:
         return most
@@ -100,8 +105,12 @@ def _least_noise(
         event = step_event(math.exp(log_noise), rate)
         return epsilon_of([(event, steps)], delta, relation) - epsilon
 
-    if excess(math.log(most)) > 0:  # the grid of the loss distribution is too coarse for so small an epsilon
-        accepted = "is below what the accountant resolves under sampling: raise it, or set the rate to 1"
+    if (
+        excess(math.log(most)) > 0
+    ):  # the grid of the loss distribution is too coarse for so small an epsilon
+        accepted = (
+            "is below what the accountant resolves under sampling: raise it, or set the rate to 1"
+        )
         raise FieldError("epsilon", epsilon, accepted)
     least = most
     while excess(math.log(least)) <= 0:  # sampling only lowers what a noise costs
@@ -172,7 +181,9 @@ class Plan:
         """Doubts about the plan, one text each."""
         doubts = delta_warning(self.delta, self.clients)
         if self.relation == "add/remove":
-            doubts += ("add/remove holds only if the planned cohort stays the same, and unsampled, whoever belongs",)
+            doubts += (
+                "add/remove holds only if the planned cohort stays the same, and unsampled, whoever belongs",
+            )
         return doubts
 
     def advice(self) -> str:
@@ -184,12 +195,16 @@ class Plan:
             return f"vacuous: an epsilon of {rounded_up(self.epsilon, 3)} excludes nothing in practice; {raised}"
         if snr is None:
             most = self._largest_dimension()
-            models = f"a model of at most {_counted(most, 'parameter')}" if most else "no model at all"
+            models = (
+                f"a model of at most {_counted(most, 'parameter')}" if most else "no model at all"
+            )
             return f"this noise leaves {models} to train; give the number of parameters for the signal-to-noise ratio"
         if snr >= ENOUGH:
             return "the noise is of the size of the signal or smaller: training can work"
         times = f"{float(f'{1 / snr:.3g}'):,g} times as long as an update"
-        ways = ", or ".join([*self._changes(snr), "record-level privacy inside each client, which promises less"])
+        ways = ", or ".join(
+            [*self._changes(snr), "record-level privacy inside each client, which promises less"]
+        )
         return f"hopeless as it stands: the noise is {times}. What would work instead: {ways}"
 
     def _largest_dimension(self) -> int:
@@ -220,7 +235,9 @@ def delta_warning(delta: float, units: int, unit: str = "client") -> tuple[str, 
     """Warn if a delta allows giving one of the protected units away whole."""
     if delta <= 1 / units:
         return ()
-    return (f"delta {delta:g} is above 1/n: it allows giving away one of the {units} {unit}s whole",)
+    return (
+        f"delta {delta:g} is above 1/n: it allows giving away one of the {units} {unit}s whole",
+    )
 
 
 def plan(
@@ -314,14 +331,20 @@ def _rounds_and_noise(
     """Return rounds and noise multiplier; one of them may be open if epsilon is given."""
     if rounds is None:
         if epsilon is None or noise_multiplier is None:
-            raise FieldError("rounds", None, "give the rounds, or both epsilon and noise_multiplier for the most")
+            raise FieldError(
+                "rounds", None, "give the rounds, or both epsilon and noise_multiplier for the most"
+            )
         z = require_within("noise multiplier", "noise_multiplier", noise_multiplier)
         most = StepFilter.within(Gaussian(z), epsilon, delta, relation).steps
         if not most:
-            raise FieldError("noise_multiplier", noise_multiplier, f"one round exceeds epsilon {epsilon:g}")
+            raise FieldError(
+                "noise_multiplier", noise_multiplier, f"one round exceeds epsilon {epsilon:g}"
+            )
         return most, z
     if (epsilon is None) == (noise_multiplier is None):
-        raise FieldError("epsilon", epsilon, "give either epsilon (to get the noise) or noise_multiplier")
+        raise FieldError(
+            "epsilon", epsilon, "give either epsilon (to get the noise) or noise_multiplier"
+        )
     rounds = require_count("rounds", rounds)
     if epsilon is None:
         return rounds, require_within("noise multiplier", "noise_multiplier", noise_multiplier)

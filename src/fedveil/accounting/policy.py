@@ -113,7 +113,9 @@ class Policy(Parameters):
 
     Examples
     --------
-    >>> policy = fv.Policy(trust=("local",), methods=("record",), total=fv.Limits(record_epsilon=4.0))
+    >>> policy = fv.Policy(
+    ...     trust=("local",), methods=("record",), total=fv.Limits(record_epsilon=4.0)
+    ... )
     >>> policy.forbids("global", "central") is None
     False
     >>> policy.forbids("record", "local") is None
@@ -144,12 +146,18 @@ class Policy(Parameters):
             if names is not None:
                 object.__setattr__(self, name, tuple(names))
         if self.deadline is not None and self.deadline > LONGEST:
-            raise FieldError("policy.deadline", self.deadline, f"must be at most {LONGEST:,} seconds, 30 days")
+            raise FieldError(
+                "policy.deadline", self.deadline, f"must be at most {LONGEST:,} seconds, 30 days"
+            )
         if self.release.participations is not None:
-            raise FieldError("policy.release.participations", self.release.participations, "belongs under total")
+            raise FieldError(
+                "policy.release.participations", self.release.participations, "belongs under total"
+            )
         leakages = (self.release.leakage, self.total.leakage)
         if self.distance is None and leakages != (None, None):
-            raise FieldError("policy.distance", None, "give the distance at which leakage is counted")
+            raise FieldError(
+                "policy.distance", None, "give the distance at which leakage is counted"
+            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Policy":
@@ -160,11 +168,15 @@ class Policy(Parameters):
             if name not in values:
                 continue
             if not isinstance(values[name], Mapping):
-                raise FieldError(f"policy.{name}", values[name], "must be a table of keys and values")
+                raise FieldError(
+                    f"policy.{name}", values[name], "must be a table of keys and values"
+                )
             try:
                 tables[name] = table(**values[name])
             except FieldError as error:
-                raise FieldError(f"policy.{name}.{error.field}", error.value, error.accepted) from error
+                raise FieldError(
+                    f"policy.{name}.{error.field}", error.value, error.accepted
+                ) from error
         return cls(**{**values, **tables})
 
     def refusal(
@@ -198,7 +210,10 @@ class Policy(Parameters):
         past = list(past)
         cap = self.total.participations
         if cap is not None and len(past) >= cap:
-            return Denied("total.participations", f"the node's policy allows {cap} participations, which are used up")
+            return Denied(
+                "total.participations",
+                f"the node's policy allows {cap} participations, which are used up",
+            )
         promise = quoted.guarantee
         if trust == "central" and promise.status == "none":
             return None
@@ -210,7 +225,9 @@ class Policy(Parameters):
         if promise.unit == "person" and promise.silos_per_person < self._silos:
             own = f"silos_per_person = {promise.silos_per_person}"
             allowed = f"the node's policy says that one person may be at {self._silos} silos"
-            return Denied("silos_per_person", f"{own}: {allowed}; raise the method's to {self._silos}")
+            return Denied(
+                "silos_per_person", f"{own}: {allowed}; raise the method's to {self._silos}"
+            )
         apart = promise.hypotheses_apart or 0.0
         if apart > self.hypotheses_apart:
             limit = self.hypotheses_apart
@@ -221,9 +238,14 @@ class Policy(Parameters):
     def forbids(self, method: str, trust: str) -> Denied | None:
         """Say why a method may not be used here at any cost; None if it may."""
         if trust not in self.trust:
-            return Denied("trust", f"the node's policy allows {list(self.trust)} trust; {method!r} is {trust}")
+            return Denied(
+                "trust", f"the node's policy allows {list(self.trust)} trust; {method!r} is {trust}"
+            )
         if self.methods is not None and method not in self.methods:
-            return Denied("methods", f"the node's policy allows the methods {list(self.methods)}, not {method!r}")
+            return Denied(
+                "methods",
+                f"the node's policy allows the methods {list(self.methods)}, not {method!r}",
+            )
         return None
 
     def standing(self, spends: Iterable[Spend]) -> dict[str, tuple[int, float, float | None]]:
@@ -238,7 +260,9 @@ class Policy(Parameters):
         spends = list(spends)
         standing: dict[str, tuple[int, float, float | None]] = {}
         for kind in self._kinds_to_show(spends):
-            own = [spend for spend in spends if kind == "participations" or kind in self._kinds(spend)]
+            own = [
+                spend for spend in spends if kind == "participations" or kind in self._kinds(spend)
+            ]
             try:
                 cost = self._cost(kind, own)
             except FieldError:
@@ -249,8 +273,12 @@ class Policy(Parameters):
     def _kinds_to_show(self, spends: Sequence[Spend]) -> list[str]:
         """List the kinds of cost that `total` limits or that were spent, those of `Limits` first."""
         spent = ["participations"] if spends else []
-        for spend in spends:  # the cost of a client's release to its records is shown only beside a limit or a record
-            spent += self._own_kinds(spend) if spend.guarantee.unit == "client" else self._kinds(spend)
+        for spend in (
+            spends
+        ):  # the cost of a client's release to its records is shown only beside a limit or a record
+            spent += (
+                self._own_kinds(spend) if spend.guarantee.unit == "client" else self._kinds(spend)
+            )
         known = [field.name for field in fields(Limits)]
         first = [kind for kind in known if kind in spent or getattr(self.total, kind) is not None]
         return list(dict.fromkeys([*first, *spent]))
@@ -264,7 +292,10 @@ class Policy(Parameters):
         """Say which limit a release would break; None if it breaks none."""
         kinds, own = self._kinds(quoted), self._own_kinds(quoted)
         if not any(getattr(self.total, kind, None) is not None for kind in own):
-            return Denied("total", f"the node's policy names no total of {' or '.join(own)}, so it allows none")
+            return Denied(
+                "total",
+                f"the node's policy names no total of {' or '.join(own)}, so it allows none",
+            )
         counted = [kind for kind in kinds if kind != "participations"]
         scopes = (("release", self.release, ()), ("total", self.total, past))
         for scope, limits, spends in scopes:
@@ -276,9 +307,7 @@ class Policy(Parameters):
                 try:
                     cost = self._cost(kind, [*before, quoted])
                 except FieldError:
-                    reason = (
-                        f"the node's policy counts {kind}, and the ledger has promises of another relation or trust"
-                    )
+                    reason = f"the node's policy counts {kind}, and the ledger has promises of another relation or trust"
                     return Denied(f"{scope}.{kind}", reason)
                 if cost > limit * (1 + 1e-12):
                     allowed = f"the node's policy allows {kind} = {limit:g} for each {scope}"
@@ -320,8 +349,12 @@ class Policy(Parameters):
             return (*kinds, "record_mu", "record_epsilon", "person_mu", "person_epsilon")
         every = list(kinds)
         if spend.guarantee.unit == "person":
-            every += [kind.replace("person", "record") for kind in kinds if kind.startswith("person")]
-        if isinstance(spend.guarantee.bound, PLD):  # a limit of mu that is named holds for sampled steps, too
+            every += [
+                kind.replace("person", "record") for kind in kinds if kind.startswith("person")
+            ]
+        if isinstance(
+            spend.guarantee.bound, PLD
+        ):  # a limit of mu that is named holds for sampled steps, too
             mus = [kind.replace("epsilon", "mu") for kind in every if kind.endswith("epsilon")]
             every += [kind for kind in mus if self._limits(kind)]
         return tuple(every)
@@ -355,13 +388,20 @@ class Policy(Parameters):
         elif promise.unit == "person" and unit == "record":
             promise = promise.of_part("record")
         elif promise.unit == "record":  # as for a group of all that she may have
-            promise = replace(promise.of_group(self.records_per_person or 1), unit="person", group=1)
+            promise = replace(
+                promise.of_group(self.records_per_person or 1), unit="person", group=1
+            )
         if unit == "person":
             promise = promise.of_silos(self._silos)
         return replace(spend, guarantee=promise, charge=None)
 
 
-_TABLES: dict[str, type[Any]] = {"release": Limits, "total": Limits, "node": Admission, "sum": SumPolicy}
+_TABLES: dict[str, type[Any]] = {
+    "release": Limits,
+    "total": Limits,
+    "node": Admission,
+    "sum": SumPolicy,
+}
 
 
 def _relation_among(spends: Sequence[Spend]) -> Relation:

@@ -50,7 +50,9 @@ class Reading:
         if self.claimed is not None:
             kept = "holds" if epsilon <= self.claimed else "does not hold"
             sentences.append(f"the epsilon of {self.claimed:g} that it names {kept} in total")
-            sentences.append(f"a deviation of {rounded_up(self.least_sigma or 0.0)} would be enough for it")
+            sentences.append(
+                f"a deviation of {rounded_up(self.least_sigma or 0.0)} would be enough for it"
+            )
         sentences += [f"it holds if {condition}" for condition in self.total.conditions]
         if epsilon > VACUOUS:
             sentences.append("vacuous: it excludes nothing in practice")

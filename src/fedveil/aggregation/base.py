@@ -17,7 +17,9 @@ from fedveil.mechanisms import Source, zeros
 
 Weighting = Literal["uniform", "examples"]
 
-_MANY = 1000  # clients up to which rounding in float64 adds less than 1e-9 to one client's influence
+_MANY = (
+    1000  # clients up to which rounding in float64 adds less than 1e-9 to one client's influence
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ def require_rule(field: str, value: Any) -> None:
         accepted = f"is no rule: give numbers by name, noise_multiplier={value} or epsilon={value} with its rounds"
         raise FieldError(field, value, accepted)
     if not isinstance(value, Aggregator):
-        raise FieldError(field, value, "must be a rule, such as fedveil.FedAvg() or fedveil.FedMedian()")
+        raise FieldError(
+            field, value, "must be a rule, such as fedveil.FedAvg() or fedveil.FedMedian()"
+        )
 
 
 class Aggregator(Parameters, ABC):
@@ -135,7 +139,9 @@ class Aggregator(Parameters, ABC):
         most = self.withstands(n)
         if malicious > most:
             name = type(self).__name__
-            raise FieldError("malicious", malicious, f"{name} withstands at most {most} among {n} updates")
+            raise FieldError(
+                "malicious", malicious, f"{name} withstands at most {most} among {n} updates"
+            )
 
     def _filled(self, **values: Any) -> Self:
         """Return a copy with values that are no parameters."""
@@ -208,7 +214,9 @@ class WeightedMean(Aggregator):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_examples is not None and self.weighting == "uniform":
-            raise FieldError("max_examples", self.max_examples, 'is for weighting="examples"; leave it out')
+            raise FieldError(
+                "max_examples", self.max_examples, 'is for weighting="examples"; leave it out'
+            )
 
     @property
     def by_examples(self) -> bool:
@@ -222,7 +230,9 @@ class WeightedMean(Aggregator):
         counted = self._counted(counts, n)
         total = counted.sum()
         if not (torch.isfinite(total) and total > 0):
-            raise FieldError("counts", counted.tolist(), "must be finite, not negative, and not all 0")
+            raise FieldError(
+                "counts", counted.tolist(), "must be finite, not negative, and not all 0"
+            )
         return counted / total
 
     def planned_weights(self, counts: Tensor | None, n: int, cohort: int) -> Tensor:
@@ -230,12 +240,18 @@ class WeightedMean(Aggregator):
         if self.weighting == "uniform":
             return super().planned_weights(counts, n, cohort)
         if self.max_examples is None:
-            raise FieldError("max_examples", None, "formal noise needs a declared bound on a client's examples")
+            raise FieldError(
+                "max_examples", None, "formal noise needs a declared bound on a client's examples"
+            )
         return self._counted(counts, n) / (self.max_examples * cohort)
 
     def _counted(self, counts: Tensor | None, n: int) -> Tensor:
         if counts is None or len(counts) != n:
-            raise FieldError("weighting", "examples", 'needs every reply to carry its count; use weighting="uniform"')
+            raise FieldError(
+                "weighting",
+                "examples",
+                'needs every reply to carry its count; use weighting="uniform"',
+            )
         counted = counts.to(torch.float64)
         if self.max_examples is None:
             return counted
@@ -298,7 +314,9 @@ class FedAvg(WeightedMean):
     --------
     >>> fv.FedAvg().reduce(updates, equal)
     tensor([10.8000,  1.8200], dtype=torch.float64)
-    >>> fv.FedAvg().sensitivity(1.0, equal, "zero-out")  # of the mean of five updates, each clipped to 1
+    >>> fv.FedAvg().sensitivity(
+    ...     1.0, equal, "zero-out"
+    ... )  # of the mean of five updates, each clipped to 1
     0.2
     """
 

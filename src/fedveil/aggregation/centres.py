@@ -141,7 +141,9 @@ class CentredClipping(Aggregator):
             squares = torch.zeros(n, dtype=torch.float64)
             for columns in blocks_of(n, d):
                 squares += (updates[:, columns] - centre[columns]).square().sum(1)
-            pull = (self.radius * (1 - SHRINK) / squares.sqrt()).clamp_(max=1.0) / n  # 1 / n at distance 0
+            pull = (self.radius * (1 - SHRINK) / squares.sqrt()).clamp_(
+                max=1.0
+            ) / n  # 1 / n at distance 0
             centre = weighted_sum(updates, pull).add_(centre, alpha=1 - float(pull.sum()))
         return centre
 

@@ -17,7 +17,9 @@ _PAIRED = 64  # most vectors whose distances are computed once; with more, every
 _LEAST = 1 << 8  # least columns of a block
 
 
-def cluster_means(models: Tensor, hypotheses: Tensor, iterations: int = 300) -> tuple[Tensor, Tensor]:
+def cluster_means(
+    models: Tensor, hypotheses: Tensor, iterations: int = 300
+) -> tuple[Tensor, Tensor]:
     """Cluster models around k hypotheses and average each cluster.
 
     Parameters
@@ -44,7 +46,11 @@ def cluster_means(models: Tensor, hypotheses: Tensor, iterations: int = 300) -> 
     """
     matrices = models.dim() == hypotheses.dim() == 2
     if not matrices or models.shape[1] != hypotheses.shape[1]:
-        raise FieldError("models", tuple(models.shape), f"must be [n, d] with hypotheses {tuple(hypotheses.shape)}")
+        raise FieldError(
+            "models",
+            tuple(models.shape),
+            f"must be [n, d] with hypotheses {tuple(hypotheses.shape)}",
+        )
     n, k = len(models), len(hypotheses)
     few = n + k <= _PAIRED
     lloyd = _Pairs(models, hypotheses) if few else _Blocks(models, hypotheses)
@@ -54,7 +60,9 @@ def cluster_means(models: Tensor, hypotheses: Tensor, iterations: int = 300) -> 
         distances = lloyd.distances(member_weights(labels, k))
         if number == 0:  # rounding must not decide between two equal hypotheses
             distances = distances[:, first_equal]
-        assigned = torch.from_numpy(np.argmin(distances.numpy(), axis=1))  # ties go to the lowest index
+        assigned = torch.from_numpy(
+            np.argmin(distances.numpy(), axis=1)
+        )  # ties go to the lowest index
         if torch.equal(assigned, labels):
             break
         labels = assigned
@@ -122,7 +130,9 @@ def perturbation_weights(scores: Tensor, normalised: bool = True) -> Tensor:
         return torch.softmax(-s, dim=0)
     weights = torch.exp(-torch.log_softmax(s, dim=0)) / len(s)
     if not torch.isfinite(weights).all():
-        raise FieldError("public_scores", float(s.max()), "are too large for the printed 1/alpha; normalise")
+        raise FieldError(
+            "public_scores", float(s.max()), "are too large for the printed 1/alpha; normalise"
+        )
     return weights
 
 

@@ -114,8 +114,14 @@ class NNM(Mixing):
         """Return 1 / (n - f) for each of the nearest; ties go to the lower index."""
         n = len(updates)
         if 2 * self.malicious >= n:
-            raise FieldError("malicious", self.malicious, f"NNM withstands at most {(n - 1) // 2} among {n} updates")
-        squared = squared_distances(updates).fill_diagonal_(-1.0)  # its own first, also among equals
+            raise FieldError(
+                "malicious",
+                self.malicious,
+                f"NNM withstands at most {(n - 1) // 2} among {n} updates",
+            )
+        squared = squared_distances(updates).fill_diagonal_(
+            -1.0
+        )  # its own first, also among equals
         nearest = squared.sort(dim=1, stable=True).indices[:, : n - self.malicious]
         mixture = torch.zeros(n, n, dtype=torch.float64)
         return mixture.scatter_(1, nearest, 1 / (n - self.malicious))

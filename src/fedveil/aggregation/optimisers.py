@@ -127,7 +127,9 @@ class _Adaptive(WeightedMean):
     identity_step: ClassVar[bool] = False
 
     def init(self, dimension: int, dtype: torch.dtype) -> AdaptiveState:
-        return AdaptiveState(torch.zeros(dimension, dtype=dtype), torch.zeros(dimension, dtype=dtype))
+        return AdaptiveState(
+            torch.zeros(dimension, dtype=dtype), torch.zeros(dimension, dtype=dtype)
+        )
 
     def step(
         self,

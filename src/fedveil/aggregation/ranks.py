@@ -81,7 +81,10 @@ def network(n: int, cut: int) -> tuple[Comparator, ...]:
     result = []
     for first, second in reversed(_batcher(n)):
         lower, upper = first in needed, second in needed
-        exchange = {first, second} <= kept and not touched & {first, second}  # the sum does not see it
+        exchange = {first, second} <= kept and not touched & {
+            first,
+            second,
+        }  # the sum does not see it
         if exchange or not (lower or upper):
             continue
         result.append(Comparator(first, second, lower, upper))

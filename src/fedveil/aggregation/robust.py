@@ -74,7 +74,9 @@ class TrimmedMean(Aggregator):
 
     def __post_init__(self) -> None:
         if require_non_negative("fraction", self.fraction) >= 0.5:
-            raise FieldError("fraction", self.fraction, "must be in [0, 0.5): something has to be left")
+            raise FieldError(
+                "fraction", self.fraction, "must be in [0, 0.5): something has to be left"
+            )
 
     def reduce(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Return the mean of the kept values of each coordinate; of `weights` only their number counts."""
@@ -179,7 +181,9 @@ class Krum(MultiKrum):
         """Refuse to select more than one."""
         super().__post_init__()
         if self.selected != 1:
-            raise FieldError("selected", self.selected, "Krum selects one update; use MultiKrum for more")
+            raise FieldError(
+                "selected", self.selected, "Krum selects one update; use MultiKrum for more"
+            )
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,9 @@ class Bulyan(Aggregator):
     Examples
     --------
     >>> seven = torch.cat([updates, updates[:2]])
-    >>> fv.Bulyan(malicious=1).reduce(seven, torch.full((7,), 1 / 7, dtype=torch.float64)).round(decimals=1)
+    >>> fv.Bulyan(malicious=1).reduce(seven, torch.full((7,), 1 / 7, dtype=torch.float64)).round(
+    ...     decimals=1
+    ... )
     tensor([1., 0.], dtype=torch.float64)
     """
 

@@ -29,7 +29,9 @@ class Updates:
     def __init__(self, models: Rows, start: Tensor) -> None:
         self._models, self._start = models, start
         self._bound: float | None = None
-        self._before: Updates | None = None  # updates before clipping; never self, as a cycle would keep models alive
+        self._before: Updates | None = (
+            None  # updates before clipping; never self, as a cycle would keep models alive
+        )
 
     def __len__(self) -> int:
         return len(self._models)
@@ -83,7 +85,9 @@ class Updates:
         _require_room(len(self), size)
         if not rule.columnwise:
             return rule.reduce(padded(self.stack, size), weights)
-        if rule.linear:  # absent clients add nothing, and clipping is a factor, better applied in float64
+        if (
+            rule.linear
+        ):  # absent clients add nothing, and clipping is a factor, better applied in float64
             weights = weights[: len(self)]
             if self._bound is not None:
                 weights = weights * factors(self.lengths, self._bound)
@@ -175,7 +179,11 @@ class RunningSum(Updates):
         try:
             if model is not None:
                 if (model.shape, model.dtype) != (self._start.shape, self._start.dtype):
-                    raise FieldError("model", tuple(model.shape), f"must be like the start, {tuple(self._start.shape)}")
+                    raise FieldError(
+                        "model",
+                        tuple(model.shape),
+                        f"must be like the start, {tuple(self._start.shape)}",
+                    )
                 self._measure(place, model.sub_(self._start))
                 update = model
         finally:
@@ -214,12 +222,18 @@ class RunningSum(Updates):
             self._added = pair.stop
 
     def _columns(self, columns: slice) -> Tensor:
-        raise FieldError("updates", "a stack", "were added as they came: nothing but their sum and lengths is left")
+        raise FieldError(
+            "updates",
+            "a stack",
+            "were added as they came: nothing but their sum and lengths is left",
+        )
 
     def clipped(self, bound: float) -> "RunningSum":
         """Return itself: updates are clipped as they come, to the bound of the constructor."""
         if bound != self._bound:
-            raise FieldError("bound", bound, f"must be {self._bound}, to which updates were clipped as they came")
+            raise FieldError(
+                "bound", bound, f"must be {self._bound}, to which updates were clipped as they came"
+            )
         return self
 
     def reduce(
@@ -237,7 +251,11 @@ class RunningSum(Updates):
         """
         same = torch.equal(weights[: len(self)], self._weights[self._arrived])
         if not (rule.linear and same and self._added == len(self._weights)):
-            raise FieldError("weights", weights.tolist(), "must be those with which updates were added as they came")
+            raise FieldError(
+                "weights",
+                weights.tolist(),
+                "must be those with which updates were added as they came",
+            )
         return self._total
 
 

@@ -61,7 +61,9 @@ def capped_weights(declared: Sequence[float], cap: float) -> Tensor:
     if not n:
         raise FieldError("weights", 0, "name no site")
     if not 1 / n <= require_positive("cap", cap) <= 1:
-        raise FieldError("cap", cap, f"must be at least 1 / {n} = {1 / n:.3g} of {n} sites, and at most 1")
+        raise FieldError(
+            "cap", cap, f"must be at least 1 / {n} = {1 / n:.3g} of {n} sites, and at most 1"
+        )
     weights, held = sizes / sizes.sum(), torch.zeros(n, dtype=torch.bool)
     while bool((weights > cap + ALMOST).any()):
         held |= weights > cap
@@ -214,7 +216,9 @@ def by_weight(rule: Aggregator) -> Aggregator:
     kind = WEIGHTED.get(type(rule))
     if kind is None:
         accepted = "counts updates and not weights: use fedmedian, trimmed-mean, geometric-median, norm-bounding or a "
-        raise FieldError("weights", type(rule).__name__, accepted + "mean, or leave the weights out")
+        raise FieldError(
+            "weights", type(rule).__name__, accepted + "mean, or leave the weights out"
+        )
     values = {}
     for name in inspect.signature(kind).parameters:
         values[name] = getattr(rule, name)

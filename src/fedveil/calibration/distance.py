@@ -45,7 +45,9 @@ DISTANCES: Registry[Callable[[Layout, Grouping], Groups]] = Registry(
 `COSINE` is half the square of this between updates of length 1.
 """
 
-_HEIGHT = 1 << 10  # number of models whose pairs are in memory at a time; the matrix of all pairs never is
+_HEIGHT = (
+    1 << 10
+)  # number of models whose pairs are in memory at a time; the matrix of all pairs never is
 # pairs within this share of the largest distance are measured again in float64, the largest ones if there are more
 _NEARLY_LARGEST, _MOST_AGAIN = 1 - 1e-5, 8
 
@@ -92,7 +94,9 @@ def max_pairwise_distance(
     for row in models:  # one at a time: a mask of all of them would be as large as the models
         ends = torch.stack(torch.aminmax(row))
         if not torch.isfinite(ends).all():
-            raise FieldError("models", "NaN or infinity", "must be finite: drop damaged replies first")
+            raise FieldError(
+                "models", "NaN or infinity", "must be finite: drop damaged replies first"
+            )
     groups = DISTANCES[require_choice("metric", metric, DISTANCES)](layout, grouping)
     if metric == COSINE:
         lengths = norms(models)
@@ -118,7 +122,9 @@ def _farthest(models: Tensor, groups: Groups) -> list[tuple[int, int]]:
                 pairs.append((distance, first + i, first + j))
     pairs.sort(reverse=True)
     largest = pairs[0][0] if pairs else 0.0
-    return [(i, j) for distance, i, j in pairs[:_MOST_AGAIN] if distance >= _NEARLY_LARGEST * largest]
+    return [
+        (i, j) for distance, i, j in pairs[:_MOST_AGAIN] if distance >= _NEARLY_LARGEST * largest
+    ]
 
 
 def _strip(
@@ -165,7 +171,9 @@ DIRECT = 8  # up to this many rows, pairs are subtracted: faster than a product
 _ELEMENTS = 1 << 18  # size of a column block, which then stays in the cache
 _COLUMNS = (1 << 11, 1 << 15)  # least and most columns of a block, whatever the number of rows
 _TILE = 128  # rows of a product at a time: nothing is computed below the diagonal's tiles
-_DEPTH = 1 << 7  # columns of a float32 product: equal numbers are rounded the same way, and longer sums would drift
+_DEPTH = (
+    1 << 7
+)  # columns of a float32 product: equal numbers are rounded the same way, and longer sums would drift
 _PLAIN = (1e-24, 1e24)  # squared lengths whose terms neither vanish nor overflow in float32
 
 Stacks = tuple[Tensor, ...]
@@ -323,7 +331,9 @@ def column_blocks(stacks: Stacks, columns: list[slice], members: Tensor) -> Iter
 
 def centred(block: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, float]:
     """Return the deviations [m, c] from the mean row, their squared lengths [m], and the unit of both."""
-    part = (block - block.mean(0)).to(dtype)  # any row would do as well as the mean: its own rounding cancels
+    part = (block - block.mean(0)).to(
+        dtype
+    )  # any row would do as well as the mean: its own rounding cancels
     squares = part.square().sum(1)
     if _PLAIN[0] < float(squares.max()) < _PLAIN[1]:
         return part, squares, 1.0

@@ -23,7 +23,11 @@ FLOOR = 1e-12  # a score of 0 is floored at this fraction of the largest score
 def cosine(update: Tensor, reference: Tensor) -> float:
     """Compute the cosine of two vectors [d], in float64; 0 if either is zero."""
     if update.shape != reference.shape or update.dim() != 1:
-        raise FieldError("reference", tuple(reference.shape), f"must have the update's shape {tuple(update.shape)}")
+        raise FieldError(
+            "reference",
+            tuple(reference.shape),
+            f"must have the update's shape {tuple(update.shape)}",
+        )
     lengths = float(norms(update)), float(norms(reference))
     if 0.0 in lengths:
         return 0.0
@@ -58,7 +62,11 @@ class AlignmentLDP(Parameters):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.epsilon_max < self.epsilon_min:
-            raise FieldError("epsilon_max", self.epsilon_max, f"must be at least epsilon_min = {self.epsilon_min}")
+            raise FieldError(
+                "epsilon_max",
+                self.epsilon_max,
+                f"must be at least epsilon_min = {self.epsilon_min}",
+            )
 
     def epsilon(self, update: Tensor, reference: Tensor | None) -> float:
         """Return the budget of an update [d]; epsilon_min without a reference (None or zero)."""
@@ -70,7 +78,9 @@ class AlignmentLDP(Parameters):
         """Return the budget at a cosine, or at a noised one, which is cut to [0, 1]."""
         # min + (max - min) * 1 may round past max
         aligned = min(1.0, max(0.0, similarity))
-        return min(self.epsilon_max, self.epsilon_min + (self.epsilon_max - self.epsilon_min) * aligned)
+        return min(
+            self.epsilon_max, self.epsilon_min + (self.epsilon_max - self.epsilon_min) * aligned
+        )
 
     def sigma(self, epsilon: float) -> float:
         """Return the deviation per coordinate of the analytic Gaussian mechanism with sensitivity C (zero-out)."""
@@ -122,9 +132,14 @@ class LayerSensitivity(Parameters):
         total_inverse = math.fsum(inverse)
         budgets = [self.epsilon * weight / total_inverse for weight in inverse]
         delta = self.delta / len(values)
-        for name, total, share in (("epsilon", self.epsilon, min(budgets)), ("delta", self.delta, delta)):
+        for name, total, share in (
+            ("epsilon", self.epsilon, min(budgets)),
+            ("delta", self.delta, delta),
+        ):
             if share < sys.float_info.min:
-                raise FieldError(name, total, f"is too small to be shared by {len(values)} layers: raise it")
+                raise FieldError(
+                    name, total, f"is too small to be shared by {len(values)} layers: raise it"
+                )
         numerator = math.sqrt(2 * self.rounds * math.log(1 / delta))
         return {"epsilon": budgets, "sigma": [numerator / budget for budget in budgets]}
 
@@ -154,7 +169,9 @@ class NeighbourhoodLaplace(Parameters):
         """
         length = float(norms(update)) if update.dim() == 1 else 0.0
         if length == 0:
-            raise FieldError("update", tuple(update.shape), "must be [d] and not zero: no step, no neighbourhood")
+            raise FieldError(
+                "update", tuple(update.shape), "must be [d] and not zero: no step, no neighbourhood"
+            )
         return len(update) / (self.noise_multiplier * length)
 
     def leakage(self, dimension: int) -> float:

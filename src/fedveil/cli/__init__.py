@@ -16,11 +16,27 @@ from fedveil.errors import FedVeilError, FieldError
 from fedveil.registry import Registry, optional
 
 GROUP = "fedveil.commands"
-ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
+ANYTHING = {
+    "ignore_unknown_options": True,
+    "allow_extra_args": True,
+    "allow_interspersed_args": False,
+}
 ANYWHERE = ("-q", "--quiet", "--json")
 # in the order of `fedveil --help`; what others bring stands behind `advise`
 EARLY = ("init", "run", "compare", "plan", "presets", "advise")
-LATE = ("audit", "report", "apply", "export", "predict", "threshold", "verify", "data", "ledger", "keys", "node")
+LATE = (
+    "audit",
+    "report",
+    "apply",
+    "export",
+    "predict",
+    "threshold",
+    "verify",
+    "data",
+    "ledger",
+    "keys",
+    "node",
+)
 # what says what to install where it is not there
 STUDIES = ("reproduce",)
 ELSEWHERE = {**dict.fromkeys((*EARLY, *LATE), "lab"), **dict.fromkeys(STUDIES, "studies")}
@@ -33,11 +49,15 @@ WHAT = {
 def of_typer(name: str, thing: Any) -> click.Command:
     """The command that a function with Typer's annotations, or an app of it, stands for."""
     typer = optional("typer", f"the command {name} is written for Typer", "typer")
-    optional("typer.core", "", "typer").HAS_RICH = False  # with Rich at hand, plain help would read "\\[required]"
+    optional(
+        "typer.core", "", "typer"
+    ).HAS_RICH = False  # with Rich at hand, plain help would read "\\[required]"
     if isinstance(thing, typer.Typer):
         command: click.Command = typer.main.get_group(thing)
     else:
-        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        app = typer.Typer(
+            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+        )
         app.command(name)(thing)
         command = typer.main.get_command(app)
     command.name = name
@@ -53,7 +73,9 @@ def refusing(name: str, error: FedVeilError) -> click.Command:
     absent = not isinstance(error, FieldError)
     text = f"Not installed: {error}" if absent else str(error)
     short = f"Not installed: fedveil-{ELSEWHERE[name]}." if absent else None
-    return click.Command(name, callback=refuse, help=text, short_help=short, context_settings=ANYTHING)
+    return click.Command(
+        name, callback=refuse, help=text, short_help=short, context_settings=ANYTHING
+    )
 
 
 class Commands(click.Group):
@@ -123,7 +145,13 @@ def command_line(own: Mapping[str, click.Command] | None = None) -> Commands:
     """All commands that there are."""
     show_version: Callable[..., None] = _version
     return Commands(
-        {"plan": numbers.plan, "advise": numbers.advise, "ledger": site.ledger, "keys": site.keys, "node": site.node}
+        {
+            "plan": numbers.plan,
+            "advise": numbers.advise,
+            "ledger": site.ledger,
+            "keys": site.keys,
+            "node": site.node,
+        }
         if own is None
         else own,
         name="fedveil",
@@ -139,8 +167,12 @@ def command_line(own: Mapping[str, click.Command] | None = None) -> Commands:
                 callback=show_version,
                 help="Show the version and exit.",
             ),
-            click.Option(["-q", "--quiet"], is_flag=True, help="Print refusals alone; files tell the rest."),
-            click.Option(["--json"], is_flag=True, help="Each table as a line of JSON, the rest on stderr."),
+            click.Option(
+                ["-q", "--quiet"], is_flag=True, help="Print refusals alone; files tell the rest."
+            ),
+            click.Option(
+                ["--json"], is_flag=True, help="Each table as a line of JSON, the rest on stderr."
+            ),
         ],
     )
 
@@ -151,5 +183,7 @@ app = command_line()
 def main() -> None:
     """Entry point of the command ``fedveil``."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a letter that the terminal's encoding lacks is a "?"
+        sys.stdout.reconfigure(
+            errors="replace"
+        )  # a letter that the terminal's encoding lacks is a "?"
     app()

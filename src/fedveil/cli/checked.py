@@ -30,7 +30,12 @@ def show_checked(path: Path, checks: "Sequence[Checked]") -> None:
         named = unchecked[:MOST] or ["any promise"]
         if len(unchecked) > MOST:
             named.append(f"and {len(unchecked) - MOST} more")
-        fail(f"{path}: not checked: {'; '.join(named)}. Give the ledgers that hold it by --ledgers", UNCHECKED)
+        fail(
+            f"{path}: not checked: {'; '.join(named)}. Give the ledgers that hold it by --ledgers",
+            UNCHECKED,
+        )
     unseen = [one.what for one in checks if one.kind == "file" and one.holds is None]
     if unseen:
-        fail(f"{path}: figures checked, not so {', '.join(unseen)}: read report.json", PAGE_UNCHECKED)
+        fail(
+            f"{path}: figures checked, not so {', '.join(unseen)}: read report.json", PAGE_UNCHECKED
+        )

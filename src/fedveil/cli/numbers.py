@@ -35,21 +35,29 @@ def read_by(command: str, config: str) -> Callable[..., Any]:
     readers = Registry[Callable[..., Any]]("command", {}, group="fedveil.configurations")
     if command not in readers:
         needed = "pip install fedveil-lab (in a checkout: pip install ./lab)"
-        raise FedVeilError(f"CONFIG = {config!r}: the package that reads configurations is not there: {needed}")
+        raise FedVeilError(
+            f"CONFIG = {config!r}: the package that reads configurations is not there: {needed}"
+        )
     return readers[command]
 
 
 @click.command("plan", cls=Command)
 @argument("config", "[CONFIG]", "A file, run folder or preset.", required=False)
 @click.option("--delta", type=float, help="[promise] Failure probability of the total.")
-@click.option("--rounds", type=int, help="[promise] Without, of --epsilon and --noise-multiplier: the most.")
+@click.option(
+    "--rounds", type=int, help="[promise] Without, of --epsilon and --noise-multiplier: the most."
+)
 @click.option("--clients", type=int, help="n, of each round (default: 1); 0: as many as it takes.")
 @click.option("--epsilon", type=float, help="[promise] Target for the total: gives the noise.")
 @click.option("--noise-multiplier", type=float, help="[promise] z: gives epsilon.")
-@click.option("--clip", type=float, help="[promise] C, the longest update; default: --update-norm, or 1.")
+@click.option(
+    "--clip", type=float, help="[promise] C, the longest update; default: --update-norm, or 1."
+)
 @click.option("--update-norm", type=float, help="Typical length of an update before clipping.")
 @click.option("--dimension", type=int, help="Parameters of the model.")
-@click.option("--relation", type=click.Choice(RELATIONS), help="[promise] Neighbours; default: zero-out.")
+@click.option(
+    "--relation", type=click.Choice(RELATIONS), help="[promise] Neighbours; default: zero-out."
+)
 def plan(config: str | None, **options: Any) -> None:
     """Plan central noise: the noise for a budget or the budget of a noise, and the signal-to-noise ratio to expect.
 
@@ -86,14 +94,20 @@ def plan(config: str | None, **options: Any) -> None:
 @click.option("--dimension", type=int, help="Trainable parameters.")
 @click.option("--rounds", type=int, help="[promise] Rounds.")
 @click.option("--epsilon", type=float, help="[promise] Target of the total.")
-@click.option("--delta", type=float, help="[promise] Of every epsilon; default: the file's, or 1e-5.")
+@click.option(
+    "--delta", type=float, help="[promise] Of every epsilon; default: the file's, or 1e-5."
+)
 @click.option("--unit", help="[promise] client, record or person; default: what is known.")
 @click.option("--records-per-person", type=int, help="The most records of one person, as declared.")
 @click.option("--trust", help="[promise] central, local, trusted sum or secure sum; default: all.")
 @click.option("--relation", help="[promise] Neighbours; default: zero-out.")
-@click.option("--clip", type=float, help="[promise] Existing: the clipping norm. Reads a configuration.")
+@click.option(
+    "--clip", type=float, help="[promise] Existing: the clipping norm. Reads a configuration."
+)
 @click.option("--sigma", type=float, help="[promise] Existing: deviation of its noise.")
-@click.option("--sensitivity", type=float, help="[promise] Existing: what sigma is for, if not the clip.")
+@click.option(
+    "--sensitivity", type=float, help="[promise] Existing: what sigma is for, if not the clip."
+)
 def advise(
     config: str | None,
     clients: int | None,
@@ -150,9 +164,7 @@ def _refuse_unused(options: Mapping[str, Any]) -> None:
     """Refuse options of which an experiment's own file says what they are."""
     for name, value in options.items():
         if value is not None and name not in CHOSEN:
-            accepted = (
-                f"is what CONFIG says: change it there, or leave CONFIG out. Beside it go --{', --'.join(CHOSEN)}"
-            )
+            accepted = f"is what CONFIG says: change it there, or leave CONFIG out. Beside it go --{', --'.join(CHOSEN)}"
             raise FieldError(f"--{name.replace('_', '-')}", value, accepted)
 
 
@@ -171,7 +183,11 @@ def _called(function: Callable[..., Any], options: dict[str, Any], table: dict[s
     for key, value in values.items():
         if key not in accepted:
             raise FieldError(key, value, nearest(key, accepted))
-    needed = [f"--{name}" for name, p in accepted.items() if p.default is p.empty and name not in values]
+    needed = [
+        f"--{name}" for name, p in accepted.items() if p.default is p.empty and name not in values
+    ]
     if needed:
-        raise FieldError(", ".join(needed), None, "they are needed, as options or as keys of the TOML file")
+        raise FieldError(
+            ", ".join(needed), None, "they are needed, as options or as keys of the TOML file"
+        )
     return function(**values)

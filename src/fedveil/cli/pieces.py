@@ -62,4 +62,6 @@ def path_argument(name: str, metavar: str, help: str) -> Callable[[F], F]:
 
 def path_option(name: str, metavar: str, help: str, **options: Any) -> Callable[[F], F]:
     """A decorator that gives a command an option that is a path."""
-    return click.option(name, metavar=metavar, help=help, type=click.Path(path_type=Path), **options)
+    return click.option(
+        name, metavar=metavar, help=help, type=click.Path(path_type=Path), **options
+    )

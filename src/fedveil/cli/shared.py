@@ -40,7 +40,9 @@ def refusals() -> Iterator[Resumption]:
     from fedveil.errors import FedVeilError, NoReplyError
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it says where it keeps its fonts if not in HOME
+    logging.getLogger("matplotlib").setLevel(
+        logging.ERROR
+    )  # it says where it keeps its fonts if not in HOME
     again = Resumption()
     try:
         yield again

@@ -56,11 +56,17 @@ def ledger_head(path: Path, by: str, head: Path) -> None:
 @path_argument("path", "PATH", BOOK)
 @path_option("--policy", "FILE", "The policy: shows what it leaves.")
 @click.option(
-    "--delta", type=float, default=1e-5, show_default=True, help="For record-level epsilon, without a policy."
+    "--delta",
+    type=float,
+    default=1e-5,
+    show_default=True,
+    help="For record-level epsilon, without a policy.",
 )
 @path_option("--head", "FOLDER", "Where its head lies: checks it.")
 @path_option("--csv", "FILE", "Writes a line a release: epsilon, epsilon so far, what is left.")
-def ledger_show(path: Path, policy: Path | None, delta: float, head: Path | None, csv: Path | None) -> None:
+def ledger_show(
+    path: Path, policy: Path | None, delta: float, head: Path | None, csv: Path | None
+) -> None:
     """Check a ledger's chain and head; show its runs and what was spent, kind by kind. The ledger stays as it is.
 
     Of a run's own ledger (RUN/ledger/server.jsonl): its parties, and whether it begins in the middle of the run.
@@ -72,8 +78,16 @@ def ledger_show(path: Path, policy: Path | None, delta: float, head: Path | None
 
     rule = read_policy(policy) or Policy(distance=1.0, delta=delta)
     if path.is_dir():
-        held = [str(file) for file in sorted(path.rglob("*.jsonl")) if file.parent.name.startswith("ledger")]
-        raise FieldError("PATH", str(path), f"is a folder; name a ledger in it: {', '.join(held) or 'it has none'}")
+        held = [
+            str(file)
+            for file in sorted(path.rglob("*.jsonl"))
+            if file.parent.name.startswith("ledger")
+        ]
+        raise FieldError(
+            "PATH",
+            str(path),
+            f"is a folder; name a ledger in it: {', '.join(held) or 'it has none'}",
+        )
     if of_run(path):
         if csv is not None:
             write_releases(csv, ledger_of_run(path), rule)
@@ -83,14 +97,20 @@ def ledger_show(path: Path, policy: Path | None, delta: float, head: Path | None
     if csv is not None:
         write_releases(csv, ledger, rule)
     spent = spent_of(ledger, rule)
-    of_head = "head: not looked at (--head FOLDER): whether lines are missing at the end is not known"
+    of_head = (
+        "head: not looked at (--head FOLDER): whether lines are missing at the end is not known"
+    )
     if head is not None:
         of_head = _of_head(read_head(path, head))
     show([runs_of(ledger, lines), spent], [*spent.notes, *late_runs(lines), of_head])
 
 
 @ledger.command("check", cls=Command)
-@path_argument("report", "REPORT.json", "Of `fedveil report`; what it says that ledgers carry is added up again.")
+@path_argument(
+    "report",
+    "REPORT.json",
+    "Of `fedveil report`; what it says that ledgers carry is added up again.",
+)
 @path_option("--ledgers", "PATH", "A ledger or folder; repeatable.", required=True, multiple=True)
 @path_option("--head", "FOLDER", "Second place of data sets' heads.")
 def ledger_check(report: Path, ledgers: tuple[Path, ...], head: Path | None) -> None:
@@ -111,7 +131,9 @@ def of_run(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             first = json_of(file.readline(1 << 20))
-        return isinstance(first, dict) and "dataset" not in first and {"run", "party"} <= first.keys()
+        return (
+            isinstance(first, dict) and "dataset" not in first and {"run", "party"} <= first.keys()
+        )
     except (OSError, ValueError):
         return False
 
@@ -131,7 +153,9 @@ def tables_of_run(path: Path, policy: "Policy") -> "tuple[list[Table], list[str]
             ledgers.append(book.ledger)
             midway = begun_midway(book.ledger)
             if midway:
-                notes.append(f"{party}: what it states as a total holds if {midway}. See SECURITY.md.")
+                notes.append(
+                    f"{party}: what it states as a total holds if {midway}. See SECURITY.md."
+                )
     table = Table(("run", "party", "rounds", "releases"), rows, str(path), ("releases",))
     if len(ledgers) > 1:
         return [table], notes
@@ -152,7 +176,9 @@ def ledger_of_run(path: Path) -> "Ledger":
 
     found = [book.ledger for books in read_books([path]).runs.values() for book in books.values()]
     if len(found) != 1:
-        raise FieldError("--csv", str(path), f"needs the ledger of one party, and there are {len(found)}")
+        raise FieldError(
+            "--csv", str(path), f"needs the ledger of one party, and there are {len(found)}"
+        )
     return found[0]
 
 
@@ -173,7 +199,9 @@ def late_runs(lines: list[str]) -> list[str]:
         if "budget" not in values:
             first[values["run"]] = min(values["round"], first.get(values["run"], values["round"]))
     why = "it was not asked before, or that run's server went on from another one; its own total may be too small"
-    return [f"run {run} begins at round {round_}: {why}" for run, round_ in first.items() if round_ > 1]
+    return [
+        f"run {run} begins at round {round_}: {why}" for run, round_ in first.items() if round_ > 1
+    ]
 
 
 def _named(path: Path) -> Path:
@@ -268,27 +296,48 @@ def node() -> None:
 
 @node.command("init", cls=Command)
 @path_argument("folder", "FOLDER", FOLDER)
-@path_option("--head", "FOLDER", "On another disk: for the ledger's head and its key.", required=True)
+@path_option(
+    "--head", "FOLDER", "On another disk: for the ledger's head and its key.", required=True
+)
 @click.option("--dataset", required=True, metavar="NAME", help="Names the ledger: one a data set.")
-@click.option("--by", required=True, metavar="WHO", help="Who begins it, and why; recorded in the ledger.")
+@click.option(
+    "--by", required=True, metavar="WHO", help="Who begins it, and why; recorded in the ledger."
+)
 def node_init(folder: Path, head: Path, dataset: str, by: str) -> None:
     """Write policy, ledger, head, key and commands, and say what is still to decide."""
     from fedveil.node.site import begin_site
 
     policy = begin_site(folder, head, dataset, by)
-    click.echo(f"written: {policy}, with a ledger and its head. Nothing leaves yet. Still to decide, in that file:")
-    click.echo("  [total]  what all releases together may cost: the kinds of cost that may leave at all")
+    click.echo(
+        f"written: {policy}, with a ledger and its head. Nothing leaves yet. Still to decide, in that file:"
+    )
+    click.echo(
+        "  [total]  what all releases together may cost: the kinds of cost that may leave at all"
+    )
     click.echo("  [sum]    where a secure sum is allowed: whose keys, and on what terms")
     click.echo("  [node]   client (your own code), or apps or signers (whose code may run here)")
     click.echo("  [node]   projects, federations, accounts, runs: who may use the node")
-    click.echo(f"Then: fedveil node check {folder}; fedveil node start {folder} flower-supernode ...")
+    click.echo(
+        f"Then: fedveil node check {folder}; fedveil node start {folder} flower-supernode ..."
+    )
 
 
 @node.command("check", cls=Command)
 @path_argument("folder", "FOLDER", FOLDER)
-@click.option("--rehearse", is_flag=True, help="Have your own client train once on the site's data; releases nothing.")
-@click.option("--node-config", default="", metavar="TEXT", help="Of the rehearsal: as for flower-supernode.")
-@click.option("--train-config", default="", metavar="TEXT", help="Of the rehearsal: what servers tell, as lr=0.1.")
+@click.option(
+    "--rehearse",
+    is_flag=True,
+    help="Have your own client train once on the site's data; releases nothing.",
+)
+@click.option(
+    "--node-config", default="", metavar="TEXT", help="Of the rehearsal: as for flower-supernode."
+)
+@click.option(
+    "--train-config",
+    default="",
+    metavar="TEXT",
+    help="Of the rehearsal: what servers tell, as lr=0.1.",
+)
 def node_check(folder: Path, rehearse: bool, node_config: str, train_config: str) -> None:
     """Say what binds on this machine and what does not; exit code 2 if something needed is missing.
 
@@ -300,7 +349,11 @@ def node_check(folder: Path, rehearse: bool, node_config: str, train_config: str
 
     if is_kit(folder):
         if rehearse:
-            raise FieldError("--rehearse", str(folder), "is for a node's folder: a FLARE site trains in its jobs alone")
+            raise FieldError(
+                "--rehearse",
+                str(folder),
+                "is for a node's folder: a FLARE site trains in its jobs alone",
+            )
         findings = check_kit(folder)
     else:
         from fedveil.node.site import check_site, rehearsed
@@ -314,7 +367,11 @@ def node_check(folder: Path, rehearse: bool, node_config: str, train_config: str
         raise click.exceptions.Exit(REFUSED)
 
 
-@node.command("start", cls=Command, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@node.command(
+    "start",
+    cls=Command,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 @path_argument("folder", "FOLDER", FOLDER)
 @argument("command", "COMMAND...", "flower-supernode --superlink ...", nargs=-1, required=True)
 def node_start(folder: Path, command: tuple[str, ...]) -> None:
@@ -343,7 +400,12 @@ def node_key(path: Path) -> None:
 @node.command("sign", cls=Command)
 @path_argument("app", "APP", APP)
 @path_option("--key", "FILE", "Made by `fedveil node key`.", required=True)
-@click.option("--until", required=True, type=click.DateTime(formats=["%Y-%m-%d"]), help="The last day (UTC) it holds.")
+@click.option(
+    "--until",
+    required=True,
+    type=click.DateTime(formats=["%Y-%m-%d"]),
+    help="The last day (UTC) it holds.",
+)
 def node_sign(app: Path, key: Path, until: datetime) -> None:
     """Approve an app's bundle; the line goes into the run's configuration."""
     from fedveil.node.bundle import APPROVAL, approve
@@ -364,5 +426,7 @@ def _sha256(app: Path) -> str:
         try:
             content = build_fab_from_disk(app)
         except (ValueError, OSError) as error:
-            raise FieldError("APP", str(app), f"is no bundle, and no folder of a Flower app: {error}") from error
+            raise FieldError(
+                "APP", str(app), f"is no bundle, and no folder of a Flower app: {error}"
+            ) from error
     return hashlib.sha256(content).hexdigest()

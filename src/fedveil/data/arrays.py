@@ -79,10 +79,21 @@ def load_npz(
     x, y = halves[0]
     test_x, test_y = halves[-1]
     if test_x.shape[1:] != x.shape[1:] or test_y.is_floating_point() != y.is_floating_point():
-        raise FieldError(f"{file.name}:{test_x_key}", tuple(test_x.shape), f"must be as {x_key}, {tuple(x.shape)}")
+        raise FieldError(
+            f"{file.name}:{test_x_key}",
+            tuple(test_x.shape),
+            f"must be as {x_key}, {tuple(x.shape)}",
+        )
     number = classes_in("data.classes", classes, absent, labels)
     names = tuple(map(str, arrays["class_names"].reshape(-1))) if "class_names" in arrays else ()
-    require_roles({"inputs": x_key, "targets": y_key, "data.client_array": client_array, "data.person": person})
+    require_roles(
+        {
+            "inputs": x_key,
+            "targets": y_key,
+            "data.client_array": client_array,
+            "data.person": person,
+        }
+    )
     return data_set(
         halves,
         _ids_in(file, arrays, "data.client_array", client_array),
@@ -149,7 +160,9 @@ def read_npz(file: Path, max_gib: float = 4.0) -> dict[str, Array]:
     except FieldError:
         raise
     except _UNREADABLE as error:
-        raise FieldError("data.path", str(file), f"cannot be read as an npz file without pickle ({error})") from error
+        raise FieldError(
+            "data.path", str(file), f"cannot be read as an npz file without pickle ({error})"
+        ) from error
 
 
 def _check_header(file: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
@@ -157,7 +170,9 @@ def _check_header(file: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) 
     with archive.open(entry) as member:
         version = np.lib.format.read_magic(member)
         is_first = version == (1, 0)
-        read_header = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+        read_header = (
+            np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+        )
         shape, _, dtype = read_header(member)
         needed = math.prod(shape) * dtype.itemsize
         if needed > entry.file_size - member.tell():
@@ -178,7 +193,9 @@ def _pair(
         if key not in arrays:
             raise FieldError("data.path", str(file), f"holds no array {key}, which the others need")
         if arrays[key].dtype.kind not in "buif" or arrays[key].ndim < 1:
-            raise FieldError(f"{file.name}:{key}", str(arrays[key].dtype), "must hold numbers, a row an example")
+            raise FieldError(
+                f"{file.name}:{key}", str(arrays[key].dtype), "must hold numbers, a row an example"
+            )
         if not arrays[key].size:
             accepted = "is empty: there must be an example, a row each, and a number in each"
             raise FieldError(f"{file.name}:{key}", arrays[key].shape, accepted)
@@ -189,15 +206,23 @@ def _pair(
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if len(x) != len(y):
-        raise FieldError(f"{file.name}:{y_key}", len(y), f"must be as long as {x_key}, which has {len(x)} rows")
+        raise FieldError(
+            f"{file.name}:{y_key}", len(y), f"must be as long as {x_key}, which has {len(x)} rows"
+        )
     if y.dtype.kind != "f" and y.ndim not in (1, 3):
-        raise FieldError(f"{file.name}:{y_key}", y.shape, "must hold one class an example [N] or a pixel [N, H, W]")
+        raise FieldError(
+            f"{file.name}:{y_key}",
+            y.shape,
+            "must hold one class an example [N] or a pixel [N, H, W]",
+        )
     kind = np.float32 if y.dtype.kind == "f" else np.int64
     target = torch.from_numpy(y.astype(kind))
     own = images(x, channels, f"{file.name}:{x_key}")
     is_of_pixels = target.dim() == 3 and not target.is_floating_point()
     if is_of_pixels and own.shape[2:] != target.shape[1:]:
-        raise FieldError(f"{file.name}:{y_key}", y.shape, f"must have the height and width of {x_key}, {x.shape}")
+        raise FieldError(
+            f"{file.name}:{y_key}", y.shape, f"must have the height and width of {x_key}, {x.shape}"
+        )
     return own, target
 
 
@@ -219,7 +244,9 @@ def images(x: Array, channels: str = "auto", name: str = "x") -> Tensor:
             possible.append("last")
         if channels == "auto" and len(possible) != 1:
             ends = "both ends can be" if possible else "neither end is one of"
-            accepted = f"{ends} 1, 3 or 4 channels; say where they are: data.channels = 'first' or 'last'"
+            accepted = (
+                f"{ends} 1, 3 or 4 channels; say where they are: data.channels = 'first' or 'last'"
+            )
             raise FieldError(name, x.shape, accepted)
         if channels == "last" or (channels == "auto" and possible == ["last"]):
             x = np.moveaxis(x, 3, 1)
@@ -233,4 +260,8 @@ def _finite(name: str, values: Array) -> None:
     usable = np.abs(values) <= np.finfo(np.float32).max  # NaN is not
     bad = np.flatnonzero(~usable.reshape(len(values), -1).all(1))
     if len(bad):
-        raise FieldError(f"{name}[{int(bad[0])}]", "NaN or infinity", "must be finite: remove the row or fill it in")
+        raise FieldError(
+            f"{name}[{int(bad[0])}]",
+            "NaN or infinity",
+            "must be finite: remove the row or fill it in",
+        )

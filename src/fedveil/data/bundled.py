@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 from fedveil.data.arrays import images
 from fedveil.data.labels import data_set
 from fedveil.data.pictures import decode
-from fedveil.data.sets import ALZHEIMER_FILE, ALZHEIMER_OFFICIAL, DataSet, cache_folder, find, locate
+from fedveil.data.sets import (
+    ALZHEIMER_FILE,
+    ALZHEIMER_OFFICIAL,
+    DataSet,
+    cache_folder,
+    find,
+    locate,
+)
 from fedveil.errors import require_choice, require_count
 
 CLASS_NAMES = ("mild demented", "moderate demented", "non demented", "very mild demented")
@@ -30,10 +37,23 @@ _NOTES = {
 }
 
 # Examples a class (mild, moderate, non, very mild) that the paper gives its four clients.
-ALZHEIMER_HOMOGENEOUS = ((181, 13, 641, 445), (181, 12, 641, 446), (181, 12, 642, 445), (181, 12, 642, 445))
-ALZHEIMER_NON_IID = ((280, 16, 881, 615), (107, 13, 368, 280), (257, 17, 1054, 720), (80, 3, 263, 166))
+ALZHEIMER_HOMOGENEOUS = (
+    (181, 13, 641, 445),
+    (181, 12, 641, 446),
+    (181, 12, 642, 445),
+    (181, 12, 642, 445),
+)
+ALZHEIMER_NON_IID = (
+    (280, 16, 881, 615),
+    (107, 13, 368, 280),
+    (257, 17, 1054, 720),
+    (80, 3, 263, 166),
+)
 
-_MEAN, _DEVIATION = 0.3, 0.3  # of the pixels, rounded: fixed and public, so that scaling needs nobody's data
+_MEAN, _DEVIATION = (
+    0.3,
+    0.3,
+)  # of the pixels, rounded: fixed and public, so that scaling needs nobody's data
 
 
 def _shipped(file: str) -> Path:
@@ -107,7 +127,9 @@ def load_alzheimer(
     stored = _read(path)
     if stored is None:
         stored = _decode(resolution)
-        with suppress(OSError):  # a cache that cannot be written only costs the time to decode again
+        with suppress(
+            OSError
+        ):  # a cache that cannot be written only costs the time to decode again
             _write(path, stored)
     x, y = images(stored["images"]), torch.from_numpy(stored["labels"].astype(np.int64))
     if scale == "standard":
@@ -136,13 +158,18 @@ def _cached(resolution: int) -> Path:
     source, folder = find(ALZHEIMER_FILE), cache_folder()
     if source is not None:  # another source file gets another copy
         return folder / f"alzheimer-{resolution}-{source.stat().st_size:x}.npz"
-    return next(iter(sorted(folder.glob(f"alzheimer-{resolution}-*.npz"))), folder / f"alzheimer-{resolution}.npz")
+    return next(
+        iter(sorted(folder.glob(f"alzheimer-{resolution}-*.npz"))),
+        folder / f"alzheimer-{resolution}.npz",
+    )
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]] | None:
     try:
         with np.load(path, allow_pickle=False) as stored:
-            return {key: stored[key] for key in ("images", "labels", "split_kaggle", "split_hf_counts")}
+            return {
+                key: stored[key] for key in ("images", "labels", "split_kaggle", "split_hf_counts")
+            }
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None  # absent or damaged: decode again
 

@@ -9,7 +9,13 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedveil.data.sets import DataSet, own_scale
-from fedveil.errors import FieldError, require_choice, require_count, require_non_negative, require_positive
+from fedveil.errors import (
+    FieldError,
+    require_choice,
+    require_count,
+    require_non_negative,
+    require_positive,
+)
 from fedveil.learning.clients import ClientData
 from fedveil.mechanisms.source import keyed_seed
 
@@ -86,7 +92,9 @@ def partition(
     if clients is not None or scheme != NATURAL:
         clients = require_count("clients", clients)
         if counts is None and clients > len(labels):
-            raise FieldError("clients", clients, f"must be at most {len(labels)}, the number of examples")
+            raise FieldError(
+                "clients", clients, f"must be at most {len(labels)}, the number of examples"
+            )
     if scheme == "shards" and shards is None:
         shards = 2
     _require_options(scheme, {"alpha": alpha, "counts": counts, "shards": shards, "owner": owner})
@@ -129,7 +137,9 @@ def by_counts(
     for row in counts:
         rows.append([require_count("counts", value, least=0) for value in row])
     if len(rows) != clients:
-        raise FieldError("clients", clients, f"must be the number of rows of counts, {len(rows)}: one a client")
+        raise FieldError(
+            "clients", clients, f"must be the number of rows of counts, {len(rows)}: one a client"
+        )
     lengths = {len(row) for row in rows}
     if len(lengths) != 1:
         raise FieldError("counts", rows, "must hold rows of equal length: one number a class")
@@ -212,9 +222,13 @@ def natural(
     owners, sizes = np.unique(owner, return_counts=True)
     enough = owners[sizes >= least]
     if clients is not None and clients > len(enough):
-        raise FieldError("clients", clients, f"only {len(enough)} natural clients hold at least {least} examples")
+        raise FieldError(
+            "clients", clients, f"only {len(enough)} natural clients hold at least {least} examples"
+        )
     if not len(enough):
-        raise FieldError("min_size", min_size, f"the largest natural client holds {sizes.max()} examples")
+        raise FieldError(
+            "min_size", min_size, f"the largest natural client holds {sizes.max()} examples"
+        )
     chosen = enough
     if clients is not None:
         chosen = np.sort(rng.choice(enough, size=clients, replace=False))
@@ -355,7 +369,11 @@ def federate(
         options = {**options, "owner": owner[first]}
     count = None if clients == NATURAL else int(clients)
     if dataset.group is not None and not by_nature and count is not None and count > len(first):
-        raise FieldError("clients", clients, f"must be at most {len(first)}: people and documents are dealt out whole")
+        raise FieldError(
+            "clients",
+            clients,
+            f"must be at most {len(first)}: people and documents are dealt out whole",
+        )
     result: list[ClientData] = []
     held_out: dict[int, bool] = {}  # by person, at the first client that has her
     for i, part in enumerate(partition(strata, count, scheme, seed=seed, **options)):
@@ -380,7 +398,9 @@ def _require_dealable(
 ) -> None:
     """Refuse a scheme that a set cannot be dealt out by."""
     if by_nature and scheme not in (NATURAL, "iid"):
-        raise FieldError("scheme", scheme, "natural clients are not dealt out: give a number of clients")
+        raise FieldError(
+            "scheme", scheme, "natural clients are not dealt out: give a number of clients"
+        )
     if by_nature and dataset.owner is None:
         accepted = f"{dataset.name!r} does not say whose its examples are; give a number of clients and a scheme"
         raise FieldError("clients", clients, accepted)
@@ -388,7 +408,11 @@ def _require_dealable(
         accepted = f"needs a class for each example, and {dataset.name!r} is a {dataset.task}: use iid or quantity"
         raise FieldError("scheme", scheme, accepted)
     if dataset.group is not None and scheme == "counts":
-        raise FieldError("scheme", scheme, f"counts examples, and those of {dataset.name!r} are dealt out in groups")
+        raise FieldError(
+            "scheme",
+            scheme,
+            f"counts examples, and those of {dataset.name!r} are dealt out in groups",
+        )
 
 
 def _as_elsewhere(

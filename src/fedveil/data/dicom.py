@@ -47,7 +47,9 @@ def grey_slice(name: str, opened: Any, max_pixels: int) -> Array:
     usual = "INVERSE" if is_inverted else "IDENTITY"
     shown_as = _first(opened, "PresentationLUTShape")
     if shown_as not in (None, usual):
-        raise FieldError(name, f"PresentationLUTShape {shown_as}", f"contradicts {photometric}: {_CONVERT}")
+        raise FieldError(
+            name, f"PresentationLUTShape {shown_as}", f"contradicts {photometric}: {_CONVERT}"
+        )
     values, low, high = _modality(name, opened, _stored(name, opened))
     if _first(opened, "VOILUTSequence") is not None:
         most = _largest_in(opened.VOILUTSequence)
@@ -69,7 +71,9 @@ def _require_one_image(name: str, opened: Any, max_pixels: int) -> None:
     frames = int(_first(opened, "NumberOfFrames") or 1)
     samples = int(_needed(name, opened, "SamplesPerPixel"))
     if rows * columns > max_pixels or frames != 1 or samples != 1:
-        accepted = f"must be one grey image of at most {max_pixels} pixels; data.max_pixels, or convert it"
+        accepted = (
+            f"must be one grey image of at most {max_pixels} pixels; data.max_pixels, or convert it"
+        )
         raise FieldError(name, f"{rows} x {columns} x {frames} x {samples}", accepted)
 
 
@@ -92,7 +96,9 @@ def _needed(name: str, opened: Any, tag: str) -> Any:
     """Return the value of a tag that must be there."""
     value = _first(opened, tag)
     if value is None:
-        raise FieldError(f"{name}: {tag}", None, "says how pixels are stored or shown: fill the tag in")
+        raise FieldError(
+            f"{name}: {tag}", None, "says how pixels are stored or shown: fill the tag in"
+        )
     return value
 
 
@@ -111,7 +117,9 @@ def _stored(name: str, opened: Any) -> Array:
     bits = int(_needed(name, opened, "BitsStored"))
     highest = _first(opened, "HighBit")
     if highest not in (None, bits - 1):
-        raise FieldError(name, f"HighBit = {highest}", f"must be BitsStored - 1 = {bits - 1}: {_CONVERT}")
+        raise FieldError(
+            name, f"HighBit = {highest}", f"must be BitsStored - 1 = {bits - 1}: {_CONVERT}"
+        )
     if "PixelData" not in opened:
         accepted = "must hold whole numbers: floating-point pixels have no known range"
         raise FieldError(f"{name}: PixelData", None, accepted)
@@ -163,10 +171,14 @@ def _window(name: str, opened: Any) -> tuple[float, float, str] | None:
         raise FieldError(f"{name}: {tag}", None, "goes with the other: fill in or remove both")
     function = str(_first(opened, "VOILUTFunction") or "LINEAR")
     if function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
-        raise FieldError(name, f"VOILUTFunction {function}", "must be LINEAR, LINEAR_EXACT or SIGMOID")
+        raise FieldError(
+            name, f"VOILUTFunction {function}", "must be LINEAR, LINEAR_EXACT or SIGMOID"
+        )
     if width < 1 and (function == "LINEAR" or width <= 0):
         least = "at least 1" if function == "LINEAR" else "above 0"
-        raise FieldError(name, f"WindowWidth = {width:g}", f"must be {least}: correct it, or remove the window")
+        raise FieldError(
+            name, f"WindowWidth = {width:g}", f"must be {least}: correct it, or remove the window"
+        )
     return centre, width, function
 
 

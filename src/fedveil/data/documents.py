@@ -64,7 +64,9 @@ def load_documents(
         folders = [root / "train", root / "test"]
     halves = [_documents(folder, documents, tile_seed) for folder in folders if folder.is_dir()]
     if not halves:
-        raise MissingDataError("data.path", str(root), "is no folder: give one that holds images and masks")
+        raise MissingDataError(
+            "data.path", str(root), "is no folder: give one that holds images and masks"
+        )
     require_count("data.max_pixels", max_pixels)
     made = [_tiles(half, tile, tiles, tile_seed, max_pixels) for half in halves]
     kinds = kinds_of(folders[0])
@@ -115,7 +117,10 @@ def _tiles(
             corner = [int(rng.integers(0, side - tile + 1)) for side in page.shape]
             if k % 2 == 0 and len(tampered):
                 spot = tampered[int(rng.integers(len(tampered)))]
-                corner = [_around(at, side, tile, rng) for at, side in zip(spot.tolist(), page.shape, strict=True)]
+                corner = [
+                    _around(at, side, tile, rng)
+                    for at, side in zip(spot.tolist(), page.shape, strict=True)
+                ]
             window = tuple(slice(at, at + tile) for at in corner)
             row = i * tiles + k
             x[row] = page[window]

@@ -17,7 +17,10 @@ from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.data.values import spelt_twice
 from fedveil.errors import FieldError, nearest, require_choice, require_count, require_positive
 
-_CLUTTER = ("thumbs.db", "desktop.ini")  # what file managers leave behind; hidden files are passed over as well
+_CLUTTER = (
+    "thumbs.db",
+    "desktop.ini",
+)  # what file managers leave behind; hidden files are passed over as well
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,9 @@ def load_folder(
     require_count("data.max_pixels", max_pixels)
     limit = require_positive("data.max_gib", max_gib) * 2**30
     if not root.is_dir():
-        raise MissingDataError("data.path", str(root), "is no folder: give one that holds a folder a class")
+        raise MissingDataError(
+            "data.path", str(root), "is no folder: give one that holds a folder a class"
+        )
     levels = _Levels(layout == "clients", bool(person))
     folders = _halves(root)
     halves: list[list[_Item]] = []
@@ -127,7 +132,9 @@ def _dark(decoded: Sequence[NDArray[Any]]) -> str:
     highest = max(float(pixels.max()) for pixels in decoded)
     if decoded[0].dtype != np.float32 or highest >= 2**12 / 65535:
         return ""
-    said = f"16-bit pixels reach {highest * 65535:.0f} of 65535 at most: if they hold 12 bits or fewer"
+    said = (
+        f"16-bit pixels reach {highest * 65535:.0f} of 65535 at most: if they hold 12 bits or fewer"
+    )
     return f" {said}, they are read as dark pictures; rewrite them over the whole range."
 
 
@@ -136,7 +143,9 @@ def _halves(root: Path) -> list[Path]:
     halves = {folder.name: folder for folder in _folders(root)}
     if "train" not in halves:
         if "test" in halves:
-            raise FieldError("data.path", str(root), "holds test but no train: name the other folder train")
+            raise FieldError(
+                "data.path", str(root), "holds test but no train: name the other folder train"
+            )
         return [root]
     others = [name for name in halves if name not in ("train", "test")]
     if others:
@@ -184,10 +193,14 @@ def _items(
         for group in _class_folders(client, form, levels):
             own = _images_of_class(group, site, form, levels)
             if not own and not levels.clients and group.name not in absent:
-                raise FieldError(str(group), "no image", "is empty: remove the folder, or list it in data.absent")
+                raise FieldError(
+                    str(group), "no image", "is empty: remove the folder, or list it in data.absent"
+                )
             items += own
             if len(items) > max_images:
-                raise FieldError(str(half), f"over {max_images} images", "raise data.max_images if it is meant")
+                raise FieldError(
+                    str(half), f"over {max_images} images", "raise data.max_images if it is meant"
+                )
     if not items:
         raise FieldError(str(half), "no image", "must hold at least one")
     return items
@@ -200,7 +213,11 @@ def _class_folders(client: Path, form: str, levels: _Levels) -> list[Path]:
     if groups and not loose:
         return groups
     held = f"holds {loose}" if loose else "holds no folder"
-    other = '; where they lie in <class>/<image>, leave layout = "clients" out' if levels.clients else ""
+    other = (
+        '; where they lie in <class>/<image>, leave layout = "clients" out'
+        if levels.clients
+        else ""
+    )
     raise FieldError("data.path", str(client), f"{held}: images lie in {form}{other}")
 
 
@@ -211,17 +228,23 @@ def _images_of_class(group: Path, site: str, form: str, levels: _Levels) -> list
         owners = _folders(group)
         stray = _image_in(group)
         if stray:
-            raise FieldError(str(group), stray, "images must lie in one folder a person, below their class")
+            raise FieldError(
+                str(group), stray, "images must lie in one folder a person, below their class"
+            )
     items: list[_Item] = []
     for number, owner in enumerate(owners, 1):
         files = [file for file in sorted(owner.iterdir()) if not _clutter(file)]
         for i, file in enumerate(files, 1):
-            shown = f"{group}/person {number}/image {i}{file.suffix}" if levels.people else str(file)
+            shown = (
+                f"{group}/person {number}/image {i}{file.suffix}" if levels.people else str(file)
+            )
             if file.is_dir():
                 accepted = f"is a folder: images lie in {form}. Give data.path at the right level{levels.hint()}"
                 raise FieldError("data.path", shown, accepted)
             if file.suffix.lower() not in SUFFIXES or not file.is_file():
-                raise FieldError(shown, file.suffix, f"is no image: {', '.join(SUFFIXES)} may stand here")
+                raise FieldError(
+                    shown, file.suffix, f"is no image: {', '.join(SUFFIXES)} may stand here"
+                )
             items.append(_Item(file, group.name, site, f"{site}/{owner.name}", shown))
     return items
 
@@ -245,11 +268,19 @@ def _classes(
     if not declared:
         _require_distinct(root, classes)
         if absent:
-            raise FieldError("data.absent", list(absent), "is for declared classes: list all of them in data.classes")
+            raise FieldError(
+                "data.absent",
+                list(absent),
+                "is for declared classes: list all of them in data.classes",
+            )
         return classes
     for name in classes:
         if name not in declared:
-            raise FieldError(f"{root.name}: class folder", name, f"is not in data.classes; {nearest(name, declared)}")
+            raise FieldError(
+                f"{root.name}: class folder",
+                name,
+                f"is not in data.classes; {nearest(name, declared)}",
+            )
     if len(set(declared)) != len(declared):
         raise FieldError("data.classes", list(declared), "must name each class once")
     for name in absent:

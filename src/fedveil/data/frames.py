@@ -78,7 +78,11 @@ class TableSpec:
         require_choice("data.outside", self.outside, ("refuse", "clip"))
         self._require_target()
         self._require_columns()
-        roles = {"data.target": self.target, "data.client_column": self.client_column, "data.person": self.person}
+        roles = {
+            "data.target": self.target,
+            "data.client_column": self.client_column,
+            "data.person": self.person,
+        }
         require_roles(roles)
         for name in self.missing or ():
             self.gap(name)
@@ -132,12 +136,16 @@ class TableSpec:
             rows.require(f"data.columns.{name}", name)
             if name in (self.target, self.person):
                 what = "target" if name == self.target else "person's id"
-                raise FieldError(f"data.columns.{name}", name, f"is the {what}: it cannot be an input as well")
+                raise FieldError(
+                    f"data.columns.{name}", name, f"is the {what}: it cannot be an input as well"
+                )
         if not named:
             raise FieldError("data.columns", [], f"{rows.file} has no column left to be an input")
         for name in self.missing or ():
             if name not in named:
-                raise FieldError(f"data.missing.{name}", name, f"is no input; {nearest(name, named)}")
+                raise FieldError(
+                    f"data.missing.{name}", name, f"is no input; {nearest(name, named)}"
+                )
         return named
 
 
@@ -251,7 +259,9 @@ def _classes_in(
     if targets[0].is_floating_point():
         shown = names or tuple(map(str, range(int(spec.classes))))  # type: ignore[arg-type]
         return {"note": f"{note} Outputs say which labels hold: {', '.join(shown)}.".strip()}
-    labels = {f"{part.file}:{spec.target}": y.numpy() for part, y in zip(rows, targets, strict=True)}
+    labels = {
+        f"{part.file}:{spec.target}": y.numpy() for part, y in zip(rows, targets, strict=True)
+    }
     declared = spec.classes if isinstance(spec.classes, int) else len(names)
     return {"classes": count_classes(labels, declared, spec.absent), "class_names": names}
 
@@ -262,7 +272,9 @@ def _note(spec: TableSpec, rows: Rows) -> str:
     used = (*spec.columns, spec.target, spec.client_column)
     index = [name for name in rows.index if name not in used]
     if index:
-        notes.append(f"No inputs: {', '.join(index)}, in which pandas numbers the rows (data.columns may name them).")
+        notes.append(
+            f"No inputs: {', '.join(index)}, in which pandas numbers the rows (data.columns may name them)."
+        )
     if spec.missing:
         filled = [f"{name}: {spec.gap(name)}" for name in spec.missing]
         notes.append(f"What stands in for missing values: {'; '.join(filled)}.")
@@ -353,7 +365,9 @@ def _targets(part: Rows, spec: TableSpec) -> Tensor:
     if not isinstance(spec.classes, int):
         return torch.from_numpy(part.codes(spec.target, spec.classes))
     values = part.numbers(spec.target)
-    part.refuse(spec.target, values != np.floor(values), values.item, "must be the whole number of a class")
+    part.refuse(
+        spec.target, values != np.floor(values), values.item, "must be the whole number of a class"
+    )
     accepted = f"must be one of the {spec.classes} declared classes, 0 to {spec.classes - 1}"
     classes = values.astype(np.int64)
     part.refuse(spec.target, (values < 0) | (values >= spec.classes), classes.item, accepted)
@@ -366,7 +380,9 @@ def _range(field: str, given: Sequence[Any]) -> tuple[float, float]:
         low, high = given
         if low < high:
             return float(low), float(high)
-    raise FieldError(field, list(given), "must be [low, high], or a list of texts for a column of texts")
+    raise FieldError(
+        field, list(given), "must be [low, high], or a list of texts for a column of texts"
+    )
 
 
 def _is_finite(value: Any) -> bool:
@@ -379,4 +395,6 @@ def _once(field: str, texts: Sequence[Any]) -> None:
     """Refuse texts that are the same but for spaces around them."""
     pair = spelt_twice([text for text in texts if isinstance(text, str)], str.strip)
     if pair:
-        raise FieldError(field, list(pair), "are one text but for spaces, which are not read: write it once")
+        raise FieldError(
+            field, list(pair), "are one text but for spaces, which are not read: write it once"
+        )

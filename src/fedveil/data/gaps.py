@@ -8,9 +8,7 @@ from fedveil.errors import FieldError, nearest
 
 _KEYS = ("value", "indicator", "marks")
 _LARGEST = 3.4e38  # of a float32
-_ACCEPTED = (
-    'must be a number (or one of the column\'s texts), "indicator", or {value = 120, indicator = true, marks = [-999]}'
-)
+_ACCEPTED = 'must be a number (or one of the column\'s texts), "indicator", or {value = 120, indicator = true, marks = [-999]}'
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,11 @@ def gap_of(column: str, given: Any, declared: Sequence[Any]) -> Gap:
         if not gap.indicator:
             raise FieldError(field, given, "needs a value, an indicator, or both")
         if not declared:
-            raise FieldError(field, given, "needs a value beside the indicator: no range of the column is declared")
+            raise FieldError(
+                field,
+                given,
+                "needs a value beside the indicator: no range of the column is declared",
+            )
     elif not are_texts:
         _require_within(field, gap.value, declared)
     elif gap.value not in declared:

@@ -79,7 +79,9 @@ class SavedDataset(TableSpec):
         pictures = _pictures(first.features, self.image_column)
         require_choice("data.target", self.target, first.features)
         named = _class_names(first.features[self.target])
-        meant: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(TableSpec)}
+        meant: dict[str, Any] = {
+            field.name: getattr(self, field.name) for field in fields(TableSpec)
+        }
         meant["classes"] = self.classes or tuple(named or ())
         if pictures:
             meant["scale"] = "none"
@@ -116,7 +118,9 @@ def _pictures(features: Mapping[str, Any], image_column: str) -> list[str]:
     if image_column:
         require_choice("data.image_column", image_column, pictures)
     elif len(pictures) > 1:
-        raise FieldError("data.image_column", None, f"several columns hold images: {', '.join(pictures)}")
+        raise FieldError(
+            "data.image_column", None, f"several columns hold images: {', '.join(pictures)}"
+        )
     return pictures
 
 
@@ -129,12 +133,16 @@ def _splits(
 ) -> dict[str, Any]:
     """Open the splits that are used, by name."""
     if not root.is_dir():
-        raise MissingDataError("data.path", str(root), "is no folder: give one that save_to_disk wrote")
+        raise MissingDataError(
+            "data.path", str(root), "is no folder: give one that save_to_disk wrote"
+        )
     library = _library()
     try:
         stored = library.load_from_disk(str(root))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FieldError("data.path", str(root), f"is not what save_to_disk writes ({error})") from error
+        raise FieldError(
+            "data.path", str(root), f"is not what save_to_disk writes ({error})"
+        ) from error
     splits: dict[str, Any] = {}
     if not isinstance(stored, library.DatasetDict):
         splits[root.name] = stored
@@ -148,9 +156,13 @@ def _splits(
         if not len(one):
             raise FieldError(name, 0, "this split holds no row")
         if len(one) > max_rows:
-            raise FieldError(name, f"{len(one)} rows", f"raise data.max_rows ({max_rows}) if it is meant")
+            raise FieldError(
+                name, f"{len(one)} rows", f"raise data.max_rows ({max_rows}) if it is meant"
+            )
         if one.data.nbytes > limit:
-            raise FieldError(name, f"{one.data.nbytes / 2**30:.1f} GiB", "raise data.max_gib if it is meant")
+            raise FieldError(
+                name, f"{one.data.nbytes / 2**30:.1f} GiB", "raise data.max_gib if it is meant"
+            )
     return splits
 
 
@@ -174,13 +186,21 @@ def _frame(name: str, split: Any, spec: TableSpec, pictures: Sequence[str]) -> R
 
 def _stacked(name: str, split: Any, column: str, how: Mapping[str, Any]) -> Tensor:
     """Decode all images of a column."""
-    raw = split.cast_column(column, _library().Image(decode=False)).with_format(None).select_columns([column])
+    raw = (
+        split.cast_column(column, _library().Image(decode=False))
+        .with_format(None)
+        .select_columns([column])
+    )
 
     def content(i: int, row: Mapping[str, Any]) -> tuple[str, bytes]:
         where = f"{name}, row {i + 1}, column {column}"
         stored = row[column] or {}
         if stored.get("bytes") is None:
-            raise FieldError(where, stored.get("path"), "must hold the image itself: save_to_disk embeds what is there")
+            raise FieldError(
+                where,
+                stored.get("path"),
+                "must hold the image itself: save_to_disk embeds what is there",
+            )
         return where, stored["bytes"]
 
     _, first = content(0, raw[0])

@@ -17,7 +17,9 @@ from fedveil.errors import FieldError, require_count
 Array = NDArray[Any]
 Ids = Sequence[Any] | Array
 _ACCENT = "Mn"  # of Unicode's categories
-_ROUNDED = re.compile(r"\d([.,]\d+)?[eE]\+\d+")  # as spreadsheets write whole numbers of many digits
+_ROUNDED = re.compile(
+    r"\d([.,]\d+)?[eE]\+\d+"
+)  # as spreadsheets write whole numbers of many digits
 _MERGED = "is a rounded number, as spreadsheets write long ones: several may have become one. Export it as text"
 
 
@@ -108,7 +110,9 @@ def require_roles(roles: Mapping[str, str]) -> None:
             fix = ""
             if "person" in option and "target" not in other:
                 fix = ": where each client is a person, leave it out and protect clients"
-            raise FieldError(option, name, f"is what {other} names as well, and can be one of the two{fix}")
+            raise FieldError(
+                option, name, f"is what {other} names as well, and can be one of the two{fix}"
+            )
 
 
 def data_set(
@@ -183,7 +187,9 @@ def natural_clients(
         ``ward 1``). A promise for clients is about all data of a client.
     """
     if np.ma.is_masked(values):
-        raise FieldError(name, "masked", "must name a client for each example: fill the masked ones in")
+        raise FieldError(
+            name, "masked", "must name a client for each example: fill the masked ones in"
+        )
     given = np.asarray(values)
     if given.ndim == 2 and given.shape[1] == 1:
         given = given[:, 0]
@@ -201,7 +207,9 @@ def _require_sites(rows: dict[str, int], at: Callable[[int], str]) -> None:
     """Refuse names of clients, with the first row of each, that are missing, rounded, or written in two ways."""
     for text, row in rows.items():
         if is_gap(text, vague=True):
-            raise FieldError(at(row), text or None, "must name a client: fill it in, or remove the example")
+            raise FieldError(
+                at(row), text or None, "must name a client: fill it in, or remove the example"
+            )
         if _ROUNDED.fullmatch(text.strip()):
             raise FieldError(at(row), text, _MERGED)
     pair = spelt_twice(rows, _site_form)
@@ -271,9 +279,7 @@ def people_of(
     pair = spelt_twice(numbers)
     if pair:
         first, second = pair
-        like = (
-            f"is like that of {at(given.index(first))} but for case, spaces, accents' form or how a number is written"
-        )
+        like = f"is like that of {at(given.index(first))} but for case, spaces, accents' form or how a number is written"
         fix = "one person, or two? Write each person's id in one way"
         raise FieldError(at(given.index(second)), "an id", f"{like}: {fix}")
     return torch.tensor([numbers[value] for value in given], dtype=torch.int64)

@@ -16,7 +16,9 @@ from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.errors import FieldError
 from fedveil.mechanisms.source import keyed_seed
 
-FEMNIST = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")  # FEMNIST's classes, in its order
+FEMNIST = tuple(
+    "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+)  # FEMNIST's classes, in its order
 
 
 def load_leaf(
@@ -84,7 +86,9 @@ def _read(folder: Path) -> dict[str, tuple[Array, Array]]:
     """Read the examples of every user of a folder's files."""
     files = sorted(folder.glob("*.json"))
     if not files:
-        raise MissingDataError("data.path", str(folder), "holds no .json file; make them with LEAF's preprocess.sh")
+        raise MissingDataError(
+            "data.path", str(folder), "holds no .json file; make them with LEAF's preprocess.sh"
+        )
     examples: dict[str, tuple[Array, Array]] = {}
     for file in files:
         try:
@@ -95,7 +99,9 @@ def _read(folder: Path) -> dict[str, tuple[Array, Array]]:
                     raise ValueError(f"user {user!r} stands in two files")
                 examples[str(user)] = _examples(held[user])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise FieldError(str(file), type(error).__name__, f"is no file of LEAF's form: {error}") from error
+            raise FieldError(
+                str(file), type(error).__name__, f"is no file of LEAF's form: {error}"
+            ) from error
     return examples
 
 

@@ -108,13 +108,19 @@ def _collect(
         raise FieldError(name, type(dataset).__name__, "must be map-style: have len() and [i]")
     count = len(dataset)
     if not 1 <= count <= max_examples:
-        raise FieldError(name, f"{count} examples", f"must hold 1 to {max_examples}; raise max_examples if it is meant")
+        raise FieldError(
+            name,
+            f"{count} examples",
+            f"must hold 1 to {max_examples}; raise max_examples if it is meant",
+        )
     example = dataset[0]
     first, truth = _pair(f"{name}[0]", example)
     if channels == "auto":
         channels = _channels_of(example[0])
     if first.size * count * 4 > limit:
-        raise FieldError(name, first.shape, f"{count} of them take more than max_gib: raise it if it is meant")
+        raise FieldError(
+            name, first.shape, f"{count} of them take more than max_gib: raise it if it is meant"
+        )
     x = np.empty((count, *first.shape), first.dtype)
     y = np.empty((count, *truth.shape), truth.dtype)
     for i in range(count):
@@ -123,7 +129,11 @@ def _collect(
             accepted = f"must be {x.shape[1:]} {x.dtype}, as {name}[0]"
             raise FieldError(f"{name}[{i}]", (one.shape, str(one.dtype)), accepted)
         if label.shape != y.shape[1:] or label.dtype != y.dtype:
-            raise FieldError(f"{name}[{i}]", label.tolist(), f"its label must be like that of {name}[0], {y.dtype}")
+            raise FieldError(
+                f"{name}[{i}]",
+                label.tolist(),
+                f"its label must be like that of {name}[0], {y.dtype}",
+            )
         x[i] = one
         y[i] = label
     return images(x, channels, name), torch.from_numpy(y)
@@ -139,7 +149,9 @@ def _channels_of(image: Any) -> str:
 
 def _numbers(value: Any, field: str) -> Array:
     """Return finite numbers, or whole ones."""
-    numbers = np.asarray(value.detach().cpu()) if isinstance(value, Tensor) else array_of(value, field)
+    numbers = (
+        np.asarray(value.detach().cpu()) if isinstance(value, Tensor) else array_of(value, field)
+    )
     if numbers.dtype.kind == "f" and not (np.abs(numbers) <= np.finfo(np.float32).max).all():
         raise FieldError(field, "NaN or infinity", "must be finite")
     return numbers

@@ -63,7 +63,9 @@ def warnings_of(holdings: Sequence[Holding], dataset: DataSet) -> list[str]:
     owners = dataset.owners
     names = {holding.name for holding in holdings}
     if owners and not names <= set(owners):
-        lines.append(f"the set's {len(owners)} natural clients are mixed: partition = 'natural' keeps them")
+        lines.append(
+            f"the set's {len(owners)} natural clients are mixed: partition = 'natural' keeps them"
+        )
     else:
         lines.append(_left_out(holdings, dataset))
     lines += _odd(holdings)
@@ -102,7 +104,11 @@ def oddities(clients: Sequence[ClientData]) -> list[str]:
 
 def _odd(holdings: Sequence[Holding], several: bool = True) -> list[str]:
     """Return a line, or "", a kind: one client, clients without examples, with one, or with one of several classes."""
-    alone = "one client: its model is the aggregate, and no other client hides it" if len(holdings) == 1 else ""
+    alone = (
+        "one client: its model is the aggregate, and no other client hides it"
+        if len(holdings) == 1
+        else ""
+    )
     empty: list[Holding] = []
     single: list[Holding] = []
     of_one_class: list[Holding] = []

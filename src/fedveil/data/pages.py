@@ -97,13 +97,19 @@ def _pairs(folder: Path) -> Iterator[Document]:
     """Yield the documents of a folder of images and one of masks."""
     for part in ("images", "masks"):
         if not (folder / part).is_dir():
-            raise MissingDataError("data.path", str(folder), f"must hold images and masks; there is no {part}")
+            raise MissingDataError(
+                "data.path", str(folder), f"must hold images and masks; there is no {part}"
+            )
     files = _by_name(folder / "images")
     masks = _by_name(folder / "masks")
     kinds = _kinds_for(folder, files)
     for name, file in sorted(files.items()):
         if name not in masks:
-            raise FieldError(str(folder / "masks" / f"{name}.png"), None, f"{file.name} needs a mask of this name")
+            raise FieldError(
+                str(folder / "masks" / f"{name}.png"),
+                None,
+                f"{file.name} needs a mask of this name",
+            )
         read = partial(_read, str(file), file, masks[name])
         yield Document(file.name, read, _sensitive(kinds, name))
 
@@ -144,7 +150,9 @@ def _by_name(folder: Path) -> dict[str, Path]:
 def kinds_of(folder: Path) -> dict[str, Mapping[str, Mark]]:
     """Return sensitive marks by kind and document: masks of a folder ``KIND``, or the boxes of ``KIND.json``."""
     place = folder / "sensitive"
-    sources = [source for source in sorted(place.glob("*")) if source.is_dir() or source.suffix == ".json"]
+    sources = [
+        source for source in sorted(place.glob("*")) if source.is_dir() or source.suffix == ".json"
+    ]
     if len(sources) > MOST_KINDS:
         raise FieldError(str(place), len(sources), f"holds more than {MOST_KINDS} kinds")
     kinds: dict[str, Mapping[str, Mark]] = {}
@@ -163,7 +171,9 @@ def _outlines_by_name(file: Path) -> dict[str, list[Outline]]:
         own: list[Outline] = []
         for box in boxes:
             if box.top < 0 or box.left < 0 or box.height < 1 or box.width < 1:
-                raise FieldError(str(file), name, "has a box that is empty or begins outside the image")
+                raise FieldError(
+                    str(file), name, "has a box that is empty or begins outside the image"
+                )
             own.append(_outline_of(box))
         outlines[Path(name).stem] = own
     return outlines
@@ -212,7 +222,9 @@ def _stored(folder: Path) -> Iterator[Document]:
         with store.begin() as transaction:
             value = transaction.get(key)
         if not isinstance(value, bytes):
-            raise FieldError(str(folder / "data.mdb"), key.decode(), "is missing; DocTamper's own files have it")
+            raise FieldError(
+                str(folder / "data.mdb"), key.decode(), "is missing; DocTamper's own files have it"
+            )
         return value
 
     def stored(name: str, i: int, most: int) -> tuple[Grey, Grey]:
@@ -257,7 +269,9 @@ def grey_pages(path: Path, most: int) -> Iterator[tuple[str, Grey]]:
     if not path.is_file():
         files = sorted(file for file in within.glob("*") if file.suffix.lower() in SUFFIXES)
     if not files:
-        raise MissingDataError("PAGES", str(path), f"is no image, and no folder of images ({', '.join(SUFFIXES)})")
+        raise MissingDataError(
+            "PAGES", str(path), f"is no image, and no folder of images ({', '.join(SUFFIXES)})"
+        )
     names = {file.stem for file in files}
     if len(names) < len(files):
         raise FieldError("PAGES", str(within), "holds two images of one name: rename one")
@@ -306,9 +320,13 @@ def forged(file: Path) -> dict[str, list[Outline]]:
             if mark["category_id"] == FORGED:
                 outlines[names[mark["image_id"]]] += _outlines(mark["segmentation"])
     except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
-        raise damaged("data.path", file, error, "it must be of COCO's form, as T-SROIE's own are") from error
+        raise damaged(
+            "data.path", file, error, "it must be of COCO's form, as T-SROIE's own are"
+        ) from error
     if not any(outlines.values()):
-        raise FieldError("data.path", str(file), f"outlines nothing of category_id {FORGED}, which means forged")
+        raise FieldError(
+            "data.path", str(file), f"outlines nothing of category_id {FORGED}, which means forged"
+        )
     return outlines
 
 
@@ -331,7 +349,9 @@ def filled(
         least = outline.min(0)
         most = outline.max(0)
         if (most < 0).any() or (least >= (width, height)).any():
-            raise FieldError(name, outline.tolist(), f"is an outline outside the image, {width} x {height}")
+            raise FieldError(
+                name, outline.tolist(), f"is an outline outside the image, {width} x {height}"
+            )
         corners = [(int(x), int(y)) for x, y in outline]
         pen.polygon(corners, fill=1, outline=1)
     return np.asarray(mask, dtype=np.uint8)

@@ -108,7 +108,11 @@ def learn_patches(images: Tensor, count: int, seed: int) -> Patches:
     """
     count = require_count("patches", count)
     if images.dim() != 4 or min(images.shape[2:]) < 2 * SIZE:
-        raise FieldError("patches", tuple(images.shape[1:]), f"needs images of at least {2 * SIZE} x {2 * SIZE} pixels")
+        raise FieldError(
+            "patches",
+            tuple(images.shape[1:]),
+            f"needs images of at least {2 * SIZE} x {2 * SIZE} pixels",
+        )
     generator = torch.Generator().manual_seed(seed)
     windows = _normal(_drawn(images, SIZE, generator))
     mean, whiten, centres = dictionary(windows, count, 0.1, seed)
@@ -221,11 +225,17 @@ def learn_rings(
     for size in sizes:
         least = require_count("patch_sizes", size) + 2 * RINGS - 1
         if images.dim() != 4 or min(images.shape[2:]) < least:
-            accepted = f"needs images of at least {least} pixels, these have {tuple(images.shape[2:])}"
+            accepted = (
+                f"needs images of at least {least} pixels, these have {tuple(images.shape[2:])}"
+            )
             raise FieldError("patch_sizes", size, accepted)
     most = min(len(images) - 1, RINGS * count * len(sizes))
     if components > most:
-        raise FieldError("components", components, f"must be at most {most} for so many public images and patches")
+        raise FieldError(
+            "components",
+            components,
+            f"must be at most {most} for so many public images and patches",
+        )
     generator = torch.Generator().manual_seed(seed)
     dictionaries: list[tuple[Tensor, Tensor, Tensor]] = []
     for size in sizes:

@@ -22,7 +22,13 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".dcm")
 MODES = ("auto", "grey", "rgb")
 MAX_PIXELS = 1 << 24  # 4096 x 4096
 
-_PLAIN_MODES = {"1": "L", "L": "L", "LA": "L", "RGB": "RGB", "RGBA": "RGB"}  # to grey or colours without loss
+_PLAIN_MODES = {
+    "1": "L",
+    "L": "L",
+    "LA": "L",
+    "RGB": "RGB",
+    "RGBA": "RGB",
+}  # to grey or colours without loss
 _FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "GIF")  # only these decoders are let near a file
 
 
@@ -81,7 +87,9 @@ def decode(
         if isinstance(source, Path) and name != str(source):  # a path may name a person
             text = text.replace(str(source), name)
             cause = None
-        raise FieldError(name, type(error).__name__, f"cannot be read as {kinds}: {text}") from cause
+        raise FieldError(
+            name, type(error).__name__, f"cannot be read as {kinds}: {text}"
+        ) from cause
 
 
 def _pydicom() -> Any:
@@ -103,10 +111,14 @@ def _plain_image(name: str, stream: Path | BytesIO, max_pixels: int) -> "Image":
         with module.open(stream, formats=_FORMATS) as image:
             width, height = image.size
             if width * height > max_pixels:
-                accepted = f"may hold at most {max_pixels} pixels; raise data.max_pixels if it is meant"
+                accepted = (
+                    f"may hold at most {max_pixels} pixels; raise data.max_pixels if it is meant"
+                )
                 raise FieldError(name, f"{width} x {height}", accepted)
             if getattr(image, "n_frames", 1) != 1:
-                raise FieldError(name, f"{image.n_frames} frames", "must hold a single one: split it")
+                raise FieldError(
+                    name, f"{image.n_frames} frames", "must hold a single one: split it"
+                )
             _refuse_unread(name, image)
             return _upright(image)
 
@@ -148,7 +160,11 @@ def stack(
         if one.shape != first.shape or one.dtype != first.dtype:
             has_other_size = one.shape[:2] != first.shape[:2]
             fix = "data.size = [height, width]" if has_other_size else "data.mode = 'grey' or 'rgb'"
-            raise FieldError(name, _shape(one), f"must be like {like[0]}, {_shape(first)}; {fix} makes them equal")
+            raise FieldError(
+                name,
+                _shape(one),
+                f"must be like {like[0]}, {_shape(first)}; {fix} makes them equal",
+            )
         stacked[i] = one
     return stacked
 
@@ -184,7 +200,9 @@ def _shape(values: Array) -> str:
 def _upright(image: "Image") -> "Image":
     """Turn an image as its EXIF orientation says, which cameras and scanners write and viewers follow."""
     image.load()  # Pillow turns TIFF files while it loads them, and takes the tag out
-    turned: Image = optional("PIL.ImageOps", "decoding images needs Pillow", '"fedveil[data]"').exif_transpose(image)
+    turned: Image = optional(
+        "PIL.ImageOps", "decoding images needs Pillow", '"fedveil[data]"'
+    ).exif_transpose(image)
     return turned
 
 
@@ -220,9 +238,15 @@ def _pixels(
     """Return the pixels of an image in its mode and size."""
     deep = image.mode.startswith("I;16")
     if deep and mode == "rgb":
-        raise FieldError(name, image.mode, "16-bit grey cannot be taken as RGB: use data.mode = 'grey'")
+        raise FieldError(
+            name, image.mode, "16-bit grey cannot be taken as RGB: use data.mode = 'grey'"
+        )
     if image.mode in ("I", "F"):
-        raise FieldError(name, image.mode, "32-bit pixels have no known range: store them as 8 or 16 bits, or as npz")
+        raise FieldError(
+            name,
+            image.mode,
+            "32-bit pixels have no known range: store them as 8 or 16 bits, or as npz",
+        )
     module = pillow()
     if deep:
         values = np.asarray(image).astype(np.float32) / np.float32(65535)

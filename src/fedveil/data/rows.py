@@ -10,7 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.data.gaps import Gap
-from fedveil.data.values import PLAIN, Style, marked, missing_of, nearly_number, numbers_of, sort_of, texts_of
+from fedveil.data.values import (
+    PLAIN,
+    Style,
+    marked,
+    missing_of,
+    nearly_number,
+    numbers_of,
+    sort_of,
+    texts_of,
+)
 from fedveil.errors import FieldError, nearest
 
 if TYPE_CHECKING:
@@ -49,7 +58,9 @@ class Rows:
     def require(self, field: str, column: str) -> None:
         """Refuse a column that is not there."""
         if column not in self.frame.columns:
-            raise FieldError(field, column, f"is no column of {self.file}; {nearest(column, self.frame.columns)}")
+            raise FieldError(
+                field, column, f"is no column of {self.file}; {nearest(column, self.frame.columns)}"
+            )
 
     def refuse(
         self,
@@ -80,7 +91,9 @@ class Rows:
             missing = missing_of(values)
         gaps = int(missing.sum())
         count = f" ({gaps} rows in all)" if gaps > 1 else ""
-        accepted = f"must not be empty{count}: fill it in, remove the row, or of an input set data.missing"
+        accepted = (
+            f"must not be empty{count}: fill it in, remove the row, or of an input set data.missing"
+        )
         self.refuse(column, missing, partial(self.shown, column), accepted)
         return values
 
@@ -88,7 +101,9 @@ class Rows:
         """Return the site of each row [N]."""
         values = self.frame[column]
         missing = missing_of(values, vague=True)
-        accepted = "must name a site: it decides which client holds the row. Fill it in or remove the row"
+        accepted = (
+            "must name a site: it decides which client holds the row. Fill it in or remove the row"
+        )
         self.refuse(column, missing, partial(self.shown, column), accepted)
         names: NDArray[np.str_] = values.astype(str).to_numpy(dtype=np.str_)
         return names
@@ -98,7 +113,11 @@ class Rows:
         values = self.frame[column]
         sort = sort_of(values)
         if sort in ("times", "other"):
-            held = "times: store them as numbers, such as years" if sort == "times" else "lists, bytes or other objects"
+            held = (
+                "times: store them as numbers, such as years"
+                if sort == "times"
+                else "lists, bytes or other objects"
+            )
             accepted = f"must hold numbers, and holds {held}"
             raise FieldError(f"{self.file}:{column}", str(values.dtype), accepted)
         missing = missing_of(values, vague=True, marks=gap.marks if gap else ())
@@ -109,7 +128,9 @@ class Rows:
         accepted = "must be a finite number; texts are declared as a list of all of them, e.g. sex = ['f', 'm']"
         for row in np.flatnonzero(unfit)[:1].tolist():
             text = str(values.iloc[row])
-            raise FieldError(self.where(column, row), text, nearly_number(text, self.style) or accepted)
+            raise FieldError(
+                self.where(column, row), text, nearly_number(text, self.style) or accepted
+            )
         return numbers
 
     def bounded(
@@ -124,7 +145,9 @@ class Rows:
         values = self.numbers(column, gap)
         if outside == "clip":
             return np.clip(values, low, high)
-        accepted = f"is outside the declared [{low:g}, {high:g}]: widen it, or set data.outside = 'clip'"
+        accepted = (
+            f"is outside the declared [{low:g}, {high:g}]: widen it, or set data.outside = 'clip'"
+        )
         self.refuse(column, (values < low) | (values > high), values.item, accepted)
         return values
 

@@ -124,7 +124,11 @@ class DataSet:
             For a kind that the set does not know.
         """
         if self.regions is None:
-            raise FieldError("data.sensitive", list(kinds), f"{self.name} does not say where its images are sensitive")
+            raise FieldError(
+                "data.sensitive",
+                list(kinds),
+                f"{self.name} does not say where its images are sensitive",
+            )
         for kind in kinds:
             require_choice("data.sensitive", kind, self.region_names)
         chosen = 0
@@ -224,7 +228,9 @@ def locate(name: str, file: str, official: str) -> Path:
     path = find(file)
     if path is None:
         to_do = "Put it into a folder and set the variable FEDVEIL_DATA to that folder"
-        needed = f"needs the file {file}, which was not found. {to_do}. The official set: {official}"
+        needed = (
+            f"needs the file {file}, which was not found. {to_do}. The official set: {official}"
+        )
         raise MissingDataError("data.name", name, needed)
     return path
 
@@ -236,7 +242,9 @@ def cache_folder() -> Path:
     try:
         return folder.expanduser()
     except RuntimeError as error:
-        raise FieldError("FEDVEIL_CACHE", named, "must be a folder: this user has no home folder") from error
+        raise FieldError(
+            "FEDVEIL_CACHE", named, "must be a folder: this user has no home folder"
+        ) from error
 
 
 def prepared_alzheimer() -> list[str]:

@@ -37,12 +37,18 @@ def labels_in(values: "pandas.Series[Any]", where: Callable[[int], str]) -> int 
     for row in rows:
         kinds.update(row)
     if len(kinds) < 2:
-        raise FieldError("target", sorted(map(str, kinds)), "must hold at least two labels in lists")
+        raise FieldError(
+            "target", sorted(map(str, kinds)), "must hold at least two labels in lists"
+        )
     numbers = [label for label in kinds if isinstance(label, int)]
     if len(numbers) < len(kinds):
         return sorted(map(str, kinds))
     if min(numbers) < 0:
-        raise FieldError("target", min(numbers), "labels in lists are texts, numbers from 0 on, or a 0 or 1 for each")
+        raise FieldError(
+            "target",
+            min(numbers),
+            "labels in lists are texts, numbers from 0 on, or a 0 or 1 for each",
+        )
     first = len(rows[0])
     return first if _marks_each(rows, first) else max(numbers) + 1
 

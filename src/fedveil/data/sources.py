@@ -109,14 +109,20 @@ CC = "CC BY 4.0"
 SOURCES: Registry[SourceInfo] = Registry(
     "data.name",
     {
-        "digits": _source("handwritten digits, 8x8 grey, 10 classes", "bundled:load_digits", "1,797 images", CC),
-        "breast-cancer": _source("30 measurements of cells, 2 classes", "bundled:load_breast_cancer", "569 rows", CC),
+        "digits": _source(
+            "handwritten digits, 8x8 grey, 10 classes", "bundled:load_digits", "1,797 images", CC
+        ),
+        "breast-cancer": _source(
+            "30 measurements of cells, 2 classes", "bundled:load_breast_cancer", "569 rows", CC
+        ),
         "npz": _source("your own arrays: x_train and y_train in one npz file", "arrays:load_npz"),
         "folder": _source("your own images: a folder a class", "folder:load_folder"),
         "table": _source("your own table: CSV or parquet", "table:TableFile"),
         "huggingface": _source("a Hugging Face data set saved on disk", "huggingface:SavedDataset"),
         "documents": _source("your own pages with masks of forgeries", "documents:load_documents"),
-        "leaf": _source("your own files of LEAF's form, such as FEMNIST", "leaf:load_leaf", natural=True),
+        "leaf": _source(
+            "your own files of LEAF's form, such as FEMNIST", "leaf:load_leaf", natural=True
+        ),
         "alzheimer": _source(
             "Alzheimer MRI slices, 128x128 grey, 4 classes",
             "bundled:load_alzheimer",
@@ -176,7 +182,9 @@ def _check(name: str, function: Callable[..., Any], options: dict[str, Any]) -> 
     for option in options:
         if option not in parameters:
             hint = nearest(option, parameters) if parameters else "it has none"
-            raise FieldError(f"data.{option}", options[option], f"{name} has no such option; {hint}")
+            raise FieldError(
+                f"data.{option}", options[option], f"{name} has no such option; {hint}"
+            )
     for option, parameter in parameters.items():
         if parameter.default is parameter.empty and option not in options:
             raise FieldError(f"data.{option}", None, f"{name} needs it")

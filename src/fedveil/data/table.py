@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 UNNAMED = "Unnamed: 0"  # name that pandas.read_csv gives to a first column without one
 INDEX = r"Unnamed: \d+|__index_level_\d+__"  # names that pandas gives to a row index that it wrote or read
-_UTF8 = """name what it is, data.encoding = 'cp1252' (Windows) or 'latin-1', say, or save it as UTF-8"""
+_UTF8 = (
+    """name what it is, data.encoding = 'cp1252' (Windows) or 'latin-1', say, or save it as UTF-8"""
+)
 _HEADERLESS = "is named by a number or a date, as its values are: put a header line first"
 
 
@@ -110,7 +112,9 @@ def read_table(
     """
     file = Path(path).expanduser()
     if not file.is_file():
-        raise MissingDataError(field, str(file), "is no file: give the path of a .csv, .csv.gz or .parquet file")
+        raise MissingDataError(
+            field, str(file), "is no file: give the path of a .csv, .csv.gz or .parquet file"
+        )
     name = file.name.lower()
     max_rows, max_bytes = bounds
     if name.endswith(".parquet"):
@@ -126,7 +130,9 @@ def read_table(
     if not len(frame):
         raise FieldError(field, str(file), "holds no row below its header")
     if len(frame) > max_rows:
-        raise FieldError(field, str(file), f"holds more than {max_rows} rows; raise data.max_rows if it is meant")
+        raise FieldError(
+            field, str(file), f"holds more than {max_rows} rows; raise data.max_rows if it is meant"
+        )
     return Rows(file.name, frame, style, index, lines)
 
 
@@ -154,16 +160,24 @@ def _text(field: str, file: Path, encoding: str, content: bytes) -> bytes:
         raise FieldError("data.encoding", encoding, accepted) from error
     wide = content[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in content[:1000]
     if wide and not known.startswith(("utf-16", "utf-32")):
-        raise FieldError(field, str(file), "is UTF-16, or no text: write data.encoding = 'utf-16', or save it as UTF-8")
+        raise FieldError(
+            field,
+            str(file),
+            "is UTF-16, or no text: write data.encoding = 'utf-16', or save it as UTF-8",
+        )
     try:
         text = content.decode(known)
     except UnicodeDecodeError as error:
         before = content[: error.start].decode(known, errors="replace")
-        accepted = f"is no text in {known}, in {_place_behind(before)} (byte {error.start}): {_UTF8}"
+        accepted = (
+            f"is no text in {known}, in {_place_behind(before)} (byte {error.start}): {_UTF8}"
+        )
         raise FieldError(field, str(file), accepted) from error
     if "\0" in text:
         raise FieldError(
-            field, str(file), f"holds characters of number 0 if it is read as {known}: it is something else"
+            field,
+            str(file),
+            f"holds characters of number 0 if it is read as {known}: it is something else",
         )
     return text.removeprefix("\ufeff").encode()
 
@@ -181,10 +195,18 @@ def _csv(
         raise FieldError(field, str(file), "is empty: a header line and rows are needed")
     first = content.split(b"\n", 1)[0].strip()
     if first.lower().startswith(b"sep="):
-        accepted = f"begins with {first.decode()!r}, a note for spreadsheets: take the first line out"
+        accepted = (
+            f"begins with {first.decode()!r}, a note for spreadsheets: take the first line out"
+        )
         raise FieldError(field, str(file), accepted)
     # every value as text: identifiers keep their zeros, and what is no number can be named with its row
-    as_text = {"header": None, "dtype": str, "sep": separator, "keep_default_na": False, "na_values": [""]}
+    as_text = {
+        "header": None,
+        "dtype": str,
+        "sep": separator,
+        "keep_default_na": False,
+        "na_values": [""],
+    }
     try:
         first_row = pd.read_csv(BytesIO(content), nrows=1, **as_text).iloc[0]
         header = first_row.fillna("").str.strip().tolist()
@@ -210,7 +232,11 @@ def _require_separated(name: str, header: str, separator: str) -> None:
     for other in (";", "\t", "|"):
         if other in header:
             decimal = ', and decimal = "," if numbers have one' if other == ";" else ""
-            raise FieldError("data.separator", separator, f"{name} has {other!r} between names: write it{decimal}")
+            raise FieldError(
+                "data.separator",
+                separator,
+                f"{name} has {other!r} between names: write it{decimal}",
+            )
 
 
 def _numbers_rows(values: "pandas.Series[str]") -> bool:
@@ -263,7 +289,11 @@ def _unpacked(field: str, file: Path, max_bytes: int) -> bytes:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise FieldError(field, str(file), f"cannot be unpacked ({error})") from error
     if len(content) > max_bytes:
-        raise FieldError(field, str(file), f"is over {max_bytes / 2**30:g} GiB; raise data.max_gib if it is meant")
+        raise FieldError(
+            field,
+            str(file),
+            f"is over {max_bytes / 2**30:g} GiB; raise data.max_gib if it is meant",
+        )
     return content
 
 
@@ -283,10 +313,14 @@ def _parquet(
             meta = stored.metadata
             size = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
             if meta.num_rows > max_rows:
-                accepted = f"holds {meta.num_rows} rows; raise data.max_rows ({max_rows}) if it is meant"
+                accepted = (
+                    f"holds {meta.num_rows} rows; raise data.max_rows ({max_rows}) if it is meant"
+                )
                 raise FieldError(field, str(file), accepted)
             if size > max_bytes:
-                raise FieldError(field, str(file), f"unpacks to {size / 2**30:.1f} GiB; raise data.max_gib")
+                raise FieldError(
+                    field, str(file), f"unpacks to {size / 2**30:.1f} GiB; raise data.max_gib"
+                )
             names = stored.schema_arrow.names
             if len(set(names)) != len(names):
                 raise FieldError(f"{file.name}, header", names, "must name each column once")

@@ -70,7 +70,9 @@ def tamper(
     part = _part(page, where, rng)
     own = where.cut(page).astype(np.float64)
     if kind == "erase":
-        patch = _paper(own, part, where, rng)  # without a fade: half of the letters along the edge would stay
+        patch = _paper(
+            own, part, where, rng
+        )  # without a fade: half of the letters along the edge would stay
     else:
         if kind == "retype":
             text = _other(_text_of(where, part), rng)
@@ -102,7 +104,9 @@ def text_boxes(page: Grey) -> list[Box]:
     heights = np.array([0] + [rows.stop - rows.start for rows, _ in ndimage.find_objects(parts)])
     of_letters = heights[heights >= 4]
     usual = int(np.median(of_letters)) if len(of_letters) else 4
-    is_text = (heights >= 2) & (heights <= 3 * usual)  # neither frames, barcodes and logos nor grain
+    is_text = (heights >= 2) & (
+        heights <= 3 * usual
+    )  # neither frames, barcodes and logos nor grain
     ink &= is_text[parts]
     gap = max(2, usual // 2)
     wide = ndimage.binary_dilation(ink, np.ones((1, 2 * gap + 1)))
@@ -199,7 +203,11 @@ def _boxes_of(folder: Path, pages: Mapping[str, Grey]) -> dict[str, list[Box]]:
         boxes[name] = [box for box in every if box.usable]
     for name, own in boxes.items():
         if not own:
-            raise FieldError(str(folder), name, f"shows no text that could be forged: say where it stands in {BOXES}")
+            raise FieldError(
+                str(folder),
+                name,
+                f"shows no text that could be forged: say where it stands in {BOXES}",
+            )
     return boxes
 
 
@@ -268,7 +276,9 @@ def _resized(pixels: Pixels, height: int, width: int) -> Pixels:
     rows = np.linspace(0, pixels.shape[0] - 1, height)
     columns = np.linspace(0, pixels.shape[1] - 1, width)
     grid = np.meshgrid(rows, columns, indexing="ij")
-    return np.asarray(ndimage.map_coordinates(pixels, grid, order=1, mode="nearest"), dtype=np.float64)
+    return np.asarray(
+        ndimage.map_coordinates(pixels, grid, order=1, mode="nearest"), dtype=np.float64
+    )
 
 
 def _paper(own: Pixels, part: Box, box: Box, rng: np.random.Generator) -> Pixels:

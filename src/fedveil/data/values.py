@@ -25,14 +25,18 @@ Sort = Literal["numbers", "texts", "times", "mixed", "other", "empty"]
 # What pandas.read_csv reads as NaN, and signs that stand for a gap. A text that somebody declared is no gap.
 MISSING = frozenset(
     """#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan|null
-    |NaT||?|??|-|--|---|.|..|...|–|—|#NULL!|#N/V|#DIV/0!|#VALUE!|#REF!""".replace("\n    ", "").split("|")
+    |NaT||?|??|-|--|---|.|..|...|–|—|#NULL!|#N/V|#DIV/0!|#VALUE!|#REF!""".replace(
+        "\n    ", ""
+    ).split("|")
 )
 # Words, in any case, that stand for a gap among numbers and among ids, and may be a category among texts.
 _WORDS = "none|unknown|missing|na|n.a.|n.a|nan|null|nil|nat|unk|undefined|not available|not known|unbekannt|k.a."
 VAGUE = frozenset(_WORDS.split("|"))
 SPACES = " \u00a0\u2009\u202f"
 QUOTES = "\"'"
-_JOINTS = re.compile(r"(?<=\w)(?:[-_.\u2010-\u2015]+(?=\w)|\.(?= |$)| - )")  # as in Ward-1, ward_1, St. Mary
+_JOINTS = re.compile(
+    r"(?<=\w)(?:[-_.\u2010-\u2015]+(?=\w)|\.(?= |$)| - )"
+)  # as in Ward-1, ward_1, St. Mary
 THOUSANDS = ("", ",", ".", "'", " ")
 _GROUPS = {"": "", ",": ",", ".": r"\.", "'": "['\u2019]", " ": f"[{SPACES}]"}
 _DATES = re.compile(
@@ -81,9 +85,13 @@ class Style:
         """Refuse signs that cannot be told apart."""
         require_choice("data.decimal", self.decimal, (".", ","))
         if self.thousands not in THOUSANDS:
-            raise FieldError("data.thousands", self.thousands, "must be ',', '.', \"'\", a space, or left out")
+            raise FieldError(
+                "data.thousands", self.thousands, "must be ',', '.', \"'\", a space, or left out"
+            )
         if self.thousands == self.decimal:
-            raise FieldError("data.thousands", self.thousands, "is the decimal sign as well: set data.decimal")
+            raise FieldError(
+                "data.thousands", self.thousands, "is the decimal sign as well: set data.decimal"
+            )
 
     @cached_property
     def _number(self) -> re.Pattern[str]:
@@ -142,9 +150,15 @@ def sort_of(values: "pandas.Series[Any]") -> Sort:
         return "texts"
     if isinstance(dtype, pd.CategoricalDtype):
         dtype = values.cat.categories.dtype
-    if types.is_bool_dtype(dtype) or (types.is_numeric_dtype(dtype) and not types.is_complex_dtype(dtype)):
+    if types.is_bool_dtype(dtype) or (
+        types.is_numeric_dtype(dtype) and not types.is_complex_dtype(dtype)
+    ):
         return "numbers"
-    if types.is_datetime64_any_dtype(dtype) or types.is_timedelta64_dtype(dtype) or str(dtype).startswith("period"):
+    if (
+        types.is_datetime64_any_dtype(dtype)
+        or types.is_timedelta64_dtype(dtype)
+        or str(dtype).startswith("period")
+    ):
         return "times"
     kinds = set(map(type, values[values.notna()]))
     held: set[Sort] = set(map(_sort_of_type, kinds))
@@ -298,7 +312,9 @@ def plain_form(value: Any) -> Any:
     return " ".join(_JOINTS.sub(" ", without_apostrophes).split())
 
 
-def spelt_twice(values: Iterable[Any], form: Callable[[Any], Any] = plain_form) -> tuple[Any, Any] | None:
+def spelt_twice(
+    values: Iterable[Any], form: Callable[[Any], Any] = plain_form
+) -> tuple[Any, Any] | None:
     """Return the first two different values that agree in their form; None where there are none."""
     seen: dict[Any, Any] = {}
     for value in values:

@@ -38,13 +38,19 @@ def resolve_method(given: AnyMethod | None) -> methods.Method:
     if isinstance(given, methods.Method):
         return given
     if isinstance(given, type):
-        raise FieldError("method", given.__name__, f"is a class: write {given.__name__}(...), with its parameters")
+        raise FieldError(
+            "method",
+            given.__name__,
+            f"is a class: write {given.__name__}(...), with its parameters",
+        )
     if given is None or isinstance(given, str):
         return methods.build(given or "vanilla")
     if isinstance(given, Aggregator):
         return methods.build("vanilla", given)
     if hasattr(given, "combine"):
-        return methods.Method(type(given).__name__, methods.TrustedServer(), cast(methods.ServerSide, given))
+        return methods.Method(
+            type(given).__name__, methods.TrustedServer(), cast(methods.ServerSide, given)
+        )
     if hasattr(given, "protect"):
         return methods.paired(given)
     accepted = "must be a rule, a wrapped rule, a client side, a method or the name of one"
@@ -66,7 +72,10 @@ def client_sides_of(
         field = f"client_sides[{partition}]"
         if not 0 <= partition < clients:
             raise FieldError(field, partition, f"there are partitions 0 to {clients - 1}")
-        if type(side) is not type(common) or (side.trust, side.needs) != (common.trust, common.needs):
+        if type(side) is not type(common) or (side.trust, side.needs) != (
+            common.trust,
+            common.needs,
+        ):
             accepted = f"must be a {type(common).__name__} with the needs of the method's, {sorted(common.needs)}"
             raise FieldError(field, side, accepted)
         if "noisy_steps" in common.needs:
@@ -76,17 +85,27 @@ def client_sides_of(
 
 
 def initial_broadcast(
-    model: nn.Module | Callable[[], nn.Module], k: int, seed: int, buffers: Buffers, initial: Tensor | None
+    model: nn.Module | Callable[[], nn.Module],
+    k: int,
+    seed: int,
+    buffers: Buffers,
+    initial: Tensor | None,
 ) -> tuple[nn.Module, Tensor]:
     """Build the architecture and the first models [k, d]."""
     if isinstance(model, nn.Module):
         built = [model]
         if k > 1 and initial is None:
-            raise FieldError("model", type(model).__name__, f"{k} hypotheses need `initial`, or a function of models")
+            raise FieldError(
+                "model",
+                type(model).__name__,
+                f"{k} hypotheses need `initial`, or a function of models",
+            )
     elif callable(model):
         built = [_built(model, seed, j) for j in range(k)]
     else:
-        raise FieldError("model", kind_of(model), "must be a torch.nn.Module or a function that builds one")
+        raise FieldError(
+            "model", kind_of(model), "must be a torch.nn.Module or a function that builds one"
+        )
     layout = Layout.from_module(built[0], buffers=buffers)
     if initial is None:
         starts = torch.stack([layout.read(one) for one in built])
@@ -134,7 +153,9 @@ def with_proximal_term(local: LocalTraining, method: methods.Method) -> LocalTra
     if not isinstance(rule, FedProx):
         return local
     if local.prox not in (0.0, rule.mu):
-        raise FieldError("prox", local.prox, f"contradicts FedProx(mu={rule.mu}): leave one of them out")
+        raise FieldError(
+            "prox", local.prox, f"contradicts FedProx(mu={rule.mu}): leave one of them out"
+        )
     return replace(local, prox=rule.mu)
 
 
@@ -167,7 +188,9 @@ def learner_of(
     require_fit(module, clients, local.loss)
     steps = None if noisy is None else noisy.noisy_steps
     like = next(client for client in clients if client.examples)
-    made = make_trainer(module, layout, local, trainer, workers=workers, noisy=steps, example=(like.x, like.y))
+    made = make_trainer(
+        module, layout, local, trainer, workers=workers, noisy=steps, example=(like.x, like.y)
+    )
     return Learner(module, layout, local, region=region, trainer=made)
 
 
@@ -181,7 +204,9 @@ def cohort_size(given: int | None, clients: int, method: methods.Method) -> int:
     """
     size = require_count("clients_per_round", clients if given is None else given)
     if size < clients and method.server.relation == "add/remove":
-        raise FieldError("relation", "add/remove", "a sampled cohort changes with its members: use zero-out")
+        raise FieldError(
+            "relation", "add/remove", "a sampled cohort changes with its members: use zero-out"
+        )
     if size > clients:
         raise FieldError("clients_per_round", given, f"there are only {clients} clients")
     if method.noisy is not None:
@@ -224,7 +249,9 @@ def _number(count: int) -> Tensor:
     return torch.tensor(float(count), dtype=torch.float64)
 
 
-def client_facts(broadcast: methods.Broadcast, layout: Layout, learned: Learned) -> methods.ClientFacts:
+def client_facts(
+    broadcast: methods.Broadcast, layout: Layout, learned: Learned
+) -> methods.ClientFacts:
     """Collect the facts of a trained client's method."""
     return methods.ClientFacts(
         broadcast=broadcast,

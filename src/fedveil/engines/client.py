@@ -16,13 +16,28 @@ from dataclasses import replace
 from typing import Any
 
 from fedveil.accounting import OPEN, Entry, Ledger, Policy, Release, Spend, SpendFilter, digest
-from fedveil.engines.client_checks import PROTECT, all_made, dearer, release_key, require_broadcast, require_question
+from fedveil.engines.client_checks import (
+    PROTECT,
+    all_made,
+    dearer,
+    release_key,
+    require_broadcast,
+    require_question,
+)
 from fedveil.engines.party import LineStore, Party, forget
 from fedveil.errors import BudgetError, FieldError, LedgerError
 from fedveil.layout import Layout
 from fedveil.learning.private import PrivateTrainer
 from fedveil.mechanisms import NoSource, ReproducibleSource, Source
-from fedveil.methods import Broadcast, ClientFacts, Method, Protected, PublicFacts, Refusal, Releases
+from fedveil.methods import (
+    Broadcast,
+    ClientFacts,
+    Method,
+    Protected,
+    PublicFacts,
+    Refusal,
+    Releases,
+)
 from fedveil.secure import Site, SumContext
 
 NO_PART = "the site takes no part in this sum"  # all that a server is told of why
@@ -93,11 +108,18 @@ class ClientParty(Party):
         self._site = site
         self._question: SumContext | None = None
         if site is None and method.client.trust == "secure sum":
-            raise FieldError("site", None, "it is needed for a secure sum: the site's key, and its peers' public ones")
+            raise FieldError(
+                "site",
+                None,
+                "it is needed for a secure sum: the site's key, and its peers' public ones",
+            )
         self._trainer = trainer
         self.method, self.layout, self.policy, self.kept = method, layout, policy, kept
         self.failure: Exception | None = None
-        self._local, self._summed = method.client.trust != "central", method.client.trust == "trusted sum"
+        self._local, self._summed = (
+            method.client.trust != "central",
+            method.client.trust == "trusted sum",
+        )
         self.state = method.client.init() if state is None else state
         self._quoted: Spend | None = None
         self._rehearsed = set[int]() if rehearsed is None else rehearsed
@@ -145,7 +167,9 @@ class ClientParty(Party):
         if not self._local and not self.counts and quoted.leakage is None:
             return None
         if not self._local:
-            self._commit(Entry(self._key(public.round), 0, digest(()), quoted, "none", public.rounds))
+            self._commit(
+                Entry(self._key(public.round), 0, digest(()), quoted, "none", public.rounds)
+            )
         elif self._source.deployable or attempt:
             self._commit(self._entry(public, attempt, quoted))
         return None
@@ -166,7 +190,11 @@ class ClientParty(Party):
 
     def record_quote(self, broadcast: Broadcast) -> None:
         """Record the quoted cost of a round that was admitted, without answering it: for a forecast."""
-        if self._local and self._quoted is not None and self.ledger.find(self._key(broadcast.public.round)) is None:
+        if (
+            self._local
+            and self._quoted is not None
+            and self.ledger.find(self._key(broadcast.public.round)) is None
+        ):
             self._commit(self._entry(broadcast.public, 0, self._quoted))
 
     def training_source(self, round_: int) -> Source:
@@ -178,7 +206,9 @@ class ClientParty(Party):
     def stream(self, round_: int, purpose: str = PROTECT) -> Source:
         """Return the randomness of a round's release; asked twice, a reproducible source gives the same stream."""
         known = self.ledger.find((round_, PROTECT))
-        return self._source.child(self.ledger.party, round_, purpose, 0 if known is None else known.attempt)
+        return self._source.child(
+            self.ledger.party, round_, purpose, 0 if known is None else known.attempt
+        )
 
     def release(self, releases: Releases, facts: ClientFacts) -> Releases:
         """Protect what training gave, commit it, hand it over; under local trust a failure is a zero update.
@@ -199,7 +229,9 @@ class ClientParty(Party):
             return protected.releases
         round_ = facts.broadcast.public.round
         facts = replace(facts, site=self._site)
-        return self._answer(facts.broadcast, lambda: self._protect(releases, facts, self.stream(round_)))
+        return self._answer(
+            facts.broadcast, lambda: self._protect(releases, facts, self.stream(round_))
+        )
 
     def fail(self, broadcast: Broadcast, error: Exception) -> Releases:
         """Answer an admitted round although training failed: a zero update under local trust, else the error itself."""
@@ -221,7 +253,9 @@ class ClientParty(Party):
         """
         kinds = {release.kind for release in releases} - {"metric", "count"}
         if kinds:
-            raise FieldError("releases", sorted(kinds), "an evaluation has metrics and counts; use `release`")
+            raise FieldError(
+                "releases", sorted(kinds), "an evaluation has metrics and counts; use `release`"
+            )
         if self._local:
             return ()
         return self.method.client.protect(releases, facts, self.state, NoSource()).releases
@@ -273,7 +307,9 @@ class ClientParty(Party):
         round_, released = self.kept
         if round_ == broadcast.public.round and digest(released) == known.digest:
             return released
-        if not self._source.deployable or (self._quoted is not None and self._quoted.mechanism == "none"):
+        if not self._source.deployable or (
+            self._quoted is not None and self._quoted.mechanism == "none"
+        ):
             return None  # the same bits, or `_answer` sees to it
         self.failure = LedgerError("the process died in this round, or what it released was lost")
         try:
@@ -285,7 +321,9 @@ class ClientParty(Party):
         """Draw, commit, and return only then. Without `protect`, or where it fails, the update is zero."""
         self._require_written()
         if self._question_of(broadcast) != self._question:
-            raise LedgerError("another question was taken since this one: its answer would be in no ledger")
+            raise LedgerError(
+                "another question was taken since this one: its answer would be in no ledger"
+            )
         public, party = broadcast.public, self.ledger.party
         known = self.ledger.find(self._key(public.round))
         attempt = 0 if known is None else known.attempt
@@ -297,21 +335,33 @@ class ClientParty(Party):
                 self.failure = error
         closed = known is not None and known.digest != OPEN
         if protected is None and not (closed and protect is None):
-            protected = self._zero(broadcast, self._source.child(party, public.round, ZERO, attempt))
+            protected = self._zero(
+                broadcast, self._source.child(party, public.round, ZERO, attempt)
+            )
         if not closed and protected is not None:
             self._commit(self._entry(public, attempt, protected))
-        elif protected is None or known is None or known.digest != _mark(protected):  # other bits left, and are lost
+        elif (
+            protected is None or known is None or known.digest != _mark(protected)
+        ):  # other bits left, and are lost
             if self._question is not None:
-                raise LedgerError("the same question was answered about other data: it is not answered twice")
+                raise LedgerError(
+                    "the same question was answered about other data: it is not answered twice"
+                )
             attempt += 1
-            protected = self._zero(broadcast, self._source.child(party, public.round, ZERO, attempt))
+            protected = self._zero(
+                broadcast, self._source.child(party, public.round, ZERO, attempt)
+            )
             if not self._charge(protected.spend):
-                raise BudgetError(f"round {public.round} was answered, and the budget holds no second answer")
+                raise BudgetError(
+                    f"round {public.round} was answered, and the budget holds no second answer"
+                )
             self._commit(self._entry(public, attempt, protected))
         self.state = protected.state
         if self._summed:
             self.kept = max(public.round, self.kept[0]), ()
-        elif self._source.deployable or self._question is not None:  # else the same bits can be drawn again
+        elif (
+            self._source.deployable or self._question is not None
+        ):  # else the same bits can be drawn again
             self.kept = public.round, protected.releases
         return protected.releases
 
@@ -326,10 +376,14 @@ class ClientParty(Party):
         model, noised = broadcast.models[0], None
         if self.method.noisy is not None:
             if self._trainer is None:
-                raise FieldError("trainer", None, "a silo that fails answers with the noise of its training")
+                raise FieldError(
+                    "trainer", None, "a silo that fails answers with the noise of its training"
+                )
             idle = self._trainer.idle(model, source)
             model, noised = idle.model, idle.noised
-        facts = ClientFacts(broadcast=broadcast, layout=self.layout, failed=True, noised=noised, site=self._site)
+        facts = ClientFacts(
+            broadcast=broadcast, layout=self.layout, failed=True, noised=noised, site=self._site
+        )
         return self._protect((Release("model", model),), facts, source)
 
     def _entry(self, public: PublicFacts, attempt: int, what: Protected | Spend) -> Entry:
@@ -338,7 +392,9 @@ class ClientParty(Party):
             mark, spend = OPEN, what
         else:
             mark, spend = _mark(what), what.spend
-        return Entry(self._key(public.round), attempt, mark, spend, self._source.kind, public.rounds)
+        return Entry(
+            self._key(public.round), attempt, mark, spend, self._source.kind, public.rounds
+        )
 
 
 def _mark(protected: Protected) -> str:

@@ -20,7 +20,9 @@ def release_key(round_: int, question: SumContext | None) -> tuple[int, str]:
     return round_, f"share {question.digest.hex()}"
 
 
-def require_broadcast(broadcast: Broadcast, method: Method, layout: Layout, trainer: PrivateTrainer | None) -> None:
+def require_broadcast(
+    broadcast: Broadcast, method: Method, layout: Layout, trainer: PrivateTrainer | None
+) -> None:
     """Refuse what the server may have made up, as far as no data are needed to see it.
 
     Raises
@@ -31,7 +33,9 @@ def require_broadcast(broadcast: Broadcast, method: Method, layout: Layout, trai
     models, public, client = broadcast.models, broadcast.public, method.client
     layout.check(models, "models")
     if public.dimension != layout.size:
-        raise FieldError("dimension", public.dimension, f"the client's layout has {layout.size} parameters")
+        raise FieldError(
+            "dimension", public.dimension, f"the client's layout has {layout.size} parameters"
+        )
     if client.trust == "central":
         return
     if client.most_models is not None and len(models) > client.most_models:
@@ -57,14 +61,20 @@ def require_question(question: SumContext, public: PublicFacts, site: Site, ledg
     """
     site.require(question)
     if public.terms != question.terms.text:
-        accepted = f"must be this site's own, {question.terms.text}: the contract says whose are right"
+        accepted = (
+            f"must be this site's own, {question.terms.text}: the contract says whose are right"
+        )
         raise FieldError("terms", public.terms, accepted)
     key = release_key(public.round, question)
     if key in {entry.key for entry in ledger.earlier}:
-        raise FieldError("run", public.run, "put this question before: a site answers it in one run alone")
+        raise FieldError(
+            "run", public.run, "put this question before: a site answers it in one run alone"
+        )
     answered = {entry.key for entry in ledger.entries if entry.key[0] == public.round}
     if key not in answered and len(answered) >= site.contract.attempts:
-        raise FieldError("attempts", len(answered), f"of round {public.round} were answered: the site's limit")
+        raise FieldError(
+            "attempts", len(answered), f"of round {public.round} were answered: the site's limit"
+        )
 
 
 def all_made(made: Sequence[Entry], rounds: int) -> bool:
@@ -78,7 +88,9 @@ def all_made(made: Sequence[Entry], rounds: int) -> bool:
 
 def dearer(spend: Spend, quoted: Spend) -> bool:
     """Whether a spend is worse than a quote, which is what filters were charged."""
-    if (spend.charge or 0.0) > (quoted.charge or 0.0) or (spend.leakage or 0.0) > (quoted.leakage or 0.0):
+    if (spend.charge or 0.0) > (quoted.charge or 0.0) or (spend.leakage or 0.0) > (
+        quoted.leakage or 0.0
+    ):
         return True
     made, promised = spend.guarantee, quoted.guarantee
     return made is not promised and (made.status != promised.status or made.cost > promised.cost)

@@ -37,7 +37,10 @@ def note_verdict(verdict: Any, ledger: Ledger, policy: Policy | None) -> None:
     costs: Mapping[str, tuple[int, float, float | None]] = {}
     if policy is not None:
         costs = policy.standing(entry.spend for entry in ledger.all_entries)
-    named = {kind: {"releases": n, "spent": cost, "limit": most} for kind, (n, cost, most) in costs.items()}
+    named = {
+        kind: {"releases": n, "spent": cost, "limit": most}
+        for kind, (n, cost, most) in costs.items()
+    }
     rules = [f"total.{kind}" for kind, values in named.items() if values["limit"] is not None]
     note_decision(verdict="allowed", rules=rules, costs=named)
 

@@ -21,7 +21,10 @@ from fedveil.reading import json_of
 from fedveil.secure import Site
 
 RUN = "run"  # a ledger of the run alone
-CAPS: dict[str, Callable[[Any], SpendFilter]] = {"participations": ParticipationFilter, "leakage_cap": LeakageFilter}
+CAPS: dict[str, Callable[[Any], SpendFilter]] = {
+    "participations": ParticipationFilter,
+    "leakage_cap": LeakageFilter,
+}
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,9 @@ class Settings(Parameters):
     ledgers: Callable[[str], tuple[Ledger, LineStore]] | None = None
 
 
-def with_budget(given: Settings, caps: Mapping[str, Any], where: str, trains: bool = True) -> Settings:
+def with_budget(
+    given: Settings, caps: Mapping[str, Any], where: str, trains: bool = True
+) -> Settings:
     """Give a client's settings its budget: the given one, one of the `caps`, or its method's if it trains.
 
     A cap is None where it is not set.
@@ -81,10 +86,14 @@ def with_budget(given: Settings, caps: Mapping[str, Any], where: str, trains: bo
     for name in given_caps:
         budget = CAPS[name](caps[name])
     if budget is None and policy is None and method.noisy is not None and trains:
-        budget = method.noisy.budget()  # what is planned is all that leaves, whoever begins the runs
+        budget = (
+            method.noisy.budget()
+        )  # what is planned is all that leaves, whoever begins the runs
     recorded = method.client.trust != "central" or budget is not None or policy is not None
     if given.ledger is None and given.source.deployable and recorded:
-        accepted = f"name the folder of the node's lifetime ledger, which outlives this run: {where}"
+        accepted = (
+            f"name the folder of the node's lifetime ledger, which outlives this run: {where}"
+        )
         raise FieldError("ledger", None, accepted)
     if given.ledger not in (None, RUN):
         require_head(given.head, where)
@@ -139,11 +148,15 @@ def require_known(ledger: Ledger, lines: Sequence[str]) -> None:
     else:
         lost = ledger.find((last["round"], last["purpose"])) is None
     if lost:
-        raise LedgerError(f"the ledger of {ledger.party!r} lacks a line that this run recorded: restore it")
+        raise LedgerError(
+            f"the ledger of {ledger.party!r} lacks a line that this run recorded: restore it"
+        )
 
 
 @contextmanager
-def opened_ledger(memory: ClientMemory, settings: Settings, run: str) -> Iterator[tuple[Ledger, LineStore]]:
+def opened_ledger(
+    memory: ClientMemory, settings: Settings, run: str
+) -> Iterator[tuple[Ledger, LineStore]]:
     """Open a client's ledger, and what makes a line of it durable; no other process can use it meanwhile."""
     if settings.ledgers is not None:
         ledger, keep = settings.ledgers(str(settings.partition))

@@ -81,7 +81,13 @@ class Cohort:
     """
 
     def __init__(
-        self, parties: Parties, *, server: ServerParty, warnings: Warnings, lookers: Sequence[object], workers: int
+        self,
+        parties: Parties,
+        *,
+        server: ServerParty,
+        warnings: Warnings,
+        lookers: Sequence[object],
+        workers: int,
     ) -> None:
         self.parties, self._server, self._warnings = parties, server, warnings
         self._lookers, self._workers = lookers, workers
@@ -111,10 +117,15 @@ class Cohort:
                 refused[partition] = verdict.reason
             else:
                 answered[partition] = verdict
-        if self.parties.site_keys and refused:  # of a sum that somebody is missing from, nobody trains
+        if (
+            self.parties.site_keys and refused
+        ):  # of a sum that somebody is missing from, nobody trains
             admitted = []
         task = self._training(broadcast, admitted)
-        self.asked, self._learned = Asked(broadcast, partitions, admitted, task, refused, answered), None
+        self.asked, self._learned = (
+            Asked(broadcast, partitions, admitted, task, refused, answered),
+            None,
+        )
 
     def _training(self, broadcast: Broadcast, admitted: Sequence[int]) -> Task:
         """Make the training of clients of a cohort."""
@@ -145,7 +156,10 @@ class Cohort:
             learned = self._trained(asked.task)
         self.parties.keep_buffers(asked.partitions, learned)
         answers = Collected(
-            dict(asked.answered), refused=dict(asked.refused), trained=asked.partitions, loss=_median_loss(learned)
+            dict(asked.answered),
+            refused=dict(asked.refused),
+            trained=asked.partitions,
+            loss=_median_loss(learned),
         )
         if isinstance(asked.task.then, Adding):
             answers = replace(answers, added=asked.task.then.end())
@@ -169,7 +183,9 @@ class Cohort:
         self.parties.require_sum(asked.broadcast.public.round, asked.cohort, asked.refused, left)
         return left
 
-    def admit(self, broadcast: Broadcast, cohort: Sequence[int]) -> dict[int, Refusal | Releases | None]:
+    def admit(
+        self, broadcast: Broadcast, cohort: Sequence[int]
+    ) -> dict[int, Refusal | Releases | None]:
         """Ask each client before data are touched; see `ClientParty.admit`."""
         return self.parties.admit(broadcast, cohort)
 
@@ -188,12 +204,16 @@ class Cohort:
         as_trained = type(self._method.client) is TrustedServer
         return one_by_one and as_trained and not self._lookers and not asked.answered
 
-    def answer(self, asked: Asked, outcomes: Mapping[int, Learned | Exception], answers: Collected) -> None:
+    def answer(
+        self, asked: Asked, outcomes: Mapping[int, Learned | Exception], answers: Collected
+    ) -> None:
         """Add what each client that was to train sends, by partition."""
         for partition, outcome in outcomes.items():
             self.reply(partition, outcome, asked.broadcast, answers)
 
-    def reply(self, partition: int, outcome: Learned | Exception, broadcast: Broadcast, answers: Collected) -> None:
+    def reply(
+        self, partition: int, outcome: Learned | Exception, broadcast: Broadcast, answers: Collected
+    ) -> None:
         """Add one client's reply, or why there is none."""
         party, failure = self.parties.party(partition), None
         try:
@@ -227,20 +247,28 @@ class Cohort:
         task, public = asked.task, asked.broadcast.public
         counts = torch.tensor([client.examples for client in task.clients], dtype=torch.float64)
         server = self._method.server
-        running = running_sum(server, asked.broadcast.models[0], counts, public.cohort, self._server.state)
+        running = running_sum(
+            server, asked.broadcast.models[0], counts, public.cohort, self._server.state
+        )
         if running is None:
             return asked
         if self._workers > 1:
-            begin_normals(self.parties.source, self.parties.layout.size, SERVER, public.round, COMBINE, 0)
+            begin_normals(
+                self.parties.source, self.parties.layout.size, SERVER, public.round, COMBINE, 0
+            )
         return replace(asked, task=replace(task, then=Adding(running, asked.partitions)))
 
-    def _look_at(self, asked: Asked, learned: Sequence[Learned | Exception], answers: Collected) -> None:
+    def _look_at(
+        self, asked: Asked, learned: Sequence[Learned | Exception], answers: Collected
+    ) -> None:
         """Warn of what clients would see alone: the experimenter, who holds every client, may look at each."""
         models = [one.model for one in _with_examples(learned)]
         if not models:
             return
         kind = str(self.parties.learner.local.loss)
-        length = self._warnings.trained(asked.broadcast.models[0], models, answers.loss or 0.0, kind)
+        length = self._warnings.trained(
+            asked.broadcast.models[0], models, answers.loss or 0.0, kind
+        )
         if self._method.noisy is None:
             self._warnings.protected(list(answers.scales.values()), len(answers.replies), length)
 
@@ -269,7 +297,9 @@ class Adding:
         try:
             self.running.take(place, outcome.model)
         except FieldError:
-            return replace(outcome, model=outcome.model.clone())  # the next client is trained in its memory
+            return replace(
+                outcome, model=outcome.model.clone()
+            )  # the next client is trained in its memory
         return replace(outcome, model=torch.empty(0))
 
     def end(self) -> RunningSum:

@@ -99,7 +99,11 @@ class Federation:
         behaviours: Mapping[int, Behaviour] | None = None,
         execution: Execution | None = None,
     ) -> None:
-        shared, budgets, evaluation = shared or Shared(), budgets or Budgets(), evaluation or Evaluation()
+        shared, budgets, evaluation = (
+            shared or Shared(),
+            budgets or Budgets(),
+            evaluation or Evaluation(),
+        )
         self.execution = execution or Execution()
         _require_arguments(seed, source, behaviours)
         self.seed, self.source = int(seed), source or ReproducibleSource(seed)
@@ -130,7 +134,9 @@ class Federation:
         """Build the model and the first hypotheses [k, d]; `compiled` gets a line if the model was compiled."""
         plain = uncompiled(model, partial(compiled.append, COMPILED))
         hypotheses = self.method.server.hypotheses
-        module, starts = assembly.initial_broadcast(plain, hypotheses, self.seed, shared.buffers, shared.initial)
+        module, starts = assembly.initial_broadcast(
+            plain, hypotheses, self.seed, shared.buffers, shared.initial
+        )
         self.models, self.round = starts, 0
         self.layout = Layout.from_module(module, buffers=shared.buffers)
         return module
@@ -150,7 +156,9 @@ class Federation:
         )
         self.task: TaskKind = task_for(module, self.clients, self.learner.local.loss)
         if self.learner.private_trainer is not None:
-            self.learner.private_trainer.check_sizes(self.clients, least=1 if execution.single_examples else 2)
+            self.learner.private_trainer.check_sizes(
+                self.clients, least=1 if execution.single_examples else 2
+            )
         tell = execution.tell or partial(warn, category=RunWarning, stacklevel=5)
         self.warnings: Warnings = Warnings(self.method, self.layout, tell)
 
@@ -210,7 +218,9 @@ class Federation:
         self.courier: Courier = self.embedded
         if self.execution.courier is not None:
             self.courier = self.execution.courier(self)
-        self._loop = RoundLoop(ObservedServer(self.server, self.parties, self.warnings), self.courier)
+        self._loop = RoundLoop(
+            ObservedServer(self.server, self.parties, self.warnings), self.courier
+        )
 
     @property
     def own_buffers(self) -> frozenset[str]:
@@ -223,7 +233,9 @@ class Federation:
         """Reason why no further round follows, or ""."""
         return "" if self.validators is None else self.validators.stopped
 
-    def run(self, rounds: int | None = None, on_round: Callable[[RoundRecord], None] | None = None) -> History:
+    def run(
+        self, rounds: int | None = None, on_round: Callable[[RoundRecord], None] | None = None
+    ) -> History:
         """Train until `rounds` rounds are done.
 
         Parameters
@@ -245,7 +257,11 @@ class Federation:
         """
         rounds = require_rounds("rounds", rounds)
         if on_round is not None and not callable(on_round):
-            raise FieldError("on_round", type(on_round).__name__, "must be a function of a round: lambda record: ...")
+            raise FieldError(
+                "on_round",
+                type(on_round).__name__,
+                "must be a function of a round: lambda record: ...",
+            )
         records: list[RoundRecord] = []
         stopped = ""
         try:
@@ -300,7 +316,9 @@ class Federation:
             zeroed=answers.zeroed,
         )
         assert self._loop.broadcast is not None  # the round was begun
-        return probed(self.probes, Seen(self, self._loop.broadcast, answers.replies, self.models, record))
+        return probed(
+            self.probes, Seen(self, self._loop.broadcast, answers.replies, self.models, record)
+        )
 
     def _publish(self, single: Sequence[Figures]) -> dict[str, float]:
         """Hand the clients' metrics over to the clients, where that is on."""
@@ -385,11 +403,23 @@ class Federation:
             If the models are not those that the server released in that round.
         """
         if models.shape != self.models.shape or models.dtype != self.models.dtype:
-            raise FieldError("checkpoint", tuple(models.shape), f"does not fit this model: {tuple(self.models.shape)}")
+            raise FieldError(
+                "checkpoint",
+                tuple(models.shape),
+                f"does not fit this model: {tuple(self.models.shape)}",
+            )
         if self.own_buffers and round_:
-            raise FieldError("buffers", "keep", "no checkpoint holds the clients' own statistics: start a new run")
+            raise FieldError(
+                "buffers",
+                "keep",
+                "no checkpoint holds the clients' own statistics: start a new run",
+            )
         if (best is None) != (self.validators is None):
-            raise FieldError("stopping", best, "the checkpoint and this run disagree on whether there is validation")
+            raise FieldError(
+                "stopping",
+                best,
+                "the checkpoint and this run disagree on whether there is validation",
+            )
         if self.validators is not None and best is not None:
             self.validators.best = best
         self.server.resume(models, round_, server_state)
@@ -420,7 +450,9 @@ def _require_arguments(seed: object, source: object, behaviours: object) -> None
     if not isinstance(seed, int):
         raise FieldError("seed", seed, "must be an integer")
     if source is not None and not isinstance(source, Source):
-        accepted = "must be a source of randomness: fedveil.mechanisms.SecureSource(), or leave it out"
+        accepted = (
+            "must be a source of randomness: fedveil.mechanisms.SecureSource(), or leave it out"
+        )
         raise FieldError("source", source, accepted)
     if behaviours is not None:
         require_a("behaviours", behaviours, Mapping, "must be a table: {partition: behaviour}")

@@ -24,8 +24,12 @@ def same_examples(clients: Sequence[ClientData]) -> Iterator[str]:
     """Say which clients hold the same arrays: a promise for one of them does not count what the others release."""
     found: dict[tuple[object, ...], list[int]] = {}
     for i, client in enumerate(clients):
-        if client.examples > 1 and not isinstance(client.x, OnDemand):  # those are read a batch at a time
-            first, last = (float(torch.as_tensor(row).double().sum()) for row in (client.x[0], client.x[-1]))
+        if client.examples > 1 and not isinstance(
+            client.x, OnDemand
+        ):  # those are read a batch at a time
+            first, last = (
+                float(torch.as_tensor(row).double().sum()) for row in (client.x[0], client.x[-1])
+            )
             found.setdefault((client.examples, first, last), []).append(i)
     for candidates in found.values():
         same = _same_as_first([clients[i] for i in candidates])
@@ -56,14 +60,21 @@ def read_clients(given: Sequence[ClientData | Sequence[Any]]) -> list[ClientData
     FieldError
         If nobody has an example; naming the first client that differs from the first one with examples.
     """
-    require_a("clients", given, Iterable, "must be a list of clients: each (x, y), ClientData, a Dataset, a DataLoader")
+    require_a(
+        "clients",
+        given,
+        Iterable,
+        "must be a list of clients: each (x, y), ClientData, a Dataset, a DataLoader",
+    )
     clients = [as_client(one, f"clients[{i}]") for i, one in enumerate(given)]
     _require_same_columns(given)
     if not clients:
         raise FieldError("clients", [], "a federation needs at least one client")
     found = _first_with_examples(clients)
     if found is None:
-        raise FieldError("clients", "no examples", "at least one client needs some: len(x) is 0 everywhere")
+        raise FieldError(
+            "clients", "no examples", "at least one client needs some: len(x) is 0 everywhere"
+        )
     first, like = found
     for i, client in enumerate(clients):
         if not client.examples:
@@ -144,24 +155,35 @@ def _input_refusal(error: Exception, module: nn.Module, x: Tensor, i: int) -> Fi
     if isinstance(error, NotImplementedError):
         accepted = str(error)
         return FieldError("model", type(module).__name__, accepted)
-    return FieldError(f"clients[{i}].x", _kind(x), f"the model cannot take it ({error}){_input_hint(x, module)}")
+    return FieldError(
+        f"clients[{i}].x", _kind(x), f"the model cannot take it ({error}){_input_hint(x, module)}"
+    )
 
 
 def _require_classes(output: Tensor, y: Tensor, clients: Sequence[ClientData], i: int) -> None:
     """Refuse one-hot labels, and classes that the model has no output for; warn of a softmax at its end."""
     if _one_hot(y) and y.shape == output.shape:
-        raise FieldError(f"clients[{i}].y", _kind(y), "looks one-hot; classes are integers: y.argmax(1)")
+        raise FieldError(
+            f"clients[{i}].y", _kind(y), "looks one-hot; classes are integers: y.argmax(1)"
+        )
     if y.dtype != torch.int64 or output.dim() < 2:
         return
     if bool((output >= 0).all()) and torch.allclose(output.sum(1), torch.ones(()).to(output)):
-        warn("the model ends in probabilities, and its loss takes scores: leave the softmax out", stacklevel=4)
+        warn(
+            "the model ends in probabilities, and its loss takes scores: leave the softmax out",
+            stacklevel=4,
+        )
     for j, held in enumerate(clients):
         if held.examples and int(held.y.max()) >= output.shape[1]:
             accepted = f"the model has {output.shape[1]} outputs, one a class, numbered from 0 on"
-            raise FieldError(f"clients[{j}].y", f"from {int(held.y.min())} to {int(held.y.max())}", accepted)
+            raise FieldError(
+                f"clients[{j}].y", f"from {int(held.y.min())} to {int(held.y.max())}", accepted
+            )
 
 
-def _require_no_negative(clients: Sequence[ClientData], loss: str | LossFunction, output: Tensor) -> None:
+def _require_no_negative(
+    clients: Sequence[ClientData], loss: str | LossFunction, output: Tensor
+) -> None:
     """Refuse negative classes that the loss does not pass over."""
     for j, held in enumerate(clients):
         negative = held.y[(held.y < 0) & ~void_labels(loss, held.y, output.shape)]
@@ -177,7 +199,9 @@ def _unlike_any_side(output: Tensor, y: Tensor) -> int:
     return next(count for count in (2, 3, 5, 7, 11, 13, 17, 19, 23) if count not in sides)
 
 
-def _loss_refusal(error: Exception, loss: str | LossFunction, output: Tensor, y: Tensor, i: int) -> FieldError:
+def _loss_refusal(
+    error: Exception, loss: str | LossFunction, output: Tensor, y: Tensor, i: int
+) -> FieldError:
     """Say why the loss cannot compare a client's labels with outputs, and what would probably help."""
     name = named(loss)
     if "positional argument" in str(error):
@@ -186,14 +210,18 @@ def _loss_refusal(error: Exception, loss: str | LossFunction, output: Tensor, y:
     if base_name(loss) == "cross_entropy" and y.is_floating_point():
         fix = '; classes are integers: y.astype(int). For targets use LocalTraining(loss="mse")'
     elif not y.is_floating_point() and own == (1, *wanted[1:]) != wanted:
-        fix = "; make it [N]: y.reshape(-1)" if y.dim() == 2 else "; make it [N, H, W]: y.squeeze(1)"
+        fix = (
+            "; make it [N]: y.reshape(-1)" if y.dim() == 2 else "; make it [N, H, W]: y.squeeze(1)"
+        )
     elif own != wanted and (y.is_floating_point() or y[0].numel() == output[0].numel()):
         fix = f"; make the shapes alike, {shape_fix(own, wanted)}"
     accepted = f"{name} cannot compare it with the model's outputs {wanted} ({error}){fix}"
     return FieldError(f"clients[{i}].y", _kind(y), accepted)
 
 
-def require_pairs(module: nn.Module, clients: Sequence[ClientData], loss: str | LossFunction) -> None:
+def require_pairs(
+    module: nn.Module, clients: Sequence[ClientData], loss: str | LossFunction
+) -> None:
     """Refuse targets that the loss would compare with the outputs of other examples; values of data are not used.
 
     Raises
@@ -211,12 +239,19 @@ def _outputs_on_made_up(module: nn.Module, like: ClientData) -> Sequence[int] | 
     """Return the shape of a model's outputs on two made-up examples of a client's shape; None if it takes none."""
     inputs = Inputs.of(module)
     for x, _ in probes(like.x, 2):
-        with suppress(Exception), evaluating(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with (
+            suppress(Exception),
+            evaluating(module),
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[]),
+        ):
             return outputs_of(module(inputs(x))).shape
     return None
 
 
-def task_for(module: nn.Module, clients: Sequence[ClientData], loss: str | LossFunction) -> TaskKind:
+def task_for(
+    module: nn.Module, clients: Sequence[ClientData], loss: str | LossFunction
+) -> TaskKind:
     """Say what the clients' labels are to the loss, seen from the shape of a model's outputs."""
     found = _first_with_examples(clients)
     like = clients[0] if found is None else found[1]
@@ -232,6 +267,10 @@ def _input_hint(x: Tensor, module: nn.Module) -> str:
     convolution = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
     if convolution is not None and x.dim() == 3:
         return "; images are [N, channels, height, width]: x[:, None]"
-    if convolution is not None and x.dim() == 4 and x.shape[-1] == convolution.in_channels != x.shape[1]:
+    if (
+        convolution is not None
+        and x.dim() == 4
+        and x.shape[-1] == convolution.in_channels != x.shape[1]
+    ):
         return "; images are [N, channels, height, width]: x.transpose(0, 3, 1, 2) of an array"
     return "" if x.is_floating_point() else "; where x numbers no words, write x.astype('float32')"

@@ -137,10 +137,15 @@ class History:
         """Pooled metrics after the last round; empty where nothing was measured, and a figure asked of it says why."""
         if not self.rounds:
             return Measured({}, self.stopped or "no round ran")
-        return Measured(self.rounds[-1].metrics or {}, "no client holds out examples: give (x, y, test_x, test_y)")
+        return Measured(
+            self.rounds[-1].metrics or {},
+            "no client holds out examples: give (x, y, test_x, test_y)",
+        )
 
     def __repr__(self) -> str:
-        shown = [f"{name} {value:.3g}" for name, value in self.metrics.items() if name != "examples"]
+        shown = [
+            f"{name} {value:.3g}" for name, value in self.metrics.items() if name != "examples"
+        ]
         figures = ", ".join(shown) or "nothing measured"
         return f"<History of {len(self.rounds)} rounds: {figures}; {self.guarantee.describe(1e-5)}>"
 
@@ -161,7 +166,11 @@ def total_of(ledger: Ledger) -> Guarantee:
     """Add up all releases of a party: the sum of the worst cases, or the declared budget if that is less."""
     spends = [entry.spend for entry in ledger.entries]
     worst = total(spend.guarantee for spend in spends)
-    doubts = [doubt for doubt in (*(entry.doubt for entry in ledger.entries), begun_midway(ledger)) if doubt]
+    doubts = [
+        doubt
+        for doubt in (*(entry.doubt for entry in ledger.entries), begun_midway(ledger))
+        if doubt
+    ]
     if worst.proven and doubts:
         worst = replace(worst, conditions=(*worst.conditions, *_once(doubts)))
     if ledger.budget is None:

@@ -63,12 +63,24 @@ class Head:
             why = f"is another at line {self.count} than its head knows"
             if self.count > len(lines):
                 why = f"has {len(lines)} lines, and its head knows {self.count}"
-            raise LedgerError(f"the ledger of {self.dataset!r} {why}: it was put back or edited; restore the last one")
+            raise LedgerError(
+                f"the ledger of {self.dataset!r} {why}: it was put back or edited; restore the last one"
+            )
         for line in lines[self.count :]:
             if not opens(line) and checksum_of(line) != self.announced:
                 why = f"goes on after the {self.count} lines that its head knows"
-                raise LedgerError(f"the ledger of {self.dataset!r} {why}: one of the two was put back; restore both")
-        return Head(self.dataset, self.ledger, len(lines), _last_checksum(lines, first), self.by, "", self.begun)
+                raise LedgerError(
+                    f"the ledger of {self.dataset!r} {why}: one of the two was put back; restore both"
+                )
+        return Head(
+            self.dataset,
+            self.ledger,
+            len(lines),
+            _last_checksum(lines, first),
+            self.by,
+            "",
+            self.begun,
+        )
 
 
 class SecondPlace:
@@ -133,7 +145,9 @@ class SecondPlace:
             with self.key_file.open("rb") as file:
                 self.know(file.fileno())
         except OSError as error:
-            raise LedgerError(f"{self.key_file} cannot be read ({error.strerror}): restore it") from error
+            raise LedgerError(
+                f"{self.key_file} cannot be read ({error.strerror}): restore it"
+            ) from error
         return self.read(ledger)
 
     def _require_key(self) -> None:
@@ -154,7 +168,9 @@ class SecondPlace:
         self._key = os.read(handle, 4096).strip()
         open_to_others = os.name == "posix" and os.fstat(handle).st_mode & 0o077
         if open_to_others or not self._key:
-            raise LedgerError(f"{self.key_file} is empty, or others can read it: restore it, with mode 600")
+            raise LedgerError(
+                f"{self.key_file} is empty, or others can read it: restore it, with mode 600"
+            )
 
     def read(self, ledger: str) -> Head:
         """Read the head of a ledger.
@@ -171,14 +187,20 @@ class SecondPlace:
             if type(head.count) is not int or type(mark) is not str or head.count < 0:
                 raise ValueError("a count and a code are needed")
         except FileNotFoundError as error:
-            raise LedgerError(f"{self.file} is not there: without the head nothing leaves; restore it") from error
+            raise LedgerError(
+                f"{self.file} is not there: without the head nothing leaves; restore it"
+            ) from error
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise LedgerError(f"{self.file} cannot be read ({type(error).__name__}): restore it") from error
+            raise LedgerError(
+                f"{self.file} cannot be read ({type(error).__name__}): restore it"
+            ) from error
         if not hmac.compare_digest(mark.encode(), self._mac(head).encode()):
             raise LedgerError(f"{self.file} was edited, or its key is another: restore both")
         if (head.dataset, head.ledger) != (self._dataset, ledger):
             reason = f"is of another ledger of data set {head.dataset!r}"
-            raise LedgerError(f"{self.file} {reason}: one data set has one ledger; restore that one")
+            raise LedgerError(
+                f"{self.file} {reason}: one data set has one ledger; restore that one"
+            )
         return head
 
     def write(self, head: Head) -> None:

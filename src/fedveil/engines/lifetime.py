@@ -21,7 +21,9 @@ from fedveil.methods import METHODS, require_method
 from fedveil.reading import json_of, toml_of
 
 
-def begin_ledger(folder: str | Path, dataset: str | int, by: str, *, head: str | Path | None = None) -> Path:
+def begin_ledger(
+    folder: str | Path, dataset: str | int, by: str, *, head: str | Path | None = None
+) -> Path:
     """Begin the lifetime ledger of a data set: an act of whoever answers for the data, and recorded as one.
 
     Parameters
@@ -49,11 +51,15 @@ def begin_ledger(folder: str | Path, dataset: str | int, by: str, *, head: str |
     place = _second_place(head, path, "begin_ledger(..., head=FOLDER)")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     begun = datetime.now(UTC).isoformat(timespec="seconds")
-    first = json.dumps({"dataset": str(dataset), "by": by, "begun": begun, "id": secrets.token_hex(16)})
+    first = json.dumps(
+        {"dataset": str(dataset), "by": by, "begun": begun, "id": secrets.token_hex(16)}
+    )
     try:
         create(path, f"{first}\n".encode())
     except FileExistsError as error:
-        raise FieldError("ledger", str(path), "exists: what was spent from it stays spent") from error
+        raise FieldError(
+            "ledger", str(path), "exists: what was spent from it stays spent"
+        ) from error
     try:
         sync(path.parent)
         place.make(_id(first), 0, Ledger("", str(dataset), first).checksum, by)
@@ -63,7 +69,9 @@ def begin_ledger(folder: str | Path, dataset: str | int, by: str, *, head: str |
     return path
 
 
-def make_head(folder: str | Path, dataset: str | int, by: str, *, head: str | Path | None = None) -> Head:
+def make_head(
+    folder: str | Path, dataset: str | int, by: str, *, head: str | Path | None = None
+) -> Head:
     """Make the head of a ledger that has none: one of an earlier version, or one whose second place was lost.
 
     What lies in the ledger is taken as it is: whoever makes its head vouches that nothing is missing at its end.
@@ -107,9 +115,13 @@ class LifetimeLedger:
         As it was left; within the context.
     """
 
-    def __init__(self, folder: str | Path, dataset: str | int, run: str, *, head: str | Path | None = None) -> None:
+    def __init__(
+        self, folder: str | Path, dataset: str | int, run: str, *, head: str | Path | None = None
+    ) -> None:
         self.path, self._run, self._dataset = _path(folder, dataset), run, str(dataset)
-        self._place = _second_place(head, self.path, "LifetimeLedger(..., head=FOLDER); on a node, privacy.head")
+        self._place = _second_place(
+            head, self.path, "LifetimeLedger(..., head=FOLDER); on a node, privacy.head"
+        )
         self.ledger = Ledger(run, self._dataset, "")
         self._lines: set[str] = set()
         self._head: Head | None = None
@@ -131,7 +143,9 @@ class LifetimeLedger:
             self._place.know(stack.enter_context(self._place.locked()).handle)
             self.ledger, lines, torn = _parsed(self.path, self._file.content(), self._run)
             known = self._place.read(_id(self.ledger.head or ""))
-            self._head = known.extended(lines, Ledger(self._run, self._dataset, self.ledger.head).checksum)
+            self._head = known.extended(
+                lines, Ledger(self._run, self._dataset, self.ledger.head).checksum
+            )
             self._file.cut(torn)  # never written whole, so its release never left
             if self._head != known:
                 self._place.write(self._head)
@@ -197,7 +211,9 @@ def ledger_id(folder: str | Path, dataset: str | int) -> str:
         with _path(folder, dataset).open(encoding="utf-8") as file:
             return _id(file.readline().rstrip("\n"))
     except (OSError, ValueError) as error:
-        raise LedgerError(f"{_path(folder, dataset)} is no lifetime ledger: begin it first") from error
+        raise LedgerError(
+            f"{_path(folder, dataset)} is no lifetime ledger: begin it first"
+        ) from error
 
 
 def read_head(path: Path, head: str | Path) -> Head:
@@ -227,9 +243,13 @@ def read_policy(policy: Policy | str | Path | None) -> Policy | None:
         try:
             values = toml_of(Path(policy).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise FieldError("policy", Path(policy).name, f"cannot be read: {type(error).__name__}") from error
+            raise FieldError(
+                "policy", Path(policy).name, f"cannot be read: {type(error).__name__}"
+            ) from error
         policy = Policy.from_dict(values)
-    classes = {side.__name__ for s in METHODS.values() for side in (s.client, s.server)}  # name a method made of one
+    classes = {
+        side.__name__ for s in METHODS.values() for side in (s.client, s.server)
+    }  # name a method made of one
     for name in (policy.methods or ()) if policy is not None else ():
         if name not in classes:
             require_method("policy.methods", name)
@@ -241,7 +261,9 @@ def _opened(path: Path) -> LockedFile:
     if not path.exists():
         call = f"begin_ledger({str(path.parent)!r}, {path.stem!r}, by=..., head=...)"
         fix = f"begin it, once: fedveil.engines.lifetime.{call}"
-        raise FieldError("ledger", path.name, f"there is none, and a new one would be a new budget; {fix}")
+        raise FieldError(
+            "ledger", path.name, f"there is none, and a new one would be a new budget; {fix}"
+        )
     return LockedFile(path)
 
 
@@ -279,5 +301,9 @@ def require_head(head: str | Path | None, where: str) -> Path:
 def _second_place(given: str | Path | None, path: Path, where: str) -> SecondPlace:
     head = require_head(given, where)
     if head.resolve() in (path.parent.resolve(), path.resolve().parent):
-        raise FieldError("head", str(head), "must be another folder than the ledger's: what restores one restores both")
+        raise FieldError(
+            "head",
+            str(head),
+            "must be another folder than the ledger's: what restores one restores both",
+        )
     return SecondPlace(head, path.stem)

@@ -35,7 +35,9 @@ class Lockstep:
     def __init__(self, federations: Sequence[Federation]) -> None:
         learners = {id(federation.learner) for federation in federations}
         if len(learners) != 1:
-            raise FieldError("federations", len(federations), "must be at least one, all with the same learner")
+            raise FieldError(
+                "federations", len(federations), "must be at least one, all with the same learner"
+            )
         self.federations = list(federations)
         self.stopped: dict[int, str] = {}
 

@@ -95,7 +95,9 @@ class Behaviour(Parameters):
     --------
     >>> class Reversed(fv.Behaviour):
     ...     def model(self, turn):
-    ...         return turn.broadcast.models[turn.chosen] - (turn.trained - turn.broadcast.models[turn.chosen])
+    ...         return turn.broadcast.models[turn.chosen] - (
+    ...             turn.trained - turn.broadcast.models[turn.chosen]
+    ...         )
     >>> run = fv.Federation(model=model, clients=clients, behaviours={2: Reversed()}).run(1)
     >>> run.rounds[0].round.used  # nobody notices
     (0, 1, 2)
@@ -136,12 +138,16 @@ def crafted(
     trained = learned.trained.model
     if others is None:
         others = trained.new_zeros(0, len(trained)), trained.new_zeros(0, len(trained))
-    model = behaviour.model(Turn(partition, broadcast, learned.chosen, trained, tuple(fellows), *others))
+    model = behaviour.model(
+        Turn(partition, broadcast, learned.chosen, trained, tuple(fellows), *others)
+    )
     if model is None:
         return trained
     if model.shape != trained.shape or model.dtype != trained.dtype:
         given = (tuple(model.shape), model.dtype)
-        raise FieldError(f"{type(behaviour).__name__}.model", given, f"must be as trained: {trained.dtype}")
+        raise FieldError(
+            f"{type(behaviour).__name__}.model", given, f"must be as trained: {trained.dtype}"
+        )
     return model
 
 
@@ -172,19 +178,27 @@ class MaliciousCohort(Cohort):
         Of the malicious ones, by partition.
     """
 
-    def __init__(self, parties: Parties, behaviours: Mapping[int, Behaviour], **options: Any) -> None:
+    def __init__(
+        self, parties: Parties, behaviours: Mapping[int, Behaviour], **options: Any
+    ) -> None:
         super().__init__(parties, **options)
         self._behaviours = dict(behaviours)
         for partition in self._behaviours:
             if not isinstance(partition, int) or not 0 <= partition < len(parties.data):
-                raise FieldError("behaviours", partition, f"there are partitions 0 to {len(parties.data) - 1}")
+                raise FieldError(
+                    "behaviours", partition, f"there are partitions 0 to {len(parties.data) - 1}"
+                )
 
     def records(self, partition: int) -> bool:
         behaviour = self._behaviours.get(partition)
         return behaviour is None or not behaviour.bypass
 
-    def admit(self, broadcast: Broadcast, cohort: Sequence[int]) -> dict[int, Refusal | Releases | None]:
-        return super().admit(broadcast, [partition for partition in cohort if self.records(partition)])
+    def admit(
+        self, broadcast: Broadcast, cohort: Sequence[int]
+    ) -> dict[int, Refusal | Releases | None]:
+        return super().admit(
+            broadcast, [partition for partition in cohort if self.records(partition)]
+        )
 
     def training_data(self, partition: int, round_: int) -> ClientData:
         data = super().training_data(partition, round_)
@@ -195,8 +209,14 @@ class MaliciousCohort(Cohort):
     def may_add(self, asked: Asked) -> bool:
         return super().may_add(asked) and self._behaviours.keys().isdisjoint(asked.partitions)
 
-    def answer(self, asked: Asked, outcomes: Mapping[int, Learned | Exception], answers: Collected) -> None:
-        honest = {partition: one for partition, one in outcomes.items() if partition not in self._behaviours}
+    def answer(
+        self, asked: Asked, outcomes: Mapping[int, Learned | Exception], answers: Collected
+    ) -> None:
+        honest = {
+            partition: one
+            for partition, one in outcomes.items()
+            if partition not in self._behaviours
+        }
         super().answer(asked, honest, answers)
         fellows = [partition for partition in outcomes if partition in self._behaviours]
         seen = None
@@ -207,7 +227,9 @@ class MaliciousCohort(Cohort):
             known = seen if behaviour.omniscient else None
             try:
                 if isinstance(outcome, Learned):
-                    outcome = _with_crafted(behaviour, partition, asked.broadcast, outcome, fellows, known)
+                    outcome = _with_crafted(
+                        behaviour, partition, asked.broadcast, outcome, fellows, known
+                    )
             except Exception as error:  # a fault of the attack's is a failed client like any other
                 outcome = error
             if behaviour.bypass:
@@ -225,10 +247,16 @@ class MaliciousCohort(Cohort):
 
 
 def _honest_updates(
-    broadcast: Broadcast, outcomes: Mapping[int, Learned | Exception], replies: Mapping[int, Releases]
+    broadcast: Broadcast,
+    outcomes: Mapping[int, Learned | Exception],
+    replies: Mapping[int, Releases],
 ) -> tuple[Tensor, Tensor]:
     """Return the updates of the honest clients of a round, before protection and as they were sent."""
-    trained = {partition: outcome for partition, outcome in outcomes.items() if isinstance(outcome, Learned)}
+    trained = {
+        partition: outcome
+        for partition, outcome in outcomes.items()
+        if isinstance(outcome, Learned)
+    }
     sent: dict[int, Tensor] = {}
     for partition, reply in replies.items():
         model = model_of(reply)
@@ -241,7 +269,11 @@ def behaving(train: Train, behaviours: Mapping[int, Behaviour]) -> Train:
     """Wrap the training of single clients, some of which are malicious and see no other's update."""
 
     def trained(
-        broadcast: Broadcast, data: ClientData, key: Key, needs: frozenset[str], sources: Sequence[Source]
+        broadcast: Broadcast,
+        data: ClientData,
+        key: Key,
+        needs: frozenset[str],
+        sources: Sequence[Source],
     ) -> Learned:
         partition = key[2]
         if partition not in behaviours:

@@ -74,7 +74,9 @@ def read_public(facts: Mapping[str, Any], layout: Layout) -> tuple[PublicFacts, 
         whole(PUBLIC, name, facts)
     public = PublicFacts(**values)
     if public.dimension != layout.size:
-        raise FieldError("dimension", public.dimension, f"the client's layout has {layout.size} parameters")
+        raise FieldError(
+            "dimension", public.dimension, f"the client's layout has {layout.size} parameters"
+        )
     return public, require_hypotheses("hypotheses", count)
 
 
@@ -144,7 +146,9 @@ def require_mark(mark: Mapping[str, Any], client: ClientSide) -> bool:
     if (mark.get("side"), mark.get("trust")) != expected:
         given = f"{mark.get('side')!r} ({mark.get('trust')!r} trust)"
         wanted = f"{expected[0]!r} ({expected[1]!r} trust)"
-        raise UnprotectedError(f"a client protects as {given}, the server expects {wanted}: give both the same method")
+        raise UnprotectedError(
+            f"a client protects as {given}, the server expects {wanted}: give both the same method"
+        )
     return mark.get("counted") is True
 
 

@@ -43,7 +43,9 @@ class Shared(Parameters):
     Examples
     --------
     >>> start = fv.Layout.from_module(model).read(model)[None]
-    >>> fv.Federation(model=model, clients=clients, shared=fv.Shared(initial=start)).run(1).models.shape
+    >>> fv.Federation(model=model, clients=clients, shared=fv.Shared(initial=start)).run(
+    ...     1
+    ... ).models.shape
     torch.Size([1, 10])
     """
 
@@ -162,7 +164,9 @@ class Execution(Parameters):
 
     Examples
     --------
-    >>> run = fv.Federation(model=model, clients=clients, execution=fv.Execution(trainer="sequential")).run(1)
+    >>> run = fv.Federation(
+    ...     model=model, clients=clients, execution=fv.Execution(trainer="sequential")
+    ... ).run(1)
     >>> run.models.shape
     torch.Size([1, 10])
     """

@@ -59,7 +59,13 @@ class Parties:
         budgets: Budgets,
         execution: Execution,
     ) -> None:
-        self.data, self.method, self.sides, self.layout, self.learner = data, method, sides, layout, learner
+        self.data, self.method, self.sides, self.layout, self.learner = (
+            data,
+            method,
+            sides,
+            layout,
+            learner,
+        )
         self.source, self.seed, self.policy = source, seed, read_policy(budgets.policy)
         self.site_keys = SiteKeys()
         if isinstance(method.server, SecureSum):
@@ -117,11 +123,15 @@ class Parties:
             )
         return self._parties[partition]
 
-    def admit(self, broadcast: Broadcast, asked: Sequence[int]) -> dict[int, Refusal | Releases | None]:
+    def admit(
+        self, broadcast: Broadcast, asked: Sequence[int]
+    ) -> dict[int, Refusal | Releases | None]:
         """Ask each client before data are touched; see `ClientParty.admit`."""
         return {partition: self.party(partition).admit(broadcast) for partition in asked}
 
-    def require_sum(self, round_: int, cohort: Sequence[int], refused: Mapping[int, str], left: Sequence[int]) -> None:
+    def require_sum(
+        self, round_: int, cohort: Sequence[int], refused: Mapping[int, str], left: Sequence[int]
+    ) -> None:
         """Refuse to ask those who are left of a sum's cohort again, where they are too few.
 
         Raises
@@ -139,20 +149,30 @@ class Parties:
             raise BudgetError(str(error))
         raise self.used_up(refused, error)
 
-    def used_up(self, refused: Mapping[int, str], error: NoReplyError) -> NoReplyError | BudgetError:
+    def used_up(
+        self, refused: Mapping[int, str], error: NoReplyError
+    ) -> NoReplyError | BudgetError:
         """Return the same error, unless a client that released something declines: then the run is over, not broken."""
         for partition, reason in refused.items():
             if self.party(partition).ledger.entries:
-                return BudgetError(f"client {partition} declines ({reason}); the last model stands: {error}")
+                return BudgetError(
+                    f"client {partition} declines ({reason}); the last model stands: {error}"
+                )
         return error
 
-    def keep_buffers(self, partitions: Sequence[int], learned: Sequence[Learned | Exception]) -> None:
+    def keep_buffers(
+        self, partitions: Sequence[int], learned: Sequence[Learned | Exception]
+    ) -> None:
         """Keep the buffers of clients that trained, in this order."""
         for partition, outcome in zip(partitions, learned, strict=True):
             if isinstance(outcome, Learned) and outcome.trained.buffers:
-                self.data[partition] = replace(self.data[partition], buffers=outcome.trained.buffers)
+                self.data[partition] = replace(
+                    self.data[partition], buffers=outcome.trained.buffers
+                )
 
-    def evaluate(self, models: Tensor, metrics: Sequence[str]) -> tuple[list[Figures], Figures | None]:
+    def evaluate(
+        self, models: Tensor, metrics: Sequence[str]
+    ) -> tuple[list[Figures], Figures | None]:
         """Measure models [k, d] on what each client holds out, by the hypothesis that fits it; then pooled.
 
         Raises

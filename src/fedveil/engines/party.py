@@ -55,7 +55,12 @@ def require_declared(ledger: Ledger, budget: SpendFilter | None) -> None:
         For no budget, a larger one, one that counts something else, or a value that is no budget.
     """
     if budget is not None:
-        require_a("budget", budget, SpendFilter, "must be a SpendFilter, such as Filter(epsilon=8, delta=1e-5)")
+        require_a(
+            "budget",
+            budget,
+            SpendFilter,
+            "must be a SpendFilter, such as Filter(epsilon=8, delta=1e-5)",
+        )
     declared = ledger.budget
     if declared is None:
         return
@@ -64,7 +69,9 @@ def require_declared(ledger: Ledger, budget: SpendFilter | None) -> None:
         terms = budget.terms or {}
     if terms.get("delta") != declared["delta"] or terms["epsilon"] > declared["epsilon"]:
         given = terms.get("epsilon")
-        accepted = f"the ledger of {ledger.party!r} declares Filter(epsilon={declared['epsilon']:g}, "
+        accepted = (
+            f"the ledger of {ledger.party!r} declares Filter(epsilon={declared['epsilon']:g}, "
+        )
         accepted += f"delta={declared['delta']:g}) before its first release, and states totals under it: give that, or "
         raise FieldError("budget", given, f"{accepted}a smaller epsilon")
 
@@ -80,13 +87,19 @@ class Party:
     policy: Policy | None = None
 
     def __init__(
-        self, ledger: Ledger, source: Source, budget: SpendFilter | None = None, store: LineStore = forget
+        self,
+        ledger: Ledger,
+        source: Source,
+        budget: SpendFilter | None = None,
+        store: LineStore = forget,
     ) -> None:
         require_declared(ledger, budget)
         self.ledger, self.budget = ledger, budget
         self._source, self._store = source, store
         self._overspent = self._unwritten = False
-        if budget is not None:  # a filter that starts over after a resume would allow the budget twice
+        if (
+            budget is not None
+        ):  # a filter that starts over after a resume would allow the budget twice
             for entry in ledger.all_entries:
                 # what a (lowered) budget does not hold was spent all the same: nothing more may be admitted
                 self._overspent |= not budget.admit_spend(entry.spend)
@@ -101,14 +114,25 @@ class Party:
             return ""
         past = [entry.spend for entry in self.ledger.all_entries]
         name = listed_as(method, self.policy)
-        return self.policy.refusal(name, method.client.trust, self._source.deployable, spend, past) or ""
+        return (
+            self.policy.refusal(name, method.client.trust, self._source.deployable, spend, past)
+            or ""
+        )
 
     def _require_written(self) -> None:
-        if self._unwritten:  # the same bits would find their entry in memory, and go out without one on the disk
-            raise LedgerError(f"the ledger of {self.ledger.party!r} could not be written: go on from what is stored")
+        if (
+            self._unwritten
+        ):  # the same bits would find their entry in memory, and go out without one on the disk
+            raise LedgerError(
+                f"the ledger of {self.ledger.party!r} could not be written: go on from what is stored"
+            )
 
     def _draw(
-        self, round_: int, purpose: str, make: Callable[[Source], tuple[Releases, Spend]], once: bool = False
+        self,
+        round_: int,
+        purpose: str,
+        make: Callable[[Source], tuple[Releases, Spend]],
+        once: bool = False,
     ) -> Releases:
         """Draw a release, commit it, and return it only then.
 
@@ -133,7 +157,9 @@ class Party:
                 stands = "the last released model stands"
                 if known is not None:
                     stands = "a release of it is recorded, whose bits a crash took: the last checkpointed model stands"
-                raise BudgetError(f"round {round_}: the {self.ledger.party}'s budget is used up; {stands}")
+                raise BudgetError(
+                    f"round {round_}: the {self.ledger.party}'s budget is used up; {stands}"
+                )
             self._commit(Entry((round_, purpose), attempt, mark, spend, self._source.kind))
             return releases
 

@@ -35,10 +35,14 @@ def require_validated(books: Sequence[Ledger], last: int) -> None:
         Naming the round.
     """
     if not any(book.find((last, VALIDATE)) for book in books):
-        raise FieldError("ledgers", last, "no ledger has the validation loss of this round: give the run's own")
+        raise FieldError(
+            "ledgers", last, "no ledger has the validation loss of this round: give the run's own"
+        )
 
 
-def asked_until(last: int, cohort: Callable[[int], Sequence[int]], records: Callable[[int], bool]) -> Asked:
+def asked_until(
+    last: int, cohort: Callable[[int], Sequence[int]], records: Callable[[int], bool]
+) -> Asked:
     """List the rounds up to a last one in which each client was asked, of those whose ledgers say so."""
     asked: dict[int, list[int]] = {}
     for number in range(1, last + 1):
@@ -59,7 +63,9 @@ def require_books(parties: Parties, asked: Asked) -> None:
     FieldError
         Naming the client and the round.
     """
-    counted = {partition: rounds for partition, rounds in asked.items() if _counts(parties, partition)}
+    counted = {
+        partition: rounds for partition, rounds in asked.items() if _counts(parties, partition)
+    }
     held = {partition: _rounds_of(_ledger(parties, partition)) for partition in counted}
     combined = set[int]().union(*held.values())
     paid = _costs(parties, counted)
@@ -69,7 +75,9 @@ def require_books(parties: Parties, asked: Asked) -> None:
                 continue
             spend = paid.get((round_, id(parties.side(partition))))
             adaptive = spend is not None and spend.charge is not None and bool(held[partition])
-            if round_ in combined and (spend is None or adaptive or _declines(parties, partition, spend)):
+            if round_ in combined and (
+                spend is None or adaptive or _declines(parties, partition, spend)
+            ):
                 continue
             accepted = f"that of client {partition} lacks round {round_}, in which it was asked: the total would be "
             accepted += "too small, and its budget start over. Give the ledgers with which the run was begun"

@@ -137,7 +137,9 @@ class RoundLoop:
         self._server, self._courier = server, courier
         self.broadcast: Broadcast | None = None
 
-    def begin(self, models: Tensor, number: int, rounds: int, size: int, cohort: Sequence[int]) -> None:
+    def begin(
+        self, models: Tensor, number: int, rounds: int, size: int, cohort: Sequence[int]
+    ) -> None:
         """Open a round of a cohort of a planned size, and ask it."""
         self._server.require_unsummed(number)
         self._ask(models, number, rounds, size, cohort, 0)
@@ -149,13 +151,28 @@ class RoundLoop:
         anew = self._courier.again(answers)
         while anew:
             public = self.broadcast.public
-            self._ask(self.broadcast.models, public.round, public.rounds, public.cohort, anew, public.attempt + 1)
+            self._ask(
+                self.broadcast.models,
+                public.round,
+                public.rounds,
+                public.cohort,
+                anew,
+                public.attempt + 1,
+            )
             answers = answers.followed_by(self._collected())
             anew = self._courier.again(answers)
         models, log = self._server.close(self.broadcast, answers)
         return answers, models, log
 
-    def _ask(self, models: Tensor, number: int, rounds: int, size: int, cohort: Sequence[int], attempt: int) -> None:
+    def _ask(
+        self,
+        models: Tensor,
+        number: int,
+        rounds: int,
+        size: int,
+        cohort: Sequence[int],
+        attempt: int,
+    ) -> None:
         reached = self._courier.reach(number, cohort)
         roster = [key for key in reached.values() if key is not None]
         self.broadcast = self._server.open(models, number, rounds, size, roster, attempt)

@@ -27,7 +27,9 @@ def sealed(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> bytes:
     """
     own = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
     text = json.dumps(plain)
-    return save(own, metadata={PLAIN: f"{_checksum(own, text)} {text}"})  # of several entries the order is not kept
+    return save(
+        own, metadata={PLAIN: f"{_checksum(own, text)} {text}"}
+    )  # of several entries the order is not kept
 
 
 def unsealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -66,7 +66,9 @@ class Seen:
     --------
     >>> from fedveil_lab.attacks import ServerView
     >>> view = ServerView()
-    >>> _ = fv.Federation(model=model, clients=clients, evaluation=fv.Evaluation(probes=[view])).run(1)
+    >>> _ = fv.Federation(
+    ...     model=model, clients=clients, evaluation=fv.Evaluation(probes=[view])
+    ... ).run(1)
     >>> len(view.received)
     3
     """
@@ -95,7 +97,9 @@ class Probe(Protocol):
     ...
     ...     def __call__(self, seen):
     ...         return {"step": float((seen.models - seen.broadcast.models).norm())}
-    >>> run = fv.Federation(model=model, clients=clients, evaluation=fv.Evaluation(probes=[Length()])).run(1)
+    >>> run = fv.Federation(
+    ...     model=model, clients=clients, evaluation=fv.Evaluation(probes=[Length()])
+    ... ).run(1)
     >>> list(run.rounds[0].figures)
     ['step']
     """
@@ -124,8 +128,14 @@ def probed(probes: Sequence[Probe], seen: Seen) -> RoundRecord:
     for probe in probes:
         given = dict(probe(seen))
         if set(given) != set(probe.figures):
-            raise FieldError(f"probe {probe.name!r}", sorted(given), f"must return {sorted(probe.figures)}")
+            raise FieldError(
+                f"probe {probe.name!r}", sorted(given), f"must return {sorted(probe.figures)}"
+            )
         for twice in sorted(given.keys() & figures.keys()):
-            raise FieldError(f"probe {probe.name!r}", twice, "another probe of this run returns a figure of that name")
+            raise FieldError(
+                f"probe {probe.name!r}",
+                twice,
+                "another probe of this run returns a figure of that name",
+            )
         figures |= {name: float(value) for name, value in given.items()}
     return replace(seen.record, figures=figures) if probes else seen.record

@@ -11,11 +11,37 @@ from torch import Tensor
 from fedveil.accounting import Ledger, Release, Spend, SpendFilter, digest
 from fedveil.aggregation import RunningSum
 from fedveil.engines.assembly import AnyMethod, resolve_method
-from fedveil.engines.party import COMBINE, PUBLISH, SERVER, VALIDATE, LineStore, Party, forget, lacking_rounds
-from fedveil.errors import BudgetError, FieldError, LedgerError, NoReplyError, ReplyError, cleaned, require_a
+from fedveil.engines.party import (
+    COMBINE,
+    PUBLISH,
+    SERVER,
+    VALIDATE,
+    LineStore,
+    Party,
+    forget,
+    lacking_rounds,
+)
+from fedveil.errors import (
+    BudgetError,
+    FieldError,
+    LedgerError,
+    NoReplyError,
+    ReplyError,
+    cleaned,
+    require_a,
+)
 from fedveil.layout import Layout
 from fedveil.mechanisms import SecureSource, Source
-from fedveil.methods import Broadcast, Combined, PublicFacts, Releases, Replies, ServerFacts, check_reply, stack_models
+from fedveil.methods import (
+    Broadcast,
+    Combined,
+    PublicFacts,
+    Releases,
+    Replies,
+    ServerFacts,
+    check_reply,
+    stack_models,
+)
 from fedveil.methods.publishing import Publishing, Validation
 from fedveil.methods.sums import SecureSum
 from fedveil.secure import PublicKey
@@ -108,22 +134,36 @@ class ServerParty(Party):
         ):
             if value is not None:
                 require_a(name, value, kind, f"must be a {kind.__name__}")
-        super().__init__(ledger or Ledger("memory", SERVER), source or SecureSource(), budget, store)
+        super().__init__(
+            ledger or Ledger("memory", SERVER), source or SecureSource(), budget, store
+        )
         method = resolve_method(method)
         require_a("layout", layout, Layout, "must be a Layout: Layout.from_module(model)")
         self.publishing = publishing or Publishing()
         if self.publishing.metrics != "off" and method.client.trust != "central":
             accepted = "under local trust no metric leaves a client: set it to 'off'"
             raise FieldError("publish.metrics", self.publishing.metrics, accepted)
-        if scorer is None and ("public_scores" in method.server.needs or PUBLIC_SCORES in method.client.needs):
+        if scorer is None and (
+            "public_scores" in method.server.needs or PUBLIC_SCORES in method.client.needs
+        ):
             raise FieldError(
-                "public_data", None, f"the server of {method.name!r} scores received models on public data"
+                "public_data",
+                None,
+                f"the server of {method.name!r} scores received models on public data",
             )
         if tutor is None and "public_update" in method.server.needs:
-            raise FieldError("public_data", None, f"the server of {method.name!r} trains on public data of its own")
+            raise FieldError(
+                "public_data",
+                None,
+                f"the server of {method.name!r} trains on public data of its own",
+            )
         self.method, self.layout, self.scorer, self.tutor = method, layout, scorer, tutor
         # a question is put once: a server that was started again asks others
-        self._run = f"{self.ledger.run} {secrets.token_hex(8)}" if self._source.deployable else self.ledger.run
+        self._run = (
+            f"{self.ledger.run} {secrets.token_hex(8)}"
+            if self._source.deployable
+            else self.ledger.run
+        )
         # a second sum of one round would tell shares apart; a secure sum's every question has shares of its own
         self._once = method.client.trust == "trusted sum"
         self.state = method.server.init(layout.size, layout.dtype) if state is None else state
@@ -151,13 +191,19 @@ class ServerParty(Party):
         if self.scorer is not None and PUBLIC_SCORES in self.method.client.needs:
             scores = tuple(self.scorer(models[:1])[0].tolist())
         public = PublicFacts(
-            round=round_, rounds=rounds, cohort=cohort, dimension=self.layout.size, layer_scores=scores
+            round=round_,
+            rounds=rounds,
+            cohort=cohort,
+            dimension=self.layout.size,
+            layer_scores=scores,
         )
         if roster:
             terms = ""
             if self.method.noisy is not None:
                 terms = self.method.noisy.agreed(self.layout.size)
-            public = replace(public, run=self._run, roster=tuple(sorted(roster)), attempt=attempt, terms=terms)
+            public = replace(
+                public, run=self._run, roster=tuple(sorted(roster)), attempt=attempt, terms=terms
+            )
         return Broadcast(models=models, public=public)
 
     def resume(self, models: Tensor, round_: int, state: Any) -> None:
@@ -204,7 +250,11 @@ class ServerParty(Party):
         BudgetError
             If its bits are lost: a sum of new shares would be another one.
         """
-        if self._once and self._source.deployable and self.ledger.find((round_, COMBINE)) is not None:
+        if (
+            self._once
+            and self._source.deployable
+            and self.ledger.find((round_, COMBINE)) is not None
+        ):
             raise BudgetError(self._recorded(round_))
 
     def combine(
@@ -257,7 +307,15 @@ class ServerParty(Party):
         combined, self.state = result[0], result[0].state
         following = replace(public, round=public.round + 1, roster=(), attempt=0)
         opened = Broadcast(models=combined.models, public=following)
-        log = Round(public.round, partitions, failed, invalid, refused, dict(combined.report), combined.spend)
+        log = Round(
+            public.round,
+            partitions,
+            failed,
+            invalid,
+            refused,
+            dict(combined.report),
+            combined.spend,
+        )
         return opened, log
 
     def _require_declared(self, spend: Spend) -> None:
@@ -265,7 +323,9 @@ class ServerParty(Party):
         promise, server = spend.guarantee, self.method.server
         if promise.proven and not (server.may_be_proven and promise.relation == server.relation):
             declared = f"relation = {server.relation!r}, may_be_proven = {server.may_be_proven}"
-            accepted = f"states {promise.describe()}, and declares {declared}: declare what it states"
+            accepted = (
+                f"states {promise.describe()}, and declares {declared}: declare what it states"
+            )
             raise FieldError("method", self.method.name, f"the server side {accepted}")
 
     def _admitted(
@@ -296,7 +356,9 @@ class ServerParty(Party):
         if self.method.noisy is not None:
             self.method.noisy.require_terms(reply)
 
-    def _facts(self, broadcast: Broadcast, replies: Replies, partitions: tuple[int, ...]) -> ServerFacts:
+    def _facts(
+        self, broadcast: Broadcast, replies: Replies, partitions: tuple[int, ...]
+    ) -> ServerFacts:
         """Collect what the method needs beside the replies."""
         start, needs = broadcast.models[0], self.method.server.needs
         scores = lesson = question = None
@@ -315,7 +377,9 @@ class ServerParty(Party):
             question=question,
         )
 
-    def publish(self, round_: int, names: Sequence[str], figures: Tensor, counts: Tensor) -> Releases:
+    def publish(
+        self, round_: int, names: Sequence[str], figures: Tensor, counts: Tensor
+    ) -> Releases:
         """Commit and hand over the round's metrics; nothing where publishing is off or the budget does not hold them.
 
         Parameters
@@ -332,11 +396,19 @@ class ServerParty(Party):
     def validate(self, round_: int, losses: Tensor, validation: Validation) -> float | None:
         """Commit and hand over the noised mean of validation clients' losses [m]; None if the budget lacks it."""
         counts = torch.ones(len(losses))
-        released = self._measured(round_, VALIDATE, validation.publishing(), ("loss",), losses[:, None], counts)
+        released = self._measured(
+            round_, VALIDATE, validation.publishing(), ("loss",), losses[:, None], counts
+        )
         return float(released[0].value) if released else None
 
     def _measured(
-        self, round_: int, purpose: str, publishing: Publishing, names: Sequence[str], figures: Tensor, counts: Tensor
+        self,
+        round_: int,
+        purpose: str,
+        publishing: Publishing,
+        names: Sequence[str],
+        figures: Tensor,
+        counts: Tensor,
     ) -> Releases:
         relation = self.method.server.relation
 
@@ -354,7 +426,9 @@ def _cleaned(reasons: Mapping[int, str] | None) -> dict[int, str]:
     return {partition: cleaned(why) for partition, why in (reasons or {}).items()}
 
 
-def _require_enough(round_: int, usable: int, least: int, lost: Mapping[int, str], refused: Mapping[int, str]) -> None:
+def _require_enough(
+    round_: int, usable: int, least: int, lost: Mapping[int, str], refused: Mapping[int, str]
+) -> None:
     """Refuse a round with too few usable replies; one that everybody declined is the end of a budget."""
     if not usable and refused and not lost:
         raise BudgetError(f"round {round_}: every client declined ({next(iter(refused.values()))})")
@@ -364,4 +438,6 @@ def _require_enough(round_: int, usable: int, least: int, lost: Mapping[int, str
         raise NoReplyError(f"round {round_}: no usable reply from {len(reasons)} clients; {some}")
     if usable < least:
         replies = "reply" if usable == 1 else "replies"
-        raise NoReplyError(f"round {round_}: {usable} usable {replies}, and min_clients is {least}; {some}")
+        raise NoReplyError(
+            f"round {round_}: {usable} usable {replies}, and min_clients is {least}; {some}"
+        )

@@ -10,7 +10,16 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fedveil.accounting import Filter, Guarantee, Ledger, Spend, SpendFilter, count_of, total, unprotected
+from fedveil.accounting import (
+    Filter,
+    Guarantee,
+    Ledger,
+    Spend,
+    SpendFilter,
+    count_of,
+    total,
+    unprotected,
+)
 from fedveil.accounting.bounds import Heuristic
 from fedveil.engines.assembly import AnyMethod, resolve_method
 from fedveil.engines.history import Best, total_of
@@ -74,7 +83,13 @@ class RunKeeper(Protocol):
     standing: Standing | None
 
     def open(
-        self, method: Method, layout: Layout, rounds: int, source: Source, engine: str, done: int = 0
+        self,
+        method: Method,
+        layout: Layout,
+        rounds: int,
+        source: Source,
+        engine: str,
+        done: int = 0,
     ) -> tuple[Ledger, LineStore]:
         """Begin a run, or go on after the rounds that are done: the server's ledger, and what makes a line durable."""
 
@@ -118,7 +133,9 @@ def served(
     if folder is not None and folder.resume and done:
         raise FieldError("done", done, f"leave it out: {folder.path} knows how far the run came")
     if done >= rounds:
-        raise FieldError("done", done, f"must be below rounds = {rounds}: the rounds before, of so many in all")
+        raise FieldError(
+            "done", done, f"must be below rounds = {rounds}: the rounds before, of so many in all"
+        )
     if isinstance(method, ServerParty):
         for name, value in {"layout": layout, "budget": budget}.items():
             if value is not None:
@@ -129,7 +146,9 @@ def served(
         method.require_rounds(done, "done")
         return method
     if layout is None:
-        raise FieldError("layout", None, "is what the model shares: fedveil.Layout.from_module(model)")
+        raise FieldError(
+            "layout", None, "is what the model shares: fedveil.Layout.from_module(model)"
+        )
     method = resolve_method(method)
     if done and folder is None:
         accepted = "needs the ledger of those rounds, or the total would forget them: give folder=, in which the run "
@@ -140,7 +159,9 @@ def served(
     if folder is not None:
         ledger, store = folder.open(method, layout, rounds, source, engine, done)
     try:
-        server = ServerParty(method, layout, ledger, source, budget=budget, store=store, scorer=scorer, tutor=tutor)
+        server = ServerParty(
+            method, layout, ledger, source, budget=budget, store=store, scorer=scorer, tutor=tutor
+        )
         server.require_rounds(done, "done")
     except BaseException:
         if folder is not None:
@@ -182,7 +203,13 @@ class Serving:
     """
 
     def __init__(
-        self, server: ServerParty, rounds: int, delta: float, folder: RunKeeper | None, least: int, log: Logger
+        self,
+        server: ServerParty,
+        rounds: int,
+        delta: float,
+        folder: RunKeeper | None,
+        least: int,
+        log: Logger,
     ) -> None:
         self.server, self.rounds, self._folder = server, rounds, folder
         self._least, self._log = least, escaping(log)
@@ -197,7 +224,9 @@ class Serving:
         self._asked: list[Spend] = []
         self.history: list[Round] = []
         self.metrics: dict[str, float] = {}
-        self.warnings = Warnings(server.method, server.layout, lambda text: log.warning("FedVeil: %s", text))
+        self.warnings = Warnings(
+            server.method, server.layout, lambda text: log.warning("FedVeil: %s", text)
+        )
 
     @property
     def guarantee(self) -> Guarantee:
@@ -209,7 +238,11 @@ class Serving:
         if self._central:
             return total_of(self.server.ledger) if self.server.ledger.entries else unprotected()
         if self._earlier:
-            return replace(unprotected(self.server.method.client.trust), bound=Heuristic(QUOTED_BEFORE), scope="total")
+            return replace(
+                unprotected(self.server.method.client.trust),
+                bound=Heuristic(QUOTED_BEFORE),
+                scope="total",
+            )
         quotes = [*self._quotes, *self._asked]
         if not quotes:
             return unprotected("local")
@@ -244,7 +277,9 @@ class Serving:
 
     def close(self, broadcast: Broadcast, answers: Collected) -> tuple[Tensor, Round]:
         """Combine a round, keep and tell it: the next models [k, d], and the round."""
-        opened, log = self.server.combine(broadcast, answers.replies, answers.failed, answers.refused, self._least)
+        opened, log = self.server.combine(
+            broadcast, answers.replies, answers.failed, answers.refused, self._least
+        )
         self.history.append(log)
         self.warnings.planned(self.rounds, broadcast.public.cohort)
         used = {partition: answers.replies[partition] for partition in log.used}
@@ -254,7 +289,13 @@ class Serving:
         for partition, why in without.items():
             self._log.warning("client %d: %s", partition, why)
         done = f"round {log.number} of {self.rounds}"
-        self._log.info("FedVeil: %s: %d of %d clients; %s", done, len(used), len(used) + len(without), self._spent(log))
+        self._log.info(
+            "FedVeil: %s: %d of %d clients; %s",
+            done,
+            len(used),
+            len(used) + len(without),
+            self._spent(log),
+        )
         if self._folder is not None:
             self._folder.finish_round(log, self.metrics, self._standing(log.number, opened.models))
         return opened.models, log
@@ -273,8 +314,12 @@ class Serving:
         if stopped:
             self._log.warning("FedVeil ended the run early: %s", stopped)
         for partition, why in self.always_failed().items():
-            self._log.warning("client %d failed in every round in which it was asked: %s", partition, why)
-        self._log.info("FedVeil: %d of %d rounds; %s", done + len(self.history), self.rounds, self._spent())
+            self._log.warning(
+                "client %d failed in every round in which it was asked: %s", partition, why
+            )
+        self._log.info(
+            "FedVeil: %d of %d rounds; %s", done + len(self.history), self.rounds, self._spent()
+        )
         if self._folder is not None:
             self._folder.finish(models, self, stopped, clients)
             self._log.info("written to %s", self._folder.path)
@@ -297,7 +342,9 @@ class Serving:
         """Status, unit and epsilon spent, and what is left of the budget after a round."""
         spent = self.guarantee.describe(self.delta)
         if not self._central:
-            return f"spent by a client that took part in every round: {spent}; its own ledger counts"
+            return (
+                f"spent by a client that took part in every round: {spent}; its own ledger counts"
+            )
         left = "" if log is None else self._rounds_left(log)
         return f"spent: {spent}{left}"
 

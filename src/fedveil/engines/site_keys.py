@@ -57,21 +57,33 @@ def bind_key(path: str | Path, ledger: str) -> None:
     try:
         text = file.read_text("ascii")
         if not _bound(text):
-            torn = "" if text.endswith("\n") else "\n"  # half a line of a process that died: it answered nothing
-            with file.open("ab", buffering=0) as stream:  # of two processes that do so, the first line counts
+            torn = (
+                "" if text.endswith("\n") else "\n"
+            )  # half a line of a process that died: it answered nothing
+            with file.open(
+                "ab", buffering=0
+            ) as stream:  # of two processes that do so, the first line counts
                 stream.write(f"{torn}{line}\n".encode())
                 os.fsync(stream.fileno())
         bound = _bound(file.read_text("ascii"))[0]
     except OSError as error:
-        raise FieldError("key", str(file), "cannot be written: chmod 600, since it names its ledger") from error
+        raise FieldError(
+            "key", str(file), "cannot be written: chmod 600, since it names its ledger"
+        ) from error
     if bound != line:
-        accepted = "answers from another ledger: a data set, and a ledger begun anew, has a key of its own"
+        accepted = (
+            "answers from another ledger: a data set, and a ledger begun anew, has a key of its own"
+        )
         raise FieldError("key", str(file), f"{accepted} (fedveil keys new)")
 
 
 def _bound(text: str) -> list[str]:
     """Return the whole lines of a key's file that bind it."""
-    return [line for line in text.splitlines() if line.startswith(LEDGER) and len(line) == len(LEDGER) + DIGEST]
+    return [
+        line
+        for line in text.splitlines()
+        if line.startswith(LEDGER) and len(line) == len(LEDGER) + DIGEST
+    ]
 
 
 def end_key(path: str | Path) -> SiteKey:
@@ -114,7 +126,9 @@ class SiteKeys:
         """
         for key in given:
             if not isinstance(key, SiteKey):
-                raise FieldError("keys", type(key).__name__, "must be site keys: fedveil.SiteKey.new()[0]")
+                raise FieldError(
+                    "keys", type(key).__name__, "must be site keys: fedveil.SiteKey.new()[0]"
+                )
         roster((key.public for key in given), "keys")
         if given and len(given) != clients:
             raise FieldError("keys", len(given), f"must be one for each of the {clients} clients")
@@ -144,7 +158,9 @@ class SiteKeys:
         return Site(self.keys[partition], SumPolicy(peers=peers))
 
 
-def site_of(key: str | Path | None, policy: Policy | None, ledger: str | Path | None, dataset: str) -> Site:
+def site_of(
+    key: str | Path | None, policy: Policy | None, ledger: str | Path | None, dataset: str
+) -> Site:
     """Make the site that a deployed node is: its key, its policy's peers, and the one ledger that the key is for.
 
     Raises
@@ -153,13 +169,17 @@ def site_of(key: str | Path | None, policy: Policy | None, ledger: str | Path | 
         Naming what is missing or cannot be used, and the fix: for the node's own log, and not for the server.
     """
     if key is None:
-        raise FieldError("privacy.key", None, "names the site's key file: make one by `fedveil keys new FILE`")
+        raise FieldError(
+            "privacy.key", None, "names the site's key file: make one by `fedveil keys new FILE`"
+        )
     if policy is None or policy.sum is None:
         accepted = "it is needed for a secure sum: the policy's table [sum] pins the keys of the other sites as peers"
         raise FieldError("policy.sum", None, accepted)
     site = Site(read_key(key), policy.sum)
     if ledger is None or ledger == RUN:
-        accepted = "must be a lifetime ledger: one that begins anew would let a question be answered twice"
+        accepted = (
+            "must be a lifetime ledger: one that begins anew would let a question be answered twice"
+        )
         raise FieldError("privacy.ledger", ledger, accepted)
     bind_key(key, ledger_id(ledger, dataset))
     return site

@@ -31,11 +31,15 @@ def pack(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Pla
         elif isinstance(value, PlainValue):
             values[key] = value
         elif value is not None:
-            raise FieldError(key, type(value).__name__, "a state holds tensors, plain values, None or states")
+            raise FieldError(
+                key, type(value).__name__, "a state holds tensors, plain values, None or states"
+            )
     return tensors, values
 
 
-def unpack(template: Any, tensors: dict[str, Tensor], values: dict[str, PlainValue], prefix: str = "") -> Any:
+def unpack(
+    template: Any, tensors: dict[str, Tensor], values: dict[str, PlainValue], prefix: str = ""
+) -> Any:
     """Rebuild a state from what `pack` gave, on a fresh state of the same kind."""
     changes: dict[str, Any] = {}
     for f in fields(template):

@@ -44,7 +44,9 @@ class EarlyStopping(Parameters):
     --------
     >>> held = [(x[:40] + 1, y[:40])]  # of a fourth hospital, which never trains
     >>> rule = fv.EarlyStopping(clients=held, patience=2, validation=fv.Validation(losses="public"))
-    >>> run = fv.Federation(model=model, clients=clients, evaluation=fv.Evaluation(stopping=rule)).run(2)
+    >>> run = fv.Federation(
+    ...     model=model, clients=clients, evaluation=fv.Evaluation(stopping=rule)
+    ... ).run(2)
     >>> run.best.round in (1, 2)
     True
     """
@@ -134,12 +136,18 @@ class Validator(Party):
         BudgetError
             If policy or budget do not hold another release.
         """
-        drawn = self._draw(round_, VALIDATE, lambda source: self._validation.release(loss, self._trust, source))
+        drawn = self._draw(
+            round_, VALIDATE, lambda source: self._validation.release(loss, self._trust, source)
+        )
         return float(drawn[0].value)
 
     def spent(self, before: int) -> int:
         """Count the releases made before a round."""
-        earlier = [entry for entry in self.ledger.entries if entry.key[1] == VALIDATE and entry.key[0] < before]
+        earlier = [
+            entry
+            for entry in self.ledger.entries
+            if entry.key[1] == VALIDATE and entry.key[0] < before
+        ]
         return len(earlier)
 
     def _charge(self, spend: accounting.Spend) -> bool:

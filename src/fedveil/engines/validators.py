@@ -20,7 +20,9 @@ from fedveil.learning import ClientData, client_losses
 from fedveil.learning.clients import as_client
 
 Clients = Sequence[ClientData]
-Marks = Callable[[ClientData], Iterator[int | bytes]]  # what tells a client's rows or persons from others
+Marks = Callable[
+    [ClientData], Iterator[int | bytes]
+]  # what tells a client's rows or persons from others
 BLOCK = 4096  # rows that are looked at together
 
 
@@ -44,7 +46,9 @@ class Validators:
         What a checkpoint has to keep.
     """
 
-    def __init__(self, rule: EarlyStopping, parties: Parties, server: ServerParty, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, rule: EarlyStopping, parties: Parties, server: ServerParty, say: Callable[[str], None]
+    ) -> None:
         self.rule, self.best, self.clients = rule, Best(), _read(rule)
         self._parties, self._server, self._say = parties, server, say
         self._learner, self._seed = parties.learner, parties.seed
@@ -56,7 +60,9 @@ class Validators:
         quoted = rule.validation.quote(self._trust)
         for partition in range(len(self.clients)):
             tried = deepcopy(self._budget(partition))
-            if tried is not None:  # one that cannot hold such a release says so before anything is trained
+            if (
+                tried is not None
+            ):  # one that cannot hold such a release says so before anything is trained
                 tried.admit_spend(quoted)
 
     def _budget(self, partition: int) -> accounting.SpendFilter | None:
@@ -113,7 +119,9 @@ class Validators:
         allowed = list(range(len(self.clients)))
         cap = cap_of(self.rule.validation, self._trust)
         if cap is not None:
-            allowed = [partition for partition in allowed if self.validator(partition).spent(round_) < cap]
+            allowed = [
+                partition for partition in allowed if self.validator(partition).spent(round_) < cap
+            ]
         asked = []
         for partition in drawn(self.rule, self._seed, round_, allowed):
             reason = self.validator(partition).declines(round_)
@@ -138,11 +146,19 @@ class Validators:
         learner = self._learner
         losses = []
         try:
-            losses = [client_losses(learner.model, learner.layout, models, clients, learner.local.loss)]
-        except Exception:  # someone's data: then one by one, so that only that client's loss is infinite
+            losses = [
+                client_losses(learner.model, learner.layout, models, clients, learner.local.loss)
+            ]
+        except (
+            Exception
+        ):  # someone's data: then one by one, so that only that client's loss is infinite
             for client in clients:
                 try:
-                    losses.append(client_losses(learner.model, learner.layout, models, [client], learner.local.loss))
+                    losses.append(
+                        client_losses(
+                            learner.model, learner.layout, models, [client], learner.local.loss
+                        )
+                    )
                 except Exception:
                     losses.append(torch.full((1, len(models)), inf, dtype=torch.float64))
         return torch.nan_to_num(torch.cat(losses), nan=inf).min(dim=1).values
@@ -165,7 +181,9 @@ def _read(rule: EarlyStopping) -> list[ClientData]:
     return clients
 
 
-def require_disjoint(training: Clients, validating: Clients, allow_equal_rows: bool, people: bool = False) -> None:
+def require_disjoint(
+    training: Clients, validating: Clients, allow_equal_rows: bool, people: bool = False
+) -> None:
     """Refuse a validation client that holds a row, or a person, of a training client; held-out rows are included.
 
     Parameters
@@ -195,7 +213,9 @@ def require_disjoint(training: Clients, validating: Clients, allow_equal_rows: b
             _require_unheld(client, f"stopping.clients[{i}]", marks_of, held)
 
 
-def _require_unheld(client: ClientData, field: str, marks_of: Marks, held: Mapping[int | bytes, int]) -> None:
+def _require_unheld(
+    client: ClientData, field: str, marks_of: Marks, held: Mapping[int | bytes, int]
+) -> None:
     """Refuse a client of which a mark is a training client's."""
     for mark in marks_of(client):
         if mark in held:
@@ -230,6 +250,12 @@ def _contents(client: ClientData) -> Iterator[int | bytes]:
     """Yield digests of the rows' values."""
     for rows in _tables(client):
         for start in range(0, len(rows), BLOCK):
-            block = rows[start : start + BLOCK].detach().cpu().reshape(-1, rows[0].numel()).to(torch.float64)
+            block = (
+                rows[start : start + BLOCK]
+                .detach()
+                .cpu()
+                .reshape(-1, rows[0].numel())
+                .to(torch.float64)
+            )
             for row in (block + 0.0).numpy():  # of two zeros one
                 yield blake2b(row.tobytes(), digest_size=16).digest()

@@ -105,7 +105,9 @@ class Warnings:
             ways.append("a trusted or a secure sum")
         return ways
 
-    def protected(self, scales: Sequence[tuple[float, ...]], replies: int, longest: float = 0.0) -> None:
+    def protected(
+        self, scales: Sequence[tuple[float, ...]], replies: int, longest: float = 0.0
+    ) -> None:
         """Look at the noise of clients that protect themselves, where their own scales may be seen.
 
         The mean over the replies has that of one over their square root.
@@ -146,7 +148,11 @@ class Warnings:
         length = _median_length(start, models[:ASKED]) if known is None else known
         jumped = not (length <= JUMP or length <= JUMP * float(torch.linalg.vector_norm(start)))
         drowned = "noise" in self.said  # then the loss is large whatever the rate
-        if jumped or not math.isfinite(loss) or (kind == "cross_entropy" and loss > LOST and not drowned):
+        if (
+            jumped
+            or not math.isfinite(loss)
+            or (kind == "cross_entropy" and loss > LOST and not drowned)
+        ):
             said = f"updates are {length:.2g} long"
             if kind:
                 said += f", the training loss is {loss:.3g}"
@@ -154,7 +160,12 @@ class Warnings:
         return length
 
     def combined(
-        self, start: Tensor, replies: Sequence[Releases], report: Mapping[str, float], loss: float = 0.0, kind: str = ""
+        self,
+        start: Tensor,
+        replies: Sequence[Releases],
+        report: Mapping[str, float],
+        loss: float = 0.0,
+        kind: str = "",
     ) -> None:
         """Look at what a server that is trusted received in a round; one that is not sees nothing here.
 
@@ -175,7 +186,10 @@ class Warnings:
         length = self.trained(start, models, loss, kind, known)
         empty = sum(count_of(reply) == 0 for reply in replies)
         if empty:
-            self.say("empty", f"{empty} of {len(replies)} clients hold no example to train on: they return the model")
+            self.say(
+                "empty",
+                f"{empty} of {len(replies)} clients hold no example to train on: they return the model",
+            )
         self.noise(report.get("noise_to_clip", 0.0), report.get("clip", 0.0), length)
 
     def on_node(self, facts: ClientFacts, sent: Releases, scale: tuple[float, ...]) -> None:
@@ -185,7 +199,9 @@ class Warnings:
             if self._method.noisy is None:
                 self.protected([scale], facts.broadcast.public.cohort, longest)
             if count_of(sent) == 0:
-                self.say("empty", "this client holds no example to train on: its reply is noise alone")
+                self.say(
+                    "empty", "this client holds no example to train on: its reply is noise alone"
+                )
 
 
 def _median_length(start: Tensor, models: Rows) -> float:

@@ -17,7 +17,9 @@ OF_CONDITIONS = ("conditions", "status", "text")  # fields that another conditio
 def agree(first: Any, second: Any) -> bool:
     """Whether two plain values are the same; numbers are compared to nine digits, since versions round differently."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
-        return first.keys() == second.keys() and all(agree(first[key], second[key]) for key in first)
+        return first.keys() == second.keys() and all(
+            agree(first[key], second[key]) for key in first
+        )
     if _is_number(first) and _is_number(second):
         return isclose(first, second)
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
@@ -81,13 +83,23 @@ def require_carried(
     LedgerError
         With what the ledgers give.
     """
-    why = "; ".join(found.faults) or _facts_differ(found, summary) or _stated_differ(found, summary, stated)
+    why = (
+        "; ".join(found.faults)
+        or _facts_differ(found, summary)
+        or _stated_differ(found, summary, stated)
+    )
     if why:
-        raise LedgerError(f"{folder}: {why}: summary.json and the ledgers do not agree; restore the folder")
+        raise LedgerError(
+            f"{folder}: {why}: summary.json and the ledgers do not agree; restore the folder"
+        )
 
 
 def _stated_differ(found: Carried, summary: Mapping[str, Any], stated: Promises) -> str:
-    own = {party: found.promises[party] for party in found.promises if party in (SERVER, CLIENT, VALIDATION)}
+    own = {
+        party: found.promises[party]
+        for party in found.promises
+        if party in (SERVER, CLIENT, VALIDATION)
+    }
     if not own:
         return ""
     if found.trust == "central" and stated.get(CLIENT, {}).get("status") == "none":

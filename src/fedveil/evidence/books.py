@@ -97,7 +97,9 @@ def _add_set(sets: dict[str, Book], file: Path) -> None:
         raise LedgerError(f"{file}: its last line has no end; restore the file")
     name = file.stem
     if name in sets and sets[name].lines != tuple(lines):
-        raise LedgerError(f"{file}: there is another ledger of a data set {name!r}; name one of them")
+        raise LedgerError(
+            f"{file}: there is another ledger of a data set {name!r}; name one of them"
+        )
     sets[name] = Book(ledger, tuple(lines), file)
 
 
@@ -108,7 +110,9 @@ def _add(lines: dict[tuple[str, str], list[str]], file: Path) -> None:
         own.setdefault(key, []).append(line)
     for (run, party), read in own.items():
         if lines.setdefault((run, party), read) != read:
-            raise LedgerError(f"{file}: there is another ledger of run {run!r}, party {party!r}; name one of them")
+            raise LedgerError(
+                f"{file}: there is another ledger of run {run!r}, party {party!r}; name one of them"
+            )
 
 
 def _lines_of(file: Path) -> Iterable[tuple[tuple[str, str], str]]:
@@ -133,12 +137,16 @@ def _of_data(file: Path) -> bool:
         return False
 
 
-def promise_of_sites(trust: str, books: Mapping[str, Book], delta: float) -> dict[str, dict[str, Any]]:
+def promise_of_sites(
+    trust: str, books: Mapping[str, Book], delta: float
+) -> dict[str, dict[str, Any]]:
     """Add up the ledgers of clients' own data sets for one deployed run; for JSON."""
     ledgers = [book.ledger for book in books.values() if book.ledger.entries]
     if not ledgers or trust == "central":
         return {}
-    own = {str(number): ledger for number, ledger in enumerate(ledgers)}  # a data set's name may be "server"
+    own = {
+        str(number): ledger for number, ledger in enumerate(ledgers)
+    }  # a data set's name may be "server"
     whose = f"worst of {len(own)} clients, by their own ledgers"
     return {whose: plain(totals_of(trust, own).worst, delta)}
 

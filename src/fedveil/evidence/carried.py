@@ -79,7 +79,9 @@ class Carried:
         return hashlib.sha256("".join(heads).encode()).hexdigest()
 
 
-def carried(run: str, books: Mapping[str, Book], told: Mapping[str, Any], sets: Mapping[str, Book]) -> Carried:
+def carried(
+    run: str, books: Mapping[str, Book], told: Mapping[str, Any], sets: Mapping[str, Book]
+) -> Carried:
     """Add up one run's ledgers.
 
     Parameters
@@ -116,7 +118,8 @@ def carried(run: str, books: Mapping[str, Book], told: Mapping[str, Any], sets: 
         source=_source_of(entries),
         mechanisms=sorted({entry.spend.mechanism for entry in entries if entry.source != "none"}),
         budgets=_distinct_budgets(ledgers.values()),
-        promises=_promises_of_run(ledgers, trust, delta, terms) | promise_of_sites(trust, own, delta),
+        promises=_promises_of_run(ledgers, trust, delta, terms)
+        | promise_of_sites(trust, own, delta),
         ledgers=[book.values() for _, book in sorted(books.items())],
         sites=[book.values() for _, book in sorted(own.items())],
         faults=[*_of_parties(ledgers, trust), *_too_small(every, terms.get("terms", {}))],
@@ -171,7 +174,9 @@ def _too_small(ledgers: Iterable[Ledger], options: Mapping[str, Any]) -> Iterato
             yield why
 
 
-def books_of_sites(books: Mapping[str, Book], told: Mapping[str, Any], sets: Mapping[str, Book]) -> dict[str, Book]:
+def books_of_sites(
+    books: Mapping[str, Book], told: Mapping[str, Any], sets: Mapping[str, Book]
+) -> dict[str, Book]:
     """Return the part of clients' own data sets' ledgers that belongs to one deployed run (arguments of `carried`)."""
     runs = _runs_of_sites(books, told)
     found = {}
@@ -210,7 +215,9 @@ def _of_parties(ledgers: Mapping[str, Ledger], trust: str) -> Iterator[str]:
     for party in sorted(bound - ledgers.keys()):
         yield f"{party} is bound in the run's first line, and its ledger is missing"
     for party in sorted(ledgers.keys() - bound):
-        silent = trust == "central" and all(entry.source == "none" for entry in ledgers[party].entries)
+        silent = trust == "central" and all(
+            entry.source == "none" for entry in ledgers[party].entries
+        )
         if not silent:
             yield f"{party} is not bound in the run's first line"
     for party in sorted((bound & ledgers.keys()) - {SERVER}):

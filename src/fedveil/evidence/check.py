@@ -84,8 +84,14 @@ def check_promises(
         raw = report.read_bytes()
         values = json_of(raw)
         if values["format"] not in (FORMAT, earlier.FORMAT):
-            raise ValueError(f"its format is {values['format']!r}, and this version reads {FORMAT!r}")
-        checks = [Checked(REPORT, raw == encoded(values), "its bytes are not those that were written", "file")]
+            raise ValueError(
+                f"its format is {values['format']!r}, and this version reads {FORMAT!r}"
+            )
+        checks = [
+            Checked(
+                REPORT, raw == encoded(values), "its bytes are not those that were written", "file"
+            )
+        ]
         try:
             books = read_books(ledgers)
         except LedgerError as error:
@@ -118,17 +124,27 @@ def _promises(values: Mapping[str, Any], books: Books) -> Iterator[Checked]:
         for party in known.keys() & sets.keys():
             sets[party] = sets[party].up_to(known[party])
         if not own and not known.keys() & sets.keys():
-            yield Checked(f"{name}: promise", None, "its ledgers are not among --ledgers", "promise")
+            yield Checked(
+                f"{name}: promise", None, "its ledgers are not among --ledgers", "promise"
+            )
             continue
         yield from _run(name, held, said, own, sets)
 
 
 def _run(
-    name: str, held: Mapping[str, Any], said: Mapping[str, Any], own: Mapping[str, Book], sets: Mapping[str, Book]
+    name: str,
+    held: Mapping[str, Any],
+    said: Mapping[str, Any],
+    own: Mapping[str, Book],
+    sets: Mapping[str, Book],
 ) -> Iterator[Checked]:
     found = carried(held["run"], own, said, sets)
     given = vars(found)
-    differ = [part for part in given if part in held and part != APART and not agree(given[part], held[part])]
+    differ = [
+        part
+        for part in given
+        if part in held and part != APART and not agree(given[part], held[part])
+    ]
     faults = list(found.faults)
     if differ:
         faults.append(f"they give other {', '.join(differ)}")
@@ -136,7 +152,11 @@ def _run(
     yield Checked(f"{name}: ledgers", not why, why)
     quoted = sorted(said.get("promises", {}).keys() - found.promises.keys())
     if quoted:
-        yield Checked(f"{name}: {', '.join(quoted)}", None, "no ledger gives it: the report has the author's word")
+        yield Checked(
+            f"{name}: {', '.join(quoted)}",
+            None,
+            "no ledger gives it: the report has the author's word",
+        )
     if not found.promises and not held["promises"]:
         yield Checked(f"{name}: promise", None, "no ledger of --ledgers gives it", "promise")
         return
@@ -169,16 +189,29 @@ def _sets(values: Mapping[str, Any], books: Books, heads: Path | None) -> Iterat
         known = book.up_to(one["ledger"]["lines"])
         same = agree(set_values(known, values["said"]["policy"]), one)
         weak = too_small(party, known.ledger.all_entries)
-        yield Checked(name, same and not weak, weak or "its ledger is another, was shortened, or gives other sums")
+        yield Checked(
+            name,
+            same and not weak,
+            weak or "its ledger is another, was shortened, or gives other sums",
+        )
         yield _head(name, book, heads)
     said = {one["ledger"]["party"] for one in values["evidence"]["sets"]}
     for party in sorted(books.sets.keys() - said):
-        yield Checked(f"data set {party}", None, "the report says nothing of it, and its ledger is given", "promise")
+        yield Checked(
+            f"data set {party}",
+            None,
+            "the report says nothing of it, and its ledger is given",
+            "promise",
+        )
 
 
 def _head(name: str, book: Book, heads: Path | None) -> Checked:
     if heads is None or book.file is None:
-        return Checked(f"{name}: head", None, "not given (--head FOLDER): lines may be missing at the ledger's end")
+        return Checked(
+            f"{name}: head",
+            None,
+            "not given (--head FOLDER): lines may be missing at the ledger's end",
+        )
     try:
         read_head(book.file, heads)
     except LedgerError as error:

@@ -27,7 +27,9 @@ def advice_tables(choices: Sequence[Choice], delta: float) -> list[Table]:
     """Tabulate choices, the least noise first; a second table has the lines for ``[privacy]`` and the evidence."""
     rows = []
     for choice in choices:
-        promise = "heuristic: none" if choice.guarantee is None else choice.guarantee.describe(delta)
+        promise = (
+            "heuristic: none" if choice.guarantee is None else choice.guarantee.describe(delta)
+        )
         ratio, lines = shown(choice.noise_to_signal, ".3g"), "\n".join(choice.lines)
         rows.append((choice.verdict, choice.method, ratio, promise, lines, choice.evidence))
     header = ("verdict", "method", "noise/signal", "promise", "in [privacy]", "measured")
@@ -45,7 +47,9 @@ def advice_tables(choices: Sequence[Choice], delta: float) -> list[Table]:
 def _choice_values(choice: Choice, delta: float) -> dict[str, Any]:
     values = {name: value for name, value in vars(choice).items() if name != "lines"}
     values["privacy"] = tomllib.loads("\n".join(choice.lines))
-    values["guarantee"] = None if choice.guarantee is None else guarantee_values(choice.guarantee, delta)
+    values["guarantee"] = (
+        None if choice.guarantee is None else guarantee_values(choice.guarantee, delta)
+    )
     return values
 
 
@@ -55,10 +59,14 @@ def _notes_on(choices: Sequence[Choice], delta: float) -> list[str]:
     proven = [choice.guarantee for choice in choices if choice.guarantee is not None]
     if proven:
         notes.append(f"At that total {proven[0].meaning().describe()}.")
-    of_records = [guarantee for guarantee in proven if guarantee.unit == "record" and guarantee.group == 1]
+    of_records = [
+        guarantee for guarantee in proven if guarantee.unit == "record" and guarantee.group == 1
+    ]
     if of_records:
         many = rounded_up(of_records[0].of_group(10).epsilon(delta), 3)
-        notes.append(f"A record is not a person: for 10 records of one person together epsilon is {many}.")
+        notes.append(
+            f"A record is not a person: for 10 records of one person together epsilon is {many}."
+        )
     return notes
 
 
@@ -106,7 +114,9 @@ def spent_of(ledger: "Ledger", policy: "Policy") -> Table:
         left = _left(kind, spent, limit)
         rows.append([name, str(count), costs, shown(limit, "g"), left])
     numbers = ("releases", "spent", "allowed", "left")
-    notes = ["A release begun and not closed counts like any other. Left of a mu: what one more release may cost."]
+    notes = [
+        "A release begun and not closed counts like any other. Left of a mu: what one more release may cost."
+    ]
     doubts = Counter(entry.doubt for entry in ledger.all_entries if entry.doubt)
     for doubt, count in doubts.items():
         notes.append(f"{count} of its releases cost what stands here if {doubt}; else far more.")
@@ -144,8 +154,14 @@ def used_of(ledgers: "Sequence[Ledger]", policy: "Policy") -> Table:
             if limit is not None:
                 shares.setdefault(kind, []).append(spent / limit)
     rows = [(kind, _percent(max(used)), _percent(median(used))) for kind, used in shares.items()]
-    notes = [] if rows else ["The policy's [total] limits nothing, mu = 2.0 say, so there is no share to tell."]
-    return Table(("total", "used at most", "median"), rows, numbers=("used at most", "median"), notes=notes)
+    notes = (
+        []
+        if rows
+        else ["The policy's [total] limits nothing, mu = 2.0 say, so there is no share to tell."]
+    )
+    return Table(
+        ("total", "used at most", "median"), rows, numbers=("used at most", "median"), notes=notes
+    )
 
 
 def _percent(share: float) -> str:

@@ -24,7 +24,11 @@ def numerics_of(record: bool, trainer: str = "auto", *, person: bool = False) ->
     person : bool
         Whether the gradients of persons are clipped, and not those of records.
     """
-    trained = {"auto": ("sequential", "stacked"), "batched": ("stacked",), "sequential": ("sequential",)}
+    trained = {
+        "auto": ("sequential", "stacked"),
+        "batched": ("stacked",),
+        "sequential": ("sequential",),
+    }
     paths = trained[trainer]
     if record:
         paths = ("person",) if person else ("record",)

@@ -40,5 +40,10 @@ def parties_of(federation: Federation) -> Sequence[str]:
 
 def terms_of(method: Method, setting: str, delta: float, engine: str) -> dict[str, Any]:
     """Return the terms that every opening states, whoever runs the rounds."""
-    named = {"setting": setting, "method": method.name, "trust": method.client.trust, "delta": delta}
+    named = {
+        "setting": setting,
+        "method": method.name,
+        "trust": method.client.trust,
+        "delta": delta,
+    }
     return {**named, "engine": engine, "conditions": [], "clients": None, "terms": {}}

@@ -20,7 +20,9 @@ SLACK = 1e-6  # of a promise beside its noise: lines hold decimal numbers
 GAUSSIAN = ("gaussian", "discrete gaussian")
 
 
-def too_small(party: str, entries: Sequence[Entry], terms: Mapping[str, Any] = MappingProxyType({})) -> str:
+def too_small(
+    party: str, entries: Sequence[Entry], terms: Mapping[str, Any] = MappingProxyType({})
+) -> str:
     """Name the first promise that is smaller than its line's own noise gives; an empty text if there is none.
 
     Parameters
@@ -151,14 +153,21 @@ def _shares(terms: Mapping[str, Any]) -> float:
 def _below_scale(entry: Entry, whole: float) -> bool:
     """Whether a line states a smaller cost than sensitivity over the noise's scale comes to."""
     spend, guarantee = entry.spend, entry.spend.guarantee
-    if spend.mechanism not in GAUSSIAN or not spend.sensitivity or len(spend.scale) != 1 or spend.scale[0] <= 0:
+    if (
+        spend.mechanism not in GAUSSIAN
+        or not spend.sensitivity
+        or len(spend.scale) != 1
+        or spend.scale[0] <= 0
+    ):
         return False
     shares = whole if guarantee.trust in ("trusted sum", "secure sum") else 1.0
     least = spend.sensitivity / (spend.scale[0] * sqrt(shares))
     if isinstance(guarantee.bound, GDP):
         return guarantee.bound.mu < least * (1 - SLACK)
     quietest = min(_multipliers(guarantee.bound.values().get("events", [])), default=0.0)
-    return quietest * least > FACTOR[guarantee.relation] * (1 + SLACK)  # events count noise over C, moved by 2C or C
+    return quietest * least > FACTOR[guarantee.relation] * (
+        1 + SLACK
+    )  # events count noise over C, moved by 2C or C
 
 
 def _multipliers(values: object) -> Iterator[float]:

@@ -95,7 +95,9 @@ def _epsilon(spends: "Sequence[Spend]", delta: float) -> float | str:
     return together.epsilon(delta)
 
 
-def _tightest(policy: "Policy", spends: "Sequence[Spend]") -> tuple[str, float | str, float | str, float | str]:
+def _tightest(
+    policy: "Policy", spends: "Sequence[Spend]"
+) -> tuple[str, float | str, float | str, float | str]:
     """Name the limited kind of cost with the least share left, with what is spent, allowed and left of it."""
     best: tuple[str, float | str, float | str, float | str] = ("", "", "", "")
     least = math.inf

@@ -127,7 +127,9 @@ def noise_of(
     if client.trust == "central":
         if "sigma" not in report:
             return {}
-        kept = {name: report[name] for name in ("sigma", "distance", "noise_to_clip") if name in report}
+        kept = {
+            name: report[name] for name in ("sigma", "distance", "noise_to_clip") if name in report
+        }
         signal = min(report["update_norm_median"], report["clip"])
         return {**kept, "signal_to_noise": signal / (report["sigma"] * math.sqrt(layout.size))}
     used = {partition: scale for partition, scale in scales.items() if scale}
@@ -135,7 +137,9 @@ def noise_of(
         return {}
     if not sides:
         return client.noise(list(used.values()), layout)
-    each = [sides.get(partition, client).noise([scale], layout) for partition, scale in used.items()]
+    each = [
+        sides.get(partition, client).noise([scale], layout) for partition, scale in used.items()
+    ]
     medians = {}
     for name in each[0]:
         medians[name] = median(figures[name] for figures in each)
@@ -173,7 +177,11 @@ def last_rounds(rows: Sequence[Row], covered: int | None = None) -> dict[str, di
     for figure in FIGURES:
         values = [row["metrics"][figure] for row in rows[-covered:] if figure in row["metrics"]]
         if values:
-            averages[figure] = {"mean": fmean(values), "deviation": _deviation(values), "rounds": len(values)}
+            averages[figure] = {
+                "mean": fmean(values),
+                "deviation": _deviation(values),
+                "rounds": len(values),
+            }
     return averages
 
 

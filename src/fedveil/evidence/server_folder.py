@@ -21,7 +21,15 @@ from fedveil.evidence.rows import METRICS_CSV, METRICS_FILE, Row, row_of, rows_c
 from fedveil.evidence.standing import FOLDER as CHECKPOINT
 from fedveil.evidence.standing import OF_QUOTES, SUMMARY, read_standing, rows_of, write_standing
 from fedveil.evidence.summary import REPRODUCIBLE, core_of, write_result
-from fedveil.files import SERVERS_LEDGER, FolderLock, LedgerFiles, append, make_folder, refuse_used, write_atomic
+from fedveil.files import (
+    SERVERS_LEDGER,
+    FolderLock,
+    LedgerFiles,
+    append,
+    make_folder,
+    refuse_used,
+    write_atomic,
+)
 from fedveil.home.description import Description
 from fedveil.layout import Layout
 from fedveil.logs import logger
@@ -63,7 +71,9 @@ class ServerFolder:
         resume: bool = False,
     ) -> None:
         if about is not None:
-            require_a("about", about, Description, "must be a Description: fedveil.home.describe(...)")
+            require_a(
+                "about", about, Description, "must be a Description: fedveil.home.describe(...)"
+            )
         require_a("resume", resume, bool, "must be True or False")
         self.path, self.about, self.resume = Path(path), about, resume
         self.opened, self.run = False, ""
@@ -106,7 +116,9 @@ class ServerFolder:
         try:
             for folder in (self.path, self.path / "ledger", self.path / CHECKPOINT):
                 make_folder(folder)
-                for part in folder.glob(".*.part"):  # files of a process that was killed while it replaced one
+                for part in folder.glob(
+                    ".*.part"
+                ):  # files of a process that was killed while it replaced one
                     part.unlink()
             return self._opened(done, source)
         except BaseException:
@@ -205,7 +217,9 @@ class ServerFolder:
         self._ledgers.flush()
         if not self._finished:
             state_dicts = [self._layout.views(model) for model in models]
-            write_result(self.path, state_dicts, self._summary(serving, stopped, clients), self.about)
+            write_result(
+                self.path, state_dicts, self._summary(serving, stopped, clients), self.about
+            )
         self.leave()
 
     def leave(self) -> None:

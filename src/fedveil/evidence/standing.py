@@ -51,7 +51,11 @@ def write_standing(
         Values of the run's summary that no ledger holds.
     """
     tensors: dict[str, Tensor] = {"models": standing.models}
-    plain: dict[str, Any] = {"round": standing.round, "partitions": list(standing.partitions), "lines": lines}
+    plain: dict[str, Any] = {
+        "round": standing.round,
+        "partitions": list(standing.partitions),
+        "lines": lines,
+    }
     for prefix, value in ((STATE, standing.state), (BEST, standing.best)):
         inner, plain[prefix] = pack(value)
         for name, tensor in inner.items():
@@ -61,7 +65,9 @@ def write_standing(
     write_atomic(folder / FOLDER / FILE, sealed(tensors, plain))
 
 
-def read_standing(folder: Path, state: Any, bound: Mapping[str, Any]) -> tuple[Standing, int] | None:
+def read_standing(
+    folder: Path, state: Any, bound: Mapping[str, Any]
+) -> tuple[Standing, int] | None:
     """Read a folder's checkpoint and the number of lines that the server's ledger had then.
 
     Parameters
@@ -138,7 +144,13 @@ def summary_so_far(folder: Path) -> tuple[dict[str, Any], list[Row]] | None:
     delta = float((ledger.opening or {}).get("delta", 1e-5))
     stopped = f"not finished: {done} of {said['rounds_planned']} rounds are done; killed, or still running"
     stated = {SERVER if central else OF_QUOTES: guarantee_values(promise, delta)}
-    values = {**said, "guarantee": promise.describe(delta), "guarantees": stated, "stopped": stopped, "finished": False}
+    values = {
+        **said,
+        "guarantee": promise.describe(delta),
+        "guarantees": stated,
+        "stopped": stopped,
+        "finished": False,
+    }
     return values, rows_of(folder / METRICS_FILE)[:done]
 
 
@@ -156,4 +168,8 @@ def rows_of(file: Path) -> list[Row]:
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }

@@ -117,7 +117,9 @@ def write_atomic(
         If the path is a device, a pipe or a folder, which a file would replace.
     """
     if path.exists() and not path.is_file():
-        raise FieldError("file", str(path), "is no regular file, and would be replaced by one: give another path")
+        raise FieldError(
+            "file", str(path), "is no regular file, and would be replaced by one: give another path"
+        )
 
     def new_file(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_EXCL, mode)

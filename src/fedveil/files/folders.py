@@ -62,7 +62,9 @@ def refuse_used(path: Path) -> None:
     elif not _part_of_a_run(path):
         accepted = "is not empty; give another --out"
     elif (path / SERVERS_LEDGER).exists() and not (path / RUN_ID).exists():
-        accepted = "holds the run of a server already; give another folder, or go on in this one with "
+        accepted = (
+            "holds the run of a server already; give another folder, or go on in this one with "
+        )
         accepted += f"ServerFolder({str(path)!r}, resume=True)"
     else:
         accepted = f"holds a run that has lost its {CONFIG}; {remedy(path)}"
@@ -82,7 +84,9 @@ def refuse_others(path: Path, wanted: str) -> None:
         return
     kind = kind_of(path)
     if kind != wanted:
-        raise FieldError("--out", str(path), f"holds {kind or 'other files'}, not {wanted}; give another --out")
+        raise FieldError(
+            "--out", str(path), f"holds {kind or 'other files'}, not {wanted}; give another --out"
+        )
 
 
 def refuse_strangers(path: Path, own: Collection[str]) -> None:
@@ -120,9 +124,13 @@ def require_begun(path: Path, wanted: str) -> None:
     kind = kind_of(path)
     if not kind:
         noun = wanted.partition(" ")[2]
-        raise FieldError("--resume", str(path), f"holds no {noun} to go on with; leave --resume out")
+        raise FieldError(
+            "--resume", str(path), f"holds no {noun} to go on with; leave --resume out"
+        )
     if kind != wanted:
-        raise FieldError("--resume", str(path), f"holds {kind}, not {wanted}; go on with it by {_again(path)}")
+        raise FieldError(
+            "--resume", str(path), f"holds {kind}, not {wanted}; go on with it by {_again(path)}"
+        )
 
 
 def remedy(path: Path) -> str:
@@ -145,7 +153,9 @@ def _refuse_file(path: Path) -> None:
 def _part_of_a_run(path: Path) -> bool:
     for name in _OF_A_RUN:
         part = path / name
-        if part.exists() and not (part / CONFIG).exists():  # a folder with a configuration is a run of its own
+        if (
+            part.exists() and not (part / CONFIG).exists()
+        ):  # a folder with a configuration is a run of its own
             return True
     return False
 

@@ -182,7 +182,9 @@ class LedgerFiles(Ledgers):
         try:
             whole = head.decode().split("\n") if end else []
         except UnicodeDecodeError as error:
-            raise LedgerError(f"ledger of {name!r} is no text; restore the file or start a new run") from error
+            raise LedgerError(
+                f"ledger of {name!r} is no text; restore the file or start a new run"
+            ) from error
         if name != SHARED:
             lines.setdefault(name, []).extend(whole)
         else:
@@ -192,9 +194,13 @@ class LedgerFiles(Ledgers):
             return
         ledger = self._completed(None if name == SHARED else name, lines, tail)
         if ledger is None:
-            self._message(f"ledger of {name!r}: a half-written last line was removed; its release never left")
+            self._message(
+                f"ledger of {name!r}: a half-written last line was removed; its release never left"
+            )
         else:
-            self._message(f"ledger of {name!r}: a half-written last line was completed and counts as spent")
+            self._message(
+                f"ledger of {name!r}: a half-written last line was completed and counts as spent"
+            )
             party, text = ledger
             whole.append(text)
             lines.setdefault(party, []).append(text)
@@ -232,4 +238,6 @@ def _party(line: str, number: int) -> str:
         return str(json_of(line)["party"])
     except (ValueError, KeyError, TypeError) as error:
         where = f"ledger of {SHARED!r}, line {number}"
-        raise LedgerError(f"{where} cannot be read ({error}); restore the file or start a new run") from error
+        raise LedgerError(
+            f"{where} cannot be read ({error}); restore the file or start a new run"
+        ) from error

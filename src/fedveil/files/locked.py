@@ -137,9 +137,13 @@ class LockedFile:
         except FileNotFoundError:
             named = False
         if not named or self._process != os.getpid():
-            raise LedgerError(f"{self._path} was replaced while this process used it, or the process is a fork")
+            raise LedgerError(
+                f"{self._path} was replaced while this process used it, or the process is a fork"
+            )
         if held.st_nlink > 1:
-            raise LedgerError(f"{self._path} has {held.st_nlink} names (hard links): undo the others")
+            raise LedgerError(
+                f"{self._path} has {held.st_nlink} names (hard links): undo the others"
+            )
 
 
 def sync(path: Path) -> None:
@@ -201,7 +205,9 @@ def write_private(path: str | Path, first: str, secret: bytes) -> None:
     try:
         create(file, f"{first}\n{secret.hex()}\n".encode())
     except FileExistsError as error:
-        raise FieldError("key", str(file), "exists: a study has one key; name another file") from error
+        raise FieldError(
+            "key", str(file), "exists: a study has one key; name another file"
+        ) from error
 
 
 def read_private(path: str | Path, first: str, size: int) -> bytes:
@@ -219,7 +225,9 @@ def read_private(path: str | Path, first: str, size: int) -> bytes:
             if not stat.S_ISREG(about.st_mode):
                 raise FieldError("key", str(file), "must be a file")
             if os.name == "posix" and _open_to_others(about):
-                accepted = f"others can read it: chmod 600 {file.name}; if others have read it, end it"
+                accepted = (
+                    f"others can read it: chmod 600 {file.name}; if others have read it, end it"
+                )
                 raise FieldError("key", str(file), accepted)
             lines = stream.read(1 << 10).decode("ascii", "replace").split("\n")
     except OSError as error:
@@ -232,5 +240,7 @@ def read_private(path: str | Path, first: str, size: int) -> bytes:
         if lines[0] != first or not more or not binding or len(secret) != size:
             raise ValueError
     except (ValueError, IndexError):
-        raise FieldError("key", str(file), "is no key file, or damaged: restore it, or agree on a new key") from None
+        raise FieldError(
+            "key", str(file), "is no key file, or damaged: restore it, or agree on a new key"
+        ) from None
     return secret

@@ -92,7 +92,11 @@ class Description:
         for size in self.input_shape:
             require_count("input_shape", size)
         if self.task != "regression" and len(self.classes) < 2:
-            raise FieldError("classes", list(self.classes), "must name at least two classes, in the outputs' order")
+            raise FieldError(
+                "classes",
+                list(self.classes),
+                "must name at least two classes, in the outputs' order",
+            )
         if len(set(self.classes)) != len(self.classes):
             raise FieldError("classes", list(self.classes), "must name each class once")
         if self.positive:
@@ -119,7 +123,9 @@ class Description:
         try:
             values = json_of(file.read_bytes())
         except (OSError, ValueError) as error:
-            raise FieldError("RUN", str(file), f"cannot be read ({error}): restore the file") from error
+            raise FieldError(
+                "RUN", str(file), f"cannot be read ({error}): restore the file"
+            ) from error
         require_a("RUN", values, Mapping, f"{file.name} must be a table")
         if values.get("format") != FORMAT:
             accepted = f"{file.name} has another format than {FORMAT!r}: read it with the version that wrote it"
@@ -139,7 +145,16 @@ class Description:
         for name in ("options", "inputs", "promise"):
             if name in given:
                 require_a(f"{file.name}: {name}", given[name], Mapping, "must be a table")
-        for name in ("network", "positive", "digest", "method", "data", "licence", "note", "version"):
+        for name in (
+            "network",
+            "positive",
+            "digest",
+            "method",
+            "data",
+            "licence",
+            "note",
+            "version",
+        ):
             if name in given:
                 require_a(f"{file.name}: {name}", given[name], str, "must be a text")
         for texts in ("classes", "read_off"):
@@ -154,11 +169,20 @@ class Description:
     def promising(self, summary: Mapping[str, Any]) -> "Description":
         """Add what a run's summary says was promised."""
         version = str(summary.get("versions", {}).get("fedveil", ""))
-        return replace(self, promise=promise_values(summary), method=str(summary.get("method", "")), version=version)
+        return replace(
+            self,
+            promise=promise_values(summary),
+            method=str(summary.get("method", "")),
+            version=version,
+        )
 
 
 def describe(
-    module: nn.Module, network: str, options: Mapping[str, Any], dataset: DataSet, loss: str | LossFunction
+    module: nn.Module,
+    network: str,
+    options: Mapping[str, Any],
+    dataset: DataSet,
+    loss: str | LossFunction,
 ) -> Description:
     """Describe a network and the set that it was trained on: shapes, names and declared constants, no values of it.
 

@@ -63,11 +63,17 @@ def export(
     arrays = arrays_of(Path(run), about, hypothesis)
     content = save(arrays, metadata={"format": "pt"}) if to == "safetensors" else _pickled(arrays)
     _, module, attribute = placed(about.network)
-    network = f"{module}:{attribute}" if attribute else about.network  # without the folder where it lies here
+    network = (
+        f"{module}:{attribute}" if attribute else about.network
+    )  # without the folder where it lies here
     handed = replace(about, network=network).of(content, 1)
     where.mkdir(parents=True, exist_ok=True)
     name = WEIGHTS if to == "safetensors" else TORCH
-    files = {name: content, DESCRIPTION: handed.to_text().encode(), CARD: card(handed, name).encode()}
+    files = {
+        name: content,
+        DESCRIPTION: handed.to_text().encode(),
+        CARD: card(handed, name).encode(),
+    }
     for file, written in files.items():
         (where / file).write_bytes(written)
     return [where / file for file in files]
@@ -129,7 +135,11 @@ def _body(about: Description, weights: str) -> Iterator[str]:
     if about.classes:
         yield f"* classes, in the order of the outputs: {', '.join(map(_plain, about.classes))}"
     if about.positive:
-        why = "named by its authors" if about.positive_named else "the second of the two; nobody named it"
+        why = (
+            "named by its authors"
+            if about.positive_named
+            else "the second of the two; nobody named it"
+        )
         yield f"* positive class: {_plain(about.positive)} ({why})"
     if about.inputs.get("target_range"):
         low, high = about.inputs["target_range"]

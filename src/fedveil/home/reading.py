@@ -24,7 +24,9 @@ MOST_BYTES = 2**30
 MOST_PICTURES = 200_000
 
 
-def examples_of(about: Description, path: Path, reference: Path | None = None) -> tuple[Tensor, list[str]]:
+def examples_of(
+    about: Description, path: Path, reference: Path | None = None
+) -> tuple[Tensor, list[str]]:
     """Read examples [N, ...] of a file or a folder, and what each is called.
 
     Parameters
@@ -48,9 +50,18 @@ def examples_of(about: Description, path: Path, reference: Path | None = None) -
     if kind == "arrays":
         return _arrays(path)
     if kind != wanted:
-        takes = {"table": "a table (.csv, .csv.gz, .parquet)", "pictures": "pictures, or a folder of them"}
-        accepted = takes.get(wanted, f"arrays: the run's data ({about.data}) came from no file of rows or pictures")
-        raise FieldError("DATA", str(path), f"is no input of this model, which takes {accepted}; or an npz with x")
+        takes = {
+            "table": "a table (.csv, .csv.gz, .parquet)",
+            "pictures": "pictures, or a folder of them",
+        }
+        accepted = takes.get(
+            wanted, f"arrays: the run's data ({about.data}) came from no file of rows or pictures"
+        )
+        raise FieldError(
+            "DATA",
+            str(path),
+            f"is no input of this model, which takes {accepted}; or an npz with x",
+        )
     if kind == "table":
         return _table(about.inputs, path, reference)
     return _pictures(about.inputs, path)
@@ -82,14 +93,20 @@ def labelled_examples(about: Description, path: Path) -> tuple[Tensor, NDArray[n
         numbers = []
         for name in names:
             label = name.replace("\\", "/").split("/")[0]
-            numbers.append(about.classes.index(require_choice("class folder", label, about.classes)))
+            numbers.append(
+                about.classes.index(require_choice("class folder", label, about.classes))
+            )
         return x, np.array(numbers)
     arrays = read_npz(path)
     if "y" not in arrays or arrays["y"].shape != (len(x),) or arrays["y"].dtype.kind not in "bui":
-        raise FieldError("y", sorted(arrays), f"must hold y, the number of a class for each of the {len(x)} rows")
+        raise FieldError(
+            "y", sorted(arrays), f"must hold y, the number of a class for each of the {len(x)} rows"
+        )
     y = arrays["y"].astype(np.int64)
     if y.min() < 0 or y.max() >= len(about.classes):
-        raise FieldError("y", (int(y.min()), int(y.max())), f"must be 0 to {len(about.classes) - 1}")
+        raise FieldError(
+            "y", (int(y.min()), int(y.max())), f"must be 0 to {len(about.classes) - 1}"
+        )
     return x, y
 
 
@@ -105,7 +122,9 @@ def _kind(path: Path) -> str:
     raise FieldError("DATA", str(path), f"must be a folder of pictures, or end in one of {known}")
 
 
-def _table(inputs: Mapping[str, Any], path: Path, reference: Path | None) -> tuple[Tensor, list[str]]:
+def _table(
+    inputs: Mapping[str, Any], path: Path, reference: Path | None
+) -> tuple[Tensor, list[str]]:
     """Read the rows of a table; the target and the ids need not be there."""
     columns = {str(name): list(declared) for name, declared in inputs["columns"]}
     spec = _spec(inputs, columns)
@@ -116,11 +135,17 @@ def _table(inputs: Mapping[str, Any], path: Path, reference: Path | None) -> tup
     if spec.scale == "client" and numeric:
         if reference is None:
             accepted = "each site scaled its columns by its own training rows, which no run stores: give the rows of "
-            raise FieldError("--reference", None, f"{accepted}the site that asks, --reference ROWS.csv")
+            raise FieldError(
+                "--reference", None, f"{accepted}the site that asks, --reference ROWS.csv"
+            )
         own, _ = inputs_of(_rows("--reference", reference, inputs), list(columns), spec)
         x = own_scale(x, numeric, own)
     elif reference is not None:
-        raise FieldError("--reference", str(reference), f"is for data.scale = 'client'; this run's is {spec.scale!r}")
+        raise FieldError(
+            "--reference",
+            str(reference),
+            f"is for data.scale = 'client'; this run's is {spec.scale!r}",
+        )
     return x, [str(row + 1) for row in range(len(x))]
 
 
@@ -146,7 +171,9 @@ def _pictures(inputs: Mapping[str, Any], path: Path) -> tuple[Tensor, list[str]]
     if not files:
         raise FieldError("DATA", str(path), f"holds no picture ({', '.join(SUFFIXES)})")
     if len(files) > MOST_PICTURES:
-        raise FieldError("DATA", str(path), f"holds more than {MOST_PICTURES:,} pictures: give a smaller folder")
+        raise FieldError(
+            "DATA", str(path), f"holds more than {MOST_PICTURES:,} pictures: give a smaller folder"
+        )
     size = tuple(inputs["size"]) if inputs.get("size") else None
     mode = str(inputs.get("mode", "auto"))
     made = []
@@ -154,7 +181,11 @@ def _pictures(inputs: Mapping[str, Any], path: Path) -> tuple[Tensor, list[str]]
         pixels = decode(name, file, mode=mode, size=size, max_pixels=MAX_PIXELS)
         made.append(images(pixels[None], "last", name))
         if made[-1].shape != made[0].shape:
-            raise FieldError(name, tuple(made[-1].shape[1:]), f"must be like {names[0]}, {tuple(made[0].shape[1:])}")
+            raise FieldError(
+                name,
+                tuple(made[-1].shape[1:]),
+                f"must be like {names[0]}, {tuple(made[0].shape[1:])}",
+            )
     return torch.cat(made), names
 
 
@@ -162,7 +193,9 @@ def _arrays(path: Path) -> tuple[Tensor, list[str]]:
     """Read the array ``x`` of an npz file as a run reads its own."""
     arrays = read_npz(path)
     if "x" not in arrays:
-        raise FieldError("DATA", str(path), f"holds {', '.join(sorted(arrays)) or 'no array'}, and must hold x")
+        raise FieldError(
+            "DATA", str(path), f"holds {', '.join(sorted(arrays)) or 'no array'}, and must hold x"
+        )
     x = arrays["x"]
     if x.dtype.kind not in "buif" or x.ndim < 2 or not len(x):
         raise FieldError("x", (str(x.dtype), x.shape), "must hold numbers, a row an example")

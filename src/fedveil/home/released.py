@@ -71,8 +71,15 @@ class ReleasedModel:
     """
 
     def __init__(self, module: nn.Module, about: Description) -> None:
-        require_a("module", module, nn.Module, "must be a torch.nn.Module: fv.load(folder) makes both")
-        require_a("about", about, Description, "must be the Description of a run: fv.load(folder) makes both")
+        require_a(
+            "module", module, nn.Module, "must be a torch.nn.Module: fv.load(folder) makes both"
+        )
+        require_a(
+            "about",
+            about,
+            Description,
+            "must be the Description of a run: fv.load(folder) makes both",
+        )
         self.module, self.about = module.eval(), about
 
     @property
@@ -105,7 +112,11 @@ class ReleasedModel:
         examples = x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))
         wanted = self.about.input_shape
         if tuple(examples.shape[1:]) != wanted or not len(examples):
-            raise FieldError("x", tuple(examples.shape), f"must be [N, {', '.join(map(str, wanted))}], N at least 1")
+            raise FieldError(
+                "x",
+                tuple(examples.shape),
+                f"must be [N, {', '.join(map(str, wanted))}], N at least 1",
+            )
         if examples.is_floating_point() and not bool(examples.isfinite().all()):
             raise FieldError("x", "NaN or infinity", "must be finite: remove the row or fill it in")
         inputs, parts = Inputs.of(self.module), []
@@ -149,7 +160,13 @@ class ReleasedModel:
             return self._in_units(self.outputs(x).numpy())
         return self._named(self.predict_proba(x), threshold)
 
-    def read(self, path: str | Path, *, reference: str | Path | None = None, threshold: float | None = None) -> Answer:
+    def read(
+        self,
+        path: str | Path,
+        *,
+        reference: str | Path | None = None,
+        threshold: float | None = None,
+    ) -> Answer:
         """Answer the rows of a table, pictures, or the array ``x`` of an npz file.
 
         Parameters
@@ -161,7 +178,9 @@ class ReleasedModel:
         threshold : float, optional
             As for `predict`.
         """
-        x, names = examples_of(self.about, Path(path), None if reference is None else Path(reference))
+        x, names = examples_of(
+            self.about, Path(path), None if reference is None else Path(reference)
+        )
         if self.about.task == "regression":
             _require_no(threshold, "the model predicts numbers")
             return Answer(tuple(names), self._in_units(self.outputs(x).numpy()), None, ())
@@ -169,15 +188,21 @@ class ReleasedModel:
             accepted = "it names a class a pixel: use fedveil apply, or ReleasedModel.predict"
             raise FieldError("DATA", str(path), accepted)
         probabilities = self.predict_proba(x)
-        return Answer(tuple(names), self._named(probabilities, threshold), probabilities, self.classes)
+        return Answer(
+            tuple(names), self._named(probabilities, threshold), probabilities, self.classes
+        )
 
     def _named(self, probabilities: NDArray[np.float64], threshold: float | None) -> NDArray[Any]:
         chosen = probabilities.argmax(1)
         if threshold is not None:
             if len(self.classes) != 2 or probabilities.ndim != 2:
-                raise FieldError("threshold", threshold, f"is for two classes, and there are {len(self.classes)}")
+                raise FieldError(
+                    "threshold", threshold, f"is for two classes, and there are {len(self.classes)}"
+                )
             if not 0 < threshold < 1:
-                raise FieldError("threshold", threshold, "must be a probability above 0 and below 1")
+                raise FieldError(
+                    "threshold", threshold, "must be a probability above 0 and below 1"
+                )
             positive = self.classes.index(self.positive)
             chosen = np.where(probabilities[:, positive] >= threshold, positive, 1 - positive)
         return np.asarray(np.array(self.classes)[chosen])
@@ -300,7 +325,9 @@ def _arrays_in(folder: Path, weights: bytes) -> dict[str, Tensor]:
     try:
         return tensors_of(weights)
     except SafetensorError as error:
-        raise FieldError("RUN", str(folder / WEIGHTS), f"cannot be read ({error}): restore the file") from error
+        raise FieldError(
+            "RUN", str(folder / WEIGHTS), f"cannot be read ({error}): restore the file"
+        ) from error
 
 
 def _one_of(arrays: dict[str, Tensor], hypothesis: int | None) -> dict[str, Tensor]:
@@ -315,20 +342,30 @@ def _one_of(arrays: dict[str, Tensor], hypothesis: int | None) -> dict[str, Tens
     if require_count("hypothesis", hypothesis, least=0) >= count:
         raise FieldError("hypothesis", hypothesis, f"there are 0 to {count - 1}")
     head = f"{HYPOTHESIS}{hypothesis}."
-    return {name.removeprefix(head): value for name, value in arrays.items() if name.startswith(head)}
+    return {
+        name.removeprefix(head): value for name, value in arrays.items() if name.startswith(head)
+    }
 
 
-def _built(about: Description, model: nn.Module | Callable[[], nn.Module] | str | None) -> nn.Module:
+def _built(
+    about: Description, model: nn.Module | Callable[[], nn.Module] | str | None
+) -> nn.Module:
     if model is not None and not isinstance(model, str):
         module = model if isinstance(model, nn.Module) else model()
-        require_a("model", module, nn.Module, "must be a torch.nn.Module, or a function that builds one")
+        require_a(
+            "model", module, nn.Module, "must be a torch.nn.Module, or a function that builds one"
+        )
         return module
     name = about.network if model is None else model
     if model is None and name not in MODELS:
-        accepted = "is a module of somebody's own, whose code is not imported on a file's word: give it, "
+        accepted = (
+            "is a module of somebody's own, whose code is not imported on a file's word: give it, "
+        )
         accepted += "fv.load(run, model=Net()) or --module package.module:Net"
         raise FieldError("network", about.network, accepted)
-    return build_model(name, input_shape=about.input_shape, outputs=about.outputs, seed=0, **dict(about.options))
+    return build_model(
+        name, input_shape=about.input_shape, outputs=about.outputs, seed=0, **dict(about.options)
+    )
 
 
 def _put(module: nn.Module, arrays: Mapping[str, Tensor], folder: Path) -> None:

@@ -81,16 +81,22 @@ def choose_threshold(
     """
     require_a("public", public, str, "must say where the rows are from")
     if bool(public.strip()) == made_up:
-        raise FieldError("rows", str(rows), "are public or made up, not both" if made_up else PRIVATE_ROWS)
+        raise FieldError(
+            "rows", str(rows), "are public or made up, not both" if made_up else PRIVATE_ROWS
+        )
     if len(model.classes) != 2:
         raise FieldError("classes", list(model.classes), "a threshold is for two classes")
     if sensitivity is not None:
-        require_number("sensitivity", sensitivity, lambda v: 0 < v <= 1, "must be a share above 0, up to 1")
+        require_number(
+            "sensitivity", sensitivity, lambda v: 0 < v <= 1, "must be a share above 0, up to 1"
+        )
     x, labels = labelled_examples(model.about, Path(rows))
     probabilities, positive = model.predict_proba(x), model.classes.index(model.positive)
     truth = labels == positive
     if truth.all() or not truth.any():
-        raise FieldError("rows", str(rows), f"are all of one class: {model.positive} and the other are needed")
+        raise FieldError(
+            "rows", str(rows), f"are all of one class: {model.positive} and the other are needed"
+        )
     value = _cut(probabilities[:, positive], truth, sensitivity)
     found = classified(probabilities, labels, model.classes, model.positive, threshold=value)
     return Threshold(value, "rehearsed" if made_up else "public", public.strip(), found)
@@ -102,5 +108,9 @@ def _cut(scores: NDArray[np.float64], truth: NDArray[np.bool_], wanted: float | 
     cuts = np.concatenate([[levels[0] / 2], (levels[1:] + levels[:-1]) / 2, [(levels[-1] + 1) / 2]])
     named = scores[:, None] >= cuts
     found, passed = named[truth].mean(0), (~named[~truth]).mean(0)
-    best = int((found + passed).argmax()) if wanted is None else int(np.flatnonzero(found >= wanted).max())
+    best = (
+        int((found + passed).argmax())
+        if wanted is None
+        else int(np.flatnonzero(found >= wanted).max())
+    )
     return float(np.clip(cuts[best], 1e-12, 1 - 1e-12))

@@ -11,8 +11,12 @@ from numpy.typing import NDArray
 
 from fedveil.errors import FieldError
 
-Figures = dict[str, float]  # by name, with "examples"; a figure that does not exist for the task or the data is absent
-TaskKind = Literal["classes", "labels", "values", "other"]  # "other": the loss alone says what outputs are worth
+Figures = dict[
+    str, float
+]  # by name, with "examples"; a figure that does not exist for the task or the data is absent
+TaskKind = Literal[
+    "classes", "labels", "values", "other"
+]  # "other": the loss alone says what outputs are worth
 Floats = NDArray[np.float64]
 
 _KEPT = ("predicted", "probabilities")  # worked out label by label, whatever the groups
@@ -166,7 +170,9 @@ class Answers:
             [K] each.
         """
         n = len(self.counts)
-        order = np.argsort(scores)  # in any order where they tie; then stably by group, which has few digits
+        order = np.argsort(
+            scores
+        )  # in any order where they tie; then stably by group, which has few digits
         if n > 1:
             digits = group[order].astype(np.min_scalar_type(n - 1))
             order = order[np.argsort(digits, kind="stable")]

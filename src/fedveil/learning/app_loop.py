@@ -127,13 +127,20 @@ class AppLoop:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> bool:
         """Make the steps that are left, and read the result; what the app raised over its data goes into the log."""
         try:
             if not self._compared or self._made_up is not None:  # nothing was seen of the data yet
                 if error is None:
-                    raise FieldError("loop", "no step", "its first batch needs loss.backward() and optimizer.step()")
+                    raise FieldError(
+                        "loop",
+                        "no step",
+                        "its first batch needs loss.backward() and optimizer.step()",
+                    )
                 return False
             if error is not None and not isinstance(error, Exception):
                 return False
@@ -157,7 +164,9 @@ class AppLoop:
             Outside the context, or on a second pass.
         """
         if not self._open:
-            raise FieldError("loop", "closed", "goes within its context: with AppLoop(...) as loop:")
+            raise FieldError(
+                "loop", "closed", "goes within its context: with AppLoop(...) as loop:"
+            )
         if self._passed:
             steps = self._trainer.noisy.steps
             accepted = f"lies beyond the plan: a round has {steps} steps, which one pass takes; steps = ... plans more"
@@ -189,10 +198,14 @@ class AppLoop:
         rows = self._trainer.rows_of(self._client, chosen)
         x, y = self._client.x, self._client.y
         if not len(rows):
-            return torch.zeros((1, *x.shape[1:]), dtype=x.dtype), torch.zeros((1, *y.shape[1:]), dtype=y.dtype)
+            return torch.zeros((1, *x.shape[1:]), dtype=x.dtype), torch.zeros(
+                (1, *y.shape[1:]), dtype=y.dtype
+            )
         return x[rows], y[rows]
 
-    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """Put the noised gradient in the place of the app's."""
         if len(args) > 1 or kwargs:
             accepted = "would be called for gradients without noise: call step() without arguments"
@@ -209,7 +222,9 @@ class AppLoop:
             own = gradient[block.start : block.stop].view(block.shape)
             parameter.grad = own.to(parameter.device, parameter.dtype, copy=True)
 
-    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _after_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """Take over what the optimiser made of the noised gradient."""
         if self._made_up is not None:
             return
@@ -244,7 +259,9 @@ class AppLoop:
             raise FieldError("loss.backward()", f"{apart:.2g} away on made-up examples", accepted)
         self._compared = True
         for parameter in self._parameters:
-            parameter.grad = None  # a step without gradients moves nothing, and leaves the optimiser's state
+            parameter.grad = (
+                None  # a step without gradients moves nothing, and leaves the optimiser's state
+            )
 
     def _finish(self) -> None:
         """Make the steps that the app left out."""
@@ -259,7 +276,9 @@ class AppLoop:
 def _require_method(trainer: PrivateTrainer) -> None:
     noisy = trainer.noisy
     if noisy.summed or noisy.grid:
-        accepted = 'goes with sum = "none" alone: a share of a sum is one step of plain SGD, train_noisily'
+        accepted = (
+            'goes with sum = "none" alone: a share of a sum is one step of plain SGD, train_noisily'
+        )
         raise FieldError("loop", "app", accepted)
     if not noisy.by_app:
         accepted = 'say it in the method, loop = "app": its promise is then conditional on what the app\'s code does'
@@ -272,20 +291,36 @@ def _parameters_of(model: nn.Module, trainer: PrivateTrainer) -> list[nn.Paramet
     for block in trainer.layout.blocks:
         shape = tuple(every[block.name].shape) if block.name in every else None
         if shape != tuple(block.shape):
-            raise FieldError("model", f"{block.name} {shape}", f"must be the trainer's model: {tuple(block.shape)}")
+            raise FieldError(
+                "model",
+                f"{block.name} {shape}",
+                f"must be the trainer's model: {tuple(block.shape)}",
+            )
     return [every[name] for name in trainer.layout.names]
 
 
-def _require_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], trainer: PrivateTrainer) -> None:
+def _require_optimizer(
+    optimizer: Optimizer, parameters: Sequence[nn.Parameter], trainer: PrivateTrainer
+) -> None:
     if not isinstance(optimizer, Optimizer):
-        raise FieldError("optimizer", type(optimizer).__name__, "must be one of PyTorch's, or a class of that kind")
+        raise FieldError(
+            "optimizer",
+            type(optimizer).__name__,
+            "must be one of PyTorch's, or a class of that kind",
+        )
     shared = {id(parameter) for parameter in parameters}
-    if any(id(parameter) not in shared for group in optimizer.param_groups for parameter in group["params"]):
+    if any(
+        id(parameter) not in shared
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ):
         accepted = "holds parameters that are not the model's shared ones: they would be trained without noise"
         raise FieldError("optimizer", type(optimizer).__name__, accepted)
     own, rate = optimizer.param_groups[0]["lr"], trainer.local.rate()
     if not abs(float(own) - rate) <= 1e-9 * rate:
-        accepted = f"must be that of LocalTraining(lr={rate:g}), with which a client that fails answers"
+        accepted = (
+            f"must be that of LocalTraining(lr={rate:g}), with which a client that fails answers"
+        )
         raise FieldError("optimizer.lr", float(own), accepted)
 
 

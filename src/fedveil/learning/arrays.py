@@ -16,8 +16,23 @@ Array = NDArray[Any]
 
 _NUMBERS = "must be numbers, one row an example"
 _CLASSES = "number the classes from 0 on, in the same order for every client"
-_OTHER_KINDS = {"M": "times", "m": "times", "U": "texts", "S": "texts", "c": "complex numbers"}  # of NumPy's types
-_NO_NUMBERS = ("date", "time", "period", "duration", "str", "categ", "enum", "list")  # types of columns begin so
+_OTHER_KINDS = {
+    "M": "times",
+    "m": "times",
+    "U": "texts",
+    "S": "texts",
+    "c": "complex numbers",
+}  # of NumPy's types
+_NO_NUMBERS = (
+    "date",
+    "time",
+    "period",
+    "duration",
+    "str",
+    "categ",
+    "enum",
+    "list",
+)  # types of columns begin so
 _LABELS = ("y", "label", "labels", "target", "targets", "class", "classes")
 _PAIRS = "DataLoader(dataset, collate_fn=...), whose function returns (x, y) of a list of samples"
 
@@ -53,10 +68,16 @@ def _as_tensor(value: Any, name: str, labels: bool) -> Tensor:
         if value.layout != torch.strided:
             raise FieldError(name, str(value.layout), "must be dense: x.to_dense()")
         return value
-    if isinstance(value, list | tuple) and len(value) and all(isinstance(row, Tensor) for row in value):
+    if (
+        isinstance(value, list | tuple)
+        and len(value)
+        and all(isinstance(row, Tensor) for row in value)
+    ):
         shapes = {row.shape for row in value}
         if len(shapes) > 1:
-            raise FieldError(name, "tensors of several shapes", "must be of one shape, one row an example")
+            raise FieldError(
+                name, "tensors of several shapes", "must be of one shape, one row an example"
+            )
         return torch.stack(tuple(value))
     array = array_of(value, name, labels=labels)
     try:
@@ -129,12 +150,18 @@ def _from_frame(value: Any, name: str) -> Any:
         if missing.any():
             row, *column = np.argwhere(missing)[0].tolist()
             of = f", column {value.columns[column[0]]!r}" if column else ""
-            raise FieldError(f"{name}[{row}]{of}", None, "must not be missing: fill it in or remove the row")
+            raise FieldError(
+                f"{name}[{row}]{of}", None, "must not be missing: fill it in or remove the row"
+            )
     if hasattr(value, "columns") and hasattr(value, "dtypes"):
         for column, dtype in zip(value.columns, value.dtypes, strict=True):
             if str(dtype).lower().startswith(_NO_NUMBERS):
-                fix = "give each text a column of its own (pandas.get_dummies), and times as numbers"
-                raise FieldError(f"{name}, column {column!r}", str(dtype), f"must hold numbers: {fix}")
+                fix = (
+                    "give each text a column of its own (pandas.get_dummies), and times as numbers"
+                )
+                raise FieldError(
+                    f"{name}, column {column!r}", str(dtype), f"must hold numbers: {fix}"
+                )
     return np.array(value.to_numpy())
 
 
@@ -168,7 +195,9 @@ def refuse_misaligned(x: Any, y: Any, name: str) -> None:
         raise FieldError(name, "labels", accepted)
     label = getattr(y, "name", None)
     if isinstance(label, str) and label in (columns_of(x) or ()):
-        raise FieldError(name, label, "is a column of x as well: the label would be an input. Drop it from x")
+        raise FieldError(
+            name, label, "is a column of x as well: the label would be an input. Drop it from x"
+        )
 
 
 def pair_of(sample: Any, name: str) -> tuple[Any, Any]:
@@ -186,7 +215,9 @@ def pair_of(sample: Any, name: str) -> tuple[Any, Any]:
     if not isinstance(sample, Sequence) or isinstance(sample, str):
         raise FieldError(name, type(sample).__name__, f"must be a pair (x, y): {_PAIRS}")
     if len(sample) != 2:
-        raise FieldError(name, f"{len(sample)} parts", f"must be a pair (x, y): leave the others out by {_PAIRS}")
+        raise FieldError(
+            name, f"{len(sample)} parts", f"must be a pair (x, y): leave the others out by {_PAIRS}"
+        )
     fields = [str(field).lower() for field in getattr(sample, "_fields", ("x", "y"))]
     first, second = fields
     if first in _LABELS and second not in _LABELS:

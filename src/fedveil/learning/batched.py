@@ -21,7 +21,9 @@ from fedveil.logs import logger
 
 _LOG = logger(__name__)
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
-CACHE = 1 << 20  # bytes of a core's second-level cache, as on most machines; a block of clients should fit
+CACHE = (
+    1 << 20
+)  # bytes of a core's second-level cache, as on most machines; a block of clients should fit
 
 
 class BatchedTrainer:
@@ -86,7 +88,9 @@ class BatchedTrainer:
         """Train each client from its own start; see `SequentialTrainer.train`."""
         check_request(self.layout, starts, clients, keys)
         shared = starts.stride(0) == 0
-        room = np.empty(starts.shape, _NUMPY[starts.dtype])  # in huge pages, which do not fault at every 4 KB
+        room = np.empty(
+            starts.shape, _NUMPY[starts.dtype]
+        )  # in huge pages, which do not fault at every 4 KB
         models = torch.from_numpy(room).unbind()
         results: dict[int, Trained | Exception] = {}
 

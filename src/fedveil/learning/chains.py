@@ -63,7 +63,9 @@ class ByChain:
         self._first = dense[0]
         self._last = dense[-1]
         self.reads_examples = self._first == 0 and not self._scaled
-        self.head: list[Tensor] | None = None  # weight and bias of the only dense layer, if nothing comes before it
+        self.head: list[Tensor] | None = (
+            None  # weight and bias of the only dense layer, if nothing comes before it
+        )
         if self.reads_examples and len(dense) == 1:
             self.head = self._steps[0][1]
 

@@ -172,7 +172,10 @@ def classified(
     outcome = _Outcome(p, y, named, owner)
     found = outcome.shares_found()
     areas = outcome.areas()
-    figures = {"accuracy": _share(named == y, owner), "balanced_accuracy": _mean_of(list(found.values()))}
+    figures = {
+        "accuracy": _share(named == y, owner),
+        "balanced_accuracy": _mean_of(list(found.values())),
+    }
     by_class: dict[str, dict[str, ClassFigure]] = {}
     if two:
         figures |= outcome.of_class(sign, found, areas)
@@ -202,7 +205,11 @@ def classified(
 def _require_answers(p: Floats, y: NDArray[Any], classes: Sequence[str]) -> None:
     """Refuse shapes that do not fit, and numbers that are no probability or no class."""
     if p.ndim != 2 or p.shape != (len(y), len(classes)) or not len(y):
-        raise FieldError("probabilities", p.shape, f"must be [{len(y)}, {len(classes)}], a row a label, at least one")
+        raise FieldError(
+            "probabilities",
+            p.shape,
+            f"must be [{len(y)}, {len(classes)}], a row a label, at least one",
+        )
     if not np.isfinite(p).all():
         raise FieldError("probabilities", "NaN or infinity", "must be finite: the model diverged")
     if y.min() < 0 or y.max() >= len(classes):

@@ -29,7 +29,10 @@ from fedveil.errors import FieldError, require_a
 from fedveil.learning.arrays import array_of, columns_of, pair_of, refuse_misaligned, tensor_of
 
 MOST = 1 << 30  # bytes of one client's examples that are held in memory
-VOID = (-1, -100)  # labels below 0 that count as nothing, where the loss passes over them (`ignore_index`)
+VOID = (
+    -1,
+    -100,
+)  # labels below 0 that count as nothing, where the loss passes over them (`ignore_index`)
 CHUNK = 256  # examples read at once
 
 
@@ -85,7 +88,9 @@ class OnDemand(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
-        accepted = f"{func} needs all examples in memory: give this client as tensors, or fewer examples"
+        accepted = (
+            f"{func} needs all examples in memory: give this client as tensors, or fewer examples"
+        )
         raise FieldError("x", "a data set read one batch at a time", accepted)
 
 
@@ -156,7 +161,9 @@ class ClientData:
         _check("x", self.x, "y", self.y)
         for name in ("test_x", "test_y", "masks"):
             if getattr(self, name) is not None:
-                require_a(name, getattr(self, name), Tensor, "must be a tensor with one row an example")
+                require_a(
+                    name, getattr(self, name), Tensor, "must be a tensor with one row an example"
+                )
         if self.buffers is not None:
             require_a("buffers", self.buffers, Mapping, "must be a table of names and tensors")
         if self.masks is not None:
@@ -212,7 +219,11 @@ def _check_same_kind(name: str, test: Tensor, train: Tensor) -> None:
 
 def _check(x_name: str, x: Tensor, y_name: str, y: Tensor) -> None:
     """Refuse examples and labels that are no finite numbers, or not as many."""
-    _check_numbers(x_name, x, "must be floating point (for images e.g. x.float() / 255), or int64 for numbers of words")
+    _check_numbers(
+        x_name,
+        x,
+        "must be floating point (for images e.g. x.float() / 255), or int64 for numbers of words",
+    )
     _check_numbers(y_name, y, "must be int64 (classes) or floating point (targets)")
     if len(x) != len(y):
         raise FieldError(y_name, len(y), f"must be as long as {x_name}, which has {len(x)} rows")
@@ -220,7 +231,11 @@ def _check(x_name: str, x: Tensor, y_name: str, y: Tensor) -> None:
         negative = y[(y < 0) & ~torch.isin(y, torch.tensor(VOID))]
         if len(negative):
             void = " or ".join(map(str, VOID))
-            raise FieldError(y_name, int(negative.min()), f"classes are numbered from 0 on; a void label is {void}")
+            raise FieldError(
+                y_name,
+                int(negative.min()),
+                f"classes are numbered from 0 on; a void label is {void}",
+            )
 
 
 def _check_numbers(name: str, value: Tensor, accepted: str) -> None:
@@ -237,7 +252,9 @@ def _check_numbers(name: str, value: Tensor, accepted: str) -> None:
     if not finite.all():
         is_odd = (~finite).reshape(len(value), -1).any(1)
         row = int(is_odd.nonzero()[0])
-        raise FieldError(f"{name}[{row}]", "NaN or infinity", "must be finite: remove the row or fill it in")
+        raise FieldError(
+            f"{name}[{row}]", "NaN or infinity", "must be finite: remove the row or fill it in"
+        )
 
 
 def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
@@ -246,7 +263,11 @@ def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
         return value
     if isinstance(value, Dataset | DataLoader) or _is_map_style(value):
         return _read(value, name)
-    if isinstance(value, Sequence) and len(value) == 2 and isinstance(value[0], Dataset | DataLoader):
+    if (
+        isinstance(value, Sequence)
+        and len(value) == 2
+        and isinstance(value[0], Dataset | DataLoader)
+    ):
         training, held_out = value
         train = as_client(training, f"{name}[0]")
         test = as_client(held_out, f"{name}[1]")
@@ -273,7 +294,11 @@ def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
 
 def _is_map_style(value: Any) -> bool:
     """Return whether this has ``len`` and ``[i]``, as Hugging Face's sets do, and is no array, frame or list."""
-    if isinstance(value, Sequence | Mapping | Tensor) or hasattr(value, "to_numpy") or hasattr(value, "__array__"):
+    if (
+        isinstance(value, Sequence | Mapping | Tensor)
+        or hasattr(value, "to_numpy")
+        or hasattr(value, "__array__")
+    ):
         return False
     return hasattr(value, "__getitem__") and hasattr(value, "__len__")
 
@@ -295,7 +320,9 @@ def _check_sampling(loader: "DataLoader[Any]", name: str) -> None:
     accepted = "uses all examples of its data set: give Subset(dataset, indices) for some of them"
     if batches is not None and type(batches) is not BatchSampler:
         kind = type(batches).__name__
-        raise FieldError(f"{name}.batch_sampler", kind, f"{accepted}, not a batch sampler (in {name})")
+        raise FieldError(
+            f"{name}.batch_sampler", kind, f"{accepted}, not a batch sampler (in {name})"
+        )
     kind = type(sampler).__name__
     if not isinstance(sampler, SequentialSampler | RandomSampler | WeightedRandomSampler):
         raise FieldError(f"{name}.sampler", kind, f"{accepted}, not a sampler (in {name})")
@@ -304,14 +331,19 @@ def _check_sampling(loader: "DataLoader[Any]", name: str) -> None:
         fix = "for classes of unequal size give the loss weights: CrossEntropyLoss(weight=...)"
         warn(f"{unused}; {fix}", stacklevel=5)
     if loader.drop_last:
-        warn(f"{name}: drop_last is not used, the last batch of an epoch may be smaller", stacklevel=5)
+        warn(
+            f"{name}: drop_last is not used, the last batch of an epoch may be smaller",
+            stacklevel=5,
+        )
 
 
 def _repeats(sampler: Any, examples: int) -> bool:
     """Return whether a sampler takes examples more than once."""
     if isinstance(sampler, WeightedRandomSampler):
         return True
-    return isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != examples)
+    return isinstance(sampler, RandomSampler) and (
+        sampler.replacement or sampler.num_samples != examples
+    )
 
 
 def _read(value: Any, name: str) -> ClientData:
@@ -348,16 +380,24 @@ def _read(value: Any, name: str) -> ClientData:
         try:
             samples = [data[i] for i in rows]
             if collate is default_collate:
-                samples = [_plain(sample, f"{name}[{i}]") for i, sample in zip(rows, samples, strict=True)]
+                samples = [
+                    _plain(sample, f"{name}[{i}]") for i, sample in zip(rows, samples, strict=True)
+                ]
             read = as_client(pair_of(collate(samples), f"{name}, a batch"), name)
             if len(read.x) != len(rows):
-                raise FieldError(f"{name}, a batch", len(read.x), f"must hold all {len(rows)} samples: see collate_fn")
+                raise FieldError(
+                    f"{name}, a batch",
+                    len(read.x),
+                    f"must hold all {len(rows)} samples: see collate_fn",
+                )
             return read
         except FieldError:
             raise
         except Exception as error:  # the data set is the user's
             accepted = f"must give pairs (x, y) of numbers, all x of one shape ({error}); for images add ToTensor()"
-            raise FieldError(f"{name}, examples {rows[0]} to {rows[-1]}", type(data).__name__, accepted) from error
+            raise FieldError(
+                f"{name}, examples {rows[0]} to {rows[-1]}", type(data).__name__, accepted
+            ) from error
 
     def read_x(rows: Sequence[int]) -> Tensor:
         return read(rows).x

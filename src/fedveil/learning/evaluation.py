@@ -94,7 +94,9 @@ def choose_each(
         except Exception as error:  # a client's failure is that client's alone
             return error
 
-    if any(client.buffers or _has_void(client) for client in clients):  # a model, or void labels, of its own
+    if any(
+        client.buffers or _has_void(client) for client in clients
+    ):  # a model, or void labels, of its own
         return [choose_alone(client) for client in clients]
     answers: list[int | Exception] = []
     for block in _blocks(clients):
@@ -297,9 +299,13 @@ def answers_of_clients(
     layout.check(models, "models")
     if models.dim() != 2 or len(clients) != len(chosen):
         given = (tuple(models.shape), len(clients), len(chosen))
-        raise FieldError("models, clients, chosen", given, "must be [k, d], n clients and n indices")
+        raise FieldError(
+            "models, clients, chosen", given, "must be [k, d], n clients and n indices"
+        )
     held: dict[int, tuple[Tensor, Tensor]] = {}
-    same_model: dict[tuple[int, int | None], list[int]] = {}  # a client with its own buffers is by itself
+    same_model: dict[
+        tuple[int, int | None], list[int]
+    ] = {}  # a client with its own buffers is by itself
     for i, (client, j) in enumerate(zip(clients, chosen, strict=True)):
         if client.test_x is None or client.test_y is None or not len(client.test_x):
             continue
@@ -311,7 +317,9 @@ def answers_of_clients(
     outputs: dict[int, Tensor] = {}
     for (j, _), members in same_model.items():
         inputs = [held[i][0] for i in members]
-        together = predict(model, layout, models[j], torch.cat(inputs), buffers=clients[members[0]].buffers)
+        together = predict(
+            model, layout, models[j], torch.cat(inputs), buffers=clients[members[0]].buffers
+        )
         parts = torch.split(together, [len(own) for own in inputs])
         outputs.update(zip(members, parts, strict=True))
     return {i: (outputs[i], y) for i, (_, y) in held.items()}

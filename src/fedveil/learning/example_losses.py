@@ -46,7 +46,11 @@ class OneExample(Labelwise):
         value: Any = self._function(output, y)
         if not isinstance(value, Tensor) or value.numel() != 1:
             given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise FieldError("loss", self.name, f"must give one number of an example, as a tensor; it gives {given}")
+            raise FieldError(
+                "loss",
+                self.name,
+                f"must give one number of an example, as a tensor; it gives {given}",
+            )
         return value.reshape(())
 
     def _tried(self, output: Tensor, y: Tensor) -> Tensor:
@@ -68,7 +72,11 @@ class ExampleLoss:
 
     def __init__(self, function: OfExample) -> None:
         if not callable(function) or isinstance(function, type):
-            raise FieldError("function", function, "must be a function of the output and the target of one example")
+            raise FieldError(
+                "function",
+                function,
+                "must be a function of the output and the target of one example",
+            )
         self.each = OneExample(function)
 
     @property
@@ -131,7 +139,9 @@ class DiceOfImage(Labelwise):
     def _of(self, output: Tensor, mask: Tensor, here: Tensor) -> Tensor:
         """Return losses [B] of classes as a mask, over the pixels that are here [B, H, W]."""
         if output.dim() < 3:
-            raise FieldError("loss", self.name, f"needs a class a pixel; the outputs are {tuple(output.shape)}")
+            raise FieldError(
+                "loss", self.name, f"needs a class a pixel; the outputs are {tuple(output.shape)}"
+            )
         chances = (output.softmax(1) * here[:, None]).flatten(2)[:, 1:]
         truth = mask.flatten(2)[:, 1:].to(chances.dtype)
         both = (chances * truth).sum(2)
@@ -161,7 +171,9 @@ class Hazards(Labelwise):
         """Return losses [B]."""
         if output.dim() != 2 or y.dim() != 2 or y.shape[1] != 2:
             shapes = f"outputs {tuple(output.shape)} and targets {tuple(y.shape)}"
-            raise FieldError("loss", "hazards", f"needs outputs [N, intervals] and targets [N, 2]: {shapes}")
+            raise FieldError(
+                "loss", "hazards", f"needs outputs [N, intervals] and targets [N, 2]: {shapes}"
+            )
         targets = y.to(output.dtype)
         time = targets[:, :1]
         event = targets[:, 1:]

@@ -35,7 +35,9 @@ class FixedNorm(nn.Module):
     def __init__(self, norm: _BatchNorm) -> None:
         super().__init__()
         if norm.running_mean is None or norm.running_var is None:
-            raise FieldError("norm", type(norm).__name__, "must have running statistics: it has none to keep")
+            raise FieldError(
+                "norm", type(norm).__name__, "must have running statistics: it has none to keep"
+            )
         self.register_buffer("mean", norm.running_mean.detach().clone())
         precise = norm.running_var.detach().to(torch.float64)
         self.register_buffer("factor", (precise + norm.eps).rsqrt().to(norm.running_var.dtype))
@@ -96,8 +98,14 @@ def freeze(model: nn.Module, *, but: Iterable[str] = ()) -> nn.Module:
 
     Examples
     --------
-    >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Conv2d(4, 2, 1))
-    >>> [name for name, p in fv.learning.freeze(net, but=("2",)).named_parameters() if p.requires_grad]
+    >>> net = torch.nn.Sequential(
+    ...     torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Conv2d(4, 2, 1)
+    ... )
+    >>> [
+    ...     name
+    ...     for name, p in fv.learning.freeze(net, but=("2",)).named_parameters()
+    ...     if p.requires_grad
+    ... ]
     ['2.weight', '2.bias']
     """
     parts = require_parts(model, but, "but")
@@ -130,7 +138,9 @@ def require_parts(
     for name in chosen:
         if name not in known:
             there = ", ".join(name for name in known if "." not in name)
-            accepted = f"is no part of {type(model).__name__}; {nearest(name, known)}; it has {there}"
+            accepted = (
+                f"is no part of {type(model).__name__}; {nearest(name, known)}; it has {there}"
+            )
             raise FieldError(field, name, accepted)
     return chosen
 
@@ -287,7 +297,9 @@ def features(model: nn.Module, x: Tensor) -> Tensor:
         raise FieldError("model", kind, "has no parameters: it is no backbone")
     for name, parameter in parameters.items():
         if parameter.requires_grad:
-            raise FieldError("model", kind, f"trains {name}: features are of a frozen model, freeze it")
+            raise FieldError(
+                "model", kind, f"trains {name}: features are of a frozen model, freeze it"
+            )
     inputs = Inputs.of(model)
 
     def one(example: Tensor) -> Tensor:

@@ -299,7 +299,9 @@ class Gradients:
         return piece
 
 
-GradientsAndLosses = tuple[Gradients, Tensor, Tensor]  # and losses [B], and which examples [B] have both
+GradientsAndLosses = tuple[
+    Gradients, Tensor, Tensor
+]  # and losses [B], and which examples [B] have both
 
 
 def squared_norms(rows: Tensor) -> Tensor:

@@ -145,7 +145,9 @@ class ByLayers:
         grads = torch.autograd.grad(losses.sum(), [call.outputs for call in calls])
         pieces: list[Piece] = []
         with torch.no_grad():
-            for (layer, (rule, names)), call, grad in zip(self._layers.items(), calls, grads, strict=True):
+            for (layer, (rule, names)), call, grad in zip(
+                self._layers.items(), calls, grads, strict=True
+            ):
                 pieces.append(_piece(layer, rule, names, call.inputs, grad))
         return Gradients(pieces, self._layout), losses.detach(), here & usable_labels
 
@@ -165,7 +167,9 @@ class ByLayers:
         seen: list[_Call] = []
         for layer, own in calls.items():
             if len(own) != 1 or own[0].is_overwritten():
-                raise NotIsolated("a layer is used twice or not at all, or its output is overwritten")
+                raise NotIsolated(
+                    "a layer is used twice or not at all, or its output is overwritten"
+                )
             [call] = own
             rule, _ = self._layers[layer]
             one_row_each = len(call.inputs) == len(call.outputs) == len(output) == len(x)
@@ -191,6 +195,8 @@ def _piece(
         shapes[key] = (len(inputs), *layer.get_parameter(key).shape)
     given = {key: tuple(rows.shape) for key, rows in formed.items()}
     if given != shapes:
-        accepted = f"must return a gradient of each example by parameter, in no other shape than {shapes}"
+        accepted = (
+            f"must return a gradient of each example by parameter, in no other shape than {shapes}"
+        )
         raise FieldError(f"layer_rule({type(layer).__name__})", given, accepted)
     return Formed({names[key]: rows for key, rows in formed.items()})

@@ -215,7 +215,9 @@ class Learner:
                 continue
             is_scored = needed and (key[1] - 1) % self.scoring.every == 0
             try:
-                scores = self.scorer.of_client(task.models[choice], client, key) if is_scored else None
+                scores = (
+                    self.scorer.of_client(task.models[choice], client, key) if is_scored else None
+                )
                 prepared.append(_Prepared(choice, scores))
             except Exception as error:  # a client's failure is that client's alone
                 prepared.append(error)
@@ -224,7 +226,9 @@ class Learner:
     @property
     def scorer(self) -> LayerScorer:
         """Scores layers as the clients' methods need it."""
-        return LayerScorer(self.model, self.layout, self.local.loss, self.region, self.scoring, self.unmarked)
+        return LayerScorer(
+            self.model, self.layout, self.local.loss, self.region, self.scoring, self.unmarked
+        )
 
     def public_scores(self, models: Tensor, public: ClientData) -> Tensor:
         """Score the layers [n, L] of received models on public data: a ServerFact."""

@@ -93,26 +93,40 @@ class LocalTraining(Parameters):
         if not callable(self.lr):
             require_positive("lr", self.lr)
         elif isinstance(self.lr, type):
-            raise FieldError("lr", self.lr.__name__, "is a class: write a function of the round, lambda r: 0.1 / r")
+            raise FieldError(
+                "lr",
+                self.lr.__name__,
+                "is a class: write a function of the round, lambda r: 0.1 / r",
+            )
         elif self.decay != 1 or self.cosine_rounds:
-            raise FieldError("lr", "a function", "says the rate of every round: leave out decay and cosine_rounds")
+            raise FieldError(
+                "lr",
+                "a function",
+                "says the rate of every round: leave out decay and cosine_rounds",
+            )
         if callable(self.lr):
             require_non_negative("lr(1)", self.lr(1))
         if self.weight_decay != 0.01 and self.optimizer != "adamw":
             accepted = f'is of "adamw"; {self.optimizer} has none: leave it out'
             raise FieldError("weight_decay", self.weight_decay, accepted)
         if isinstance(self.loss, type):
-            raise FieldError("loss", self.loss.__name__, f"is a class: write {self.loss.__name__}()")
+            raise FieldError(
+                "loss", self.loss.__name__, f"is a class: write {self.loss.__name__}()"
+            )
         loss_of(self.loss)
         object.__setattr__(self, "class_weights", tuple(self.class_weights))
         for i, weight in enumerate(self.class_weights):
             require_positive(f"class_weights[{i}]", weight)
         if self.momentum and self.optimizer != "sgd":
-            raise FieldError("momentum", self.momentum, f"is SGD's; {self.optimizer} has none: set it to 0")
+            raise FieldError(
+                "momentum", self.momentum, f"is SGD's; {self.optimizer} has none: set it to 0"
+            )
 
     def rate(self, round_: int = 1, step: int = 0, steps: int = 1) -> float:
         """Return the learning rate of step `step` from 0, of so many in the round `round_` from 1."""
-        rate = require_non_negative(f"lr({round_})", self.lr(round_)) if callable(self.lr) else self.lr
+        rate = (
+            require_non_negative(f"lr({round_})", self.lr(round_)) if callable(self.lr) else self.lr
+        )
         if self.decay < 1:
             rate *= self.decay ** ((round_ - 1) // self.decay_every)
         if self.cosine_rounds:
@@ -127,7 +141,13 @@ class LocalTraining(Parameters):
     @property
     def unusual(self) -> str:
         """The first key that only the sequential trainer follows, or ""; a rate that is no number counts."""
-        usual = {"slack": 0.0, "keep": 1.0, "decay": 1.0, "cosine_rounds": 0, "schedule": "constant"}
+        usual = {
+            "slack": 0.0,
+            "keep": 1.0,
+            "decay": 1.0,
+            "cosine_rounds": 0,
+            "schedule": "constant",
+        }
         for name, value in usual.items():
             if getattr(self, name) != value:
                 return name

@@ -83,7 +83,9 @@ class LowRank(nn.Module):
         return new
 
 
-def _narrow_layers(base: nn.Linear | nn.Conv2d, rank: int) -> tuple[nn.Linear | nn.Conv2d, nn.Linear | nn.Conv2d]:
+def _narrow_layers(
+    base: nn.Linear | nn.Conv2d, rank: int
+) -> tuple[nn.Linear | nn.Conv2d, nn.Linear | nn.Conv2d]:
     """Return the two layers whose product has the shape of a base's weights."""
     if isinstance(base, nn.Linear):
         down = nn.Linear(base.in_features, rank, bias=False)
@@ -180,11 +182,19 @@ def merged(model: nn.Module) -> nn.Module:
 def _targeted(model: nn.Module, targets: Iterable[str]) -> list[str]:
     """Return the names of the layers that the targets mean, in the model's order."""
     if isinstance(targets, str):
-        raise FieldError("targets", targets, f"is one text: write the names in a list, [{targets!r}]")
+        raise FieldError(
+            "targets", targets, f"is one text: write the names in a list, [{targets!r}]"
+        )
     wanted = tuple(targets)
-    known = [name for name, part in model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)]
+    known = [
+        name for name, part in model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)
+    ]
     kind = type(model).__name__
-    there = f"the layers there are: {_shown(known)}" if known else f"{kind} has no dense layer or convolution"
+    there = (
+        f"the layers there are: {_shown(known)}"
+        if known
+        else f"{kind} has no dense layer or convolution"
+    )
     if not wanted:
         raise FieldError("targets", wanted, f"names no layer, so nothing would be adapted; {there}")
     every = [name for name, _ in model.named_modules() if name]
@@ -192,7 +202,9 @@ def _targeted(model: nn.Module, targets: Iterable[str]) -> list[str]:
     for target in wanted:
         meant = [name for name in every if name == target or name.endswith(f".{target}")]
         if not target or not meant:
-            raise FieldError("targets", target, f"is no layer of {kind}; {nearest(target, known)}; {there}")
+            raise FieldError(
+                "targets", target, f"is no layer of {kind}; {nearest(target, known)}; {there}"
+            )
         found.update(meant)
     return [name for name in every if name in found]
 
@@ -220,7 +232,9 @@ def _require_adaptable(model: nn.Module, name: str, rank: int) -> None:
         accepted = f"has {layer.groups} groups, each with weights of its own: adapt a convolution without groups"
         raise FieldError("targets", name, accepted)
     if any(parameter.requires_grad for parameter in layer.parameters()):
-        raise FieldError("targets", name, "is trained whole as well: leave it out of targets or of train")
+        raise FieldError(
+            "targets", name, "is trained whole as well: leave it out of targets or of train"
+        )
     shape = layer.weight.flatten(1).shape
     if rank >= min(shape):
         accepted = f"must be below {min(shape)}, the rank of {name} {tuple(layer.weight.shape)}: train that layer whole"
@@ -231,7 +245,9 @@ def _require_adaptable(model: nn.Module, name: str, rank: int) -> None:
         if is_shared and other != name:
             held.append(other)
     if held:
-        raise FieldError("targets", name, f"shares its weights with {', '.join(held)}: untie them first")
+        raise FieldError(
+            "targets", name, f"shares its weights with {', '.join(held)}: untie them first"
+        )
 
 
 def _set(model: nn.Module, name: str, part: nn.Module) -> None:

@@ -16,7 +16,9 @@ def _weights(field: str, value: Any) -> Tensor:
     """Return weights of classes, or of one."""
     numbers = value if isinstance(value, list | tuple) else [value]
     if not numbers or not all(_is_number(one) for one in numbers):
-        raise FieldError(field, value, "must be a list of numbers above 0, declared without looking at the data")
+        raise FieldError(
+            field, value, "must be a list of numbers above 0, declared without looking at the data"
+        )
     for one in numbers:
         require_positive(field, one)
     return torch.tensor([float(one) for one in numbers])
@@ -74,7 +76,9 @@ def with_options(text: str) -> Callable[[Tensor, Tensor], Tensor]:
     for keyword in call.keywords:
         option = str(keyword.arg)
         if option not in checks:
-            raise FieldError(f"loss {name}", option, f"is no option; {nearest(option, list(checks))}")
+            raise FieldError(
+                f"loss {name}", option, f"is no option; {nearest(option, list(checks))}"
+            )
         try:
             value = ast.literal_eval(keyword.value)
         except ValueError as error:

@@ -20,7 +20,17 @@ from fedveil.learning.torch_losses import NAMES, Labelwise, Paired, labelwise, m
 from fedveil.registry import Registry
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
-LOSSES_OF_EXAMPLES = ("cross_entropy", "mse", "l1", "huber", "poisson", "bce", "hazards", "dice", "soft_dice")
+LOSSES_OF_EXAMPLES = (
+    "cross_entropy",
+    "mse",
+    "l1",
+    "huber",
+    "poisson",
+    "bce",
+    "hazards",
+    "dice",
+    "soft_dice",
+)
 MIXES_PEOPLE = (
     "Cox's partial likelihood compares each person with all who were at risk then: risk sets mix people, and no "
     "clipping bounds what one of them moves; for survival use 'hazards' (discrete time, each person alone)"
@@ -40,7 +50,9 @@ def cross_entropy(output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     try:
         return F.cross_entropy(output, y, reduction=reduction)
     except IndexError as error:
-        accepted = f"classes must be numbered from 0 to {output.shape[1] - 1}, the model's last output"
+        accepted = (
+            f"classes must be numbered from 0 to {output.shape[1] - 1}, the model's last output"
+        )
         given = f"from {int(y.min())} to {int(y.max())}"
         raise FieldError("y", given, accepted) from error
 
@@ -87,7 +99,9 @@ def soft_dice(output: Tensor, y: Tensor) -> Tensor:
     the softmax p and the truth t (Milletari et al. 2016, arXiv 1606.04797, with sums instead of sums of squares).
     """
     if output.dim() < 3:
-        raise FieldError("loss", "dice", f"needs a class a pixel; the outputs are {tuple(output.shape)}")
+        raise FieldError(
+            "loss", "dice", f"needs a class a pixel; the outputs are {tuple(output.shape)}"
+        )
     here = (y != IGNORED).flatten(1)
     rare = output.softmax(1)[:, 1:].flatten(2) * here[:, None]
     one_hot = F.one_hot(y.flatten(1) * here, output.shape[1]).movedim(-1, 1)
@@ -122,7 +136,11 @@ _OF_EXAMPLES: dict[Any, Labelwise] = {
     "soft_dice": DiceOfImage(entropy=False),
     "hazards": Hazards(),
 }
-_OF_EXAMPLES |= {dice: _OF_EXAMPLES["dice"], soft_dice: _OF_EXAMPLES["soft_dice"], hazards: _OF_EXAMPLES["hazards"]}
+_OF_EXAMPLES |= {
+    dice: _OF_EXAMPLES["dice"],
+    soft_dice: _OF_EXAMPLES["soft_dice"],
+    hazards: _OF_EXAMPLES["hazards"],
+}
 LABELWISE: dict[str, LossFunction] = {
     "cross_entropy": partial(cross_entropy, reduction="none"),
     "mse": partial(mse, reduction="none"),
@@ -133,7 +151,9 @@ def loss_of(loss: str | LossFunction) -> LossFunction:
     """Return the function itself, or the one of that name: of `LOSSES`, or a ``"package.module:function"`` of yours."""
     if callable(loss):
         return loss
-    require_a("local.loss", loss, str, "must be the name of a loss, or a function of outputs and targets")
+    require_a(
+        "local.loss", loss, str, "must be the name of a loss, or a function of outputs and targets"
+    )
     if "(" in loss and ":" not in loss:
         return with_options(loss)
     if "cox" in loss.lower():
@@ -181,7 +201,9 @@ def single(loss: str | LossFunction) -> str | Labelwise:
     known = _OF_EXAMPLES.get(loss if isinstance(loss, str) else found) or labelwise(found)
     if known is None or (isinstance(known, str) and known not in LABELWISE):
         names = f"use {', '.join(LOSSES_OF_EXAMPLES)}, one of PyTorch's ({', '.join(NAMES)}), or "
-        own = "fedveil.learning.example_loss(function), a function of one example's output and target"
+        own = (
+            "fedveil.learning.example_loss(function), a function of one example's output and target"
+        )
         raise FieldError("loss", loss, f"{_why_not(found)}: {names}{own}")
     return known
 

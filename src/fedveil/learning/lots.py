@@ -63,7 +63,11 @@ class Units:
             return cls(rows, torch.ones_like(rows, dtype=torch.bool))
         if client.person is None:
             how = "data.person = 'patient' in TOML, or ClientData(x, y, person=numbers)"
-            raise FieldError("person", None, f"it is needed to protect persons: say whose each example is, by {how}")
+            raise FieldError(
+                "person",
+                None,
+                f"it is needed to protect persons: say whose each example is, by {how}",
+            )
         owner = client.person
         if client.examples:
             _, owner = torch.unique(client.person, return_inverse=True)
@@ -214,18 +218,24 @@ class Lots:
             x, y = batch_of(client, rows, self._inputs)
         here = present.to(device)
         batch: dict[str, Any] = {"x": x, "y": y}
-        if self._sums.reads_examples and not is_read_anew:  # another reading may have another length
+        if (
+            self._sums.reads_examples and not is_read_anew
+        ):  # another reading may have another length
             batch["lengths"] = self._lengths_of(client).index_select(0, rows).to(device)
         gone = (~here).nonzero()[:, 0]
         if len(gone):
             for values in batch.values():
                 values.index_fill_(0, gone, 0)
         batch["present"] = here
-        most = len(units) if self._noisy.public_size else self._noisy.most  # one person more must change nobody's path
+        most = (
+            len(units) if self._noisy.public_size else self._noisy.most
+        )  # one person more must change nobody's path
         takes_bases = self._sums.reads_examples and not self._noisy.grid
         if not takes_bases or not self._sums.takes_bases(most, units.each):
             return batch
-        if is_read_anew:  # whether examples fit into memory is private: bases all the same, worked out each time
+        if (
+            is_read_anew
+        ):  # whether examples fit into memory is private: bases all the same, worked out each time
             bases = self._bases_anew(x, here, places, len(chosen), units.each)
             chosen = torch.arange(len(chosen))
         else:

@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 from fedveil.errors import FieldError
 
-Example = tuple[Tensor, Tensor]  # x and y [N, ...] of which the shapes and types are used, and not the values
+Example = tuple[
+    Tensor, Tensor
+]  # x and y [N, ...] of which the shapes and types are used, and not the values
 
 
 def probes(x: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor]]:

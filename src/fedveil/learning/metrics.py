@@ -274,7 +274,9 @@ def _require_of_label(name: str, base: str, task: TaskKind) -> None:
     """Refuse the figure of one label where not several may hold, or where it is none of a classification."""
     of_classification = base != "loss" and "classes" in METRICS[base].tasks
     if task != "labels" or not of_classification:
-        accepted = f"is the figure of one label, where several may hold; labels are {task}: write {base!r}"
+        accepted = (
+            f"is the figure of one label, where several may hold; labels are {task}: write {base!r}"
+        )
         raise FieldError("metrics", name, accepted)
 
 
@@ -295,7 +297,9 @@ def _each_label(names: Sequence[str], labels: int) -> tuple[str, ...]:
             every += [f"{base}[{number}]" for number in range(labels)]
             continue
         if label and int(label) >= labels:
-            raise FieldError("metrics", name, f"there are {labels} labels: 0 to {labels - 1}, or [each]")
+            raise FieldError(
+                "metrics", name, f"there are {labels} labels: 0 to {labels - 1}, or [each]"
+            )
         every.append(name)
     return tuple(dict.fromkeys(every))
 
@@ -442,7 +446,11 @@ def _asked(
     values: list[float] = []
     for own, labels, own_void in parts:
         value = math.nan
-        with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):  # the loss is the user's
+        with (
+            suppress(Exception),
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[]),
+        ):  # the loss is the user's
             if not own_void.all():
                 value = float(loss_of(loss)(own, labels))
         values.append(value)

@@ -302,7 +302,9 @@ def _built(
     for option in options:
         if option not in accepted:
             hint = nearest(option, accepted) if accepted else "this model has no options"
-            raise FieldError(f"model.{option}", options[option], f"{name} has no such option; {hint}")
+            raise FieldError(
+                f"model.{option}", options[option], f"{name} has no such option; {hint}"
+            )
     shape = tuple(require_count("input_shape", side) for side in input_shape)
     outputs = require_count("outputs", outputs)
     given: dict[str, Any] = {}
@@ -322,7 +324,9 @@ def _built(
         except (TypeError, RuntimeError, MemoryError) as error:
             raise FieldError("model.name", name, f"cannot be built: {error}. {_GIVEN}") from error
     if not isinstance(model, nn.Module):
-        raise FieldError("model.name", name, f"built a {type(model).__name__}, and not a torch.nn.Module")
+        raise FieldError(
+            "model.name", name, f"built a {type(model).__name__}, and not a torch.nn.Module"
+        )
     return model
 
 
@@ -340,7 +344,9 @@ def _require_memory(
         size = MOST_PARAMETERS + 1 if "overflow" in str(error).lower() else 0
     if size > MOST_PARAMETERS:
         field = max(options, key=lambda option: _largest(options[option]), default="name")
-        accepted = f"makes more than {MOST_PARAMETERS:,} parameters, the most there may be: lower it"
+        accepted = (
+            f"makes more than {MOST_PARAMETERS:,} parameters, the most there may be: lower it"
+        )
         raise FieldError(f"model.{field}", options.get(field, name), accepted)
 
 
@@ -398,6 +404,10 @@ def _stack(parts: Parts) -> nn.Sequential:
 def image_shape(input_shape: Sequence[int], least: int) -> tuple[int, int, int]:
     """Return channels, height and width of an image of at least `least` x `least` pixels; refuse any other input."""
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
-        raise FieldError("input_shape", tuple(input_shape), f"must be (channels, height, width), {least} or larger")
+        raise FieldError(
+            "input_shape",
+            tuple(input_shape),
+            f"must be (channels, height, width), {least} or larger",
+        )
     channels, height, width = input_shape
     return channels, height, width

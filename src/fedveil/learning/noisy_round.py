@@ -32,7 +32,9 @@ class NoisyRound:
         Lots, places and noise are drawn from streams of their own.
     """
 
-    def __init__(self, noisy: NoisySteps, lots: Lots, layout: Layout, client: ClientData, source: Source) -> None:
+    def __init__(
+        self, noisy: NoisySteps, lots: Lots, layout: Layout, client: ClientData, source: Source
+    ) -> None:
         self._noisy = noisy
         self._lots = lots
         self._layout = layout
@@ -45,7 +47,9 @@ class NoisyRound:
         self._examples = 0
         self._failure: Exception | None = None
         batch_is_drawn = noisy.images or isinstance(client.x, OnDemand)  # of this round's source
-        if batch_is_drawn and type(source) is not SecureSource:  # others answer a question again to the same bits
+        if (
+            batch_is_drawn and type(source) is not SecureSource
+        ):  # others answer a question again to the same bits
             lots.whole.clear()
 
     def lot(self) -> Tensor:
@@ -59,7 +63,9 @@ class NoisyRound:
 
         A lot that raises counts as zero, and other steps stay as they are.
         """
-        total = torch.zeros(self._layout.size, dtype=torch.int64 if self._noisy.grid else torch.float64)
+        total = torch.zeros(
+            self._layout.size, dtype=torch.int64 if self._noisy.grid else torch.float64
+        )
         try:
             if self._units:
                 clipped, losses = self._lots.clipped_sum(self._client, chosen, self._places)

@@ -25,7 +25,15 @@ OF_CLASSES = ("cross_entropy", "dice", "soft_dice")
 OF_NUMBERS = ("mse", "rmse")
 
 _TOLERANCE = 1e-5  # relative: losses this near are equal
-_ROWS = (5, 7, 11, 13, 17, 19, 23)  # numbers of made-up examples, one of which is no axis of the shapes
+_ROWS = (
+    5,
+    7,
+    11,
+    13,
+    17,
+    19,
+    23,
+)  # numbers of made-up examples, one of which is no axis of the shapes
 
 
 def named(loss: Loss) -> str:
@@ -229,7 +237,9 @@ def require_paired(loss: Loss, outputs: Sequence[int], y: Tensor, field: str) ->
     rows = next(number for number in _ROWS if number not in taken)
     if _pairs_all(loss, (rows, *wanted), (rows, *own), y.dtype):
         problem = f"{named(loss)} compares each of the model's outputs {_shown(wanted)} with the targets of all others"
-        raise FieldError(field, _shown(own), f"{problem}: make the shapes equal, {shape_fix(own, wanted)}")
+        raise FieldError(
+            field, _shown(own), f"{problem}: make the shapes equal, {shape_fix(own, wanted)}"
+        )
 
 
 def _pairs_all(loss: Loss, outputs: Shape, targets: Shape, kind: torch.dtype) -> bool:

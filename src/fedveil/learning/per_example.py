@@ -234,7 +234,9 @@ class PerExample:
         if not counted.all():
             losses = losses[counted]
         if not len(losses) and here.any():
-            no_class = FieldError("y", f"from {y.min()} to {y.max()}", "must be classes of the model")
+            no_class = FieldError(
+                "y", f"from {y.min()} to {y.max()}", "must be classes of the model"
+            )
             raise self._one_by_one.failure or no_class
         return total, losses
 
@@ -313,7 +315,9 @@ class PerExample:
             if key in self._checked:
                 return self._rule, form
             try:
-                if rows_are_isolated(self._rule, self._model, self._layout, x, y, form, self._generator):
+                if rows_are_isolated(
+                    self._rule, self._model, self._layout, x, y, form, self._generator
+                ):
                     self._checked.add(key)
                     return self._rule, form
                 reason = "the kernels of this machine do not keep the rounding of examples apart"
@@ -344,7 +348,9 @@ class PerExample:
         before = None if own is None else own.get_state()
         with torch.random.fork_rng(devices=[]):
             times = times_slower(self._model, x, y, self._one_by_one.loss)
-        if own is not None and before is not None:  # a trial moves no stream: a run that goes on would draw otherwise
+        if (
+            own is not None and before is not None
+        ):  # a trial moves no stream: a run that goes on would draw otherwise
             own.set_state(before)
         slower = "much slower" if times is None else f"about {times:.0f} times slower"
         _LOG.warning("one example a call, %s than a batch: %s", slower, reason)
@@ -468,7 +474,9 @@ def share_of_rows(shares: Tensor, y: Tensor) -> Tensor:
         If labels are not one class an example.
     """
     if y.is_floating_point() or y.dim() != 1:
-        raise FieldError("class_weights", tuple(y.shape), "are of one class an example: leave them out")
+        raise FieldError(
+            "class_weights", tuple(y.shape), "are of one class an example: leave them out"
+        )
     known = (y >= 0) & (y < len(shares))
     return shares.to(y.device)[y.clamp(0, len(shares) - 1)].where(known, 0.0)
 

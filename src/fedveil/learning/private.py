@@ -81,11 +81,15 @@ class PrivateTrainer(SequentialTrainer):
             raise FieldError(local.unusual, getattr(local, local.unusual), accepted)
         super().__init__(model, layout, local, device)
         self.noisy = replace(noisy, lr=local.rate()) if noisy.summed else noisy
-        self._sums = PerExample(self._model, layout, local.loss, self._generator, local.class_weights)
+        self._sums = PerExample(
+            self._model, layout, local.loss, self._generator, local.class_weights
+        )
         self._lots = Lots(self.noisy, self._sums, self._inputs, self._generator)
         self._unchecked = True
         self._busy = Lock()
-        self._spare = deepcopy(model)  # for `idle`: training that took too long may still be busy with the other
+        self._spare = deepcopy(
+            model
+        )  # for `idle`: training that took too long may still be busy with the other
         if example is not None:
             require_unmixed(self._model, example[0], layout)
             self._unchecked = False
@@ -121,7 +125,9 @@ class PrivateTrainer(SequentialTrainer):
         self.check_sizes(clients, least=1)
         for client in clients if self.local.class_weights else ():
             if client.y.is_floating_point() or client.y.dim() != 1:
-                accepted = "are of one class an example, and these labels are others: leave them out"
+                accepted = (
+                    "are of one class an example, and these labels are others: leave them out"
+                )
                 raise FieldError("class_weights", self.local.class_weights, accepted)
         self.require_fine(starts)
         if not self._busy.acquire(blocking=False):
@@ -185,7 +191,9 @@ class PrivateTrainer(SequentialTrainer):
         """
         x, y = self._inputs(x), y.to(self._device)
         before = self._generator.get_state()
-        first, again = (self._sums.clipped_sum(x, y, _FAR, alone=True)[0].cpu() / len(x) for _ in range(2))
+        first, again = (
+            self._sums.clipped_sum(x, y, _FAR, alone=True)[0].cpu() / len(x) for _ in range(2)
+        )
         self._generator.set_state(before)
         return first, again
 
@@ -225,7 +233,11 @@ class PrivateTrainer(SequentialTrainer):
         keys: Sequence[Key],
     ) -> list[Trained | Exception]:
         """Refuse: noise needs sources."""
-        raise FieldError("sources", None, "a private trainer draws noise: call train_noisily with one source a client")
+        raise FieldError(
+            "sources",
+            None,
+            "a private trainer draws noise: call train_noisily with one source a client",
+        )
 
     def check_sizes(self, clients: Sequence[ClientData], least: int = 2) -> None:
         """Refuse silos of more units than are promised; of fewer than a lot, or a few, where their number is public."""
@@ -236,20 +248,30 @@ class PrivateTrainer(SequentialTrainer):
     def _check_size(self, field: str, n: int, least: int) -> None:
         noisy = self.noisy
         if noisy.most and n > noisy.most:
-            accepted = f"must be at most the {noisy.most} that are promised: raise most, or leave some out"
+            accepted = (
+                f"must be at most the {noisy.most} that are promised: raise most, or leave some out"
+            )
             raise FieldError(field, n, accepted)
         if noisy.public_size and 0 < noisy.units < n:
-            accepted = f"must be at most units = {noisy.units}, beyond which sums overflow: raise it"
+            accepted = (
+                f"must be at most units = {noisy.units}, beyond which sums overflow: raise it"
+            )
             raise FieldError(field, n, accepted)
         held = noisy.most or n
         fine = noisy.deviation / (2 * self._coarsest * noisy.clip)
-        if noisy.summed and held > fine:  # their gradients may all be equal, and then their sum rounds as n C does
+        if (
+            noisy.summed and held > fine
+        ):  # their gradients may all be equal, and then their sum rounds as n C does
             accepted = f"must be at most {fine:.0f} in a sum: beyond them rounding undoes its share of the noise; "
-            raise FieldError(field, held, f"{accepted}train in float64, or use the method 'record' without a sum")
+            raise FieldError(
+                field, held, f"{accepted}train in float64, or use the method 'record' without a sum"
+            )
         if not noisy.public_size:
             return
         if n < least:
-            raise FieldError(field, n, f"must be at least {least}: join the silo with another, or run without it")
+            raise FieldError(
+                field, n, f"must be at least {least}: join the silo with another, or run without it"
+            )
         lot = noisy.denominator
         if noisy.rate < 1 and n < lot * (1 - 1e-9):
             accepted = f"must be at least the lot of {lot:g} that a step expects: lower rate or the number planned"

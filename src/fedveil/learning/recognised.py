@@ -134,11 +134,34 @@ def _axes_leave_rows(given: Any) -> bool:
 
 
 _ELEMENTWISE = frozenset(
-    {torch.relu, torch.tanh, torch.sigmoid, F.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.gelu, F.silu, F.mish}
-    | {F.softplus, F.softsign, F.tanh, F.sigmoid, F.logsigmoid, F.hardtanh, F.hardswish, F.tanhshrink}
+    {
+        torch.relu,
+        torch.tanh,
+        torch.sigmoid,
+        F.relu,
+        F.relu6,
+        F.leaky_relu,
+        F.elu,
+        F.selu,
+        F.gelu,
+        F.silu,
+        F.mish,
+    }
+    | {
+        F.softplus,
+        F.softsign,
+        F.tanh,
+        F.sigmoid,
+        F.logsigmoid,
+        F.hardtanh,
+        F.hardswish,
+        F.tanhshrink,
+    }
     | {operator.neg, operator.pow, "relu", "tanh", "sigmoid", "contiguous"}
 )
-_BINARY = frozenset({operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.mul})
+_BINARY = frozenset(
+    {operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.mul}
+)
 _POOLS = frozenset({F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d})
 # rows stay in their order where the first axis keeps its length
 _SHAPE = frozenset({"view", "reshape", torch.reshape, "size"})

@@ -13,7 +13,9 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 
-def recorded(function: Callable[..., Any], *inputs: Tensor, layers: Sequence[str] = ()) -> GraphModule:
+def recorded(
+    function: Callable[..., Any], *inputs: Tensor, layers: Sequence[str] = ()
+) -> GraphModule:
     """Call a function of tensors once, and return what it called as a module of the same inputs.
 
     Its outputs are those of the function, as a flat list of tensors. A tensor that comes from neither the inputs nor

@@ -14,9 +14,20 @@ from fedveil.learning.layerwise import ByLayers
 from fedveil.learning.recognised import generators_of
 from fedveil.learning.traced import ByOperators, OneByOne
 
-_OTHERS = (0.0, float("nan"), float("inf"), -float("inf"), 1e38, -1e38, 1e-42, 1.0)  # what the rest of a batch may hold
+_OTHERS = (
+    0.0,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    1e38,
+    -1e38,
+    1e-42,
+    1.0,
+)  # what the rest of a batch may hold
 
-GradientRule = ByChain | ByLayers | ByOperators | OneByOne  # how gradients of single examples are computed
+GradientRule = (
+    ByChain | ByLayers | ByOperators | OneByOne
+)  # how gradients of single examples are computed
 
 
 @dataclass(frozen=True)
@@ -101,7 +112,9 @@ def rows_are_isolated(
     weights = layout.read(model)
     random = _random_weights(layout, generator)
     shape = (form.width, *x.shape[1:])
-    dummies = torch.randn(shape, generator=generator) if x.is_floating_point() else torch.zeros(shape)
+    dummies = (
+        torch.randn(shape, generator=generator) if x.is_floating_point() else torch.zeros(shape)
+    )
     labels = torch.zeros((form.width, *y.shape[1:]), dtype=y.dtype, device=y.device)
     inputs = Inputs.of(model)
     persons = form.width // form.each

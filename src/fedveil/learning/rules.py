@@ -85,7 +85,9 @@ def layer_rule(
 
     def register(form: Form) -> Form:
         if kind in _RULES:
-            raise FieldError("layer_rule", kind.__name__, "has a rule: give your layer a class of its own")
+            raise FieldError(
+                "layer_rule", kind.__name__, "has a rule: give your layer a class of its own"
+            )
         _RULES[kind] = LayerRule(form, axes, fits)
         return form
 
@@ -189,7 +191,19 @@ def _layer_norm(layer: nn.LayerNorm, a: Tensor, b: Tensor) -> dict[str, Tensor]:
 _PLAIN: frozenset[type[nn.Module]] = frozenset(
     {nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten, KeyedDropout, ScaledInputs}
     | {nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Softmax, nn.LogSoftmax}
-    | {nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign}
+    | {
+        nn.ReLU,
+        nn.ReLU6,
+        nn.LeakyReLU,
+        nn.ELU,
+        nn.CELU,
+        nn.SELU,
+        nn.GELU,
+        nn.SiLU,
+        nn.Mish,
+        nn.Softplus,
+        nn.Softsign,
+    }
     | {nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Tanhshrink}
     | {nn.AvgPool2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.ZeroPad2d}
 )

@@ -165,11 +165,15 @@ def region_mask(region: Region, height: int, width: int) -> Tensor:
         masks = [region_mask(one, height, width) for one in several]
         return torch.stack(masks).any(0)
     if len(region) != 4:
-        raise FieldError("region", region, "must be a bool mask, or (top, left, bottom, right) in pixels")
+        raise FieldError(
+            "region", region, "must be a bool mask, or (top, left, bottom, right) in pixels"
+        )
     sides = [require_count("region", side, least=0) for side in region]
     top, left, bottom, right = sides
     if not (top < bottom <= height and left < right <= width):
-        raise FieldError("region", region, f"must hold at least one pixel and lie within {height} x {width}")
+        raise FieldError(
+            "region", region, f"must hold at least one pixel and lie within {height} x {width}"
+        )
     mask = torch.zeros(height, width, dtype=torch.bool)
     mask[top:bottom, left:right] = True
     return mask
@@ -179,7 +183,9 @@ def region_masks(region: Region, count: int, height: int, width: int) -> Tensor:
     """Return the region of each of `count` images as bool masks [count, H, W]; see `region_mask`."""
     if isinstance(region, Tensor) and region.dim() == 3:
         if len(region) != count:
-            raise FieldError("region", tuple(region.shape), f"must hold one mask for each of {count} images")
+            raise FieldError(
+                "region", tuple(region.shape), f"must hold one mask for each of {count} images"
+            )
         return torch.stack([region_mask(one, height, width) for one in region])
     return region_mask(region, height, width).expand(count, -1, -1)
 
@@ -206,7 +212,11 @@ class _Answers:
         if self.method == "signal":
             return self._weakness(parameters, x, y)
         if x.dim() != 4 or not len(x) or len(x) != len(y):
-            raise FieldError("x", (tuple(x.shape), len(y)), "must be [B, C, H, W] with B at least 1, and y as long")
+            raise FieldError(
+                "x",
+                (tuple(x.shape), len(y)),
+                "must be [B, C, H, W] with B at least 1, and y as long",
+            )
         masks = region_masks(region, len(x), x.shape[2], x.shape[3])
         scores: list[Tensor] = []
         for image, mask in zip(self.maps(parameters, x, y, masks), masks, strict=True):

@@ -96,7 +96,9 @@ class LayerScorer:
     def _score(self, models: Tensor, data: ClientData, key: Key | None, unmarked: str) -> Tensor:
         """Return scores [n, L] on a few images with their sensitive pixels."""
         masks, how = data.masks, self.how
-        images = data.x if data.x.dim() > 2 else data.x[:, None, None]  # features are a row of pixels
+        images = (
+            data.x if data.x.dim() > 2 else data.x[:, None, None]
+        )  # features are a row of pixels
         if how.pixels == "all":
             masks = torch.ones(len(images), *images.shape[2:], dtype=torch.bool)
         if masks is None and self.region is None:
@@ -105,7 +107,11 @@ class LayerScorer:
         if _marks_nothing(data, how):
             if unmarked == "refuse":
                 owner = "the public set" if key is None else "the client"
-                raise FieldError("masks", "empty", f"{owner} marks nothing as sensitive: mark something, or allow that")
+                raise FieldError(
+                    "masks",
+                    "empty",
+                    f"{owner} marks nothing as sensitive: mark something, or allow that",
+                )
             masks = images.new_ones(len(images), *images.shape[2:], dtype=torch.bool)
         rows = scored_rows(data, how, key)
         where = self.region if masks is None else masks[rows]

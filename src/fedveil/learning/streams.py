@@ -17,10 +17,18 @@ Ints = NDArray[np.int64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MASK = (1 << 64) - 1
-_ROUNDS = [(np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB))]
+_ROUNDS = [
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+]
 _LAST = np.uint64(31)
 # Trailing axes that one decision covers: a whole channel for the spatial kinds.
-_SHARED_AXES: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
+_SHARED_AXES: dict[type[nn.Module], int] = {
+    nn.Dropout: 0,
+    nn.Dropout1d: 1,
+    nn.Dropout2d: 2,
+    nn.Dropout3d: 3,
+}
 
 
 def stream(
@@ -87,7 +95,9 @@ def epoch_orders(
     if counts.min(initial=len(index)) < len(index):
         is_empty = index >= counts[:, None]
         np.copyto(hashed, np.uint64(_MASK), where=is_empty[:, None])
-    return hashed.argsort(axis=2, kind="stable")  # so that no hash stands behind the places that nobody fills
+    return hashed.argsort(
+        axis=2, kind="stable"
+    )  # so that no hash stands behind the places that nobody fills
 
 
 def _seeds(keys: Sequence[Key]) -> Words:

@@ -11,7 +11,14 @@ from torch.nn import functional as F
 from fedveil.errors import FieldError
 
 _CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
-_NUMBER_LOSSES = (nn.BCEWithLogitsLoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss)
+_NUMBER_LOSSES = (
+    nn.BCEWithLogitsLoss,
+    nn.MSELoss,
+    nn.L1Loss,
+    nn.SmoothL1Loss,
+    nn.HuberLoss,
+    nn.PoissonNLLLoss,
+)
 _FUNCTIONS: tuple[tuple[Any, Any], ...] = (
     (F.cross_entropy, nn.CrossEntropyLoss),
     (F.nll_loss, nn.NLLLoss),
@@ -103,7 +110,9 @@ class Labelwise:
         if self._paired:
             output, y = paired(output, y)
         if not self.of_classes and output.shape != y.shape:
-            raise FieldError("y", tuple(y.shape), f"must be like the outputs, {tuple(output.shape)}")
+            raise FieldError(
+                "y", tuple(y.shape), f"must be like the outputs, {tuple(output.shape)}"
+            )
         target = y.to(output.dtype) if y.is_floating_point() else y
         losses: Tensor = self._loss.to(output.device, output.dtype)(output, target)
         return losses

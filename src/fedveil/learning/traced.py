@@ -78,7 +78,9 @@ class ByOperators:
             y, loss = masked(y, (len(x), *outputs), self._loss)
             step = _without_overwriting(_gradients_of_rows(module, loss), self._layout.names)
             with catch_warnings(), sdpa_kernel(SDPBackend.MATH):
-                filterwarnings("ignore", message="There is a performance drop")  # what is traced is refused below
+                filterwarnings(
+                    "ignore", message="There is a performance drop"
+                )  # what is traced is refused below
                 graph = recorded(step, *self._parameters(), x, y, layers=running)
         except Exception as error:
             raise self._untraceable(error, running) from error
@@ -229,7 +231,9 @@ class OneByOne:
 
     def _one(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradient [d] and the loss of one example [1, ...]."""
-        module = fresh(self._model, shared=False)  # code that sets its weights would set those of the next example
+        module = fresh(
+            self._model, shared=False
+        )  # code that sets its weights would set those of the next example
         every = dict(module.named_parameters())
         parameters = [every[name] for name in self._layout.names]
         loss = self.loss(outputs_of(module(x)), y)
@@ -405,8 +409,12 @@ tanh_backward threshold threshold_backward transpose tril triu trunc unbind unfo
 unsqueeze upsample_bilinear2d upsample_bilinear2d_backward upsample_nearest2d upsample_nearest2d_backward var var_mean
 view view_as_real where xlogy zeros zeros_like
 """
-_INDEXING = frozenset({"aten.index", "aten.index_put", "aten._unsafe_index", "aten._unsafe_index_put"})
+_INDEXING = frozenset(
+    {"aten.index", "aten.index_put", "aten._unsafe_index", "aten._unsafe_index_put"}
+)
 _GATHERING = frozenset({"aten.gather", "aten.scatter_add"})
-_RESHAPING = frozenset({f"aten.{name}" for name in ("view", "expand", "unsqueeze", "squeeze", "reshape", "clone")})
+_RESHAPING = frozenset(
+    {f"aten.{name}" for name in ("view", "expand", "unsqueeze", "squeeze", "reshape", "clone")}
+)
 _OPERATORS = frozenset(f"aten.{name}" for name in _BLIND.split())
 _DIVIDING = frozenset({"aten.div", "aten.remainder", "aten.fmod"})  # whole numbers by 0 raise

@@ -101,13 +101,17 @@ class SequentialTrainer:
         every = dict(self._model.named_parameters())
         for name in layout.names:
             if name not in every:
-                raise FieldError("layout", name, "is no parameter of the model: take Layout.from_module(model)")
+                raise FieldError(
+                    "layout", name, "is no parameter of the model: take Layout.from_module(model)"
+                )
         self._parameters = [every[name] for name in layout.names]
         self._inputs = Inputs.of(self._model)
         self._values: Tensor | None = None  # all parameters [d], where they are of one type
         self.reuses_memory = False  # a result is then valid until the next client is trained
         self._memory: Tensor | None = None
-        self._buffers = {name: buffer.detach().clone() for name, buffer in self._model.named_buffers()}
+        self._buffers = {
+            name: buffer.detach().clone() for name, buffer in self._model.named_buffers()
+        }
         self._own_state = OwnState(self._model)
         self._kept = sorted(self._buffers.keys() & set(layout.kept))
         self._loss = loss_of(local.loss)
@@ -145,7 +149,9 @@ class SequentialTrainer:
         for start, client, key in zip(starts, clients, keys, strict=True):
             try:
                 results.append(self._train(start, client, key))
-            except Exception as error:  # whatever a client's data or model raises is that client's failure
+            except (
+                Exception
+            ) as error:  # whatever a client's data or model raises is that client's failure
                 results.append(error)
         return results
 
@@ -155,7 +161,9 @@ class SequentialTrainer:
         self._reset(start, client.buffers)
         local = self.local
         optimizer = Stepper(self._parameters, local)
-        anchors = [parameter.detach().clone() for parameter in self._parameters] if local.prox else []
+        anchors = (
+            [parameter.detach().clone() for parameter in self._parameters] if local.prox else []
+        )
         orders = torch.from_numpy(epoch_orders([key], [client.examples], local.epochs)[0])
         stream(key, "dropout", self._generator)
         seed = keyed_seed("train", *key, "module")
@@ -180,7 +188,9 @@ class SequentialTrainer:
         trained = self._read()
         if local.keep < 1:
             trained = start + _longest(trained - start, local.keep)
-        return Trained(trained, client.examples, total / client.examples, buffers=self._kept_buffers())
+        return Trained(
+            trained, client.examples, total / client.examples, buffers=self._kept_buffers()
+        )
 
     def _is_beyond_slack(self, start: Tensor) -> bool:
         """Return whether FedProx's term counts at this distance from the start [d]."""
@@ -219,12 +229,16 @@ class SequentialTrainer:
             outputs = outputs_of(self._model(x))
             is_void = y.numel() and void_labels(self.local.loss, y, outputs.shape).all()
             if is_void:
-                loss = 0.0 * outputs.sum()  # nothing is asked for, where a mean over no label would be no number
+                loss = (
+                    0.0 * outputs.sum()
+                )  # nothing is asked for, where a mean over no label would be no number
             else:
                 loss = self._loss(outputs, y)
         torch.autograd.backward(loss)
         for parameter in self._parameters:
-            if parameter.grad is not None and parameter.grad.is_sparse:  # of an embedding with sparse=True
+            if (
+                parameter.grad is not None and parameter.grad.is_sparse
+            ):  # of an embedding with sparse=True
                 parameter.grad = parameter.grad.to_dense()
         return loss.detach()
 
@@ -292,7 +306,9 @@ class Stepper:
         self._parameters = parameters
         self._local = local
         self._velocities: dict[Tensor, Tensor | None] = {}  # of SGD
-        self._moments: dict[Tensor, tuple[Tensor, Tensor, Tensor]] = {}  # of Adam: means, squares, numbers of steps
+        self._moments: dict[
+            Tensor, tuple[Tensor, Tensor, Tensor]
+        ] = {}  # of Adam: means, squares, numbers of steps
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
@@ -412,7 +428,9 @@ def device_of(device: str | torch.device) -> torch.device:
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise FieldError("device", device, "is no device that PyTorch can use here; accepted: cpu") from error
+        raise FieldError(
+            "device", device, "is no device that PyTorch can use here; accepted: cpu"
+        ) from error
 
 
 def check_request(

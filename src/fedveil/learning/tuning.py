@@ -54,13 +54,22 @@ def tuned(
         For names that the model does not have, or a file that does not fit.
     """
     if not weights:
-        given: dict[str, object] = {"sha256": sha256, "source": source, "licence": licence, "anew": anew}
+        given: dict[str, object] = {
+            "sha256": sha256,
+            "source": source,
+            "licence": licence,
+            "anew": anew,
+        }
         for key, value in given.items():
             if value:
-                raise FieldError(key, value, "is of a file of weights: set weights, or leave it out")
+                raise FieldError(
+                    key, value, "is of a file of weights: set weights, or leave it out"
+                )
     known: WeightsFile | None = None
     if weights:
-        known = load_weights(model, weights, anew=anew, sha256=sha256, source=source, licence=licence)
+        known = load_weights(
+            model, weights, anew=anew, sha256=sha256, source=source, licence=licence
+        )
     if lora:
         try:
             model = with_adapters(model, rank, lora, train=train)
@@ -70,7 +79,9 @@ def tuned(
     elif train:
         model = freeze(model, but=require_parts(model, train, "train"))
     if cached and not (lora or train):
-        raise FieldError("cached", True, "needs a frozen part: say in train or lora what is trained")
+        raise FieldError(
+            "cached", True, "needs a frozen part: say in train or lora what is trained"
+        )
     if known is not None:
         keep(model, known)
     return model

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, conv2d, pad, pixel_shuffle, pixel_unshuffle
 
-from fedveil.errors import FieldError, require_choice, require_count, require_non_negative, require_positive
+from fedveil.errors import (
+    FieldError,
+    require_choice,
+    require_count,
+    require_non_negative,
+    require_positive,
+)
 
 _ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "softplus": nn.Softplus}
 _SECOND = [0, 1, -2, 1, 0]
@@ -16,11 +22,20 @@ _FILTERS = torch.tensor(
         [[0, 0, 0, 0, 0], [0, 0, 0, 0, 0], _SECOND, [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]],
         [[0, 0, v, 0, 0] for v in _SECOND],
         [[0, 0, 0, 0, 0], [0, -1, 2, -1, 0], [0, 2, -4, 2, 0], [0, -1, 2, -1, 0], [0, 0, 0, 0, 0]],
-        [[-1, 2, -2, 2, -1], [2, -6, 8, -6, 2], [-2, 8, -12, 8, -2], [2, -6, 8, -6, 2], [-1, 2, -2, 2, -1]],
+        [
+            [-1, 2, -2, 2, -1],
+            [2, -6, 8, -6, 2],
+            [-2, 8, -12, 8, -2],
+            [2, -6, 8, -6, 2],
+            [-1, 2, -2, 2, -1],
+        ],
     ],
     dtype=torch.float32,
 )
-_GAIN, _MOST = 20.0, 3.0  # of residuals, a few hundredths of the range: made as large as pixels, and cut smoothly
+_GAIN, _MOST = (
+    20.0,
+    3.0,
+)  # of residuals, a few hundredths of the range: made as large as pixels, and cut smoothly
 
 
 class UNet(nn.Module):
@@ -120,12 +135,18 @@ def unet(
     step = require_count("patch", patch) << (len(widths) - 1)
     sides_fit = all(side % step == 0 and side >= 2 * step for side in input_shape[1:])
     if len(input_shape) != 3 or not sides_fit:
-        raise FieldError("input_shape", tuple(input_shape), f"must be (channels, height, width), multiples of {step}")
+        raise FieldError(
+            "input_shape",
+            tuple(input_shape),
+            f"must be (channels, height, width), multiples of {step}",
+        )
     require_non_negative("mean", mean)
     require_positive("deviation", deviation)
     if require_count("frozen", frozen, least=0) > len(widths):
         raise FieldError("frozen", frozen, f"must be at most {len(widths)}, the number of levels")
-    net = UNet(input_shape[0], outputs, list(widths), activation, mean, deviation, patch, residuals, rank)
+    net = UNet(
+        input_shape[0], outputs, list(widths), activation, mean, deviation, patch, residuals, rank
+    )
     net.down[:frozen].requires_grad_(False)
     return net
 
@@ -156,7 +177,11 @@ def sharpness(
     if require_count("window", window) % 2 == 0:
         raise FieldError("window", window, "must be odd")
     if len(input_shape) != 3 or min(input_shape[1:]) < window:
-        raise FieldError("input_shape", tuple(input_shape), f"must be (channels, height, width), at least {window}")
+        raise FieldError(
+            "input_shape",
+            tuple(input_shape),
+            f"must be (channels, height, width), at least {window}",
+        )
     return Sharpness(outputs, window)
 
 

@@ -129,7 +129,9 @@ def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         failure = _failure(copy, inputs, x)
         if failure is not None:
-            accepted = f"fails on made-up examples {list(x.shape[1:])} of the declared shape: {failure}"
+            accepted = (
+                f"fails on made-up examples {list(x.shape[1:])} of the declared shape: {failure}"
+            )
             raise FieldError("model", type(model).__name__, accepted) from failure
         # layers that begin at zero hide what comes before them; a server's models do not
         for name, parameter in copy.named_parameters():
@@ -171,9 +173,13 @@ def _require_separable_in(model: nn.Module, probe: Tensor, other: Tensor) -> Non
     together = answer(probe)
     if not together.dim() or len(together) != len(probe):
         shape = list(together.shape)
-        raise refuse(f"gives {shape} for {len(probe)} examples, and not one row an example: is batch_first=True there?")
+        raise refuse(
+            f"gives {shape} for {len(probe)} examples, and not one row an example: is batch_first=True there?"
+        )
     if together.isnan().all():
-        raise refuse("its output is no number on small random weights: whether it mixes examples cannot be seen")
+        raise refuse(
+            "its output is no number on small random weights: whether it mixes examples cannot be seen"
+        )
     for place, row in enumerate(together):
         changed = other.clone()
         changed[place] = probe[place]
@@ -197,7 +203,9 @@ def _require_separable_in(model: nn.Module, probe: Tensor, other: Tensor) -> Non
             equal_nan=True,
         )
         if not is_same:
-            raise refuse("its output for one example alone is another one than in a batch: no clipping bounds that")
+            raise refuse(
+                "its output for one example alone is another one than in a batch: no clipping bounds that"
+            )
 
 
 def _problem(module: nn.Module) -> str:
@@ -218,7 +226,9 @@ def _embedding_problem(table: nn.Embedding | nn.EmbeddingBag) -> str:
         return "gives sparse gradients (sparse=True), whose places would show: write sparse=False"
     if table.scale_grad_by_freq:
         return "scales gradients by the words of a batch (scale_grad_by_freq=True): write False"
-    return "" if table.max_norm is None else "writes its table in each pass (max_norm): leave it out"
+    return (
+        "" if table.max_norm is None else "writes its table in each pass (max_norm): leave it out"
+    )
 
 
 def _normalisation(module: nn.Module) -> nn.Module:

@@ -84,7 +84,9 @@ def load_weights(
     content = _content(file)
     digest = hashlib.sha256(content).hexdigest()
     if sha256 and (len(sha256) < 8 or not digest.startswith(sha256.lower())):
-        accepted = f"the file's begins with {digest[:16]}: it is another file, or say so if you trust it"
+        accepted = (
+            f"the file's begins with {digest[:16]}: it is another file, or say so if you trust it"
+        )
         raise FieldError("sha256", sha256, accepted)
     state = _state(file)
     if rename is not None:
@@ -94,8 +96,12 @@ def load_weights(
     problem = _difference(given, wanted)
     if problem:
         accepted = f"are weights of another architecture: the file {problem}."
-        raise FieldError("weights", str(path), f"{accepted} A part that should begin anew: anew = [...]")
-    is_counted_only = any(parameter.is_meta for parameter in model.parameters())  # and has no memory yet
+        raise FieldError(
+            "weights", str(path), f"{accepted} A part that should begin anew: anew = [...]"
+        )
+    is_counted_only = any(
+        parameter.is_meta for parameter in model.parameters()
+    )  # and has no memory yet
     if not is_counted_only:
         with torch.no_grad():
             model.load_state_dict(given, strict=False)
@@ -133,7 +139,9 @@ def _difference(given: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
 
 def _content(file: Path) -> bytes:
     if not file.is_file():
-        raise FieldError("weights", str(file), "is no file: FedVeil downloads no weights, write a path")
+        raise FieldError(
+            "weights", str(file), "is no file: FedVeil downloads no weights, write a path"
+        )
     return file.read_bytes()
 
 
@@ -143,7 +151,11 @@ def _state(file: Path) -> dict[str, Tensor]:
     for key in _INSIDE:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
-    is_state = isinstance(loaded, Mapping) and loaded and all(isinstance(value, Tensor) for value in loaded.values())
+    is_state = (
+        isinstance(loaded, Mapping)
+        and loaded
+        and all(isinstance(value, Tensor) for value in loaded.values())
+    )
     if not is_state:
         raise FieldError("weights", str(file), "must hold a state dictionary: names and tensors")
     state = {str(name): value for name, value in loaded.items()}
@@ -172,7 +184,9 @@ def _from_torch(file: Path) -> Any:
     except Exception as error:
         first_line, _, _ = str(error).partition("\n")
         accepted = "cannot be read with weights_only=True, which runs nothing that a file holds"
-        raise FieldError("weights", str(file), f"{accepted}: save model.state_dict() ({first_line[:200]})") from error
+        raise FieldError(
+            "weights", str(file), f"{accepted}: save model.state_dict() ({first_line[:200]})"
+        ) from error
 
 
 def _shape(value: Tensor) -> str:

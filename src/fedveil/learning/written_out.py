@@ -285,7 +285,9 @@ def _unrolled(step: Cell, states: int) -> Callable[..., tuple[Tensor, ...]]:
     def run(input: Tensor, hx: Any, params: Any, *options: Any) -> tuple[Tensor, ...]:
         is_packed = isinstance(hx, Tensor) and not hx.is_floating_point()  # sizes of batches
         if is_packed or not isinstance(params, list | tuple) or len(options) != 6:
-            raise ByValue("a packed sequence, whose form follows lengths: pad to one length, and mask")
+            raise ByValue(
+                "a packed sequence, whose form follows lengths: pad to one length, and mask"
+            )
         has_biases, layers, dropout, training, bidirectional, batch_first = options
         begin: State = tuple(hx) if states > 1 else (hx,)
         directions = 2 if bidirectional else 1

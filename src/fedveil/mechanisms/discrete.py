@@ -36,7 +36,9 @@ class DiscreteGaussianNoise:
 
     def __post_init__(self) -> None:
         if require_count("sigma", self.sigma) > LARGEST:
-            raise FieldError("sigma", self.sigma, f"must be at most {LARGEST}: choose a coarser grid")
+            raise FieldError(
+                "sigma", self.sigma, f"must be at most {LARGEST}: choose a coarser grid"
+            )
 
     def sample(self, size: int, *, source: Source) -> Tensor:
         """Draw the noise [size], int64."""
@@ -74,7 +76,9 @@ class WideGaussianNoise:
 
     def sample(self, size: int, *, source: Source) -> Tensor:
         """Draw the noise [size], int64."""
-        drawn = DiscreteGaussianNoise(LARGEST).sample(2 * require_count("size", size), source=source)
+        drawn = DiscreteGaussianNoise(LARGEST).sample(
+            2 * require_count("size", size), source=source
+        )
         both = drawn.view(2, size)
         return torch.add(both[1], both[0], alpha=self.FACTOR)
 
@@ -103,7 +107,9 @@ def to_grid(updates: Tensor, clip: float, grid: float) -> Tensor:
     """
     limit = int((require_positive("clip", clip) / require_positive("grid", grid)) ** 2)
     if limit >= _RANGE:
-        raise FieldError("grid", grid, f"is too fine for a clipping norm of {clip:g}: raise the noise multiplier")
+        raise FieldError(
+            "grid", grid, f"is too fine for a clipping norm of {clip:g}: raise the noise multiplier"
+        )
     steps = torch.trunc(updates.to(torch.float64) / grid).to(torch.int64)
     for row in steps:
         squares = [int(part.square().sum()) for part in row.split(1 << 16)]

@@ -91,7 +91,9 @@ class Mechanism(Protocol):
         """Add noise to a vector [d] in place, and return the vector."""
 
 
-MECHANISMS: Registry[Callable[[float], Mechanism]] = Registry("privacy.noise", {"gaussian": GaussianNoise})
+MECHANISMS: Registry[Callable[[float], Mechanism]] = Registry(
+    "privacy.noise", {"gaussian": GaussianNoise}
+)
 """Mechanisms for ``GlobalDP(noise="...")``; a registered one of your own has no proof, so its runs are heuristics."""
 
 
@@ -161,5 +163,7 @@ def _on_grid(vector: Tensor, scale: float) -> Tensor:
 
 def _drawn(source: Source) -> Source:
     if not isinstance(source, Source):
-        raise FieldError("source", kind_of(source), "must be a ReproducibleSource or a SecureSource")
+        raise FieldError(
+            "source", kind_of(source), "must be a ReproducibleSource or a SecureSource"
+        )
     return source

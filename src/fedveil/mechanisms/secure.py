@@ -99,7 +99,9 @@ class SecureSource(Source):
 
     def __init__(self, *, threads: int = 1, **unknown: Any) -> None:
         if unknown:
-            raise FieldError("SecureSource", sorted(unknown), "takes only threads: secure noise has no seed")
+            raise FieldError(
+                "SecureSource", sorted(unknown), "takes only threads: secure noise has no seed"
+            )
         self._threads = require_workers("threads", threads)
         self._stream: _Stream | None = None
 
@@ -177,7 +179,11 @@ class _Stream:
 
     def write(self, raw: Array, length: int, first: int) -> None:
         """Write the keystream from a counter on into `raw`; its last 15 bytes are scratch of the cipher."""
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # 7 MB that not every run needs
+        from cryptography.hazmat.primitives.ciphers import (
+            Cipher,
+            algorithms,
+            modes,
+        )  # 7 MB that not every run needs
 
         counter = (first % (1 << 128)).to_bytes(_BLOCK, "big")
         encryptor = Cipher(algorithms.AES(self._key), modes.CTR(counter)).encryptor()

@@ -98,7 +98,9 @@ class Source(ABC):
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled or copied."""
-        raise TypeError("a source of randomness cannot be pickled or copied: key a child for the other process")
+        raise TypeError(
+            "a source of randomness cannot be pickled or copied: key a child for the other process"
+        )
 
     def _check(self, size: int) -> None:
         require_whole("size", size, least=0)
@@ -115,7 +117,12 @@ class ReproducibleSource(Source):
     Examples
     --------
     >>> source = fv.ReproducibleSource(7)
-    >>> bool((source.child("noise", 1).normal(3) == fv.ReproducibleSource(7).child("noise", 1).normal(3)).all())
+    >>> bool(
+    ...     (
+    ...         source.child("noise", 1).normal(3)
+    ...         == fv.ReproducibleSource(7).child("noise", 1).normal(3)
+    ...     ).all()
+    ... )
     True
     >>> source.deployable
     False
@@ -128,7 +135,9 @@ class ReproducibleSource(Source):
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise FieldError("seed", seed, "must be an integer")
         self._seed, self._key = seed, _key
-        self._children: dict[tuple[Key, ...], ReproducibleSource] = {}  # children that draw in a thread
+        self._children: dict[
+            tuple[Key, ...], ReproducibleSource
+        ] = {}  # children that draw in a thread
         self._begun: Future[NDArray[Any]] | None = None  # draws of this source in a thread
         self._used = 0  # number of these draws that were handed out
         self._generator = self._fresh()
@@ -229,6 +238,10 @@ class NoSource(Source):
 
     def normal(self, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """Refuse to draw, as the other methods do."""
-        raise FieldError("trust", "central", "declares that the client adds no noise: a method that draws is 'local'")
+        raise FieldError(
+            "trust",
+            "central",
+            "declares that the client adds no noise: a method that draws is 'local'",
+        )
 
     uniform = bits = normal

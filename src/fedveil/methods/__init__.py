@@ -75,25 +75,46 @@ METHODS: Registry[Sides] = Registry(
     {
         "vanilla": Sides(TrustedServer, Plain, "no privacy"),
         "global": Sides(TrustedServer, GlobalDP, "global DP: fixed Gaussian noise on the server"),
-        "metric": Sides(TrustedServer, MetricPrivacy, "metric privacy: noise divided by the models' distance"),
-        "group": Sides(GroupPrivacy, Clusters, "group privacy: Laplace noise on each client, k-means on the server"),
-        "ifca": Sides(ReportsIndex, ReportedClusters, "IFCA: clients report their cluster, no privacy"),
-        "fedre": Sides(FedRE, PerturbationAware, "FedRE: layer-wise client noise from sensitive regions"),
-        "record": Sides(RecordDP, SecureSum, "record- or person-level DP: noise inside training; sum: who is trusted"),
+        "metric": Sides(
+            TrustedServer, MetricPrivacy, "metric privacy: noise divided by the models' distance"
+        ),
+        "group": Sides(
+            GroupPrivacy,
+            Clusters,
+            "group privacy: Laplace noise on each client, k-means on the server",
+        ),
+        "ifca": Sides(
+            ReportsIndex, ReportedClusters, "IFCA: clients report their cluster, no privacy"
+        ),
+        "fedre": Sides(
+            FedRE, PerturbationAware, "FedRE: layer-wise client noise from sensitive regions"
+        ),
+        "record": Sides(
+            RecordDP,
+            SecureSum,
+            "record- or person-level DP: noise inside training; sum: who is trusted",
+        ),
         "sga-ldp": Sides(SGALDP, Plain, "SGA-LDP: client noise from the cosine of the update"),
     },
     group="fedveil.methods",
 )
 
 
-_FORMER = {"record-sum": "trusted", "record-secure": "secure"}  # former names; keys of results keep them
+_FORMER = {
+    "record-sum": "trusted",
+    "record-secure": "secure",
+}  # former names; keys of results keep them
 
 
 def require_method(field: str, name: str) -> str:
     """Return the name of a method, refusing all others; a former name is refused with the present one."""
     if name in METHODS:
         sides = METHODS[name]
-        classes = isinstance(sides, Sides) and isinstance(sides.client, type) and isinstance(sides.server, type)
+        classes = (
+            isinstance(sides, Sides)
+            and isinstance(sides.client, type)
+            and isinstance(sides.server, type)
+        )
         if not classes:
             accepted = "is registered as something else than fedveil.methods.Sides(client class, server class, summary)"
             raise FieldError(field, name, accepted)
@@ -101,7 +122,9 @@ def require_method(field: str, name: str) -> str:
         require_parts(name, sides.server, ServerSide)
         return name
     if name in _FORMER:
-        raise FieldError(field, name, f'is called "record" with sum = "{_FORMER[name]}" in [privacy] now')
+        raise FieldError(
+            field, name, f'is called "record" with sum = "{_FORMER[name]}" in [privacy] now'
+        )
     own = "one of yours is there once the module that registers it is imported"
     raise FieldError(field, name, f"{nearest(name, METHODS)} (vanilla: no privacy); {own}")
 
@@ -175,7 +198,11 @@ def build(name: str, aggregator: Aggregator | None = None, **values: Any) -> Met
         values = {**values, "aggregator": aggregator}
     for key in values:
         if key not in owners:
-            raise FieldError(f"privacy.{key}", values[key], f"is no parameter of {name!r}; " + nearest(key, owners))
+            raise FieldError(
+                f"privacy.{key}",
+                values[key],
+                f"is no parameter of {name!r}; " + nearest(key, owners),
+            )
     sides = METHODS[name]
     of_client: dict[str, Any] = {}
     of_server: dict[str, Any] = {}
@@ -198,7 +225,9 @@ def paired(client: ClientSide, aggregator: Aggregator | None = None) -> Method:
         If its server side brings its own aggregation.
     """
     kind = type(client)
-    known = [sides for sides in METHODS.values() if isinstance(sides, Sides) and sides.client is kind]
+    known = [
+        sides for sides in METHODS.values() if isinstance(sides, Sides) and sides.client is kind
+    ]
     sides = known[0] if known else Sides(kind, Plain, "")
     server = sides.server_of(client)
     names = [field.name for field in fields(server)]

@@ -17,7 +17,14 @@ from fedveil.aggregation.base import even
 from fedveil.checks import Clip, NoiseLevel
 from fedveil.clipping import QuantileClip
 from fedveil.errors import FieldError, require_choice
-from fedveil.mechanisms import MECHANISMS, DiscreteGaussianNoise, GaussianNoise, Mechanism, Source, to_grid
+from fedveil.mechanisms import (
+    MECHANISMS,
+    DiscreteGaussianNoise,
+    GaussianNoise,
+    Mechanism,
+    Source,
+    to_grid,
+)
 from fedveil.methods.facts import Combined, Releases, ServerFacts
 from fedveil.methods.plain import AroundRule
 from fedveil.methods.replies import stack_counts, updates_of
@@ -26,7 +33,9 @@ from fedveil.ranges import require_within
 Order = Literal["formal", "printed"]
 
 STEPS = 1024  # deviation of discrete noise on its grid
-_of_round = lru_cache(maxsize=16)(of_round)  # most rounds have the same guarantee, and its text is made once
+_of_round = lru_cache(maxsize=16)(
+    of_round
+)  # most rounds have the same guarantee, and its text is made once
 PROVEN = {"gaussian": "gaussian", "discrete": "discrete gaussian"}  # mechanisms with a known cost
 
 
@@ -100,16 +109,26 @@ class CentralNoise(AroundRule, ABC):
         self._require_names()
         super().__post_init__()
         if self.step_from == "own" and self.order == "formal":
-            raise FieldError("step_from", "own", 'needs order="printed": formal noise goes before the step')
+            raise FieldError(
+                "step_from", "own", 'needs order="printed": formal noise goes before the step'
+            )
         require_choice("noise", self.noise, (*MECHANISMS, "discrete"))
         if not isinstance(self.clip, QuantileClip):
             require_within("sigma", "noise_multiplier * clip", self.noise_multiplier * self.clip)
         if self.noise == "discrete":
-            uniform = isinstance(self.aggregator, WeightedMean) and self.aggregator.weighting == "uniform"
+            uniform = (
+                isinstance(self.aggregator, WeightedMean) and self.aggregator.weighting == "uniform"
+            )
             if self.order != "formal" or not uniform:
-                raise FieldError("noise", "discrete", 'needs order="formal" and a uniform mean inside')
+                raise FieldError(
+                    "noise", "discrete", 'needs order="formal" and a uniform mean inside'
+                )
             if isinstance(self.clip, QuantileClip):
-                raise FieldError("clip", self.clip, "discrete noise needs a fixed C: a quantile is noised in floats")
+                raise FieldError(
+                    "clip",
+                    self.clip,
+                    "discrete noise needs a fixed C: a quantile is noised in floats",
+                )
         if self.order == "formal":  # both refuse what has no public bound
             self.aggregator.planned_weights(torch.ones(1), 1, 1)
             self._sensitivity(1.0, 1, self.relation)
@@ -118,7 +137,9 @@ class CentralNoise(AroundRule, ABC):
         """Refuse numbers where a rule and the name of a mechanism belong."""
         require_rule("aggregator", self.aggregator)
         if not isinstance(self.noise, str):
-            raise FieldError("noise", self.noise, f"names a mechanism; write noise_multiplier={self.noise}")
+            raise FieldError(
+                "noise", self.noise, f"names a mechanism; write noise_multiplier={self.noise}"
+            )
 
     @property
     def public_clip(self) -> float | None:  # type: ignore[override]
@@ -128,7 +149,9 @@ class CentralNoise(AroundRule, ABC):
     @property
     def may_be_proven(self) -> bool:  # type: ignore[override]
         """Whether noise of a public scale proves something (`_proven`)."""
-        return self.order == "formal" or (self.aggregator.identity_step and self.relation != "add/remove")
+        return self.order == "formal" or (
+            self.aggregator.identity_step and self.relation != "add/remove"
+        )
 
     @property
     def keeps_released(self) -> bool:  # type: ignore[override]
@@ -144,8 +167,12 @@ class CentralNoise(AroundRule, ABC):
             If the clipping norm adapts, and the deviation with it.
         """
         if isinstance(self.clip, QuantileClip):
-            raise FieldError("clip", "a table", "no sigma can be matched while the clipping norm adapts")
-        unit = self._sensitivity(self.clip, cohort) if self.order == "formal" else self.clip / cohort
+            raise FieldError(
+                "clip", "a table", "no sigma can be matched while the clipping norm adapts"
+            )
+        unit = (
+            self._sensitivity(self.clip, cohort) if self.order == "formal" else self.clip / cohort
+        )
         return sigma / unit
 
     def init(self, dimension: int, dtype: torch.dtype) -> CentralState:
@@ -166,7 +193,9 @@ class CentralNoise(AroundRule, ABC):
         lengths, clipped = updates.lengths, updates.clipped(bound)
         if self.order == "formal":
             weights = padded(self.aggregator.planned_weights(counts, len(updates), cohort), cohort)
-            _check_weights(weights, float(weights.max()) * cohort <= 1 + 1e-9, f"be at most 1/{cohort} each")
+            _check_weights(
+                weights, float(weights.max()) * cohort <= 1 + 1e-9, f"be at most 1/{cohort} each"
+            )
             base = self.noise_multiplier * self._sensitivity(bound, cohort)
         else:
             weights = self.aggregator.weights(counts, len(updates))
@@ -185,7 +214,11 @@ class CentralNoise(AroundRule, ABC):
             # a rounded sum could move further than the clip
             if reduced.dtype != torch.float64 or reduced.shape != theta.shape:
                 accepted = f"its reduce must return float64 {tuple(theta.shape)}"
-                raise FieldError(f"{type(rule).__name__}.reduce", f"{reduced.dtype} {tuple(reduced.shape)}", accepted)
+                raise FieldError(
+                    f"{type(rule).__name__}.reduce",
+                    f"{reduced.dtype} {tuple(reduced.shape)}",
+                    accepted,
+                )
             # the output of an identity step has the same noise, and its rounding of sums is post-processing
             noise_first = self.order == "formal" or self.aggregator.identity_step
             if noise_first:  # in float64: nothing without noise is rounded to the model's type
@@ -258,7 +291,9 @@ class CentralNoise(AroundRule, ABC):
         value = self.aggregator.sensitivity(bound, weights, fixed)
         if value is None:
             name = type(self.aggregator).__name__
-            raise FieldError("aggregator", name, "has no sensitivity, so formal noise is impossible")
+            raise FieldError(
+                "aggregator", name, "has no sensitivity, so formal noise is impossible"
+            )
         return value
 
     def _proven(
@@ -280,7 +315,9 @@ class CentralNoise(AroundRule, ABC):
         elif not self.aggregator.identity_step:
             return self._heuristic("the server's optimiser saw the mean before the noise", sigma)
         elif self.relation == "add/remove":
-            return self._heuristic("divisor and noise follow the number of replies, which add/remove is to hide", sigma)
+            return self._heuristic(
+                "divisor and noise follow the number of replies, which add/remove is to hide", sigma
+            )
         else:
             sensitivity = self.aggregator.sensitivity(bound, weights, self.relation)
             conditions += ("who replies with a usable model does not depend on private data",)

@@ -182,7 +182,9 @@ class ServerDefaults(Parameters):
     relation: ClassVar[Relation] = "zero-out"
     public_clip: ClassVar[float | None] = None
     may_be_proven: ClassVar[bool] = False
-    keeps_released: ClassVar[bool] = True  # whether its state follows from released models, and may lie on a disk
+    keeps_released: ClassVar[bool] = (
+        True  # whether its state follows from released models, and may lie on a disk
+    )
     outside_promise: ClassVar[frozenset[str]] = frozenset()  # parameters that change no promise
 
     def init(self, dimension: int, dtype: torch.dtype) -> Any:
@@ -260,10 +262,16 @@ class Method:
             require_parts(self.name, self.client, NoisyClientSide)
         rule = self.server.rule
         if self.client.trust != "central" and rule is not None and rule.by_examples:
-            raise FieldError("weighting", "examples", f'under {self.client.trust} trust counts stay: use "uniform"')
+            raise FieldError(
+                "weighting",
+                "examples",
+                f'under {self.client.trust} trust counts stay: use "uniform"',
+            )
 
 
-def noise_figures(scales: Sequence[tuple[float, ...]], layout: Layout, bound: float) -> dict[str, float]:
+def noise_figures(
+    scales: Sequence[tuple[float, ...]], layout: Layout, bound: float
+) -> dict[str, float]:
     """Describe the noise of the median client against the clip `bound`.
 
     Parameters
@@ -284,7 +292,10 @@ def noise_figures(scales: Sequence[tuple[float, ...]], layout: Layout, bound: fl
     lengths = []
     for deviations in scales:
         of_each = sizes if len(deviations) > 1 else [layout.size]
-        squares = [deviation * deviation * size for deviation, size in zip(deviations, of_each, strict=True)]
+        squares = [
+            deviation * deviation * size
+            for deviation, size in zip(deviations, of_each, strict=True)
+        ]
         lengths.append(math.sqrt(sum(squares)))
     length = median(lengths)
     sigma = length / math.sqrt(layout.size)

@@ -16,7 +16,9 @@ from fedveil.layout import Layout
 from fedveil.secure import Site, SumContext
 
 Releases = tuple[Release, ...]
-LOST = 1e-4  # chance that a lot of public size is too large for its batch, and the step is noise alone
+LOST = (
+    1e-4  # chance that a lot of public size is too large for its batch, and the step is noise alone
+)
 
 
 @dataclass(frozen=True, kw_only=True)

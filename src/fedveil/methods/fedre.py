@@ -99,11 +99,17 @@ class FedRE(ClientDefaults):
         if self.split == "size" and self.scores != "public":
             accepted = "needs scores = 'public': it is the shortest noise at the sound guarantee"
             raise FieldError("split", self.split, accepted)
-        if self.sensitivity == "sample" and (self.scores == "public" or self.noise_to_clip is not None):
-            accepted = "reads the printed noise: leave noise_to_clip out and set scores to 'private'"
+        if self.sensitivity == "sample" and (
+            self.scores == "public" or self.noise_to_clip is not None
+        ):
+            accepted = (
+                "reads the printed noise: leave noise_to_clip out and set scores to 'private'"
+            )
             raise FieldError("sensitivity", self.sensitivity, accepted)
         if self.clip == {}:
-            raise FieldError("clip", self.clip, "must have a bound for each layer, or be one number for all")
+            raise FieldError(
+                "clip", self.clip, "must have a bound for each layer, or be one number for all"
+            )
         bounds = self.clip.values() if isinstance(self.clip, Mapping) else (self.clip,)
         for bound in bounds:
             require_bound("clip", bound)
@@ -163,7 +169,11 @@ class FedRE(ClientDefaults):
         for slices, deviation in zip(groups.values(), deviations, strict=True):
             for s in slices:
                 update[s] = noised(update[s], GaussianNoise(deviation), source)
-        own = state if facts.layer_scores is None else LastScores(torch.tensor(scores, dtype=torch.float64))
+        own = (
+            state
+            if facts.layer_scores is None
+            else LastScores(torch.tensor(scores, dtype=torch.float64))
+        )
         spend = self._spend(deviations, rounds)
         if spend.guarantee.proven:
             spend = replace(spend, draws=_draws([bounds[name] for name in groups], deviations))
@@ -204,15 +214,25 @@ class FedRE(ClientDefaults):
         if self.scores == "public":
             known = facts.broadcast.public.layer_scores
             if known is None or len(known) != len(layers):
-                raise FieldError("public.layer_scores", known, f"the broadcast needs one score for each of {layers}")
+                raise FieldError(
+                    "public.layer_scores",
+                    known,
+                    f"the broadcast needs one score for each of {layers}",
+                )
             return list(known)
         if facts.failed:
             return [1.0] * len(layers)
-        if facts.layer_scores is None and state.scores is not None and len(state.scores) == len(layers):
+        if (
+            facts.layer_scores is None
+            and state.scores is not None
+            and len(state.scores) == len(layers)
+        ):
             return [float(score) for score in state.scores]
         if facts.layer_scores is None or list(facts.layer_scores) != layers:
             given = None if facts.layer_scores is None else list(facts.layer_scores)
-            raise FieldError("layer_scores", given, f"FedRE needs one score a layer, in this order: {layers}")
+            raise FieldError(
+                "layer_scores", given, f"FedRE needs one score a layer, in this order: {layers}"
+            )
         return list(facts.layer_scores.values())
 
     def _multipliers(self, scores: list[float], rounds: int) -> list[float]:
@@ -274,7 +294,9 @@ def _require_usable(
         short = deviation < least
         change = "raise" if short == rises else "lower"
         change_clip = "raise" if short else "lower"
-        given = f"gives a layer noise of deviation {deviation:.3g}, outside {least:.1e} to {most:.1e}"
+        given = (
+            f"gives a layer noise of deviation {deviation:.3g}, outside {least:.1e} to {most:.1e}"
+        )
         raise FieldError(field, value, f"{given}: {change} it, or {change_clip} privacy.clip")
 
 
@@ -313,7 +335,9 @@ class PerturbationAware(ServerDefaults):
         scores = facts.public_scores if self.weighting == "scores" else equal
         if scores is None or tuple(scores.shape) != (len(updates), len(groups)):
             given = None if scores is None else tuple(scores.shape)
-            raise FieldError("public_scores", given, f"must be [n, L] = [{len(updates)}, {len(groups)}]")
+            raise FieldError(
+                "public_scores", given, f"must be [n, L] = [{len(updates)}, {len(groups)}]"
+            )
         weights = perturbation_weights(scores, self.normalised or self.weighting == "equal")
         step = torch.zeros_like(theta)
         for column, slices in enumerate(groups.values()):

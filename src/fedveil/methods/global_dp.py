@@ -57,16 +57,30 @@ class GlobalDP(CentralNoise):
         if self.epsilon is not None:
             object.__setattr__(self, "noise_multiplier", self._calibrated(self.epsilon))
         elif self.noise_multiplier == 0:
-            plan_it = "plan it: fedveil plan --epsilon E --delta D --rounds R gives the one of a budget"
-            raise FieldError("noise_multiplier", None, f"{plan_it}; or write GlobalDP(epsilon=8, rounds=20)")
+            plan_it = (
+                "plan it: fedveil plan --epsilon E --delta D --rounds R gives the one of a budget"
+            )
+            raise FieldError(
+                "noise_multiplier", None, f"{plan_it}; or write GlobalDP(epsilon=8, rounds=20)"
+            )
         super().__post_init__()
 
     def _calibrated(self, epsilon: float) -> float:
         """Return the least z that keeps the total."""
         if self.rounds is None:
-            raise FieldError("rounds", None, "it is needed beside epsilon, which is a total over all rounds")
-        if self.order != "formal" or self.noise != "gaussian" or isinstance(self.clip, QuantileClip):
-            raise FieldError("epsilon", epsilon, "needs the formal order, Gaussian noise and a fixed C; else plan z")
+            raise FieldError(
+                "rounds", None, "it is needed beside epsilon, which is a total over all rounds"
+            )
+        if (
+            self.order != "formal"
+            or self.noise != "gaussian"
+            or isinstance(self.clip, QuantileClip)
+        ):
+            raise FieldError(
+                "epsilon",
+                epsilon,
+                "needs the formal order, Gaussian noise and a fixed C; else plan z",
+            )
         z = plan(
             epsilon=epsilon,
             delta=self.delta,
@@ -74,7 +88,11 @@ class GlobalDP(CentralNoise):
             relation=self.relation,
         ).noise_multiplier
         if self.noise_multiplier not in (0, z):
-            raise FieldError("noise_multiplier", self.noise_multiplier, f"epsilon {epsilon:g} asks for {z:g}: give one")
+            raise FieldError(
+                "noise_multiplier",
+                self.noise_multiplier,
+                f"epsilon {epsilon:g} asks for {z:g}: give one",
+            )
         return z
 
     @property
@@ -117,4 +135,6 @@ def running_sum(
         return None
     if not RunningSum.worthwhile(len(counts), len(start)):
         return None
-    return RunningSum(start, state.clip, side.aggregator.planned_weights(counts, len(counts), cohort))
+    return RunningSum(
+        start, state.clip, side.aggregator.planned_weights(counts, len(counts), cohort)
+    )

@@ -75,7 +75,11 @@ class GroupPrivacy(ClientDefaults):
         figures = {"sigma": median(math.sqrt(layout.size + 1) / scale[0] for scale in scales)}
         if self.radius:
             return figures
-        return {**figures, "noise_to_step": self.noise_multiplier, "signal_to_noise": 1 / self.noise_multiplier}
+        return {
+            **figures,
+            "noise_to_step": self.noise_multiplier,
+            "signal_to_noise": 1 / self.noise_multiplier,
+        }
 
     def quote(self, broadcast: Broadcast, state: NoState) -> Spend:
         """Return the cost of a heuristic participation; its leakage n / nu is public, and the same every time."""
@@ -106,7 +110,9 @@ class GroupPrivacy(ClientDefaults):
             radius = self.fallback_radius if self.radius is None else self.radius
             epsilon = self._public_epsilon(radius, len(model))
         released = noised(model, EuclideanLaplaceNoise(epsilon), source)
-        return Protected((Release("model", released),), self._spend((epsilon,), facts.broadcast), state)
+        return Protected(
+            (Release("model", released),), self._spend((epsilon,), facts.broadcast), state
+        )
 
     def _public_epsilon(self, radius: float, dimension: int) -> float:
         return dimension / (self.noise_multiplier * radius)

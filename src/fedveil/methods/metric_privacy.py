@@ -69,7 +69,11 @@ class MetricPrivacy(CentralNoise):
         super().__post_init__()
         require_choice("distance", self.distance, DISTANCES)
         if self.distance == COSINE and self.distance_on == "released":
-            raise FieldError("distance", COSINE, "is between two clients' updates: of the released model there is one")
+            raise FieldError(
+                "distance",
+                COSINE,
+                "is between two clients' updates: of the released model there is one",
+            )
         pair = self.released_range
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise FieldError("released_range", pair, "must be (low, high)")
@@ -121,7 +125,9 @@ class MetricPrivacy(CentralNoise):
 
     def _spend(self, sigma: float, bound: float, weights: Tensor, cohort: int) -> Spend:
         if self.distance_on != "released":
-            return self._heuristic("the noise's scale depends on the clients' unprotected models", sigma)
+            return self._heuristic(
+                "the noise's scale depends on the clients' unprotected models", sigma
+            )
         spend = self._proven(sigma, bound, weights, cohort)
         if not spend.guarantee.proven:
             return spend
@@ -132,4 +138,6 @@ class MetricPrivacy(CentralNoise):
         extreme = calibrator.sigma(n=1, distance=high if self.direction == "less" else low)
         least = min(extreme, calibrator.sigma(n=1, distance=1.0))
         worst = self._proven(least, bound, weights, cohort).guarantee
-        return replace(spend, guarantee=worst, charge=spend.guarantee.mu)  # without a mu the worst case is charged
+        return replace(
+            spend, guarantee=worst, charge=spend.guarantee.mu
+        )  # without a mu the worst case is charged

@@ -105,7 +105,10 @@ class Plain(AroundRule):
         source: Source,
     ) -> Combined:
         """Reduce and step; if fewer reply than the rule needs, absent clients count as zero updates."""
-        theta, rule = facts.broadcast.models[0], self.aggregator.for_round(state, source, facts.public_update)
+        theta, rule = (
+            facts.broadcast.models[0],
+            self.aggregator.for_round(state, source, facts.public_update),
+        )
         updates = updates_of(replies, theta)
         weights = rule.weights(stack_counts(replies), len(updates))
         size = max(len(updates), min(rule.least, facts.broadcast.public.cohort))
@@ -167,7 +170,9 @@ class ReportedClusters(Clusters):
 
 def _index(reply: Releases, k: int) -> int:
     """Return the hypothesis that a reply reports; -1 if that is none of the k."""
-    reported = [release.value for release in reply if release.kind == "index" and release.value.numel() == 1]
+    reported = [
+        release.value for release in reply if release.kind == "index" and release.value.numel() == 1
+    ]
     if len(reported) != 1:
         return -1
     index = float(reported[0])

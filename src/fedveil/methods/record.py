@@ -74,7 +74,9 @@ class RecordDP(RecordPromise, ClientDefaults):
     >>> run = fv.Federation(model=model, clients=clients, method=private, seed=1).run(5)
     >>> run.guarantee.unit, round(run.guarantee.epsilon(1e-5), 3)
     ('record', 4.0)
-    >>> fv.RecordDP(fv.FedAvgM(), sum="trusted", examples=40, epsilon=4, rounds=5, silos=3).promise.trust
+    >>> fv.RecordDP(
+    ...     fv.FedAvgM(), sum="trusted", examples=40, epsilon=4, rounds=5, silos=3
+    ... ).promise.trust
     'trusted sum'
     """
 
@@ -102,13 +104,25 @@ class RecordDP(RecordPromise, ClientDefaults):
         self._shares.check()
 
     def _check_sizes(self) -> None:
-        sizes = {"people": self.people, "records_per_person": self.records_per_person, "examples": self.examples}
+        sizes = {
+            "people": self.people,
+            "records_per_person": self.records_per_person,
+            "examples": self.examples,
+        }
         needed = ("people", "records_per_person") if self.unit == "person" else ("examples",)
         for name, value in sizes.items():
             if name not in needed and value is not None:
-                raise FieldError(name, value, f'does not belong to unit = "{self.unit}": give {", ".join(needed)}')
+                raise FieldError(
+                    name,
+                    value,
+                    f'does not belong to unit = "{self.unit}": give {", ".join(needed)}',
+                )
             if name in needed and value is None:
-                raise FieldError(name, None, "it is needed: a planned, public number, such as the mean over the silos")
+                raise FieldError(
+                    name,
+                    None,
+                    "it is needed: a planned, public number, such as the mean over the silos",
+                )
 
     @cached_property
     def promise(self) -> RecordPromise:
@@ -190,10 +204,14 @@ class RecordDP(RecordPromise, ClientDefaults):
         if reason:
             return Refusal(reason)
         if self.rounds is not None and broadcast.public.round > self.rounds:
-            return Refusal(f"round {broadcast.public.round} lies beyond the {self.rounds} rounds planned")
+            return Refusal(
+                f"round {broadcast.public.round} lies beyond the {self.rounds} rounds planned"
+            )
         return self.spend()
 
-    def protect(self, releases: Releases, facts: ClientFacts, state: NoState, source: Source) -> Protected:
+    def protect(
+        self, releases: Releases, facts: ClientFacts, state: NoState, source: Source
+    ) -> Protected:
         """Release the model that was trained with this noise, or its share; everything else stays on the client."""
         leaving = self._shares.leaving(releases, facts, self.noisy_steps)
         return Protected(leaving, self.spend() if leaving else nothing("local"), state)

@@ -9,7 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from fedveil.accounting import Draw, Relation, Spend, SpendFilter, StepFilter, Trust, least_noise, of_round, step_event
+from fedveil.accounting import (
+    Draw,
+    Relation,
+    Spend,
+    SpendFilter,
+    StepFilter,
+    Trust,
+    least_noise,
+    of_round,
+    step_event,
+)
 from fedveil.accounting.bounds import GDP, PLD, Bound
 from fedveil.accounting.events import FACTOR, Gaussian
 from fedveil.accounting.guarantee import (
@@ -138,25 +148,45 @@ class RecordPromise(Parameters):
 
     def _check_noise(self) -> None:
         if (self.noise_multiplier is None) == (self.epsilon is None):
-            raise FieldError("noise_multiplier", self.noise_multiplier, "give either noise_multiplier or epsilon")
+            raise FieldError(
+                "noise_multiplier", self.noise_multiplier, "give either noise_multiplier or epsilon"
+            )
         if self.epsilon is not None and self.rounds is None:
-            raise FieldError("rounds", None, "it is needed with epsilon, which is the total over the rounds planned")
+            raise FieldError(
+                "rounds",
+                None,
+                "it is needed with epsilon, which is the total over the rounds planned",
+            )
         if self.most is not None and self.relation != "add/remove":
-            raise FieldError("most", self.most, 'goes with relation = "add/remove": sizes are public under the others')
+            raise FieldError(
+                "most",
+                self.most,
+                'goes with relation = "add/remove": sizes are public under the others',
+            )
         step_event(self.multiplier, self.rate)
-        require_within("sigma", "noise_multiplier * clip", self.multiplier * self.together * self.clip)
+        require_within(
+            "sigma", "noise_multiplier * clip", self.multiplier * self.together * self.clip
+        )
 
     def _check_sum(self) -> None:
         if self.sum != "none" and self.loop == "app":
-            accepted = 'goes with sum = "none": a share of a sum is one step of plain SGD, by the trainer'
+            accepted = (
+                'goes with sum = "none": a share of a sum is one step of plain SGD, by the trainer'
+            )
             raise FieldError("loop", self.loop, accepted)
         if self.sum != "none" and self.steps != 1:
             accepted = 'must be 1: every noisy step is summed before the next; or set sum = "none"'
             raise FieldError("steps", self.steps, accepted)
         if self.sum == "trusted" and self.silos < 2:
-            raise FieldError("silos", self.silos, 'a sum needs at least 2 silos; a single one has sum = "none"')
+            raise FieldError(
+                "silos", self.silos, 'a sum needs at least 2 silos; a single one has sum = "none"'
+            )
         if self.sum == "trusted" and self.tolerated >= self.silos:
-            raise FieldError("tolerated", self.tolerated, f"must leave one of the {self.silos} silos to add noise")
+            raise FieldError(
+                "tolerated",
+                self.tolerated,
+                f"must leave one of the {self.silos} silos to add noise",
+            )
         if self.sum == "secure":
             require_honest(self.least_sites, self.colluding)
 
@@ -191,7 +221,9 @@ class RecordPromise(Parameters):
         if self.noise_multiplier is not None:
             return self.noise_multiplier / self.together
         count = self.sums * self.counts
-        return least_noise(self.epsilon or 0.0, self.delta, count, rate=self.rate, relation=self.relation)
+        return least_noise(
+            self.epsilon or 0.0, self.delta, count, rate=self.rate, relation=self.relation
+        )
 
     @property
     def adding(self) -> int:
@@ -227,7 +259,11 @@ class RecordPromise(Parameters):
         """
         private_size = self.relation == "add/remove"
         if private_size and self.most is None:
-            raise FieldError("most", None, 'it is needed with relation = "add/remove": the most that a silo may have')
+            raise FieldError(
+                "most",
+                None,
+                'it is needed with relation = "add/remove": the most that a silo may have',
+            )
         event = step_event(self.multiplier, self.rate)
         bound: Bound = PLD(((event, self.counts),))
         if isinstance(event, Gaussian):
@@ -245,7 +281,13 @@ class RecordPromise(Parameters):
         promise = replace(promise, silos_per_person=self.silos_per_person)
         moved = FACTOR[self.relation] * self.clip
         drawn = (self._draw(),)
-        return Spend(guarantee=promise, mechanism="gaussian", scale=(self.deviation,), sensitivity=moved, draws=drawn)
+        return Spend(
+            guarantee=promise,
+            mechanism="gaussian",
+            scale=(self.deviation,),
+            sensitivity=moved,
+            draws=drawn,
+        )
 
     def _draw(self) -> Draw:
         """Describe the draw of a silo's noise, for the ledger."""
@@ -276,7 +318,9 @@ class RecordPromise(Parameters):
 
     def within(self, epsilon: float, delta: float) -> StepFilter:
         """Return a filter that holds a silo to a total."""
-        return StepFilter.within(step_event(self.multiplier, self.rate), epsilon, delta, self.relation)
+        return StepFilter.within(
+            step_event(self.multiplier, self.rate), epsilon, delta, self.relation
+        )
 
     def budgets(self, epsilon: float | None, delta: float) -> list[SpendFilter]:
         """Return filters on the planned steps, and on the total."""

@@ -82,7 +82,9 @@ class Replies(Sequence[Releases]):
         """Whether the models have the type and shape of the start, and all are in the sum if there is one."""
         if self._added is not None:
             return not self._models
-        return all(model.dtype == start.dtype and model.shape == start.shape for model in self._models)
+        return all(
+            model.dtype == start.dtype and model.shape == start.shape for model in self._models
+        )
 
     @cached_property
     def _models(self) -> list[Tensor]:
@@ -153,10 +155,14 @@ def check_reply(
 
 def _check_model(model: Tensor, dimension: int, dtype: torch.dtype) -> None:
     if model.dtype != dtype or tuple(model.shape) != (dimension,):
-        raise ReplyError(f"the model is {tuple(model.shape)} {model.dtype}; needed: ({dimension},) {dtype}")
+        raise ReplyError(
+            f"the model is {tuple(model.shape)} {model.dtype}; needed: ({dimension},) {dtype}"
+        )
     try:
         if not isfinite(torch.linalg.vector_norm(model)):
-            norms(model)  # a finite model whose norm overflows could not be clipped, and would end everybody's run
+            norms(
+                model
+            )  # a finite model whose norm overflows could not be clipped, and would end everybody's run
     except FieldError as error:
         raise ReplyError(f"{UNMEASURED}: {error}") from error
 
@@ -192,7 +198,9 @@ def figures_of(releases: Releases) -> dict[str, float]:
         if release.kind != "metric":
             continue
         if release.value.numel() != 1:
-            raise ReplyError(f"the metric {release.name!r} has {release.value.numel()} values; needed: one")
+            raise ReplyError(
+                f"the metric {release.name!r} has {release.value.numel()} values; needed: one"
+            )
         figures[release.name] = float(release.value)
     return figures
 

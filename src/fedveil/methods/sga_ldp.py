@@ -13,7 +13,16 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedveil.accounting import Draw, Guarantee, Release, Spend, compose_mu, model_of, nothing, of_round
+from fedveil.accounting import (
+    Draw,
+    Guarantee,
+    Release,
+    Spend,
+    compose_mu,
+    model_of,
+    nothing,
+    of_round,
+)
 from fedveil.accounting.bounds import GDP, Heuristic
 from fedveil.accounting.guarantee import LIVENESS
 from fedveil.aggregation import Aggregator, require_rule

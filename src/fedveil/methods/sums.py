@@ -21,13 +21,31 @@ from fedveil.checks import SumRate
 from fedveil.errors import FieldError, NoReplyError, ReplyError
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
-from fedveil.methods.facts import Broadcast, ClientFacts, Combined, NoisySteps, PublicFacts, Releases, ServerFacts
+from fedveil.methods.facts import (
+    Broadcast,
+    ClientFacts,
+    Combined,
+    NoisySteps,
+    PublicFacts,
+    Releases,
+    ServerFacts,
+)
 from fedveil.methods.plain import Plain
 from fedveil.methods.record_promise import RecordPromise
 from fedveil.methods.replies import figures_of
 from fedveil.secure import FEWEST, SumContext, SumTerms, share, unmasked
 
-TERMS = ("clip", "deviation", "denominator", "rate", "images", "silos_per_person", "silos", "tolerated", "lr")
+TERMS = (
+    "clip",
+    "deviation",
+    "denominator",
+    "rate",
+    "images",
+    "silos_per_person",
+    "silos",
+    "tolerated",
+    "lr",
+)
 
 
 @dataclass(frozen=True)
@@ -83,7 +101,9 @@ class NoSum:
         if model is None:
             return ()
         if facts.noised is None or replace(facts.noised, lr=0.0) != noisy:
-            accepted = "the model lacks this method's noise: train it with fedveil.learning.PrivateTrainer"
+            accepted = (
+                "the model lacks this method's noise: train it with fedveil.learning.PrivateTrainer"
+            )
             raise FieldError("noised", facts.noised, accepted)
         return (Release("model", model), *self.terms(facts.noised))
 
@@ -119,7 +139,9 @@ class TrustedSum(Plain):
         """Check that the noise is whole, and average the shares."""
         given = [_terms_of(releases) for releases in replies]
         terms = max(given, key=given.count)
-        replies = [reply for reply, its_terms in zip(replies, given, strict=True) if its_terms == terms]
+        replies = [
+            reply for reply, its_terms in zip(replies, given, strict=True) if its_terms == terms
+        ]
         if set(terms) != set(TERMS):
             raise ReplyError("shares of one sum name the terms on which they are made")
         silos, tolerated = int(terms["silos"]), int(terms["tolerated"])
@@ -150,7 +172,9 @@ class TrustedShares(NoSum):
     def require_sites(self, sites: int, field: str) -> None:
         silos = self.promise.silos
         if sites != silos:
-            raise FieldError(field, sites, f"must be silos = {silos}, for which shares are sized: change one")
+            raise FieldError(
+                field, sites, f"must be silos = {silos}, for which shares are sized: change one"
+            )
 
     def refusal(self, public: PublicFacts) -> str:
         if public.cohort == self.promise.silos:
@@ -194,7 +218,9 @@ class SecureSum(TrustedSum):
             raise ReplyError(f"a reply to a secure sum is one share, not {kinds}")
         value = releases[0].value
         if value.dtype != torch.int64 or tuple(value.shape) != (dimension,):
-            raise ReplyError(f"a share is int64 [{dimension}], not {value.dtype} {tuple(value.shape)}")
+            raise ReplyError(
+                f"a share is int64 [{dimension}], not {value.dtype} {tuple(value.shape)}"
+            )
 
     def mean(self, replies: Sequence[Releases], context: SumContext) -> torch.Tensor:
         """Return the noised mean gradient [d] of a roster, float64."""
@@ -237,7 +263,9 @@ class SecureSum(TrustedSum):
             raise FieldError("question", None, "it is needed: the shares answer one")
         if len(replies) != len(context.roster):
             missing = len(context.roster) - len(replies)
-            raise NoReplyError(f"{missing} of {len(context.roster)} sites are missing: ask again, without them")
+            raise NoReplyError(
+                f"{missing} of {len(context.roster)} sites are missing: ask again, without them"
+            )
         return self.step(facts, self.mean(replies, context), state, source)
 
 
@@ -294,7 +322,9 @@ class SecureShares(NoSum):
         """Return the question of a broadcast, on this side's own terms."""
         public = broadcast.public
         planned = f"{digest((Release('model', broadcast.models),))} {public.rounds} {public.cohort}"
-        shapes = repr([(block.name, tuple(block.shape), str(block.dtype)) for block in layout.blocks])
+        shapes = repr(
+            [(block.name, tuple(block.shape), str(block.dtype)) for block in layout.blocks]
+        )
         return SumContext(
             run=public.run,
             round=public.round,
@@ -314,7 +344,11 @@ class SecureShares(NoSum):
         """Add the noise and the masks; everything but the share stays on the site."""
         sums = [release.value for release in releases if release.kind == "sum"]
         if facts.site is None:
-            raise FieldError("site", None, "it is needed: a site has a key of its own, and pins those of the others")
+            raise FieldError(
+                "site",
+                None,
+                "it is needed: a site has a key of its own, and pins those of the others",
+            )
         if facts.failed:
             sums = [torch.zeros(facts.layout.size, dtype=torch.int64)]
         if len(sums) != 1:

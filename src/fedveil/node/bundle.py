@@ -68,7 +68,9 @@ class Bundle:
             with zipfile.ZipFile(BytesIO(self.content)) as archive:
                 entries = [entry for entry in archive.infolist() if not entry.is_dir()]
                 if sum(entry.file_size for entry in entries) > LARGEST:
-                    raise FieldError("bundle", self.sha256, f"unpacks to more than {LARGEST:,} bytes")
+                    raise FieldError(
+                        "bundle", self.sha256, f"unpacks to more than {LARGEST:,} bytes"
+                    )
                 for entry in entries:
                     path = PurePosixPath(entry.filename)
                     if path.is_absolute() or ".." in path.parts or "\\" in entry.filename:
@@ -83,7 +85,9 @@ class Bundle:
                 values = toml_of(file.read(1 << 20).decode())
             values["tool"]["flwr"]["app"]["components"]["clientapp"], values["project"]["name"]
         except (zipfile.BadZipFile, ValueError, KeyError, TypeError) as error:
-            raise FieldError("bundle", self.sha256, "has no pyproject.toml of a Flower app") from error
+            raise FieldError(
+                "bundle", self.sha256, "has no pyproject.toml of a Flower app"
+            ) from error
         return values
 
 
@@ -114,8 +118,12 @@ class BundleImporter(MetaPathFinder):
         inner = fullname.replace(".", "/")
         for name in (f"{inner}/__init__.py", f"{inner}.py"):
             if name in self._files:
-                return spec_from_loader(fullname, _Loader(fullname, str(self._folder / name), self._files[name]))
-        if not any(other.startswith(f"{inner}/") and other.endswith(".py") for other in self._files):
+                return spec_from_loader(
+                    fullname, _Loader(fullname, str(self._folder / name), self._files[name])
+                )
+        if not any(
+            other.startswith(f"{inner}/") and other.endswith(".py") for other in self._files
+        ):
             return None
         spec = ModuleSpec(fullname, None, is_package=True)
         spec.submodule_search_locations = [str(self._folder / inner)]

@@ -9,8 +9,16 @@ import errno
 import os
 import struct
 
-_MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # of audit.h; the column of their calls' numbers
-_SEPARATED = (1, 2, 10, 16)  # unix, both internets, netlink: families that a network namespace separates
+_MACHINES = {
+    "x86_64": (0xC000003E, 0),
+    "aarch64": (0xC00000B7, 1),
+}  # of audit.h; the column of their calls' numbers
+_SEPARATED = (
+    1,
+    2,
+    10,
+    16,
+)  # unix, both internets, netlink: families that a network namespace separates
 _ABSENT = -1
 REFUSED = {
     "flock": (73, 32),
@@ -43,9 +51,18 @@ REFUSED = {
     # namespaces: their number is limited for each user, and inside a new one a process has every capability
     "unshare": (272, 97),
     "setns": (308, 268),
-    "clone3": (435, 435),  # its flags lie in memory, where no filter reads them; C libraries go back to clone
+    "clone3": (
+        435,
+        435,
+    ),  # its flags lie in memory, where no filter reads them; C libraries go back to clone
 }
-_ASKED = {"socket": (41, 198), "fcntl": (72, 25), "clone": (56, 220), "prlimit64": (302, 261), "setrlimit": (160, 164)}
+_ASKED = {
+    "socket": (41, 198),
+    "fcntl": (72, 25),
+    "clone": (56, 220),
+    "prlimit64": (302, 261),
+    "setrlimit": (160, 164),
+}
 # dup, get and set flags, dup with close-on-exec, add and get the seals of a file in memory
 _OF_A_HANDLE = (0, 1, 2, 3, 4, 1030, 1033, 1034)
 _NEW_NAMESPACES = 0x7E020000  # of sched.h: mounts, cgroup, names, IPC, user, processes, network
@@ -87,10 +104,17 @@ def call_filter() -> CallFilter:
         if numbers[call] != _ABSENT:
             steps += _unless((_EQUAL, 0, 1, numbers[call]))
     steps += [
-        *_asked(numbers["socket"], _one_of(_FIRST, _SEPARATED)),  # vsock reaches a virtual machine's host
+        *_asked(
+            numbers["socket"], _one_of(_FIRST, _SEPARATED)
+        ),  # vsock reaches a virtual machine's host
         *_asked(numbers["fcntl"], _one_of(_SECOND, _OF_A_HANDLE)),
-        *_asked(numbers["clone"], [(_LOAD, 0, 0, _FIRST), (_ANY_BIT, 0, 1, _NEW_NAMESPACES), _REFUSE, _ALLOW]),
-        *_asked(numbers["setrlimit"], [(_LOAD, 0, 0, _FIRST), (_EQUAL, 0, 1, _CORE), _REFUSE, _ALLOW]),
+        *_asked(
+            numbers["clone"],
+            [(_LOAD, 0, 0, _FIRST), (_ANY_BIT, 0, 1, _NEW_NAMESPACES), _REFUSE, _ALLOW],
+        ),
+        *_asked(
+            numbers["setrlimit"], [(_LOAD, 0, 0, _FIRST), (_EQUAL, 0, 1, _CORE), _REFUSE, _ALLOW]
+        ),
         *_asked(numbers["prlimit64"], _reads_core()),
         _ALLOW,
     ]

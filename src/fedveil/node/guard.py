@@ -37,7 +37,10 @@ from fedveil.node.bundle import APPROVAL, Bundle, approved
 from fedveil.node.worker import Worker, load_app
 
 _LOG = logger("flwr")
-WORDS = {REFUSED: "the node takes no part", FAILED: "the node failed"}  # all that a server may read of either
+WORDS = {
+    REFUSED: "the node takes no part",
+    FAILED: "the node failed",
+}  # all that a server may read of either
 DECISIONS = "decisions.jsonl"
 SLACK = 300.0  # seconds by which a file may seem to be newer than now
 
@@ -71,10 +74,16 @@ class NodePolicy:
         """
         file, writable = Path(path).resolve(), stat.S_IWGRP | stat.S_IWOTH
         require_private(file, writable, "policy")
-        require_private(file.parent, writable, "policy's folder")  # who writes there replaces the file
+        require_private(
+            file.parent, writable, "policy's folder"
+        )  # who writes there replaces the file
         policy = read_policy(file)
         if policy is None or policy.node is None:
-            raise FieldError("policy", file.name, "has no table [node]; nothing runs: `fedveil node init` writes one")
+            raise FieldError(
+                "policy",
+                file.name,
+                "has no table [node]; nothing runs: `fedveil node init` writes one",
+            )
         rules = policy.node
         if rules.ledger is not None:
             rules = replace(rules, ledger=str(file.parent / rules.ledger))
@@ -96,7 +105,11 @@ class NodePolicy:
 
     def folders(self) -> list[Path]:
         """Return the folders of the ledger and of its head, where the policy names them."""
-        return [Path(place) for place in (self.admission.ledger, self.admission.head) if place is not None]
+        return [
+            Path(place)
+            for place in (self.admission.ledger, self.admission.head)
+            if place is not None
+        ]
 
 
 def require_private(path: Path, closed: int, what: str) -> None:
@@ -118,7 +131,9 @@ def require_private(path: Path, closed: int, what: str) -> None:
         raise FieldError(what, path.name, f"is open to others: chmod {mode} {path}")
 
 
-def answer(path: str | Path, message: Message, context: Context, run: Run, content: bytes) -> Message:
+def answer(
+    path: str | Path, message: Message, context: Context, run: Run, content: bytes
+) -> Message:
     """Answer a message of a run, whose app bundle has this content; nothing is raised.
 
     Parameters
@@ -156,7 +171,9 @@ def answer(path: str | Path, message: Message, context: Context, run: Run, conte
     code = REFUSED if code == REFUSED else FAILED
     said = {"verdict": "failed" if code == FAILED else "refused", "rule": "", "why": reason}
     with suppress(OSError):  # nothing leaves in any case
-        _record(Path(path), message, run, bundle.sha256, {**decision, **said, **_refused_by(decision)})
+        _record(
+            Path(path), message, run, bundle.sha256, {**decision, **said, **_refused_by(decision)}
+        )
     return Message(Error(code, WORDS[code]), reply_to=message)
 
 
@@ -165,21 +182,31 @@ def _refused_by(decision: Mapping[str, Any]) -> Mapping[str, Any]:
     return decision if decision.get("verdict") in ("refused", "failed") else {}
 
 
-def _record(policy: Path, message: Message, run: Run, app: str, decision: Mapping[str, Any]) -> None:
+def _record(
+    policy: Path, message: Message, run: Run, app: str, decision: Mapping[str, Any]
+) -> None:
     """Write a decision beside the policy, for its operator."""
-    about = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "run": str(run.run_id), "app": app}
+    about = {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "run": str(run.run_id),
+        "app": app,
+    }
     line = {**about, "message": message.metadata.message_type, **decision}
     append(policy.resolve().parent / DECISIONS, json.dumps(line) + "\n")
 
 
-def _answer(node: NodePolicy, message: Message, context: Context, run: Run, bundle: Bundle) -> Message:
+def _answer(
+    node: NodePolicy, message: Message, context: Context, run: Run, bundle: Bundle
+) -> Message:
     rules = node.admission
     kind = message.metadata.message_type.partition(".")[0]
     refused: str | None = node.clock()
     if kind not in ("train", "evaluate"):
         refused = f"messages of type {kind!r} are not answered"
     refused = refused or rules.refusal(
-        approved(rules.signers or (), bundle.sha256, context.run_config.get(APPROVAL), datetime.now(UTC)),
+        approved(
+            rules.signers or (), bundle.sha256, context.run_config.get(APPROVAL), datetime.now(UTC)
+        ),
         app=bundle.sha256,
         project=bundle.project,
         federation=run.federation_id,
@@ -192,9 +219,18 @@ def _answer(node: NodePolicy, message: Message, context: Context, run: Run, bund
     config, dataset = dict(context.node_config), f"{PREFIX}dataset"
     if rules.dataset is not None:
         if dataset in config:
-            raise FieldError(dataset, rules.dataset, "is in the policy and the configuration: give it once")
+            raise FieldError(
+                dataset, rules.dataset, "is in the policy and the configuration: give it once"
+            )
         config[dataset] = rules.dataset
-    seen = Context(context.run_id, context.node_id, config, context.state, context.run_config, context.series_id)
+    seen = Context(
+        context.run_id,
+        context.node_id,
+        config,
+        context.state,
+        context.run_config,
+        context.series_id,
+    )
     if rules.client is not None:
         call, given = own_client(rules.client)
     else:
@@ -204,7 +240,9 @@ def _answer(node: NodePolicy, message: Message, context: Context, run: Run, bund
         if place is not None:
             given[name] = place
     if given.get("ledger") == RUN:
-        raise FieldError("ledger", RUN, "is for simulations: name the lifetime ledger in policy.node.ledger")
+        raise FieldError(
+            "ledger", RUN, "is for simulations: name the lifetime ledger in policy.node.ledger"
+        )
     return privacy_mod(**{**given, "policy": node.costs})(message, seen, call)
 
 
@@ -218,7 +256,9 @@ def own_client(reference: str) -> tuple[ClientAppCallable, dict[str, Any]]:
     return app, dict(calls[0]) if calls else {}
 
 
-def _foreign(bundle: Bundle, node: NodePolicy, context: Context) -> tuple[ClientAppCallable, dict[str, Any]]:
+def _foreign(
+    bundle: Bundle, node: NodePolicy, context: Context
+) -> tuple[ClientAppCallable, dict[str, Any]]:
     """Prepare the bundle's client, in a process of its own."""
     if not any("method" in keys for keys in privacy_keys(context)):
         accepted = "is in neither the node's configuration nor the run's, and what a bundle's code says (as "
@@ -255,7 +295,9 @@ def _require_seen(config: Mapping[str, Any], hidden: Sequence[Path]) -> None:
             continue
         for folder in hidden:
             if Path(value).resolve().is_relative_to(folder.resolve()):
-                accepted = f"lies in {folder}, which a bundle's code sees empty: keep data elsewhere"
+                accepted = (
+                    f"lies in {folder}, which a bundle's code sees empty: keep data elsewhere"
+                )
                 raise FieldError(key, value, accepted)
 
 

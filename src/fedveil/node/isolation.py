@@ -23,7 +23,15 @@ from fedveil.node.calls import call_filter
 
 _NEW_MOUNTS, _NEW_IPC, _NEW_USER = 0x00020000, 0x08000000, 0x10000000  # of sched.h
 _NEW_PIDS, _NEW_NET = 0x20000000, 0x40000000
-_BIND, _PRIVATE, _RECURSIVE, _LOCKED, _NO_SUID, _NO_DEVICES, _NO_PROGRAMS = 1 << 12, 1 << 18, 1 << 14, 1, 2, 4, 8
+_BIND, _PRIVATE, _RECURSIVE, _LOCKED, _NO_SUID, _NO_DEVICES, _NO_PROGRAMS = (
+    1 << 12,
+    1 << 18,
+    1 << 14,
+    1,
+    2,
+    4,
+    8,
+)
 _MOUNT_SETATTR, _HERE, _WHOLE_TREE, _READ_ONLY = 442, -100, 0x8000, 1
 _KILL_WITH_PARENT, _FILTERED, _NO_NEW_PRIVILEGES = 1, 22, 38  # of prctl.h
 _INSIDE = 1000  # any user but 0, so that the next program has no capabilities
@@ -70,10 +78,18 @@ def isolate(folder: Path, hidden: Sequence[Path] = ()) -> None:
         if result != 0:
             raise OSError(ctypes.get_errno(), f"{os.strerror(ctypes.get_errno())} ({what})")
 
-    Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")  # the first to go where memory ends
-    listed = os.fsdecode(Path("/proc/net/unix").read_bytes()).splitlines()  # of the network that is left
+    Path("/proc/self/oom_score_adj").write_text(
+        "1000", encoding="ascii"
+    )  # the first to go where memory ends
+    listed = os.fsdecode(
+        Path("/proc/net/unix").read_bytes()
+    ).splitlines()  # of the network that is left
     do(libc.unshare(_NEW_USER | _NEW_MOUNTS | _NEW_NET | _NEW_IPC | _NEW_PIDS), "unshare")
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{_INSIDE} {user} 1"), ("gid_map", f"{_INSIDE} {group} 1")):
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{_INSIDE} {user} 1"),
+        ("gid_map", f"{_INSIDE} {group} 1"),
+    ):
         Path(f"/proc/self/{name}").write_text(text, encoding="ascii")
     do(libc.mount(b"none", b"/", None, _RECURSIVE | _PRIVATE, None), "mount, private")
     sockets = ["/" + line.partition(" /")[2] for line in listed]
@@ -83,18 +99,34 @@ def isolate(folder: Path, hidden: Sequence[Path] = ()) -> None:
             do(libc.mount(b"/dev/null", os.fsencode(file), None, _BIND, None), f"hide {file}")
     attributes = _MountAttributes(_READ_ONLY, 0, 0, 0)
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
-    do(libc.syscall(_MOUNT_SETATTR, _HERE, b"/", _WHOLE_TREE, ctypes.byref(attributes), size), "mount, read-only")
+    do(
+        libc.syscall(_MOUNT_SETATTR, _HERE, b"/", _WHOLE_TREE, ctypes.byref(attributes), size),
+        "mount, read-only",
+    )
     for place in hidden:
-        do(libc.mount(b"tmpfs", bytes(place), b"tmpfs", _NOTHING, b"mode=500,size=4k"), f"hide {place}")
-    for place in (folder, Path("/dev/shm"), Path("/dev/pts")):  # the last holds the user's terminals
+        do(
+            libc.mount(b"tmpfs", bytes(place), b"tmpfs", _NOTHING, b"mode=500,size=4k"),
+            f"hide {place}",
+        )
+    for place in (
+        folder,
+        Path("/dev/shm"),
+        Path("/dev/pts"),
+    ):  # the last holds the user's terminals
         if place.is_dir():
-            do(libc.mount(b"tmpfs", bytes(place), b"tmpfs", _NO_SUID | _NO_DEVICES, b"mode=700"), f"mount {place}")
+            do(
+                libc.mount(b"tmpfs", bytes(place), b"tmpfs", _NO_SUID | _NO_DEVICES, b"mode=700"),
+                f"mount {place}",
+            )
     _wait_for_child()  # the first process of the new namespace, with which all others end
     how = _LOCKED | _NO_SUID | _NO_DEVICES | _NO_PROGRAMS
     do(libc.mount(b"proc", b"/proc", b"proc", how, None), "mount /proc")
     for name in _OF_OTHERS:
         if os.path.exists(f"/proc/{name}"):
-            do(libc.mount(b"/dev/null", f"/proc/{name}".encode(), None, _BIND, None), f"hide {name}")
+            do(
+                libc.mount(b"/dev/null", f"/proc/{name}".encode(), None, _BIND, None),
+                f"hide {name}",
+            )
     _set_limits()
     do(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "prctl")
     do(libc.prctl(_FILTERED, 2, ctypes.byref(call_filter()), 0, 0), "prctl, filter")
@@ -154,7 +186,11 @@ def require_hidden(folders: Sequence[Path]) -> tuple[Path, ...]:
         If one of them holds what Python itself is read from.
     """
     real = sorted({folder.resolve() for folder in folders if folder.is_dir()})
-    needed = {Path(place).resolve() for place in (*sys.path, *sysconfig.get_paths().values(), sys.executable) if place}
+    needed = {
+        Path(place).resolve()
+        for place in (*sys.path, *sysconfig.get_paths().values(), sys.executable)
+        if place
+    }
     system = {Path(place).resolve() for place in (*_SYSTEM, tempfile.gettempdir())}
     for folder in real:
         for place in sorted(needed | system):

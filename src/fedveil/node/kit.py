@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.engines.lifetime import read_head, read_ledger
-from fedveil.engines.nvflare.kit import ASKS, GUARD, SENDS, SiteScope, components_of, is_ours, protection_of, scopes_of
+from fedveil.engines.nvflare.kit import (
+    ASKS,
+    GUARD,
+    SENDS,
+    SiteScope,
+    components_of,
+    is_ours,
+    protection_of,
+    scopes_of,
+)
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.node.bindings import Binding
 from fedveil.reading import json_of
@@ -39,8 +48,14 @@ def check_kit(folder: str | Path) -> list[Binding]:
         except FedVeilError as error:
             findings.append(Binding(name, "no", str(error)))
         except ImportError as error:
-            findings.append(Binding(name, "no", f"NVIDIA FLARE is not installed for this Python: {error}"))
-    findings.append(Binding("server", "not seen", "whoever may submit a job runs code at the server", needed=False))
+            findings.append(
+                Binding(name, "no", f"NVIDIA FLARE is not installed for this Python: {error}")
+            )
+    findings.append(
+        Binding(
+            "server", "not seen", "whoever may submit a job runs code at the server", needed=False
+        )
+    )
     return findings
 
 
@@ -64,7 +79,9 @@ def _of_privacy(values: Mapping[str, Any]) -> Iterator[Binding]:
     guarded = any(is_ours(part, GUARD) for part in components_of(values))
     why = "stops a job with a part that is on no list before it starts"
     missing = "is no component: such a job trains nothing, but its parts run"
-    yield Binding("privacy.json components: JobGuard", "yes" if guarded else "no", why if guarded else missing)
+    yield Binding(
+        "privacy.json components: JobGuard", "yes" if guarded else "no", why if guarded else missing
+    )
     try:
         arguments = protection_of(values)
     except FedVeilError as error:
@@ -81,7 +98,9 @@ def _of_privacy(values: Mapping[str, Any]) -> Iterator[Binding]:
 def _of_scopes(scopes: list[SiteScope], default: Any) -> Iterator[Binding]:
     names = [scope.name for scope in scopes]
     if default in names:
-        yield Binding("privacy.json default_scope", "yes", f"{default}: holds for jobs that name none")
+        yield Binding(
+            "privacy.json default_scope", "yes", f"{default}: holds for jobs that name none"
+        )
     else:
         why = f"{default!r} is none of {names}: a job that names no scope is not protected"
         yield Binding("privacy.json default_scope", "no", why)
@@ -109,10 +128,19 @@ def _of_filter(arguments: Mapping[str, Any]) -> Iterator[Binding]:
     yield Binding(what, "yes", f"{method.name}, {method.client.trust} trust, {unit}")
     if made.seed is not None:
         yield Binding(f"{what} seed", "no", "whoever knows it knows the noise: leave it out")
-    rounds = f"{made.rounds} and no other number" if made.rounds else "whatever the server plans: name rounds"
+    rounds = (
+        f"{made.rounds} and no other number"
+        if made.rounds
+        else "whatever the server plans: name rounds"
+    )
     yield Binding(f"{what} rounds", "yes" if made.rounds else "no", rounds, needed=False)
     named = made.policy is not None
-    yield Binding(f"{what} policy", "yes" if named else "no", made.policy or "no file: the ledger alone counts", False)
+    yield Binding(
+        f"{what} policy",
+        "yes" if named else "no",
+        made.policy or "no file: the ledger alone counts",
+        False,
+    )
     if made.allow:
         why = f"the site answers for {', '.join(made.allow)}"
         yield Binding(f"{what} allow", "not seen", why, needed=False)
@@ -124,7 +152,11 @@ def _of_ledger(ledger: str | None, head: str | None, dataset: str | None) -> Ite
     if ledger is None or head is None:
         yield Binding(what, "not seen", "none is named: central trust needs none", needed=False)
         return
-    found = sorted(Path(ledger).glob("*.jsonl")) if dataset is None else [Path(ledger) / f"{dataset}.jsonl"]
+    found = (
+        sorted(Path(ledger).glob("*.jsonl"))
+        if dataset is None
+        else [Path(ledger) / f"{dataset}.jsonl"]
+    )
     if not found:
         yield Binding(what, "no", f"{ledger} holds none: fedveil ledger begin")
     for path in found:
@@ -141,31 +173,52 @@ def _of_resources(values: Mapping[str, Any]) -> Iterator[Binding]:
 
     off = values.get(SWITCH) is False
     why = (
-        "no log leaves" if off else f"{values.get(SWITCH)!r}: logs of jobs go to the server, and tracebacks quote data"
+        "no log leaves"
+        if off
+        else f"{values.get(SWITCH)!r}: logs of jobs go to the server, and tracebacks quote data"
     )
     yield Binding(f"resources.json {SWITCH}", "yes" if off else "no", why)
     for part in components_of(values):
         path = str(part.get("path", part.get("name")))
         known = path in SITE or (path == STREAMER and off)
         if not known:
-            yield Binding(f"resources.json components {path}", "no", "is on no list: it may send logs or data")
-    yield from _of_classes(values.get("class_allow_list"), values.get("class_list_enforcement_mode", "enforce"))
+            yield Binding(
+                f"resources.json components {path}", "no", "is on no list: it may send logs or data"
+            )
+    yield from _of_classes(
+        values.get("class_allow_list"), values.get("class_list_enforcement_mode", "enforce")
+    )
 
 
 def _of_classes(listed: Any, mode: Any) -> Iterator[Binding]:
     what = "resources.json class_allow_list"
     if mode != "enforce":
-        yield Binding("resources.json class_list_enforcement_mode", "no", f"{mode!r}: unlisted classes are built")
+        yield Binding(
+            "resources.json class_list_enforcement_mode",
+            "no",
+            f"{mode!r}: unlisted classes are built",
+        )
     if not isinstance(listed, list):
-        yield Binding(what, "not seen", "none: FLARE's own list holds, without FedVeil's classes", needed=False)
+        yield Binding(
+            what,
+            "not seen",
+            "none: FLARE's own list holds, without FedVeil's classes",
+            needed=False,
+        )
         return
     if "*" in listed:
         yield Binding(what, "no", "'*': a job may build any class")
         return
     if _listed(COMMANDS, listed):
-        yield Binding(what, "no", f"{COMMANDS} takes a command from the job: take it out", needed=False)
+        yield Binding(
+            what, "no", f"{COMMANDS} takes a command from the job: take it out", needed=False
+        )
     ours = _listed(EXECUTOR, listed)
-    why = "a job without code may name it" if ours else f"{EXECUTOR} is not on it: no job without code trains by it"
+    why = (
+        "a job without code may name it"
+        if ours
+        else f"{EXECUTOR} is not on it: no job without code trains by it"
+    )
     yield Binding(f"{what} FedVeilExecutor", "yes" if ours else "no", why, needed=False)
 
 

@@ -32,9 +32,7 @@ def main(argv: Sequence[str]) -> int:
         add_args_flwr_app_common(parser=parser, include_token_stdin=True)
         return _run(policy, task, parser.parse_args(rest))
     except ImportError as error:
-        lacks = (
-            "FedVeil: flwr %s lacks what `fedveil node` needs (%s); nothing leaves: install one that has it, as 1.42"
-        )
+        lacks = "FedVeil: flwr %s lacks what `fedveil node` needs (%s); nothing leaves: install one that has it, as 1.42"
         _LOG.error(lacks, version("flwr"), error)
     except Exception as error:
         _LOG.error("FedVeil: nothing leaves this node", exc_info=error)
@@ -48,7 +46,9 @@ def end_with_starter() -> None:
     def watch() -> None:
         while os.getppid() == starter:
             time.sleep(LOOK)
-        os._exit(1)  # whatever is under way: a ledger's line is on the disk before anything is handed over
+        os._exit(
+            1
+        )  # whatever is under way: a ledger's line is on the disk before anything is handed over
 
     if os.name == "posix":
         Thread(target=watch, daemon=True).start()
@@ -61,7 +61,10 @@ def _run(policy: str, task: str, arguments: Namespace) -> int:
     from flwr.proto.runtime_pb2 import PullTaskInputRequest
     from flwr.supercore.app_utils import start_parent_process_monitor
     from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-    from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+    from flwr.supercore.interceptors import (
+        RuntimeTokenHttpInterceptor,
+        RuntimeVersionHttpInterceptor,
+    )
     from flwr.supercore.retry import make_simple_http_retry_invoker
     from flwr.supercore.runtime import RuntimeHttpClient
     from flwr.supercore.tls import validate_and_resolve_root_certificates
@@ -71,13 +74,18 @@ def _run(policy: str, task: str, arguments: Namespace) -> int:
     disable_process_dumping(strict=False)  # the token is in memory
     if arguments.parent_pid is not None:
         start_parent_process_monitor(arguments.parent_pid)
-    certificates = validate_and_resolve_root_certificates(arguments.root_certificates, arguments.insecure)
+    certificates = validate_and_resolve_root_certificates(
+        arguments.root_certificates, arguments.insecure
+    )
     token = try_obtain_flwr_app_token(arguments)
     client = RuntimeHttpClient.from_server_address(
         server_address=arguments.runtime_api_address,
         insecure=arguments.insecure,
         root_certificates=certificates,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name=CLIENT), RuntimeTokenHttpInterceptor(token)],
+        interceptors=[
+            RuntimeVersionHttpInterceptor(component_name=CLIENT),
+            RuntimeTokenHttpInterceptor(token),
+        ],
         retry_invoker=make_simple_http_retry_invoker(),
     )
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
@@ -89,7 +97,9 @@ def _run(policy: str, task: str, arguments: Namespace) -> int:
         if task not in REPLIES:
             client.PullTaskInput(PullTaskInputRequest())
             return 0
-        message, context, run, fab = pull_task_input(client)  # within 30 s of the claim, so before the slow imports
+        message, context, run, fab = pull_task_input(
+            client
+        )  # within 30 s of the claim, so before the slow imports
 
         from fedveil.engines.flower.records import REFUSED
         from fedveil.node.guard import WORDS, answer
@@ -102,7 +112,9 @@ def _run(policy: str, task: str, arguments: Namespace) -> int:
         push_message(client, reply, context)
         return 0
     finally:
-        if heartbeat.is_running:  # a heartbeat of a task that is finished would interrupt this process
+        if (
+            heartbeat.is_running
+        ):  # a heartbeat of a task that is finished would interrupt this process
             heartbeat.stop()
         push_task_output(client, context, status, "")
         client.close()

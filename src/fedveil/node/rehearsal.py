@@ -47,11 +47,17 @@ def rehearse(policy: Path, config: Mapping[str, Any], told: Mapping[str, Any]) -
     """
     reference = NodePolicy.read(policy).admission.client
     if reference is None:
-        raise FieldError("client", None, "it is needed in [node]: only code of the operator's own is rehearsed")
+        raise FieldError(
+            "client", None, "it is needed in [node]: only code of the operator's own is rehearsed"
+        )
     app, given = own_client(reference)
     layout = given.get("layout")
     if not isinstance(layout, Layout):
-        raise FieldError("client", reference, "builds no privacy_mod(layout, ...), which says what its model shares")
+        raise FieldError(
+            "client",
+            reference,
+            "builds no privacy_mod(layout, ...), which says what its model shares",
+        )
     context = Context(1, 1, dict(config), RecordDict(), {})
     method = _method_of(given.get("method"), context)
     broadcast = _made_up(layout, method)

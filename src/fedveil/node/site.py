@@ -49,7 +49,11 @@ def begin_site(folder: str | Path, head: str | Path, dataset: str, by: str) -> P
         raise FieldError("folder", str(site), f"holds a {POLICY}: what was decided there stays")
     site.mkdir(mode=0o700, parents=True, exist_ok=True)
     begin_ledger(site / "ledgers", dataset, by, head=Path(head).resolve())
-    places = {"head": _quoted(Path(head).resolve()), "dataset": _quoted(dataset), "key": _quoted(site / "study.key")}
+    places = {
+        "head": _quoted(Path(head).resolve()),
+        "dataset": _quoted(dataset),
+        "key": _quoted(site / "study.key"),
+    }
     text = (files("fedveil.node") / POLICY).read_text(encoding="utf-8")
     write_atomic(policy, text.format(**places).encode())
     write_commands(site)
@@ -61,12 +65,16 @@ def write_commands(site: Path) -> None:
     (site / BIN).mkdir(mode=0o700, exist_ok=True)
     for name in (CLIENT, *OTHERS):
         words = (sys.executable, "-P", "-m", "fedveil.node.launch", str(site / POLICY), name)
-        write_atomic(site / BIN / name, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'.encode(), mode=0o700)
+        write_atomic(
+            site / BIN / name, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'.encode(), mode=0o700
+        )
 
 
 def environment(site: Path, given: Mapping[str, str]) -> dict[str, str]:
     """Make the environment of whatever starts tasks: our commands stand before Flower's, whatever PATH was."""
-    path = os.pathsep.join([str(site / BIN), str(Path(sys.executable).parent), given.get("PATH", os.defpath)])
+    path = os.pathsep.join(
+        [str(site / BIN), str(Path(sys.executable).parent), given.get("PATH", os.defpath)]
+    )
     return {**given, "PATH": path, "FLWR_TELEMETRY_ENABLED": "0", **dict.fromkeys(QUIET, "1")}
 
 
@@ -84,7 +92,11 @@ def start(folder: str | Path, command: Sequence[str]) -> None:
     own = environment(site, os.environ)
     program = shutil.which(command[0], path=own["PATH"])
     if program is None:
-        raise FieldError("command", command[0], "is not installed beside this Python: flower-supernode comes with flwr")
+        raise FieldError(
+            "command",
+            command[0],
+            "is not installed beside this Python: flower-supernode comes with flwr",
+        )
     handle = os.open(site / f"{Path(program).name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     if not wait_for(handle, time.monotonic()):
         raise FedVeilError(f"{Path(program).name} runs for this node already: a site starts once")
@@ -137,7 +149,9 @@ def _pairs(option: str, text: str) -> dict[str, Any]:
         try:
             values[name] = toml_of(f"value = {value}")["value"]
         except ValueError as error:
-            accepted = "must be key=value pairs, texts in quotes: partition-id=0 data='/srv/ward.csv'"
+            accepted = (
+                "must be key=value pairs, texts in quotes: partition-id=0 data='/srv/ward.csv'"
+            )
             raise FieldError(option, pair, accepted) from error
     return values
 
@@ -145,11 +159,17 @@ def _pairs(option: str, text: str) -> dict[str, Any]:
 def _of_files(node: NodePolicy) -> Iterator[Binding]:
     rules, closed = node.admission, stat.S_IRWXG | stat.S_IRWXO
     if rules.ledger is None or rules.head is None or rules.dataset is None:
-        yield Binding("ledger", "not seen", "policy.node names none: the SuperNode has to", needed=False)
+        yield Binding(
+            "ledger", "not seen", "policy.node names none: the SuperNode has to", needed=False
+        )
         return
     ledger = Path(rules.ledger) / f"{rules.dataset}.jsonl"
     try:
-        for file in (ledger, Path(rules.head) / f"{rules.dataset}.head", Path(rules.head) / f"{rules.dataset}.key"):
+        for file in (
+            ledger,
+            Path(rules.head) / f"{rules.dataset}.head",
+            Path(rules.head) / f"{rules.dataset}.key",
+        ):
             require_private(file, closed, "file")
         head = read_head(ledger, rules.head)
         yield Binding("ledger", "yes", f"{ledger}: {head.count} lines, and its head agrees")
@@ -165,8 +185,12 @@ def _of_files(node: NodePolicy) -> Iterator[Binding]:
 def _of_commands(site: Path) -> Iterator[Binding]:
     for name in (CLIENT, *OTHERS):
         if not os.access(site / BIN / name, os.X_OK):
-            yield Binding(name, "no", f"{site / BIN / name} is missing: `fedveil node start` writes it")
-    how = f"`fedveil node start {site} flower-supernode ...` puts {site / BIN} before everything else"
+            yield Binding(
+                name, "no", f"{site / BIN / name} is missing: `fedveil node start` writes it"
+            )
+    how = (
+        f"`fedveil node start {site} flower-supernode ...` puts {site / BIN} before everything else"
+    )
     yield Binding("isolation subprocess", "yes", how)
     plain = shutil.which(CLIENT) or ""
     bound = Path(plain).parent == site / BIN
@@ -175,8 +199,17 @@ def _of_commands(site: Path) -> Iterator[Binding]:
     how = "start flower-superexec, too, by `fedveil node start`: it is what runs commands"
     yield Binding("isolation process", "not seen", how, needed=False)
     stock = Path(sys.executable).parent / CLIENT
-    why = f"{stock} is Flower's own, and asks no policy" if stock.exists() else "none beside this Python"
-    yield Binding("Flower's command by its absolute path", "no" if stock.exists() else "yes", why, needed=False)
+    why = (
+        f"{stock} is Flower's own, and asks no policy"
+        if stock.exists()
+        else "none beside this Python"
+    )
+    yield Binding(
+        "Flower's command by its absolute path",
+        "no" if stock.exists() else "yes",
+        why,
+        needed=False,
+    )
     why = f"pods run commands by name from their image: there, too, {site / BIN} has to come first in PATH"
     yield Binding("Kubernetes", "not seen", why, needed=False)
     why = "agents, connectors and models start as Python modules, not by name: leave warm pools out"
@@ -184,31 +217,64 @@ def _of_commands(site: Path) -> Iterator[Binding]:
 
 
 def _of_costs(costs: Policy) -> Iterator[Binding]:
-    named = [field.name for field in fields(costs.total) if getattr(costs.total, field.name) is not None]
+    named = [
+        field.name for field in fields(costs.total) if getattr(costs.total, field.name) is not None
+    ]
     if not costs.trust or costs.methods == ():
         yield Binding("trust", "no", "trust, or methods, is an empty list: nothing leaves")
     if named or "central" not in costs.trust:  # no total counts what a trusted server protects
         shown = f"[total] counts {', '.join(named) or 'no kind of cost: nothing leaves'}"
         yield Binding("total", "yes" if named else "no", shown)
     if "secure sum" in costs.trust and costs.sum is None:
-        yield Binding("secure sum", "no", "there is no table [sum]: it pins the keys of the other sites")
+        yield Binding(
+            "secure sum", "no", "there is no table [sum]: it pins the keys of the other sites"
+        )
     elif "secure sum" in costs.trust:
-        yield Binding("secure sum", "not seen", "the SuperNode's privacy.key names this site's key", needed=False)
+        yield Binding(
+            "secure sum",
+            "not seen",
+            "the SuperNode's privacy.key names this site's key",
+            needed=False,
+        )
 
 
 def _of_code(node: NodePolicy) -> Iterator[Binding]:
     rules, costs = node.admission, node.costs
-    inside = set(costs.trust) <= {"trusted sum", "secure sum"} or set(costs.methods or ("",)) <= {"record"}
-    empty = [name for name in ("projects", "federations", "accounts", "runs") if getattr(rules, name) == ()]
+    inside = set(costs.trust) <= {"trusted sum", "secure sum"} or set(costs.methods or ("",)) <= {
+        "record"
+    }
+    empty = [
+        name
+        for name in ("projects", "federations", "accounts", "runs")
+        if getattr(rules, name) == ()
+    ]
     package = None if rules.client is None else rules.client.partition(":")[0].partition(".")[0]
     if empty:
-        yield Binding("runs", "no", f"{', '.join(empty)}: an empty list allows no run; leave it out to ask nothing")
-    if not rules.apps and not rules.signers and (rules.client is None or (rules.apps, rules.signers) != (None, None)):
-        yield Binding("code", "no", "no app is listed, and no key that may approve one: nothing runs")
+        yield Binding(
+            "runs",
+            "no",
+            f"{', '.join(empty)}: an empty list allows no run; leave it out to ask nothing",
+        )
+    if (
+        not rules.apps
+        and not rules.signers
+        and (rules.client is None or (rules.apps, rules.signers) != (None, None))
+    ):
+        yield Binding(
+            "code", "no", "no app is listed, and no key that may approve one: nothing runs"
+        )
     elif inside and package is None:
-        yield Binding("code", "no", "record level's noise is drawn by the training code: it must be your own (client)")
+        yield Binding(
+            "code",
+            "no",
+            "record level's noise is drawn by the training code: it must be your own (client)",
+        )
     elif package is not None and not _installed(package):
-        yield Binding("code", "no", f"{package!r} is not installed for {sys.executable}: {rules.client} cannot run")
+        yield Binding(
+            "code",
+            "no",
+            f"{package!r} is not installed for {sys.executable}: {rules.client} cannot run",
+        )
     elif package is not None:
         yield Binding("code", "yes", f"{rules.client} alone runs")
     elif rules.foreign == "open":
@@ -219,10 +285,16 @@ def _of_code(node: NodePolicy) -> Iterator[Binding]:
             hidden = require_hidden(private_folders(node, {}))
             require_isolation(Path(os.devnull), hidden)
             kept = "no network, no disk, no process but its own, and sees no file in"
-            yield Binding("code", "yes", f"a bundle's code has {kept} {', '.join(map(str, hidden))}")
+            yield Binding(
+                "code", "yes", f"a bundle's code has {kept} {', '.join(map(str, hidden))}"
+            )
         except FedVeilError as error:
             yield Binding("code", "no", str(error))
-    open_lists = [name for name in ("projects", "federations", "accounts", "runs") if getattr(rules, name) is None]
+    open_lists = [
+        name
+        for name in ("projects", "federations", "accounts", "runs")
+        if getattr(rules, name) is None
+    ]
     if open_lists:
         yield Binding("runs", "no", f"not asked for: {', '.join(open_lists)}", needed=False)
 

@@ -67,7 +67,9 @@ class Worker:
         Folders that it sees empty, where it is isolated.
     """
 
-    def __init__(self, bundle: "Bundle", isolated: bool, seconds: float | None, hidden: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, bundle: "Bundle", isolated: bool, seconds: float | None, hidden: Sequence[Path] = ()
+    ) -> None:
         self._bundle, self._isolated, self._seconds = bundle, isolated, seconds
         self._hidden = require_hidden(hidden) if isolated else ()
         if isolated:
@@ -99,9 +101,14 @@ class Worker:
     def _ask(self, question: bytes, folder: str) -> tuple[bytes, bytes]:
         command = [sys.executable, "-P", "-m", _MODULE, folder, *self._options()]
         pipe = subprocess.PIPE
-        child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        child = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        )
         answer, words = bytearray(), bytearray()
-        sizes = ((child.stdout, answer, 2 * len(question) + LARGEST_ANSWER), (child.stderr, words, LONGEST_WORDS))
+        sizes = (
+            (child.stdout, answer, 2 * len(question) + LARGEST_ANSWER),
+            (child.stderr, words, LONGEST_WORDS),
+        )
         readers = [Thread(target=_keep_end, args=given, daemon=True) for given in sizes]
         for reader in readers:
             reader.start()
@@ -114,10 +121,14 @@ class Worker:
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
             for reader in readers:
-                reader.join(5)  # processes that code with foreign = "open" left behind hold the pipes
+                reader.join(
+                    5
+                )  # processes that code with foreign = "open" left behind hold the pipes
             _log_words(bytes(words))
         if child.returncode != 0:
-            raise FedVeilError(f"the app's process ended with code {child.returncode}; the lines above say why")
+            raise FedVeilError(
+                f"the app's process ended with code {child.returncode}; the lines above say why"
+            )
         content, state = _unpacked(bytes(answer), 2)
         return content, state
 
@@ -145,7 +156,14 @@ def _packed(bundle: "Bundle", message: "Message", context: "Context") -> bytes:
     from fedveil.engines.flower.records import OWN
 
     state = RecordDict({name: record for name, record in context.state.items() if name not in OWN})
-    shown = Context(context.run_id, context.node_id, context.node_config, state, context.run_config, context.series_id)
+    shown = Context(
+        context.run_id,
+        context.node_id,
+        context.node_config,
+        state,
+        context.run_config,
+        context.series_id,
+    )
     fab = Fab(bundle.sha256, bundle.content, {})
     parts = (fab_to_proto(fab), message_to_proto(message), context_to_proto(shown))
     return _framed(*(part.SerializeToString() for part in parts))
@@ -194,7 +212,11 @@ def _answer(frames: list[bytes], folder: str) -> tuple[bytes, bytes]:
     bundle = Bundle(Fab.FromString(frames[0]).content)
     message = message_from_proto(Message.FromString(frames[1]))
     context = context_from_proto(Context.FromString(frames[2]))
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, context.run_id, context.node_id
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
+        0,
+        context.run_id,
+        context.node_id,
+    )
     BundleImporter(bundle.files(), Path(folder)).install()
     with protected_outside():
         reply = load_app(bundle.client)(message, context)

@@ -41,10 +41,18 @@ def public_key(value: str | bytes, field: str = "peers") -> PublicKey:
     except (TypeError, ValueError):
         raw = b""
     if len(raw) != _BYTES:
-        raise FieldError(field, value, "must be a public key, 64 hexadecimal digits, as `fedveil keys show` prints it")
+        raise FieldError(
+            field,
+            value,
+            "must be a public key, 64 hexadecimal digits, as `fedveil keys show` prints it",
+        )
     number = int.from_bytes(raw, "little")
     if number >= _PRIME:
-        raise FieldError(field, value, "is no canonical X25519 key: ask the site for what `fedveil keys show` prints")
+        raise FieldError(
+            field,
+            value,
+            "is no canonical X25519 key: ask the site for what `fedveil keys show` prints",
+        )
     return raw
 
 
@@ -72,7 +80,9 @@ class SiteKey:
 
     def __init__(self, secret: bytes) -> None:
         if not isinstance(secret, bytes) or len(secret) != 2 * _BYTES:
-            raise FieldError("secret", "of another length", "must be 64 bytes: make a key by `fedveil keys new`")
+            raise FieldError(
+                "secret", "of another length", "must be 64 bytes: make a key by `fedveil keys new`"
+            )
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
         self._private = X25519PrivateKey.from_private_bytes(secret[:_BYTES])
@@ -107,7 +117,9 @@ class SiteKey:
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer))
         except ValueError as error:
-            raise FieldError("peers", peer.hex(), "is a point of low order, and no site's key") from error
+            raise FieldError(
+                "peers", peer.hex(), "is a point of low order, and no site's key"
+            ) from error
         bound = b"".join(sorted((self.public, peer)))
         return _derived(shared, b"fedveil secure sum", bound + info)
 

@@ -24,7 +24,16 @@ from torch import Tensor
 
 from fedveil.accounting import SumPolicy
 from fedveil.accounting.events import Relation
-from fedveil.checks import Clip, Count, Natural, NoiseLevel, Parameters, Positive, Rate, SilosOfPerson
+from fedveil.checks import (
+    Clip,
+    Count,
+    Natural,
+    NoiseLevel,
+    Parameters,
+    Positive,
+    Rate,
+    SilosOfPerson,
+)
 from fedveil.errors import FieldError, NoReplyError, ReplyError, require_count
 from fedveil.mechanisms import WideGaussianNoise
 from fedveil.ranges import require_within
@@ -84,7 +93,9 @@ class SumTerms(Parameters):
         For a value out of range, or a sum that could overflow.
     """
 
-    noise: ClassVar[WideGaussianNoise] = WideGaussianNoise()  # noise of each site, in steps of the grid
+    noise: ClassVar[WideGaussianNoise] = (
+        WideGaussianNoise()
+    )  # noise of each site, in steps of the grid
 
     unit: Literal["record", "person"]
     relation: Relation
@@ -199,7 +210,11 @@ class SumContext(Parameters):
             If the site is not in the roster, or a key in the roster is not pinned.
         """
         if own not in self.roster:
-            raise FieldError("roster", len(self.roster), "does not hold this site: its share would unmask nothing")
+            raise FieldError(
+                "roster",
+                len(self.roster),
+                "does not hold this site: its share would unmask nothing",
+            )
         for key in self.roster:
             if key != own and key not in peers:
                 accepted = "is not pinned in this site's policy: add it to `peers` if the contract names it"
@@ -240,7 +255,9 @@ class Site:
     def __post_init__(self) -> None:
         object.__setattr__(self, "peers", roster(self.contract.peers, "peers"))
         if self.key.public in self.peers:
-            raise FieldError("peers", self.key.public.hex(), "is this site's own key: name the others alone")
+            raise FieldError(
+                "peers", self.key.public.hex(), "is this site's own key: name the others alone"
+            )
 
     def require(self, context: SumContext) -> None:
         """Refuse a sum that breaks the contract, before data are touched.
@@ -253,7 +270,9 @@ class Site:
         terms, own = context.terms, self.contract
         for name in ("least_sites", "colluding", "silos_per_person"):
             given, least = getattr(terms, name), getattr(own, name)
-            concerned = name != "silos_per_person" or terms.unit == "person"  # a record is at one site
+            concerned = (
+                name != "silos_per_person" or terms.unit == "person"
+            )  # a record is at one site
             if given < least and concerned:
                 raise FieldError(name, given, f"must be at least the {least} of this site")
         context.require(self.key.public, self.peers)
@@ -308,7 +327,11 @@ def share(
     """
     context.require(key.public, peers)
     if total.shape != (context.terms.dimension,) or total.dtype != torch.int64:
-        raise FieldError("total", f"{total.dtype} {tuple(total.shape)}", f"must be int64 [{context.terms.dimension}]")
+        raise FieldError(
+            "total",
+            f"{total.dtype} {tuple(total.shape)}",
+            f"must be int64 [{context.terms.dimension}]",
+        )
     mark = int.from_bytes(_digest(total), "big")  # other data under the same question: other noise
     source = key.source(context.digest).child("noise", mark)
     noise = context.terms.noise.sample(len(total), source=source)
@@ -345,14 +368,20 @@ def unmasked(shares: Iterable[Tensor], context: SumContext) -> Tensor:
     count = 0
     for one in shares:
         if one.shape != (context.terms.dimension,) or one.dtype != torch.int64:
-            raise ReplyError(f"a share is int64 [{context.terms.dimension}], not {one.dtype} {tuple(one.shape)}")
+            raise ReplyError(
+                f"a share is int64 [{context.terms.dimension}], not {one.dtype} {tuple(one.shape)}"
+            )
         result += one.numpy().view(np.uint64)
         count += 1
     if count != len(context.roster):
-        raise ReplyError(f"{count} of {len(context.roster)} shares are there: their sum is random numbers")
+        raise ReplyError(
+            f"{count} of {len(context.roster)} shares are there: their sum is random numbers"
+        )
     total = torch.from_numpy(result.view(np.int64)).to(torch.float64)
     if bool((total.abs() > context.terms.largest(count)).any()):
-        raise NoReplyError("the masks of a sum do not cancel: a site answered another question, or under another key")
+        raise NoReplyError(
+            "the masks of a sum do not cancel: a site answered another question, or under another key"
+        )
     return total * context.terms.grid
 
 

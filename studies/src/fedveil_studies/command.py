@@ -36,41 +36,72 @@ if TYPE_CHECKING:
 def reproduce(
     study: Annotated[str | None, typer.Argument(metavar="STUDY", help="See --list.")] = None,
     table: Annotated[
-        list[str] | None, typer.Option("--table", metavar="N", help="A table, e.g. 5 or A14; repeatable. Default: all.")
+        list[str] | None,
+        typer.Option(
+            "--table", metavar="N", help="A table, e.g. 5 or A14; repeatable. Default: all."
+        ),
     ] = None,
     figure: Annotated[
-        list[str] | None, typer.Option("--figure", metavar="N", help="A figure, e.g. D4; repeatable. Default: all.")
+        list[str] | None,
+        typer.Option("--figure", metavar="N", help="A figure, e.g. D4; repeatable. Default: all."),
     ] = None,
-    scale: Annotated[str, typer.Option("--scale", help="How large; default: the study's first, in minutes.")] = "",
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Repetitions under successive seeds.")] = 1,
+    scale: Annotated[
+        str, typer.Option("--scale", help="How large; default: the study's first, in minutes.")
+    ] = "",
+    seeds: Annotated[
+        int, typer.Option("--seeds", metavar="N", help="Repetitions under successive seeds.")
+    ] = 1,
     seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
     draws: Annotated[
-        int, typer.Option("--draws", metavar="N", help="Noise draws on one training, for tables of a single round.")
+        int,
+        typer.Option(
+            "--draws",
+            metavar="N",
+            help="Noise draws on one training, for tables of a single round.",
+        ),
     ] = 10,
-    row: Annotated[list[str] | None, typer.Option("--row", help="Only this row of the tables; repeatable.")] = None,
+    row: Annotated[
+        list[str] | None, typer.Option("--row", help="Only this row of the tables; repeatable.")
+    ] = None,
     reading: Annotated[
-        list[str] | None, typer.Option("--reading", help="Another reading of the paper; repeatable.")
+        list[str] | None,
+        typer.Option("--reading", help="Another reading of the paper; repeatable."),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", metavar="N", help="Clients trained side by side; default: one a core, at most 4."),
+        typer.Option(
+            "--workers",
+            metavar="N",
+            help="Clients trained side by side; default: one a core, at most 4.",
+        ),
     ] = None,
     jobs: Jobs = 1,
     executor: Executor = "",
     device: Annotated[Device, typer.Option("--device", help="Where clients train.")] = "cpu",
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", callback=folder, help="Keeps the runs; default: runs/<study>."),
+        typer.Option(
+            "--out", metavar="DIR", callback=folder, help="Keeps the runs; default: runs/<study>."
+        ),
     ] = None,
     into: Annotated[
         Path | None,
-        typer.Option("--into", metavar="DIR", callback=folder, help="Gets tables, figures and claims; default: --out."),
+        typer.Option(
+            "--into",
+            metavar="DIR",
+            callback=folder,
+            help="Gets tables, figures and claims; default: --out.",
+        ),
     ] = None,
     list_: Annotated[
         bool, typer.Option("--list", help="List studies; of one, tables, rows, readings, scales.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs that are needed, and do nothing.")] = False,
-    no_run: Annotated[bool, typer.Option("--no-run", help="Show what finished runs give, and run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the runs that are needed, and do nothing.")
+    ] = False,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Show what finished runs give, and run nothing.")
+    ] = False,
 ) -> None:
     """Reproduce a paper's tables and figures. Finished runs are kept: the same command goes on where it stopped."""
     with refusals() as again:
@@ -101,7 +132,9 @@ def reproduce(
                 draws=draws,
                 rows=tuple(row or ()),
                 readings=tuple(reading or ()),
-                workers=(1 if jobs > 1 else min(4, os.cpu_count() or 1)) if workers is None else workers,
+                workers=(1 if jobs > 1 else min(4, os.cpu_count() or 1))
+                if workers is None
+                else workers,
                 device=device,
             ),
         )
@@ -125,7 +158,10 @@ def reproduce(
             assert store.folder is not None
             _show(console, asked, selection, Pages(into or store.folder, asked, store), done)
         if done.failed:
-            fail(f"{len(done.failed)} of {len(cells)} runs ended without a model; see above", NO_REPLY)
+            fail(
+                f"{len(done.failed)} of {len(cells)} runs ended without a model; see above",
+                NO_REPLY,
+            )
 
 
 def _listed() -> "Table":
@@ -157,7 +193,13 @@ def _described(package: str) -> dict[str, Any] | None:
     return None
 
 
-def _show(console: "Console", asked: "Reproduction", selection: "Selection", pages: "Pages", done: "Finished") -> None:
+def _show(
+    console: "Console",
+    asked: "Reproduction",
+    selection: "Selection",
+    pages: "Pages",
+    done: "Finished",
+) -> None:
     """Print tables with their notes, write tables and figures, and say where they are.
 
     What is damaged keeps nobody from the rest; it is refused at the end.
@@ -175,7 +217,11 @@ def _show(console: "Console", asked: "Reproduction", selection: "Selection", pag
         except FieldError as error:
             refused[str(error)] = None
             return
-        written.extend(str(p.relative_to(pages.root)) for p in (paths if isinstance(paths, list) else [paths]) if p)
+        written.extend(
+            str(p.relative_to(pages.root))
+            for p in (paths if isinstance(paths, list) else [paths])
+            if p
+        )
 
     for table in selection.tables:
         results = [measured(one, done.outcomes) for one in asked.measurements(table)]

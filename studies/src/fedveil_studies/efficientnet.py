@@ -92,18 +92,30 @@ def efficientnet_b0(
         Without MONAI.
     """
     if len(input_shape) != 3 or input_shape[0] != 3:
-        raise FieldError("input_shape", tuple(input_shape), "must be (3, height, width): colour images")
+        raise FieldError(
+            "input_shape", tuple(input_shape), "must be (3, height, width): colour images"
+        )
     given = _weights(weights, sha256)
     monai = optional("monai.networks.nets", "EfficientNet-B0 needs MONAI", "monai")
-    network: nn.Module = monai.EfficientNetBN("efficientnet-b0", pretrained=False, num_classes=outputs)
+    network: nn.Module = monai.EfficientNetBN(
+        "efficientnet-b0", pretrained=False, num_classes=outputs
+    )
     own, loaded = network.state_dict(), {}
     for key, value in own.items():  # MONAI numbers blocks by stage, too
         stored = given.get(key, given.get(re.sub(r"(.+)\.\d+(\.\d+\..+)", r"\1\2", key)))
         if stored is not None and stored.shape == value.shape:
             loaded[key] = stored
-    missing = [k for k in own if k not in loaded and not k.startswith("_fc.") and not k.endswith("num_batches_tracked")]
+    missing = [
+        k
+        for k in own
+        if k not in loaded and not k.startswith("_fc.") and not k.endswith("num_batches_tracked")
+    ]
     if missing:
-        raise FieldError("model.weights", weights, f"lacks {len(missing)} of EfficientNet-B0's arrays, as {missing[0]}")
+        raise FieldError(
+            "model.weights",
+            weights,
+            f"lacks {len(missing)} of EfficientNet-B0's arrays, as {missing[0]}",
+        )
     network.load_state_dict(loaded, strict=False)
     network.set_swish(memory_efficient=False)  # type: ignore[operator]
     for part in list(network.modules()):
@@ -126,9 +138,13 @@ def _weights(path: str, begins: str) -> dict[str, Tensor]:
         raise FieldError("model.weights", path, f"is no file; ImageNet's weights are at {SOURCE}")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     if len(begins) < 8 or not digest.startswith(begins.lower()):
-        accepted = f"the file's SHA-256 begins with {digest[:16]}; if you trust it, say so in model.sha256"
+        accepted = (
+            f"the file's SHA-256 begins with {digest[:16]}; if you trust it, say so in model.sha256"
+        )
         raise FieldError("model.sha256", begins, accepted)
     loaded = torch.load(file, map_location="cpu", weights_only=True)
-    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+    if not isinstance(loaded, dict) or not all(
+        isinstance(value, Tensor) for value in loaded.values()
+    ):
         raise FieldError("model.weights", path, "must hold a state dictionary: names and tensors")
     return loaded

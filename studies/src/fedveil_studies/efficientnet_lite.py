@@ -41,13 +41,17 @@ class Enlarged(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, 3, pixels, pixels]."""
-        return (F.interpolate(x, size=(self.pixels, self.pixels), mode="bilinear") * 255 - 127) / 128
+        return (
+            F.interpolate(x, size=(self.pixels, self.pixels), mode="bilinear") * 255 - 127
+        ) / 128
 
 
 class InvertedResidual(nn.Module):
     """An inverted residual block: 1x1 to more channels, a kernel for each channel, 1x1 back."""
 
-    def __init__(self, kernel: int, stride: int, expansion: int, before: int, after: int, side: int) -> None:
+    def __init__(
+        self, kernel: int, stride: int, expansion: int, before: int, after: int, side: int
+    ) -> None:
         super().__init__()
         wide = expansion * before
         parts: list[tuple[str, nn.Module]] = []
@@ -79,7 +83,12 @@ class Lengthened(nn.Module):
 
 
 def efficientnet_lite0(
-    input_shape: Sequence[int], outputs: int, *, weights: str = PACKAGED, pixels: int = 224, length: float = 4.0
+    input_shape: Sequence[int],
+    outputs: int,
+    *,
+    weights: str = PACKAGED,
+    pixels: int = 224,
+    length: float = 4.0,
 ) -> nn.Sequential:
     """EfficientNet-Lite0: 16 blocks, one part each, so that ``model.cached`` can stop at any of them.
 
@@ -98,28 +107,48 @@ def efficientnet_lite0(
         Of the features before the head.
     """
     if len(input_shape) != 3 or input_shape[0] != 3:
-        raise FieldError("input_shape", tuple(input_shape), "must be (3, height, width): colour images")
+        raise FieldError(
+            "input_shape", tuple(input_shape), "must be (3, height, width): colour images"
+        )
     side = require_count("pixels", pixels, 32)
     length = require_positive("length", length)
     parts: list[tuple[str, nn.Module]] = [("enlarge", Enlarged(side))]
-    parts += [("stem", nn.Sequential(OrderedDict([*_convolution("conv", 3, 32, 3, 2, side), ("act", nn.ReLU6())])))]
+    parts += [
+        (
+            "stem",
+            nn.Sequential(
+                OrderedDict([*_convolution("conv", 3, 32, 3, 2, side), ("act", nn.ReLU6())])
+            ),
+        )
+    ]
     side, number = -(-side // 2), 0
     for blocks, kernel, stride, expansion, before, after in STAGES:
         for i in range(blocks):
             first = i == 0
             step = stride if first else 1
             parts.append(
-                (f"block{number}", InvertedResidual(kernel, step, expansion, before if first else after, after, side))
+                (
+                    f"block{number}",
+                    InvertedResidual(
+                        kernel, step, expansion, before if first else after, after, side
+                    ),
+                )
             )
             side, number = -(-side // step), number + 1
     top = [*_convolution("conv", 320, 1280, 1, 1, side), ("act", nn.ReLU6())]
-    parts += [("top", nn.Sequential(OrderedDict(top))), ("pool", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten())]
+    parts += [
+        ("top", nn.Sequential(OrderedDict(top))),
+        ("pool", nn.AdaptiveAvgPool2d(1)),
+        ("flatten", nn.Flatten()),
+    ]
     parts += [("length", Lengthened(length)), ("head", nn.Linear(1280, outputs))]
     model = nn.Sequential(OrderedDict(parts))
     if weights != "none":
         file = _packaged() if weights == PACKAGED else Path(weights)
         anew = () if outputs == CLASSES else ("head",)
-        how = {"sha256": BEGINS, "source": SOURCE, "licence": LICENCE} if weights == PACKAGED else {}
+        how = (
+            {"sha256": BEGINS, "source": SOURCE, "licence": LICENCE} if weights == PACKAGED else {}
+        )
         keep(model, load_weights(model, file, anew=anew, rename=renamed, **how))
     return model
 
@@ -139,7 +168,9 @@ def _convolution(
     """Padding as in TensorFlow (what is odd goes to the right and below), a convolution, its normalisation."""
     total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
     low, high = total // 2, total - total // 2
-    pad: list[tuple[str, nn.Module]] = [] if low == high else [(f"{name}_pad", nn.ZeroPad2d((low, high, low, high)))]
+    pad: list[tuple[str, nn.Module]] = (
+        [] if low == high else [(f"{name}_pad", nn.ZeroPad2d((low, high, low, high)))]
+    )
     own = low if low == high else 0
     conv = nn.Conv2d(before, after, kernel, stride, padding=own, groups=groups, bias=False)
     return [*pad, (name, conv), (f"{name}_norm", nn.BatchNorm2d(after, eps=EPSILON))]
@@ -149,7 +180,12 @@ def renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """A state dictionary of the published weights under this network's names."""
     inner = {"_expand_conv": "expand", "_bn0": "expand_norm", "_depthwise_conv": "depthwise"}
     inner |= {"_bn1": "depthwise_norm", "_project_conv": "project", "_bn2": "project_norm"}
-    outer = {"_conv_stem": "stem.conv", "_bn0": "stem.conv_norm", "_conv_head": "top.conv", "_bn1": "top.conv_norm"}
+    outer = {
+        "_conv_stem": "stem.conv",
+        "_bn0": "stem.conv_norm",
+        "_conv_head": "top.conv",
+        "_bn1": "top.conv_norm",
+    }
     outer |= {"_fc": "head"}
     found = {}
     for key, value in state.items():

@@ -9,12 +9,16 @@ from fedveil.errors import require_choice, require_count
 from fedveil.learning import ACTIVATIONS, image_shape, lenet, mlp
 
 
-def regression(input_shape: Sequence[int], outputs: int = 1, *, hidden: Sequence[int] = (2,)) -> nn.Module:
+def regression(
+    input_shape: Sequence[int], outputs: int = 1, *, hidden: Sequence[int] = (2,)
+) -> nn.Module:
     """A small ReLU network; 3 inputs, 2 hidden units and 1 output (11 parameters) unless told otherwise."""
     return mlp(input_shape, outputs, hidden=hidden, activation="relu")
 
 
-def femnist_cnn(input_shape: Sequence[int], outputs: int, *, heads: int = 62, activation: str = "relu") -> nn.Module:
+def femnist_cnn(
+    input_shape: Sequence[int], outputs: int, *, heads: int = 62, activation: str = "relu"
+) -> nn.Module:
     """LEAF's CNN: 1,206,590 parameters at 1x28x28 (the group-privacy paper's table 3, whose kernels are 3x3 by that).
 
     Convolutions 3x3 of 32 and 64 channels, one pooling, dense layers of 128 and of `heads` outputs, at least `outputs`.
@@ -23,9 +27,18 @@ def femnist_cnn(input_shape: Sequence[int], outputs: int, *, heads: int = 62, ac
     channels, height, width = image_shape(input_shape, 8)
     flat = 64 * ((height - 4) // 2) * ((width - 4) // 2)
     parts: list[tuple[str, nn.Module]] = [("conv1", nn.Conv2d(channels, 32, 3)), ("act1", make())]
-    parts += [("conv2", nn.Conv2d(32, 64, 3)), ("pool", nn.MaxPool2d(2)), ("act2", make()), ("flatten", nn.Flatten())]
+    parts += [
+        ("conv2", nn.Conv2d(32, 64, 3)),
+        ("pool", nn.MaxPool2d(2)),
+        ("act2", make()),
+        ("flatten", nn.Flatten()),
+    ]
     parts += [("dense1", nn.Linear(flat, 128)), ("act3", make())]
-    return nn.Sequential(OrderedDict([*parts, ("dense2", nn.Linear(128, max(outputs, require_count("heads", heads))))]))
+    return nn.Sequential(
+        OrderedDict(
+            [*parts, ("dense2", nn.Linear(128, max(outputs, require_count("heads", heads))))]
+        )
+    )
 
 
 def uniform_lenet(input_shape: Sequence[int], outputs: int, *, half: float = 0.5) -> nn.Module:

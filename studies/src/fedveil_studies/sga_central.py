@@ -26,7 +26,16 @@ from fedveil.checks import Count, Delta, Positive
 from fedveil.clipping import clip, norms
 from fedveil.errors import FieldError
 from fedveil.mechanisms import GaussianNoise, Source, noised
-from fedveil.methods import AroundRule, Combined, Plain, Releases, ServerFacts, Sides, TrustedServer, models_of
+from fedveil.methods import (
+    AroundRule,
+    Combined,
+    Plain,
+    Releases,
+    ServerFacts,
+    Sides,
+    TrustedServer,
+    models_of,
+)
 
 
 @dataclass(frozen=True)
@@ -76,16 +85,22 @@ class SGACentral(AroundRule):
     def init(self, dimension: int, dtype: torch.dtype) -> References:
         return References(self.aggregator.init(dimension, dtype))
 
-    def combine(self, replies: Sequence[Releases], facts: ServerFacts, state: References, source: Source) -> Combined:
+    def combine(
+        self, replies: Sequence[Releases], facts: ServerFacts, state: References, source: Source
+    ) -> Combined:
         """Clip and noise each update by its own similarity, then aggregate."""
         theta, calibrator = facts.broadcast.models[0], self._calibrator()
         raw = [model - theta for model in models_of(replies)]
         lengths = torch.stack([norms(update) for update in raw])
         clipped = torch.stack([clip(update, self.clip) for update in raw])
-        sigmas = [calibrator.sigma(calibrator.epsilon_at(s)) for s in self._similarities(clipped, state)]
+        sigmas = [
+            calibrator.sigma(calibrator.epsilon_at(s)) for s in self._similarities(clipped, state)
+        ]
         sent = []
         for u, sigma, p, reply in zip(clipped, sigmas, facts.partitions, replies, strict=True):
-            model = Release("model", theta + noised(u, GaussianNoise(sigma), source.child("sga", p)))
+            model = Release(
+                "model", theta + noised(u, GaussianNoise(sigma), source.child("sga", p))
+            )
             sent.append(tuple(model if r.kind == "model" else r for r in reply))
         combined = Plain(self.aggregator).combine(sent, facts, state.rule, source)
         if self.clusters == 1:
@@ -93,7 +108,9 @@ class SGACentral(AroundRule):
         else:
             # the first centres are updates spread over the order of partitions
             first = clipped[torch.linspace(0, len(clipped) - 1, self.clusters).long()]
-            directions = cluster_means(clipped, first if state.directions is None else state.directions)[0]
+            directions = cluster_means(
+                clipped, first if state.directions is None else state.directions
+            )[0]
         sigma = math.sqrt(sum(s * s for s in sigmas)) / len(sigmas)  # of their mean
         why = Heuristic("the noise's size depends on the clients' unprotected updates")
         report = {
@@ -114,11 +131,15 @@ class SGACentral(AroundRule):
         """Of every update [n, d], in [0, 1]; 0 without a reference."""
         if state.directions is None:
             return [0.0] * len(clipped)
-        cosines = [max(cosine(update, direction) for direction in state.directions) for update in clipped]
+        cosines = [
+            max(cosine(update, direction) for direction in state.directions) for update in clipped
+        ]
         low, high = min(cosines), max(cosines)
         if self.thresholds == "fixed" or low == high:
             return [max(0.0, s) for s in cosines]
         return [(s - low) / (high - low) for s in cosines]
 
 
-SIDES = Sides(TrustedServer, SGACentral, "SGA-LDP, section B: the server sees updates and adds noise")
+SIDES = Sides(
+    TrustedServer, SGACentral, "SGA-LDP, section B: the server sees updates and adds noise"
+)

@@ -38,7 +38,9 @@ def test_mediswarms_promise_holds_with_room_to_spare():
 
 
 def test_a_reading_follows_relation_and_formula():
-    zero, one = (reading(clip=2.0, sigma=1.0, rounds=4, relation=r) for r in ("zero-out", "replace-one"))
+    zero, one = (
+        reading(clip=2.0, sigma=1.0, rounds=4, relation=r) for r in ("zero-out", "replace-one")
+    )
     assert (zero.total.mu, one.total.mu) == (4.0, 8.0)
     exact = reading(clip=3.0, epsilon=1.0, rounds=1, formula="exact")
     assert exact.round.epsilon(1e-5) == pytest.approx(1.0)
@@ -56,7 +58,9 @@ def test_noise_that_was_only_read_about_is_promised_under_conditions(unit, trust
     local = build("fedre", scores="public").client
     if trust == "local":
         public = PublicFacts(round=1, rounds=1, cohort=1, dimension=1)
-        quoted = local.quote(Broadcast(models=torch.zeros(1, 1), public=public), local.init()).guarantee
+        quoted = local.quote(
+            Broadcast(models=torch.zeros(1, 1), public=public), local.init()
+        ).guarantee
         assert set(quoted.conditions) <= set(found.conditions)
 
 
@@ -85,25 +89,36 @@ def test_ratios_are_those_of_the_noise_on_a_rounds_mean():
 
 
 def test_four_hospitals_have_no_client_level_promise_with_a_large_model():
-    found = advise(clients=4, examples=1024, dimension=6_517_476, rounds=20, epsilon=8.0, unit="client")
+    found = advise(
+        clients=4, examples=1024, dimension=6_517_476, rounds=20, epsilon=8.0, unit="client"
+    )
     assert {c.verdict for c in found if c.guarantee} == {"hopeless"}
 
 
 def test_unit_and_trust_narrow_the_choice():
     assert {c.unit for c in advise(**DIGITS, unit="record")} == {"record"}
     assert {c.trust for c in advise(**DIGITS, trust="local")} == {"local"}
-    assert [c.method for c in advise(**{**DIGITS, "clients": 1}, unit="record")] == ["record"]  # no sum of one silo
+    assert [c.method for c in advise(**{**DIGITS, "clients": 1}, unit="record")] == [
+        "record"
+    ]  # no sum of one silo
     with pytest.raises(FieldError, match="unit"):
         advise(**DIGITS, unit="image")
 
 
 def test_a_person_is_protected_as_such_by_all_her_records_together_or_with_her_client():
     found = advise(**DIGITS, unit="person", records_per_person=4)
-    assert {(c.unit, c.guarantee.group) for c in found if c.guarantee} == {("person", 1), ("record", 4)}
+    assert {(c.unit, c.guarantee.group) for c in found if c.guarantee} == {
+        ("person", 1),
+        ("record", 4),
+    }
     for choice in found:
         if choice.guarantee is not None:
-            assert choice.guarantee.epsilon(DIGITS.get("delta", 1e-5)) == pytest.approx(DIGITS["epsilon"], rel=1e-6)
-    single = next(c for c in found if c.unit == "person" and c.trust == "local" and c.method == "record")
+            assert choice.guarantee.epsilon(DIGITS.get("delta", 1e-5)) == pytest.approx(
+                DIGITS["epsilon"], rel=1e-6
+            )
+    single = next(
+        c for c in found if c.unit == "person" and c.trust == "local" and c.method == "record"
+    )
     values = tomllib.loads("\n".join(single.lines))
     method = build(values.pop("method"), **values)
     assert method.client.spend().guarantee.unit == "person"
@@ -111,7 +126,10 @@ def test_a_person_is_protected_as_such_by_all_her_records_together_or_with_her_c
     assert method.client.noise_on_mean(10) * math.sqrt(DIGITS["dimension"]) == pytest.approx(
         single.noise_to_signal, rel=0.02
     )
-    assert {(c.unit, c.guarantee.group) for c in advise(**DIGITS) if c.guarantee} == {("record", 1), ("client", 1)}
+    assert {(c.unit, c.guarantee.group) for c in advise(**DIGITS) if c.guarantee} == {
+        ("record", 1),
+        ("client", 1),
+    }
     with pytest.raises(FieldError, match="records_per_person"):
         advise(**DIGITS, unit="person")
 
@@ -126,7 +144,11 @@ def test_noise_for_clients_is_advised_for_persons_as_it_promises_them(relation, 
         values = tomllib.loads("\n".join(choice.lines))
         built = build(values.pop("method"), **values)
         if choice.method == "global":
-            mu = (2 if relation == "replace-one" else 1) * math.sqrt(60) / built.server.noise_multiplier
+            mu = (
+                (2 if relation == "replace-one" else 1)
+                * math.sqrt(60)
+                / built.server.noise_multiplier
+            )
         else:
             mu = mu_of_epsilon(built.client.epsilon, 1e-5)
         under = relation if choice.method == "global" else "replace-one"
@@ -142,7 +164,10 @@ def test_noise_for_clients_is_advised_for_persons_as_it_promises_them(relation, 
         assert spent.epsilon(1e-5) <= 8.0 + 1e-9
         assert spent.silos_per_person == silos
         added = choice.noise_multiplier / (1 if choice.trust == "local" else 3)
-        assert built.noisy_steps.deviation == pytest.approx(added, rel=1e-6) or choice.trust == "secure sum"
+        assert (
+            built.noisy_steps.deviation == pytest.approx(added, rel=1e-6)
+            or choice.trust == "secure sum"
+        )
 
 
 @pytest.mark.parametrize("trust", ["local", "trusted sum", "secure sum", "central"])
@@ -172,11 +197,15 @@ def test_the_command_advises_and_reads(tmp_path):
     assert code == 0
     assert "9.166" in text
     assert "2.236" in text
-    code, text = said("--clip", 1, "--sigma", 2.4, "--rounds", 20, "--unit", "record", "--trust", "trusted sum")
+    code, text = said(
+        "--clip", 1, "--sigma", 2.4, "--rounds", 20, "--unit", "record", "--trust", "trusted sum"
+    )
     assert code == 0
     assert "record, trusted sum, total" in text
     file = tmp_path / "mine.toml"
-    file.write_text("[advise]\nclients = 10\nexamples = 144\ndimension = 650\nrounds = 60\nepsilon = 4.0\n")
+    file.write_text(
+        "[advise]\nclients = 10\nexamples = 144\ndimension = 650\nrounds = 60\nepsilon = 4.0\n"
+    )
     code, text = said(file)
     assert code == 0
     assert text.index("trusted sum") < text.index("hopeless")
@@ -196,7 +225,9 @@ def test_the_command_reads_an_experiments_file(tmp_path):
     def said(name, *arguments):
         file = tmp_path / f"{name}.toml"
         file.write_text(load(name).to_toml())
-        result = CliRunner().invoke(app, ["advise", str(file), "--examples", "144", "--dimension", "650", *arguments])
+        result = CliRunner().invoke(
+            app, ["advise", str(file), "--examples", "144", "--dimension", "650", *arguments]
+        )
         assert result.exit_code == 0, result.output
         return " ".join(result.output.split())
 
@@ -211,7 +242,11 @@ def test_the_command_reads_an_experiments_file(tmp_path):
     ("preset", "unit", "mu"),
     [
         ("digits-record", "record", 1 / least_noise(4.0, 1e-5, 1)),
-        ("digits-compare", "client", math.sqrt(15) / 1.2),  # the mean of 10 clipped updates, noise z C / 10
+        (
+            "digits-compare",
+            "client",
+            math.sqrt(15) / 1.2,
+        ),  # the mean of 10 clipped updates, noise z C / 10
         ("digits-cia", "client", None),
         ("digits-group", "parameter vector", None),
     ],
@@ -230,23 +265,34 @@ def test_what_an_experiment_promises_follows_from_its_configuration_alone(preset
 def test_the_lines_that_are_printed_keep_the_promise_that_is_printed(relation):
     """As they stand: rounded, and under the relation that was asked for."""
     for epsilon in (1.0, 4.0):
-        for choice in advise(clients=4, examples=100, dimension=10, rounds=7, epsilon=epsilon, relation=relation):
+        for choice in advise(
+            clients=4, examples=100, dimension=10, rounds=7, epsilon=epsilon, relation=relation
+        ):
             if choice.guarantee is None:
                 continue
             values = tomllib.loads("\n".join(choice.lines))
             method = build(values.pop("method"), **values)
             sites = tuple(bytes([i] * 32) for i in range(4))
-            public = PublicFacts(round=1, rounds=7, cohort=4, dimension=10, layer_scores=(1.0,), roster=sites)
+            public = PublicFacts(
+                round=1, rounds=7, cohort=4, dimension=10, layer_scores=(1.0,), roster=sites
+            )
             opened = Broadcast(models=torch.zeros(1, 10), public=public)
             if choice.trust == "central":
-                facts = ServerFacts(broadcast=opened, layout=Layout.from_shapes({"w": (10,)}), partitions=(0, 1, 2, 3))
+                facts = ServerFacts(
+                    broadcast=opened,
+                    layout=Layout.from_shapes({"w": (10,)}),
+                    partitions=(0, 1, 2, 3),
+                )
                 replies = [(Release("model", torch.zeros(10)),)] * 4
                 state = method.server.init(10, torch.float32)
                 spend = method.server.combine(replies, facts, state, ReproducibleSource(0)).spend
             else:
                 spend = method.client.quote(opened, method.client.init())
             kept = total([spend.guarantee] * 7)
-            assert (kept.relation, kept.status) == (choice.guarantee.relation, choice.guarantee.status)
+            assert (kept.relation, kept.status) == (
+                choice.guarantee.relation,
+                choice.guarantee.status,
+            )
             assert set(kept.conditions) == set(choice.guarantee.conditions)
             assert epsilon * 0.999 < kept.epsilon(1e-5) <= epsilon * (1 + 1e-12)
 
@@ -260,9 +306,15 @@ def test_a_deviation_that_is_said_to_be_enough_is_enough():
 
 def test_the_evidence_of_advice_stands_in_the_results_it_names():
     root = Path(__file__).parents[3]
-    seen = {choice.trust: choice.evidence for choice in advise(**DIGITS) if choice.method == "record"}
+    seen = {
+        choice.trust: choice.evidence for choice in advise(**DIGITS) if choice.method == "record"
+    }
     blood = json.loads((root / "results/record-level/silos/table-blood.json").read_text())["rows"]
-    reached = {(row["row"], row["setting"]): f"{row['value']:.3f}"[1:] for row in blood if row["figure"] == "accuracy"}
+    reached = {
+        (row["row"], row["setting"]): f"{row['value']:.3f}"[1:]
+        for row in blood
+        if row["figure"] == "accuracy"
+    }
     page = (root / "results/record-level/README.md").read_text()
     digits = re.search(r"^\| one .* silos of digits \| (4) \|(.*)", page, re.MULTILINE)
     shown = dict(zip(("without", "sum", "local"), re.findall(r"\.\d{3}", digits[2]), strict=True))

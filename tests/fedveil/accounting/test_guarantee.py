@@ -26,7 +26,13 @@ DELTA = 1e-5
 
 
 def formal(mu=1.0, **changes):
-    values = {"unit": "client", "relation": "zero-out", "trust": "central", "status": "formal", "scope": "round"}
+    values = {
+        "unit": "client",
+        "relation": "zero-out",
+        "trust": "central",
+        "status": "formal",
+        "scope": "round",
+    }
     return Guarantee.from_dict({**values, "mu": mu, **changes})
 
 
@@ -64,7 +70,10 @@ def test_a_distance_curve_has_no_epsilon_without_a_distance():
 
 def test_describe():
     assert formal(1.0).describe() == "formal mu=1 (zero-out, client, central, round)"
-    assert formal(1.0).describe(DELTA) == "formal eps=4.378 at delta=1e-05 (zero-out, client, central, round)"
+    assert (
+        formal(1.0).describe(DELTA)
+        == "formal eps=4.378 at delta=1e-05 (zero-out, client, central, round)"
+    )
     assert heuristic().describe(DELTA) == "heuristic (client, central, round)"
     assert unprotected().describe(DELTA) == "none"
     assert metric_private().describe(DELTA) == "formal 0.5-d-private (client, central, round)"
@@ -101,9 +110,16 @@ def test_a_guarantee_that_contradicts_itself_is_refused(changes):
 
 
 def test_round_trip():
-    for guarantee in (formal(), heuristic(), metric_private(), formal(status="conditional", conditions=("a", "b"))):
+    for guarantee in (
+        formal(),
+        heuristic(),
+        metric_private(),
+        formal(status="conditional", conditions=("a", "b")),
+    ):
         assert Guarantee.from_dict(guarantee.to_dict()) == guarantee
-    spend = Spend(guarantee=formal(), mechanism="gaussian", scale=(0.1, 2.0), sensitivity=5.0, leakage=None)
+    spend = Spend(
+        guarantee=formal(), mechanism="gaussian", scale=(0.1, 2.0), sensitivity=5.0, leakage=None
+    )
     for made in (spend, nothing("local")):
         assert Spend.from_dict({**vars(made), "guarantee": json.loads(made.guarantee.text)}) == made
 
@@ -191,7 +207,9 @@ def test_a_total_is_the_budget_only_while_the_filter_held():
 
 def test_leakage_filter():
     stop = LeakageFilter(1.0)
-    assert [stop.admit(0.1) for _ in range(11)] == [True] * 10 + [False]  # ten tenths are one, not a bit more
+    assert [stop.admit(0.1) for _ in range(11)] == [True] * 10 + [
+        False
+    ]  # ten tenths are one, not a bit more
     assert stop.spent == pytest.approx(1.0)
     assert stop.admit(0.0)
 
@@ -235,7 +253,10 @@ def test_filters_refuse_bad_numbers(bad):
 def test_a_budget_counts_promises_of_one_unit_under_one_relation():
     event = Gaussian(1.0)
     for made in (lambda: Filter(99.0, DELTA), lambda: StepFilter(event, 9)):
-        spends = {relation: Spend(guarantee=formal(FACTOR[relation], relation=relation)) for relation in FACTOR}
+        spends = {
+            relation: Spend(guarantee=formal(FACTOR[relation], relation=relation))
+            for relation in FACTOR
+        }
         for spend in spends.values():
             for other in spends.values():
                 limited = made()

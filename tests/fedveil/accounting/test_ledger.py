@@ -4,7 +4,17 @@ from math import inf
 import pytest
 import torch
 
-from fedveil.accounting import Entry, Guarantee, Ledger, Release, Spend, count_of, digest, model_of, nothing
+from fedveil.accounting import (
+    Entry,
+    Guarantee,
+    Ledger,
+    Release,
+    Spend,
+    count_of,
+    digest,
+    model_of,
+    nothing,
+)
 from fedveil.accounting.bounds import GDP
 from fedveil.errors import FieldError, LedgerError
 
@@ -38,7 +48,10 @@ def test_round_trip_and_continuation():
 
 def test_a_budget_is_declared_before_the_first_release_or_not_at_all():
     ledger = Ledger("run", "server")
-    lines = [ledger.declare({"epsilon": 9.0, "delta": 1e-5}), ledger.declare({"epsilon": 2.0, "delta": 1e-5})]
+    lines = [
+        ledger.declare({"epsilon": 9.0, "delta": 1e-5}),
+        ledger.declare({"epsilon": 2.0, "delta": 1e-5}),
+    ]
     lines.append(ledger.commit(entry()))
     parsed = Ledger.parse("run", "server", lines)
     assert parsed.budget == ledger.budget == {"epsilon": 2.0, "delta": 1e-5}
@@ -54,7 +67,12 @@ def test_a_line_is_one_line_of_json():
     _, lines = written(entry())
     assert "\n" not in lines[0]
     values = json.loads(lines[0])
-    assert (values["round"], values["purpose"], values["attempt"], values["digest"]) == (1, "combine", 0, "d")
+    assert (values["round"], values["purpose"], values["attempt"], values["digest"]) == (
+        1,
+        "combine",
+        0,
+        "d",
+    )
 
 
 def test_attempts_follow_each_other():
@@ -72,7 +90,14 @@ def test_attempts_follow_each_other():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("digest", "x"), ("round", 7), ("attempt", 1), ("purpose", "protect"), ("checksum", "0" * 64), ("format", inf)],
+    [
+        ("digest", "x"),
+        ("round", 7),
+        ("attempt", 1),
+        ("purpose", "protect"),
+        ("checksum", "0" * 64),
+        ("format", inf),
+    ],
 )
 def test_an_edited_line_is_refused(field, value):
     _, lines = written(entry(1), entry(2))
@@ -110,7 +135,8 @@ def test_two_runs_do_not_share_a_chain():
 
 
 @pytest.mark.parametrize(
-    "line", ["", "{", "5", "null", '"text"', "[]", "{}", '{"checksum": 1}', '{"checksum": 1, "spend": 3}']
+    "line",
+    ["", "{", "5", "null", '"text"', "[]", "{}", '{"checksum": 1}', '{"checksum": 1, "spend": 3}'],
 )
 def test_a_damaged_line_is_refused_as_such(line):
     with pytest.raises(LedgerError, match="line 1 cannot be read"):
@@ -145,12 +171,16 @@ def test_the_digest_covers_bits_types_shapes_kinds_names_and_order():
     ]
     assert len({digest(v) for v in variants}) == len(variants)
     assert digest((Release("model", base.clone()),)) == digest(variants[0])
-    assert digest((Release("model", torch.tensor([0.0])),)) != digest((Release("model", torch.tensor([-0.0])),))
+    assert digest((Release("model", torch.tensor([0.0])),)) != digest(
+        (Release("model", torch.tensor([-0.0])),)
+    )
 
 
 def test_the_digest_of_a_view_is_that_of_its_values():
     stack = torch.arange(6.0).reshape(2, 3)
-    assert digest((Release("model", stack[:, 1]),)) == digest((Release("model", torch.tensor([1.0, 4.0])),))
+    assert digest((Release("model", stack[:, 1]),)) == digest(
+        (Release("model", torch.tensor([1.0, 4.0])),)
+    )
     assert digest((Release("count", torch.tensor(3.0, dtype=torch.bfloat16)),))
 
 

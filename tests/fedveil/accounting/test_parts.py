@@ -35,7 +35,15 @@ PEERS = ["ab" * 32, "cd" * 32]
 
 def promise(bound, unit="person", relation="zero-out", trust="local", **more):
     sizes = None if unit == "client" else relation != "add/remove"
-    return Guarantee(unit=unit, relation=relation, trust=trust, scope="round", bound=bound, public_size=sizes, **more)
+    return Guarantee(
+        unit=unit,
+        relation=relation,
+        trust=trust,
+        scope="round",
+        bound=bound,
+        public_size=sizes,
+        **more,
+    )
 
 
 def of_a_pair(rate, z, steps, delta=DELTA):
@@ -54,7 +62,10 @@ def of_a_pair(rate, z, steps, delta=DELTA):
     place = np.round(log / width).astype(int) % points
     mass = np.bincount(place, weights=first, minlength=points)
     spread = np.fft.irfft(np.fft.rfft(mass) ** steps, points)
-    loss = np.where(np.arange(points) < points // 2, np.arange(points), np.arange(points) - points) * width
+    loss = (
+        np.where(np.arange(points) < points // 2, np.arange(points), np.arange(points) - points)
+        * width
+    )
     assert second.sum() == pytest.approx(1)
     low, high = 0.0, float(loss.max())
     while high - low > 1e-4:
@@ -65,7 +76,9 @@ def of_a_pair(rate, z, steps, delta=DELTA):
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize(("rate", "z", "steps"), [(0.05, 1.0, 60), (0.05, 2.0, 100), (0.25, 8.0, 4)])
+@pytest.mark.parametrize(
+    ("rate", "z", "steps"), [(0.05, 1.0, 60), (0.05, 2.0, 100), (0.25, 8.0, 4)]
+)
 @pytest.mark.parametrize("relation", ["zero-out", "add/remove", "replace-one"])
 def test_a_record_of_a_sampled_person_pays_what_a_change_costs(rate, z, steps, relation):
     """It was counted as coming and going twice as loud: 14.9 where 3.8 is true."""
@@ -86,13 +99,19 @@ def test_no_two_contributions_of_a_sampled_unit_are_told_apart_better_than_oppos
 
     def told(rate, z, a, b, gamma):
         def density(*at):
-            return np.exp(-((x - at[0]) ** 2 + (y - at[1]) ** 2) / (2 * z * z)) / (2 * math.pi * z * z)
+            return np.exp(-((x - at[0]) ** 2 + (y - at[1]) ** 2) / (2 * z * z)) / (
+                2 * math.pi * z * z
+            )
 
         one, other = ((1 - rate) * density(0, 0) + rate * density(*c) for c in (a, b))
         return float(np.maximum(one - gamma * other, 0).sum()) * cell
 
     for _ in range(60):
-        rate, z, gamma = random.uniform(0.01, 0.9), random.uniform(0.4, 2), math.exp(random.uniform(0, 3))
+        rate, z, gamma = (
+            random.uniform(0.01, 0.9),
+            random.uniform(0.4, 2),
+            math.exp(random.uniform(0, 3)),
+        )
         angles, radii = random.uniform(0, 2 * math.pi, 2), random.uniform(0, 1, 2) ** 0.25
         a, b = ((r * math.cos(t), r * math.sin(t)) for r, t in zip(radii, angles, strict=True))
         assert told(rate, z, a, b, gamma) <= told(rate, z, (1, 0), (-1, 0), gamma) + 1e-6
@@ -119,7 +138,9 @@ def test_a_part_of_a_client_pays_twice_what_a_client_pays_for_coming(relation):
         assert (silos_condition(1) in part.conditions) == (unit == "person")
 
 
-@pytest.mark.parametrize(("trust", "grows"), [("local", 2**0.5), ("trusted sum", 2), ("secure sum", 2), ("central", 2)])
+@pytest.mark.parametrize(
+    ("trust", "grows"), [("local", 2**0.5), ("trusted sum", 2), ("secure sum", 2), ("central", 2)]
+)
 def test_a_person_at_two_silos_pays_for_both(trust, grows):
     """Mu 1 is epsilon 4.378 of one silo; of two 6.57 without trust, and 9.998 in a sum (sound.md, 3)."""
     alone = promise(GDP(1.0), trust=trust)
@@ -159,7 +180,9 @@ POLICIES = {
 
 
 def policy(own, **limits):
-    return Policy(trust=("local", "trusted sum", "secure sum"), total=Limits(**limits), **POLICIES[own])
+    return Policy(
+        trust=("local", "trusted sum", "secure sum"), total=Limits(**limits), **POLICIES[own]
+    )
 
 
 @pytest.mark.parametrize("own", POLICIES)
@@ -193,15 +216,22 @@ def test_releases_for_records_and_clients_are_charged_to_a_person_at_all_her_sil
     limits = {"record_mu": 99.0, "mu": 99.0}
     for spend, cost in ((record, 3 * 0.5 * 2**0.5), (client, 2 * 0.5 * 2**0.5)):
         for room, holds in ((1.001, True), (0.999, False)):
-            held = Policy(total=Limits(person_mu=cost * room, **limits), records_per_person=3, **POLICIES[own])
+            held = Policy(
+                total=Limits(person_mu=cost * room, **limits), records_per_person=3, **POLICIES[own]
+            )
             assert (held.refusal("m", "local", True, spend, ()) is None) == holds
 
 
 def test_a_limit_of_mu_holds_for_sampled_steps_too():
     """A sampled release of epsilon 9 went where an unsampled one of 6.9 was refused."""
     limits = Limits(record_mu=1.0, record_epsilon=10.0)
-    dear = Spend(guarantee=promise(PLD(((Poisson(0.5, Gaussian(0.5)), 1),)), "record"), mechanism="gaussian")
-    cheap = Spend(guarantee=promise(PLD(((Poisson(0.01, Gaussian(2.0)), 10),)), "record"), mechanism="gaussian")
+    dear = Spend(
+        guarantee=promise(PLD(((Poisson(0.5, Gaussian(0.5)), 1),)), "record"), mechanism="gaussian"
+    )
+    cheap = Spend(
+        guarantee=promise(PLD(((Poisson(0.01, Gaussian(2.0)), 10),)), "record"),
+        mechanism="gaussian",
+    )
     assert 4.4 < dear.guarantee.epsilon(DELTA) < 10
     assert Policy(total=limits).refusal("m", "local", True, dear, ()) is not None
     assert Policy(total=limits).refusal("m", "local", True, cheap, ()) is None
@@ -218,7 +248,12 @@ def silo(seed):
 @pytest.mark.parametrize("sum_", ["none", "trusted"])
 @pytest.mark.parametrize("said", [1, 2])
 def test_the_engine_asks_every_release_for_persons(sum_, said):
-    held = Policy(trust=("local", "trusted sum"), total=Limits(person_mu=99.0), silos_per_person=2, secure_source=False)
+    held = Policy(
+        trust=("local", "trusted sum"),
+        total=Limits(person_mu=99.0),
+        silos_per_person=2,
+        secure_source=False,
+    )
     run = fv.Federation(
         model=nn.Linear(3, 2),
         clients=[silo(i) for i in range(3)],

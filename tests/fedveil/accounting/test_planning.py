@@ -27,7 +27,9 @@ def test_plan_for_a_noise():
     assert made.vacuous
     assert "vacuous" in made.advice()
     assert made.epsilon == pytest.approx(101906.3, rel=1e-6)
-    half = plan(rounds=20, clients=4, delta=DELTA, noise_multiplier=0.01, clip=5.0, relation="replace-one")
+    half = plan(
+        rounds=20, clients=4, delta=DELTA, noise_multiplier=0.01, clip=5.0, relation="replace-one"
+    )
     assert half.mu == pytest.approx(2 * made.mu)
 
 
@@ -38,7 +40,9 @@ def test_plan_for_a_noise():
     st.floats(0.01, 1000),
     st.sampled_from(["zero-out", "add/remove", "replace-one"]),
 )
-def test_a_plan_never_ends_above_its_target_and_wastes_nothing(rounds, clients, delta, epsilon, relation):
+def test_a_plan_never_ends_above_its_target_and_wastes_nothing(
+    rounds, clients, delta, epsilon, relation
+):
     made = plan(rounds=rounds, clients=clients, delta=delta, epsilon=epsilon, relation=relation)
     assert made.epsilon <= epsilon
     assert made.epsilon == pytest.approx(epsilon, rel=1e-6)
@@ -52,8 +56,14 @@ def test_advice_by_hand():
     made = plan(rounds=1, clients=10, delta=DELTA, noise_multiplier=1.0, dimension=10_000)
     assert made.signal_to_noise == pytest.approx(0.1)
     # to reach .3: three times the clients, or a ninth of the parameters, or three times mu: an epsilon of 16.7
-    assert "30 clients in every round, or 1,111 trainable parameters, or an epsilon of 16.7" in made.advice()
-    assert "can work" in plan(rounds=1, clients=10, delta=DELTA, noise_multiplier=1.0, dimension=100).advice()
+    assert (
+        "30 clients in every round, or 1,111 trainable parameters, or an epsilon of 16.7"
+        in made.advice()
+    )
+    assert (
+        "can work"
+        in plan(rounds=1, clients=10, delta=DELTA, noise_multiplier=1.0, dimension=100).advice()
+    )
     bare = plan(rounds=1, clients=10, delta=DELTA, noise_multiplier=1.0)
     assert bare.signal_to_noise is None
     assert "at most 1,111 parameters" in bare.advice()
@@ -72,7 +82,14 @@ def test_every_way_out_works_by_itself():
 
 def test_a_hopeless_request_is_explained():
     # four hospitals, a network of 6.5 million parameters, epsilon 8 whatever a client's data were
-    asked = {"rounds": 20, "clients": 4, "delta": DELTA, "epsilon": 8.0, "clip": 5.0, "relation": "replace-one"}
+    asked = {
+        "rounds": 20,
+        "clients": 4,
+        "delta": DELTA,
+        "epsilon": 8.0,
+        "clip": 5.0,
+        "relation": "replace-one",
+    }
     made = plan(**asked, dimension=6_517_476)
     assert made.sigma == pytest.approx(6.71, abs=0.005)
     assert made.advice() == (
@@ -86,7 +103,9 @@ def test_a_hopeless_request_is_explained():
 def test_a_vacuous_plan_says_how_much_noise_would_not_be():
     made = plan(rounds=20, clients=4, delta=DELTA, noise_multiplier=0.01)
     enough = float(re.search(r"to ([\d.]+) for an epsilon of 20", made.advice())[1])
-    assert plan(rounds=20, clients=4, delta=DELTA, noise_multiplier=enough).epsilon == pytest.approx(20, rel=0.02)
+    assert plan(
+        rounds=20, clients=4, delta=DELTA, noise_multiplier=enough
+    ).epsilon == pytest.approx(20, rel=0.02)
 
 
 def test_plan_for_rounds_cohort_and_clip():
@@ -95,7 +114,15 @@ def test_plan_for_rounds_cohort_and_clip():
     assert made.rounds == int((mu_of_epsilon(1.0, DELTA) / 0.02) ** 2) == 179
     assert made.epsilon <= 1.0 < plan(rounds=180, delta=DELTA, noise_multiplier=50.0).epsilon
     # noise length z C sqrt(d) / n = 2 * 100 C / n against an update of length C / 2: .3 needs n = .3 * 200 / .5
-    made = plan(rounds=1, clients=None, delta=DELTA, noise_multiplier=2.0, clip=2.0, update_norm=1.0, dimension=10_000)
+    made = plan(
+        rounds=1,
+        clients=None,
+        delta=DELTA,
+        noise_multiplier=2.0,
+        clip=2.0,
+        update_norm=1.0,
+        dimension=10_000,
+    )
     assert made.clients == 120
     assert made.signal_to_noise == pytest.approx(0.3)
     assert plan(rounds=1, delta=DELTA, noise_multiplier=1.0, update_norm=0.7).clip == 0.7

@@ -5,13 +5,30 @@ from dataclasses import replace
 
 import pytest
 
-from fedveil.accounting import Gaussian, Guarantee, Limits, Poisson, Policy, Spend, epsilon, epsilon_of_mu, nothing
+from fedveil.accounting import (
+    Gaussian,
+    Guarantee,
+    Limits,
+    Poisson,
+    Policy,
+    Spend,
+    epsilon,
+    epsilon_of_mu,
+    nothing,
+)
 from fedveil.accounting.events import events_to_list
 from fedveil.errors import FieldError
 
 
 def spend(unit="client", status="formal", trust="local", charge=None, **cost):
-    values = {"unit": unit, "relation": "replace-one", "trust": trust, "status": status, "scope": "round", **cost}
+    values = {
+        "unit": unit,
+        "relation": "replace-one",
+        "trust": trust,
+        "status": status,
+        "scope": "round",
+        **cost,
+    }
     if unit == "record":
         values["public_size"] = True
     if "events" in cost:
@@ -47,7 +64,9 @@ def test_a_kind_that_is_not_named_is_refused():
 
 def test_a_total_composes_its_own_kind_alone():
     policy = Policy(
-        total=Limits(mu=2.0, record_mu=3.0, leakage=6.0, participations=7), distance=1.0, hypotheses_apart=1
+        total=Limits(mu=2.0, record_mu=3.0, leakage=6.0, participations=7),
+        distance=1.0,
+        hypotheses_apart=1,
     )
     past = [MU, RECORD, LEAK, LEAK]
     assert not refused(policy, MU, past)
@@ -74,8 +93,12 @@ def test_steps_of_record_level_are_held_to_an_epsilon_together():
     assert both.standing([SAMPLED, RECORD])["record_epsilon"] == (2, pytest.approx(counted), 6.0)
     for room, holds in ((1.001, True), (0.999, False)):
         assert refused(Policy(total=Limits(record_epsilon=counted * room)), RECORD, past) != holds
-    assert refused(Policy(release=Limits(record_epsilon=0.1), total=Limits(record_epsilon=6.0)), SAMPLED)
-    assert refused(Policy(total=Limits(record_epsilon=6.0, record_mu=0.9)), RECORD)  # whatever is named has to hold
+    assert refused(
+        Policy(release=Limits(record_epsilon=0.1), total=Limits(record_epsilon=6.0)), SAMPLED
+    )
+    assert refused(
+        Policy(total=Limits(record_epsilon=6.0, record_mu=0.9)), RECORD
+    )  # whatever is named has to hold
     other = replace(SAMPLED, guarantee=replace(SAMPLED.guarantee, relation="zero-out"))
     assert refused(both, SAMPLED, [other])  # of another relation: no sum
     assert math.isinf(both.standing([SAMPLED, other])["record_epsilon"][1])
@@ -106,7 +129,9 @@ def test_one_release_may_be_capped_too():
 def test_trust_methods_source_and_hypotheses():
     limits = {"total": Limits(mu=9.0, leakage=99.0, participations=9), "distance": 1.0}
     assert refused(Policy(**limits), nothing("central"), trust="central")
-    assert not refused(Policy(trust=["central"], **limits), nothing("central"), trust="central", deployable=False)
+    assert not refused(
+        Policy(trust=["central"], **limits), nothing("central"), trust="central", deployable=False
+    )
     assert refused(Policy(methods=["other"], **limits), MU)
     assert not refused(Policy(methods=["m"], **limits), MU)
     assert refused(Policy(**limits), MU, deployable=False)
@@ -119,7 +144,11 @@ def test_trust_methods_source_and_hypotheses():
 def test_under_central_trust_a_policy_only_allows_or_refuses():
     policy = Policy(trust=["central"], total=Limits(participations=2))
     central = {"trust": "central", "quoted": nothing("central")}
-    assert [refused(policy, past=[nothing("central")] * n, **central) for n in (0, 1, 2)] == [False, False, True]
+    assert [refused(policy, past=[nothing("central")] * n, **central) for n in (0, 1, 2)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -159,16 +188,22 @@ def test_releases_for_whole_clients_count_under_the_limits_of_records_and_person
             for room, holds in ((1.001, True), (0.999, False)):
                 mu = Policy(total=Limits(mu=9.0, **{f"{kind}_mu": doubled * room}))
                 assert refused(mu, client) != holds
-                eps = Policy(total=Limits(mu=9.0, **{f"{kind}_epsilon": epsilon_of_mu(doubled, 1e-5) * room}))
+                eps = Policy(
+                    total=Limits(mu=9.0, **{f"{kind}_epsilon": epsilon_of_mu(doubled, 1e-5) * room})
+                )
                 assert refused(eps, client) != holds
     # what was spent for the client leaves so much less for its records, whatever their relation
     for relation in ("zero-out", "add/remove", "replace-one"):
         public = relation != "add/remove"
-        record = replace(RECORD, guarantee=replace(RECORD.guarantee, relation=relation, public_size=public))
+        record = replace(
+            RECORD, guarantee=replace(RECORD.guarantee, relation=relation, public_size=public)
+        )
         for room, holds in ((1.001, True), (0.999, False)):
             policy = Policy(total=Limits(record_mu=math.sqrt(2) * room))
             assert refused(policy, record, [MU]) != holds
-        policy = Policy(total=Limits(mu=9.0, record_epsilon=1.001 * epsilon_of_mu(math.sqrt(2), 1e-5)))
+        policy = Policy(
+            total=Limits(mu=9.0, record_epsilon=1.001 * epsilon_of_mu(math.sqrt(2), 1e-5))
+        )
         assert not refused(policy, record, [MU])
         assert not refused(policy, MU, [record])
         assert refused(policy, MU, [record, MU])

@@ -55,15 +55,32 @@ def test_events_compose_by_their_loss_distribution():
     assert whole.epsilon(DELTA) == pytest.approx(epsilon([(SAMPLED, 200)], DELTA))
     assert "composed by PLD" in whole.describe()
     with_mu = total([whole, promise(mu=0.5)])  # mu .5 is a Gaussian of multiplier 2
-    assert with_mu.epsilon(DELTA) == pytest.approx(epsilon([(SAMPLED, 200), (Gaussian(2.0), 1)], DELTA))
-    doubled = total([promise(relation="replace-one", events=((SAMPLED, 3),)), promise(relation="replace-one", mu=0.5)])
-    assert doubled.bound.events == ((SAMPLED, 3), (Gaussian(4.0), 1))  # replace-one doubles what a record moves
+    assert with_mu.epsilon(DELTA) == pytest.approx(
+        epsilon([(SAMPLED, 200), (Gaussian(2.0), 1)], DELTA)
+    )
+    doubled = total(
+        [
+            promise(relation="replace-one", events=((SAMPLED, 3),)),
+            promise(relation="replace-one", mu=0.5),
+        ]
+    )
+    assert doubled.bound.events == (
+        (SAMPLED, 3),
+        (Gaussian(4.0), 1),
+    )  # replace-one doubles what a record moves
 
 
 def test_a_total_keeps_units_trust_and_groups_apart():
-    client = Guarantee(unit="client", relation="zero-out", trust="central", scope="round", bound=GDP(1.0))
+    client = Guarantee(
+        unit="client", relation="zero-out", trust="central", scope="round", bound=GDP(1.0)
+    )
     record = promise(mu=1.0)
-    for other in (client, promise(mu=1.0, trust="trusted sum"), promise(mu=1.0, public_size=False), record.of_group(2)):
+    for other in (
+        client,
+        promise(mu=1.0, trust="trusted sum"),
+        promise(mu=1.0, public_size=False),
+        record.of_group(2),
+    ):
         with pytest.raises(FieldError, match="guarantees"):
             total([record, other])
 
@@ -77,7 +94,9 @@ def test_records_say_whether_their_number_is_public_and_clients_do_not():
         promise(mu=1.0, events=((SAMPLED, 1),))
 
 
-@pytest.mark.parametrize("values", [{"mu": 1.0}, {"events": ((SAMPLED, 7), (Mixture(2.0, (0.0, 1.0), (0.5, 0.5)), 2))}])
+@pytest.mark.parametrize(
+    "values", [{"mu": 1.0}, {"events": ((SAMPLED, 7), (Mixture(2.0, (0.0, 1.0), (0.5, 0.5)), 2))}]
+)
 def test_a_guarantee_survives_json(values):
     kept = promise(**values).of_group(1)
     assert Guarantee.from_dict(json.loads(json.dumps(kept.to_dict()))) == kept
@@ -85,7 +104,8 @@ def test_a_guarantee_survives_json(values):
 
 # Issue 15: accuracy, and true positives at 1% and .1% false positives
 @pytest.mark.parametrize(
-    ("eps", "found"), [(8, (0.80, 0.255, 0.077)), (4, (0.68, 0.081, 0.015)), (1, (0.553, 0.020, 0.002))]
+    ("eps", "found"),
+    [(8, (0.80, 0.255, 0.077)), (4, (0.68, 0.081, 0.015)), (1, (0.553, 0.020, 0.002))],
 )
 def test_what_an_epsilon_of_gaussian_steps_means(eps, found):
     meaning = promise(mu=mu_of_epsilon(eps, DELTA)).meaning()
@@ -100,7 +120,9 @@ def test_meaning_agrees_with_riskcal():
     meaning = promise(events=((SAMPLED, 200),)).meaning()
     misses = np.asarray(analysis.get_beta_from_pld(composed, alpha=np.array([0.01, 0.001])))
     assert np.array(meaning.power) == pytest.approx(1 - misses, rel=5e-3)
-    assert meaning.accuracy == pytest.approx((1 + analysis.get_advantage_from_pld(composed)) / 2, abs=1e-5)
+    assert meaning.accuracy == pytest.approx(
+        (1 + analysis.get_advantage_from_pld(composed)) / 2, abs=1e-5
+    )
 
 
 @given(st.floats(0.05, 5.0))
@@ -116,15 +138,25 @@ def test_a_curve_gives_the_gaussian_meaning_from_above(mu):
 def test_meaning_never_comes_from_one_epsilon():
     whole = promise(events=((SAMPLED, 200),))
     fitted = mu_of_epsilon(whole.epsilon(DELTA), DELTA)
-    assert whole.meaning().power[1] != pytest.approx(promise(mu=fitted).meaning().power[1], rel=0.01)
+    assert whole.meaning().power[1] != pytest.approx(
+        promise(mu=fitted).meaning().power[1], rel=0.01
+    )
 
 
 def test_meaning_of_other_kinds():
-    rho = Guarantee(unit="client", relation="zero-out", trust="central", scope="total", bound=ZCDP(0.5))
-    assert rho.meaning().accuracy >= norm.cdf(0.5)  # rho = mu^2 / 2 with mu = 1 bounds no better than that
+    rho = Guarantee(
+        unit="client", relation="zero-out", trust="central", scope="total", bound=ZCDP(0.5)
+    )
+    assert rho.meaning().accuracy >= norm.cdf(
+        0.5
+    )  # rho = mu^2 / 2 with mu = 1 bounds no better than that
     epsilons, deltas = curve([(Laplace(1.0), 1)])
-    assert meaning_of_curve(epsilons, deltas).accuracy == pytest.approx(1 - math.exp(-0.5) / 2, abs=1e-3)
-    heuristic = Guarantee(unit="client", relation="zero-out", trust="central", scope="round", bound=Heuristic())
+    assert meaning_of_curve(epsilons, deltas).accuracy == pytest.approx(
+        1 - math.exp(-0.5) / 2, abs=1e-3
+    )
+    heuristic = Guarantee(
+        unit="client", relation="zero-out", trust="central", scope="round", bound=Heuristic()
+    )
     with pytest.raises(HeuristicError):
         heuristic.meaning()
 
@@ -144,7 +176,9 @@ def test_groups_under_sampling_are_mixtures():
     assert (mixture.sensitivities, count) == ((0.0, 1.0, 2.0), 200)
     assert mixture.probabilities == pytest.approx((0.9025, 0.095, 0.0025))
     two = whole.of_group(2).epsilon(DELTA)
-    assert whole.epsilon(DELTA) < two < epsilon([(Poisson(0.05, Gaussian(5.0)), 200)], DELTA)  # never both or neither
+    assert (
+        whole.epsilon(DELTA) < two < epsilon([(Poisson(0.05, Gaussian(5.0)), 200)], DELTA)
+    )  # never both or neither
     replaced = promise(relation="replace-one", events=((SAMPLED, 2),)).of_group(3)
     assert replaced.bound.events == ((Gaussian(2 / 3), 2),)
     with pytest.raises(FieldError, match="group"):
@@ -159,7 +193,9 @@ def test_the_least_noise_meets_its_target_and_no_less_does(eps, steps, rate):
 
 
 def test_known_noise():
-    assert least_noise(1, DELTA, 1) == pytest.approx(3.730631635)  # privacy.md, the analytic Gaussian mechanism
+    assert least_noise(1, DELTA, 1) == pytest.approx(
+        3.730631635
+    )  # privacy.md, the analytic Gaussian mechanism
     assert least_noise(1, DELTA, 1, relation="replace-one") == pytest.approx(2 * 3.730631635)
 
 
@@ -188,7 +224,11 @@ def test_a_step_filter_counts_steps_of_its_event_alone():
 
 def test_a_step_filter_within_a_budget():
     book = StepFilter.within(Gaussian(10.0), 4, DELTA)
-    assert epsilon([(Gaussian(10.0), book.steps)], DELTA) <= 4 < epsilon([(Gaussian(10.0), book.steps + 1)], DELTA)
+    assert (
+        epsilon([(Gaussian(10.0), book.steps)], DELTA)
+        <= 4
+        < epsilon([(Gaussian(10.0), book.steps + 1)], DELTA)
+    )
     assert StepFilter.within(Gaussian(0.1), 1, DELTA).steps == 0
 
 
@@ -198,7 +238,9 @@ def test_lots_that_find_no_place_are_charged_to_delta():
     from fedveil.accounting.events import SPARE, SPILLED
 
     steps, event = 10**4, step_event(4.0, 0.01)
-    assert epsilon([(event, steps)], 1.5e-14, "add/remove") > epsilon([(event, steps)], 1.5e-14, "zero-out")
+    assert epsilon([(event, steps)], 1.5e-14, "add/remove") > epsilon(
+        [(event, steps)], 1.5e-14, "zero-out"
+    )
     with pytest.raises(FieldError, match="too large"):
         epsilon([(event, steps)], 1e-14, "add/remove")
     for n, rate in ((10, 0.5), (1000, 0.01), (100_000, 0.1)):

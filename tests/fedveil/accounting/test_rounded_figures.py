@@ -21,7 +21,13 @@ MU = st.floats(1e-3, 1e4)
 
 
 def guarantee(**values):
-    fixed = {"unit": "client", "relation": "zero-out", "trust": "central", "status": "formal", "scope": "total"}
+    fixed = {
+        "unit": "client",
+        "relation": "zero-out",
+        "trust": "central",
+        "status": "formal",
+        "scope": "total",
+    }
     return Guarantee.from_dict({**fixed, **values})
 
 
@@ -42,7 +48,14 @@ def test_what_an_attack_has_proven_is_rounded_down(value, decimals):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(4.377178, "4.378"), (4.377, "4.377"), (0.0, "0"), (20.0, "20"), (19.9999, "20"), (1e5 + 1, "1.001e+05")],
+    [
+        (4.377178, "4.378"),
+        (4.377, "4.377"),
+        (0.0, "0"),
+        (20.0, "20"),
+        (19.9999, "20"),
+        (1e5 + 1, "1.001e+05"),
+    ],
 )
 def test_by_hand(value, text):
     assert rounded_up(value) == text
@@ -81,7 +94,9 @@ def test_a_plan_s_table_promises_no_less_noise_than_its_epsilon_needs(epsilon, r
 @given(st.floats(0.01, 1e4))
 def test_a_total_held_by_a_budget_is_printed_as_that_budget_or_more(epsilon):
     budget = Filter(epsilon, DELTA)
-    spend = Spend(guarantee=guarantee(mu=2 * budget.budget, scope="round"), charge=budget.budget / 2)
+    spend = Spend(
+        guarantee=guarantee(mu=2 * budget.budget, scope="round"), charge=budget.budget / 2
+    )
     held = budget.held(total([spend.guarantee] * 4), [spend] * 4)
     assert held.epsilon(DELTA) <= epsilon
     assert held.epsilon(DELTA) == pytest.approx(epsilon, rel=1e-9)
@@ -114,12 +129,15 @@ def test_static_local_noise_has_its_own_cost_and_composes():
     assert (one.relation, one.trust) == ("replace-one", "local")
     # "SGA-LDP at epsilon 5 for 100 rounds composes to 346 with sensitivity 2C", computed apart from this code
     assert total([one] * 100).epsilon(DELTA) == pytest.approx(346, abs=1)
-    assert SGALDP(epsilon_min=4.999, epsilon_max=5.0)._spend((), 5.0).guarantee.status == "heuristic"
+    assert (
+        SGALDP(epsilon_min=4.999, epsilon_max=5.0)._spend((), 5.0).guarantee.status == "heuristic"
+    )
 
 
 def test_fedopt_at_rate_1_has_the_status_of_fedavg():
     plain, same, other = (
-        GlobalDP(rule, noise_multiplier=1.0, order="printed") for rule in (FedAvg(), FedOpt(lr=1.0), FedOpt(lr=0.5))
+        GlobalDP(rule, noise_multiplier=1.0, order="printed")
+        for rule in (FedAvg(), FedOpt(lr=1.0), FedOpt(lr=0.5))
     )
     assert same.may_be_proven
     assert not other.may_be_proven

@@ -75,7 +75,9 @@ def test_adam_by_hand():
     assert (state.first.item(), state.second.item()) == pytest.approx((0.1, 0.01))
     # then m = .09 + .1 * (-1) = -.01, v = .0099 + .01 = .0199
     model, state = rule.step(model, f64(-1.0), state)
-    assert model.item() == pytest.approx(2 + 0.01 / 0.101 - 0.1 * 0.01 / (math.sqrt(0.0199) + 0.001))
+    assert model.item() == pytest.approx(
+        2 + 0.01 / 0.101 - 0.1 * 0.01 / (math.sqrt(0.0199) + 0.001)
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,9 @@ def test_trimmed_mean_by_hand():
     # five values, a fifth off each end
     updates = f64([0], [10], [2], [3], [-50])
     assert TrimmedMean(0.2).reduce(updates, uniform(5)).tolist() == [(0 + 2 + 3) / 3]
-    assert TrimmedMean(0.1).reduce(updates, uniform(5)).item() == pytest.approx(-7)  # nothing to cut
+    assert TrimmedMean(0.1).reduce(updates, uniform(5)).item() == pytest.approx(
+        -7
+    )  # nothing to cut
     assert TrimmedMean(0.4).reduce(updates, uniform(5)).tolist() == [2]
 
 
@@ -111,7 +115,9 @@ def test_krum_by_hand():
     updates = f64([0], [1], [2], [10], [11])
     assert Krum(malicious=1).reduce(updates, uniform(5)).tolist() == [1]
     assert MultiKrum(malicious=1, selected=3).reduce(updates, uniform(5)).tolist() == [1]
-    assert MultiKrum(malicious=1, selected=2).reduce(updates, uniform(5)).tolist() == [0.5]  # a tie: the first
+    assert MultiKrum(malicious=1, selected=2).reduce(updates, uniform(5)).tolist() == [
+        0.5
+    ]  # a tie: the first
 
 
 def test_krum_may_select_the_zero_update_of_an_absent_client():
@@ -126,7 +132,9 @@ def test_krum_may_select_the_zero_update_of_an_absent_client():
 def test_fedprox_is_fedavg_on_the_server():
     updates, weights = torch.randn(3, 4), uniform(3)
     assert torch.equal(FedProx(mu=0.5).reduce(updates, weights), FedAvg().reduce(updates, weights))
-    assert FedProx().sensitivity(5.0, weights, "zero-out") == FedAvg().sensitivity(5.0, weights, "zero-out")
+    assert FedProx().sensitivity(5.0, weights, "zero-out") == FedAvg().sensitivity(
+        5.0, weights, "zero-out"
+    )
 
 
 def test_weights_against_a_planned_cohort():
@@ -156,13 +164,22 @@ def test_a_state_survives_being_stored(rule):
     for update in torch.randn(3, 5):
         model, state = rule.step(model, update, state)
     tensors, values = pack(state)
-    stored = load(save({name: t.clone() for name, t in tensors.items()})), json.loads(json.dumps(values))
+    stored = (
+        load(save({name: t.clone() for name, t in tensors.items()})),
+        json.loads(json.dumps(values)),
+    )
     restored = unpack(rule.init(5, torch.float32), *stored)
     assert type(restored) is type(state)
     update = torch.randn(5)
-    (after, kept), (again, other) = rule.step(model, update, state), rule.step(model, update, restored)
+    (after, kept), (again, other) = (
+        rule.step(model, update, state),
+        rule.step(model, update, restored),
+    )
     assert torch.equal(after, again)
-    assert all(torch.equal(a, b) for a, b in zip(pack(kept)[0].values(), pack(other)[0].values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(pack(kept)[0].values(), pack(other)[0].values(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -175,7 +192,9 @@ def test_reduced_updates_are_float64_and_models_keep_their_type(rule, dtype):
     assert (reduced.dtype, model.dtype) == (torch.float64, dtype)
 
 
-@pytest.mark.parametrize("counts", [None, torch.ones(3), torch.zeros(2), torch.tensor([1.0, float("inf")])])
+@pytest.mark.parametrize(
+    "counts", [None, torch.ones(3), torch.zeros(2), torch.tensor([1.0, float("inf")])]
+)
 def test_weights_by_examples_need_counts(counts):
     with pytest.raises(FieldError):
         FedAvg("examples").weights(counts, 2)
@@ -203,8 +222,12 @@ def test_bad_parameters_are_refused():
 @given(st.integers(1, 9))
 def test_mean_and_median_agree_with_numpy(n):
     updates = torch.randn(n, 7, dtype=torch.float64)
-    np.testing.assert_allclose(FedMedian().reduce(updates, uniform(n)), np.median(updates.numpy(), axis=0))
-    np.testing.assert_allclose(FedAvg().reduce(updates, uniform(n)), updates.numpy().mean(0), atol=1e-15)
+    np.testing.assert_allclose(
+        FedMedian().reduce(updates, uniform(n)), np.median(updates.numpy(), axis=0)
+    )
+    np.testing.assert_allclose(
+        FedAvg().reduce(updates, uniform(n)), updates.numpy().mean(0), atol=1e-15
+    )
 
 
 # ---- sensitivities
@@ -217,7 +240,11 @@ def cohorts(draw, extra=0):
     """n updates (and `extra` more rows) of norm at most 1, many of them on the sphere, in 1 to 3 dimensions."""
     n, d = draw(st.integers(1, 6)), draw(st.integers(1, 3))
     rows = torch.tensor(
-        draw(st.lists(st.lists(COORDINATE, min_size=d, max_size=d), min_size=n + extra, max_size=n + extra)),
+        draw(
+            st.lists(
+                st.lists(COORDINATE, min_size=d, max_size=d), min_size=n + extra, max_size=n + extra
+            )
+        ),
         dtype=torch.float64,
     )
     lengths = rows.norm(dim=1, keepdim=True)
@@ -271,7 +298,9 @@ def test_add_remove_of_a_sum_over_a_public_cohort_and_of_a_median(rows):
     padded = rows.clone()
     padded[-1] = 0
     w = uniform(len(rows))
-    assert change(FedAvg(), rows, padded, w, w) <= FedAvg().sensitivity(1.0, w, "add/remove") + 1e-12
+    assert (
+        change(FedAvg(), rows, padded, w, w) <= FedAvg().sensitivity(1.0, w, "add/remove") + 1e-12
+    )
     # a median really loses a row, and its parity
     fewer = rows[:-1]
     moved = change(FedMedian(), rows, fewer, w, uniform(len(fewer)))
@@ -303,7 +332,9 @@ def test_the_bounds_are_reached_or_tight_in_one_dimension(rule, n, relation, bou
     largest = 0.0
     for rest in itertools.product(grid, repeat=n - 1):
         outcomes = {v: float(rule.reduce(f64([v], *[[r] for r in rest]), uniform(n))) for v in grid}
-        pairs = [(v, 0.0) for v in grid] if relation == "zero-out" else itertools.product(grid, grid)
+        pairs = (
+            [(v, 0.0) for v in grid] if relation == "zero-out" else itertools.product(grid, grid)
+        )
         largest = max(largest, max(abs(outcomes[v] - outcomes[u]) for v, u in pairs))
     assert largest == pytest.approx(bound)
     before, after = (torch.tensor(side, dtype=torch.float64)[:, None] for side in witness)
@@ -330,7 +361,11 @@ def test_krum_has_no_better_bound_than_its_clip_twice():
     updates = f64([-1], [-1], [-1], [1], [1], [1], [1])
     moved = updates.clone()
     moved[6] = -1
-    assert change(rule, updates, moved, uniform(7), uniform(7)) == 2.0 == rule.sensitivity(1.0, uniform(7), "zero-out")
+    assert (
+        change(rule, updates, moved, uniform(7), uniform(7))
+        == 2.0
+        == rule.sensitivity(1.0, uniform(7), "zero-out")
+    )
 
 
 def test_a_trimmed_mean_has_no_bound_when_the_cut_changes():
@@ -370,7 +405,9 @@ def test_the_halves_of_a_cluster_are_told_apart_through_noise_many_times_the_ste
     start, common, kind = torch.randn(3, d, generator=g)
     kinds = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1])
     steps = (common + torch.where(kinds == 1, 1.0, -1.0)[:, None] * kind) / d**0.5
-    noise = torch.randn(n, d, generator=g) * torch.linspace(2, 6, n)[:, None] / d**0.5  # lengths 2 to 6 beside 1.4
+    noise = (
+        torch.randn(n, d, generator=g) * torch.linspace(2, 6, n)[:, None] / d**0.5
+    )  # lengths 2 to 6 beside 1.4
     for models in (start + steps, start + steps + noise):
         found = halves(models, start)
         assert bool((found == (kinds == 1)).all()) or bool((found == (kinds == 0)).all())
@@ -380,7 +417,11 @@ def test_the_halves_of_a_cluster_are_told_apart_through_noise_many_times_the_ste
 
 def test_one_client_whose_noise_is_much_longer_does_not_decide_the_halves():
     g, d, n = torch.Generator().manual_seed(0), 100_000, 40
-    start, kind, kinds = torch.randn(d, generator=g), torch.randn(2, d, generator=g), torch.arange(n) % 2
+    start, kind, kinds = (
+        torch.randn(d, generator=g),
+        torch.randn(2, d, generator=g),
+        torch.arange(n) % 2,
+    )
     noise = torch.randn(n, d, generator=g) * 6 / d**0.5
     noise[0] *= 16
     found = halves(start + kind[kinds] / d**0.5 + noise, start)
@@ -459,12 +500,16 @@ def test_huge_scores():
 
 def test_a_model_without_a_finite_score_weighs_nothing():
     scores = f64([math.log(3), 1.0], [0.0, math.inf], [math.nan, 1.0])
-    assert perturbation_weights(scores).tolist() == [pytest.approx(row) for row in ([0.25, 0.5], [0.75, 0], [0, 0.5])]
+    assert perturbation_weights(scores).tolist() == [
+        pytest.approx(row) for row in ([0.25, 0.5], [0.75, 0], [0, 0.5])
+    ]
     with pytest.raises(FieldError, match="finite"):
         perturbation_weights(scores, normalised=False)
 
 
-@pytest.mark.parametrize("scores", [torch.ones(3), -torch.ones(2, 2), torch.full((2, 2), float("nan"))])
+@pytest.mark.parametrize(
+    "scores", [torch.ones(3), -torch.ones(2, 2), torch.full((2, 2), float("nan"))]
+)
 def test_bad_public_scores_are_refused(scores):
     with pytest.raises(FieldError, match="public_scores"):
         perturbation_weights(scores)

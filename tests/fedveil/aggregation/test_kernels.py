@@ -73,7 +73,9 @@ def largest_allocation(work, models):
 def test_every_pair_is_right_to_a_millionth_also_for_close_models(n, d, spread, dtype, seed):
     generator = torch.Generator().manual_seed(seed)
     common = 3 * torch.randn(d, generator=generator, dtype=torch.float64)
-    models = (common + spread * torch.randn(n, d, generator=generator, dtype=torch.float64)).to(dtype)
+    models = (common + spread * torch.randn(n, d, generator=generator, dtype=torch.float64)).to(
+        dtype
+    )
     squared = squared_distances(models)
     assert worst(squared.sqrt().numpy(), naive(models)) < 1e-6
     assert torch.equal(squared, squared.T)
@@ -84,7 +86,9 @@ def test_every_pair_is_right_to_a_millionth_also_for_close_models(n, d, spread, 
 @pytest.mark.parametrize("spread", [1e-2, 1e-3, 1e-4])
 @pytest.mark.parametrize("n", [12, 150])  # one tile of the product, and two
 def test_close_models_of_many_columns(n, spread):
-    models = 3 * torch.randn(40_000 if n == 12 else 5000) + spread * torch.randn(n, 40_000 if n == 12 else 5000)
+    models = 3 * torch.randn(40_000 if n == 12 else 5000) + spread * torch.randn(
+        n, 40_000 if n == 12 else 5000
+    )
     expected = naive(models)
     assert worst(squared_distances(models).sqrt().numpy(), expected) < 1e-6
     raw = models @ models.T  # what centring is for
@@ -93,7 +97,9 @@ def test_close_models_of_many_columns(n, spread):
 
 
 # subtracted; one tile of products; two
-@pytest.mark.parametrize(("n", "value"), [(n, v) for n in (3, 9) for v in (0.1, 0.7, 0.9)] + [(140, 0.7)])
+@pytest.mark.parametrize(
+    ("n", "value"), [(n, v) for n in (3, 9) for v in (0.1, 0.7, 0.9)] + [(140, 0.7)]
+)
 def test_columns_that_hold_the_same_number_do_not_drift(n, value):
     models = (value * torch.arange(n, dtype=torch.float64)[:, None] * torch.ones(40_000)).float()
     expected = naive(models)
@@ -118,10 +124,14 @@ def test_nor_do_they_where_a_processor_adds_one_by_one(monkeypatch, n, value):
     # all products are rounded alike, and the chain drifts off
     models = (value * torch.arange(n, dtype=torch.float64)[:, None] * torch.ones(2048)).float()
     ones = models[1:3][None]
-    drifted = one_by_one(ones, ones.mT)[0, 0, 1].double() / (ones[0, 0].double() @ ones[0, 1].double())
+    drifted = one_by_one(ones, ones.mT)[0, 0, 1].double() / (
+        ones[0, 0].double() @ ones[0, 1].double()
+    )
     assert abs(drifted - 1) > 1e-5
     product = torch.bmm
-    monkeypatch.setattr(torch, "bmm", lambda a, b: one_by_one(a, b) if a.dtype == torch.float32 else product(a, b))
+    monkeypatch.setattr(
+        torch, "bmm", lambda a, b: one_by_one(a, b) if a.dtype == torch.float32 else product(a, b)
+    )
     assert worst(squared_distances(models).sqrt().numpy(), naive(models)) < 3e-6
 
 
@@ -151,7 +161,16 @@ def clustered(generator):
         lambda g: 1e-150 * torch.randn(20, 400, generator=g, dtype=torch.float64),
         lambda g: torch.ones(20, 400),
     ],
-    ids=["one far away", "clusters and twins", "line", "walk", "tiny", "huge", "tiny float64", "equal"],
+    ids=[
+        "one far away",
+        "clusters and twins",
+        "line",
+        "walk",
+        "tiny",
+        "huge",
+        "tiny float64",
+        "equal",
+    ],
 )
 def test_models_that_lose_digits_around_a_common_mean(make):
     models = make(torch.Generator().manual_seed(0))
@@ -170,15 +189,23 @@ def test_krum_tells_close_updates_apart_beside_a_far_one():
 @pytest.mark.parametrize("height", [1, 7, 1 << 10])
 def test_the_matrix_is_worked_on_in_strips(monkeypatch, metric, height):
     monkeypatch.setattr(distance_kernel, "_HEIGHT", height)
-    layout = Layout.from_shapes({"a.weight": (5, 8), "b": (3,), "a.bias": (30,)})  # module "a" lies in two places
+    layout = Layout.from_shapes(
+        {"a.weight": (5, 8), "b": (3,), "a.bias": (30,)}
+    )  # module "a" lies in two places
     models = 2 + 1e-3 * torch.randn(33, layout.size)
     models[21] += 2e-4 * torch.randn(layout.size)
     for grouping in ("array", "module"):
-        groups = list(layout.groups(grouping).values()) if metric == "layer_frobenius" else [[slice(0, layout.size)]]
+        groups = (
+            list(layout.groups(grouping).values())
+            if metric == "layer_frobenius"
+            else [[slice(0, layout.size)]]
+        )
         parts = [naive(torch.cat([models[:, s] for s in columns], dim=1)) for columns in groups]
         expected = np.mean(parts, axis=0).max()
         # measured again in float64: exact, and not merely to a millionth
-        assert max_pairwise_distance(models, layout, grouping, metric) == pytest.approx(expected, rel=1e-12)
+        assert max_pairwise_distance(models, layout, grouping, metric) == pytest.approx(
+            expected, rel=1e-12
+        )
 
 
 def test_distances_make_no_second_stack():
@@ -188,7 +215,9 @@ def test_distances_make_no_second_stack():
     assert largest_allocation(lambda m: max_pairwise_distance(m, layout), models) < bound
     assert largest_allocation(squared_distances, models) < bound
     assert largest_allocation(lambda m: cluster_means(m, models[:2]), models) < bound
-    assert largest_allocation(lambda m: m.double(), models) > bound  # the measurement notices a copy
+    assert (
+        largest_allocation(lambda m: m.double(), models) > bound
+    )  # the measurement notices a copy
 
 
 # ---- medians and trimmed means
@@ -257,7 +286,10 @@ def test_a_mean_is_summed_in_float64_block_by_block(dtype):
     n, d = 19, 40_000  # several blocks of rows and of columns
     updates, weights = torch.randn(n, d, dtype=dtype), torch.rand(n, dtype=torch.float64)
     expected = (weights @ updates.double(), weights @ (updates - updates[0]).double())
-    found = (FedAvg().reduce(updates, weights), mean_kernel.weighted_sum(list(updates), weights, updates[0]))
+    found = (
+        FedAvg().reduce(updates, weights),
+        mean_kernel.weighted_sum(list(updates), weights, updates[0]),
+    )
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
 
 
@@ -278,14 +310,20 @@ def test_a_rule_reduces_into_a_tensor_of_its_own(name):
 @pytest.mark.parametrize(("n", "d"), [(20, 300_000), (3000, 2000)])
 def test_a_mean_holds_one_vector_and_one_block(n, d):
     updates = torch.randn(n, d)
-    assert largest_allocation(lambda u: FedAvg().reduce(u, uniform(n)), updates) <= max(8 * d, 8 << 18)
+    assert largest_allocation(lambda u: FedAvg().reduce(u, uniform(n)), updates) <= max(
+        8 * d, 8 << 18
+    )
     if n == 20:
-        assert largest_allocation(lambda u: Krum().reduce(u, uniform(n)), updates) < updates.nbytes / 4
+        assert (
+            largest_allocation(lambda u: Krum().reduce(u, uniform(n)), updates) < updates.nbytes / 4
+        )
 
 
 # ---- clusters
 
-PATHS = pytest.mark.parametrize("paired", [0, 10_000], ids=["passes over the models", "distances of pairs"])
+PATHS = pytest.mark.parametrize(
+    "paired", [0, 10_000], ids=["passes over the models", "distances of pairs"]
+)
 
 
 @PATHS
@@ -310,7 +348,9 @@ def test_clusters_are_scikit_learns_on_separated_data(monkeypatch, paired, commo
 @pytest.mark.parametrize("seed", range(6))
 def test_both_ways_of_clustering_agree(monkeypatch, seed):
     generator = torch.Generator().manual_seed(seed)
-    models = torch.randn(40, 6, generator=generator, dtype=torch.float64)  # no clusters at all: many iterations
+    models = torch.randn(
+        40, 6, generator=generator, dtype=torch.float64
+    )  # no clusters at all: many iterations
     hypotheses = torch.randn(5, 6, generator=generator, dtype=torch.float64)
     hypotheses[4] += 50  # never has a member
     monkeypatch.setattr(cluster_kernel, "_PAIRED", 0)

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from core_kit import server_facts, silent
 from fedveil.accounting import Release
-from fedveil.aggregation import AGGREGATORS, Bucketing, CentredClipping, FedAvg, FedMedian, TrimmedMean
+from fedveil.aggregation import (
+    AGGREGATORS,
+    Bucketing,
+    CentredClipping,
+    FedAvg,
+    FedMedian,
+    TrimmedMean,
+)
 from fedveil.aggregation.base import rounding
 from fedveil.clipping import clip
 from fedveil.gdp import rounded_up
@@ -47,7 +54,9 @@ def straddling(n):
 def crowd(n):
     """The mean of many clients, of whom all but one are the adversary's: whether that one stays away, or moves by C."""
     side, absent = GlobalDP(noise_multiplier=1.0, clip=1.0), straddling(n)
-    facts = ServerFacts(broadcast=opened(1, n, dtype=torch.float32), layout=layout(1), partitions=tuple(range(n)))
+    facts = ServerFacts(
+        broadcast=opened(1, n, dtype=torch.float32), layout=layout(1), partitions=tuple(range(n))
+    )
     others = [(Release("model", row),) for row in absent[1:]]
 
     def world(first):
@@ -57,7 +66,13 @@ def crowd(n):
     worlds = (world(1.0), world(0.0))
     mu = worlds[0](ReproducibleSource(0)).spend.guarantee.mu
     claim = f"mu = {rounded_up(mu, 3)} (zero-out, client, central, round)"
-    return Duel(f"global DP, FedAvg, {n:,} clients", worlds, lambda seen: float(seen.models[0, 0]), mu, claim=claim)
+    return Duel(
+        f"global DP, FedAvg, {n:,} clients",
+        worlds,
+        lambda seen: float(seen.models[0, 0]),
+        mu,
+        claim=claim,
+    )
 
 
 def uniform(n):
@@ -87,7 +102,9 @@ def test_the_adversary_s_rows_would_break_a_float32_sum(n, least):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("n", [6_000, pytest.param(20_000), pytest.param(50_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "n", [6_000, pytest.param(20_000), pytest.param(50_000, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("order", ["formal", "printed"])
 def test_one_client_of_many_moves_the_release_by_no_more_than_is_charged(n, order):
     side = GlobalDP(noise_multiplier=1.0, clip=1.0, order=order)
@@ -149,17 +166,27 @@ def test_a_sum_is_off_by_no_more_than_the_stated_rounding(n, seed, spread, dtype
     """Against exact arithmetic; `rounding` speaks of two sums, and of shares of the largest weight."""
     generator = np.random.default_rng(seed)
     values = generator.standard_normal(n) * 2.0 ** generator.integers(-spread, 1, n)
-    rows, weights = torch.from_numpy(values)[:, None].to(dtype), torch.from_numpy(generator.random(n))
-    exact = sum(Fraction(w) * Fraction(x) for w, x in zip(weights.tolist(), rows[:, 0].tolist(), strict=True))
+    rows, weights = (
+        torch.from_numpy(values)[:, None].to(dtype),
+        torch.from_numpy(generator.random(n)),
+    )
+    exact = sum(
+        Fraction(w) * Fraction(x)
+        for w, x in zip(weights.tolist(), rows[:, 0].tolist(), strict=True)
+    )
     off = abs(Fraction(float(FedAvg().reduce(rows, weights))) - exact)
-    assert 2 * off <= Fraction(n * n * 2.0**-51) * Fraction(float(weights.max())) * Fraction(float(rows.abs().max()))
+    assert 2 * off <= Fraction(n * n * 2.0**-51) * Fraction(float(weights.max())) * Fraction(
+        float(rows.abs().max())
+    )
     assert rounding(n) == 0 < rounding(50_000) < 1.2e-6
 
 
 def test_the_sensitivity_of_many_clients_holds_rounding():
     for n, more in ((1_000, 0.0), (50_000, 50_000**2 * 2.0**-51)):
         for rule in (FedAvg(), TrimmedMean(0.0)):
-            assert rule.sensitivity(2.0, uniform(n), "replace-one") * n / 4.0 - 1 == pytest.approx(more, abs=1e-12)
+            assert rule.sensitivity(2.0, uniform(n), "replace-one") * n / 4.0 - 1 == pytest.approx(
+                more, abs=1e-12
+            )
 
 
 @pytest.mark.parametrize("order", ["formal", "printed"])
@@ -168,7 +195,9 @@ def test_noise_is_added_in_float64_before_anything_is_rounded(order):
     rows, theta = torch.randn(n, d, generator=generator) / 100, torch.zeros(d)
     side = GlobalDP(noise_multiplier=1.0, clip=1.0, order=order)
     replies = [(Release("model", row),) for row in rows]
-    found = side.combine(replies, server_facts(theta, n), side.init(d, theta.dtype), ReproducibleSource(7)).models[0]
+    found = side.combine(
+        replies, server_facts(theta, n), side.init(d, theta.dtype), ReproducibleSource(7)
+    ).models[0]
     noise = GaussianNoise(1 / n).sample(d, source=ReproducibleSource(7))
     assert torch.equal(found, (rows.double().mean(0) + noise).float())
 
@@ -180,7 +209,12 @@ def played(n, runs):
     case = crowd(n)
     source = ReproducibleSource(0)
     worlds = zip((1, 0), case.worlds, strict=True)
-    return case, bound(*(np.array([case.score(world(source.child(w, r))) for r in range(runs)]) for w, world in worlds))
+    return case, bound(
+        *(
+            np.array([case.score(world(source.child(w, r))) for r in range(runs)])
+            for w, world in worlds
+        )
+    )
 
 
 @pytest.mark.few(0)
@@ -189,7 +223,9 @@ def test_the_game_of_the_mean_among_20_000_clients():
     case, result = played(20_000, 60)
     assert case.claimed_mu == pytest.approx(1.0, rel=1e-6)
     assert result.mu_lower <= case.claimed_mu
-    without = replace(case, worlds=tuple(lambda _, w=w: w(silent()) for w in case.worlds))  # it would see the change
+    without = replace(
+        case, worlds=tuple(lambda _, w=w: w(silent()) for w in case.worlds)
+    )  # it would see the change
     assert without.score(without.worlds[0](None)) > without.score(without.worlds[1](None))
 
 

@@ -35,7 +35,8 @@ from fedveil.methods import GlobalDP, Plain
 
 # eight updates, the last two far off; the figures named ByzFL are of ByzFL 0.0.11 (NumPy) on these
 ROWS = torch.tensor(
-    [[math.sin(3 * i + j * j + 1) + (5 if i >= 6 else 0) for j in range(4)] for i in range(8)], dtype=torch.float64
+    [[math.sin(3 * i + j * j + 1) + (5 if i >= 6 else 0) for j in range(4)] for i in range(8)],
+    dtype=torch.float64,
 )
 
 
@@ -66,9 +67,18 @@ def told(rule, updates, own=None, seed=0):
         # its Krum counts one neighbour more: f = 2 there is 1 here
         (Krum(malicious=1), [-0.28790332, -0.96139749, 0.91294525, -0.13235175]),
         (MultiKrum(malicious=1, selected=6), [0.05498295, -0.00517482, -0.00456685, -0.06718054]),
-        (GeometricMedian(smoothing=1e-12, iterations=5000), [0.4266471, 0.44926469, 0.0509246, 0.14786325]),
-        (CentredClipping(radius=1.0, iterations=1), [0.14833282, 0.11288671, 0.13028992, 0.09025425]),
-        (CentredClipping(radius=0.7, iterations=3), [0.22410541, 0.17910734, 0.17775229, 0.13125086]),
+        (
+            GeometricMedian(smoothing=1e-12, iterations=5000),
+            [0.4266471, 0.44926469, 0.0509246, 0.14786325],
+        ),
+        (
+            CentredClipping(radius=1.0, iterations=1),
+            [0.14833282, 0.11288671, 0.13028992, 0.09025425],
+        ),
+        (
+            CentredClipping(radius=0.7, iterations=3),
+            [0.22410541, 0.17910734, 0.17775229, 0.13125086],
+        ),
         (TrimmedMean(0.25), [0.40768033, 0.48258469, 0.48349664, 0.1072103]),
         (NNM(TrimmedMean(0.25), malicious=2), [0.05498295, -0.00517482, -0.00456685, -0.06718054]),
         (NNM(TrimmedMean(0.375), malicious=3), [0.21734004, 0.18557507, 0.18630463, 0.02818757]),
@@ -97,7 +107,9 @@ def test_bulyan_by_plain_numpy(seed):
     expected = []
     for column in selected.T:
         middle = np.median(column)
-        expected.append(np.mean(sorted(column, key=lambda v: abs(v - middle))[: len(column) - 2 * f]))
+        expected.append(
+            np.mean(sorted(column, key=lambda v: abs(v - middle))[: len(column) - 2 * f])
+        )
     rule = Bulyan(malicious=f)
     np.testing.assert_allclose(reduce(rule, torch.from_numpy(updates)), expected, rtol=1e-12)
     shares = rule.effective_weights(torch.from_numpy(updates), uniform(n))
@@ -106,9 +118,9 @@ def test_bulyan_by_plain_numpy(seed):
 
 def test_geometric_median_by_hand_and_by_its_definition():
     # three of five at one point: it is the median, whatever the others do
-    assert reduce(GeometricMedian(), f64([1, 1], [1, 1], [1, 1], [90, 0], [0, -70])).tolist() == pytest.approx(
-        [1, 1], abs=1e-5
-    )
+    assert reduce(
+        GeometricMedian(), f64([1, 1], [1, 1], [1, 1], [90, 0], [0, -70])
+    ).tolist() == pytest.approx([1, 1], abs=1e-5)
     median = reduce(GeometricMedian(iterations=2000), ROWS)
 
     def cost(point):
@@ -147,7 +159,9 @@ def test_fltrust_by_hand():
     updates = f64([10, 0], [3, 4], [-1, 0], [0, 0])
     rule = told(FLTrust(), updates, own)
     # cosines 1, .6, -1 (trusted 0), none; each at length 2: (2, 0) and (1.2, 1.6)
-    assert rule.effective_weights(updates, uniform(4)).tolist() == pytest.approx([1 / 1.6, 0.6 / 1.6, 0, 0])
+    assert rule.effective_weights(updates, uniform(4)).tolist() == pytest.approx(
+        [1 / 1.6, 0.6 / 1.6, 0, 0]
+    )
     expected = [(2 + 0.6 * 1.2) / 1.6, 0.6 * 1.6 / 1.6]
     assert reduce(rule, updates).tolist() == pytest.approx(expected)
     assert reduce(rule, f64([-1, 0], [-2, 0.1])).tolist() == [0, 0]  # nobody is trusted
@@ -161,7 +175,9 @@ def test_nnm_by_hand():
     # n = 4, f = 1: 0, 1, 2 mix among themselves; 50 mixes with its nearest, 2 and 1
     mixed = NNM(FedAvg(), malicious=1).mixture(f64([0], [1], [2], [50])) @ f64([0], [1], [2], [50])
     assert mixed.flatten().tolist() == pytest.approx([1, 1, 1, 53 / 3])
-    assert reduce(NNM(FedMedian(), malicious=1), f64([0], [1], [2], [50])).item() == pytest.approx(1)
+    assert reduce(NNM(FedMedian(), malicious=1), f64([0], [1], [2], [50])).item() == pytest.approx(
+        1
+    )
     # twins are nearer than itself by index only: an update is always in its own mixture
     assert NNM(malicious=1).mixture(f64([5], [5], [5])).diagonal().tolist() == [0.5] * 3
 
@@ -169,7 +185,9 @@ def test_nnm_by_hand():
 def test_buckets_are_drawn_for_each_round_and_hold_every_update_once():
     updates = torch.arange(7, dtype=torch.float64)[:, None]
     fixed = Bucketing(FedAvg(), size=3)
-    assert (fixed.mixture(updates) @ updates).flatten().tolist() == pytest.approx([1, 4, 6])  # in order: 012, 345, 6
+    assert (fixed.mixture(updates) @ updates).flatten().tolist() == pytest.approx(
+        [1, 4, 6]
+    )  # in order: 012, 345, 6
     drawn = [told(fixed, updates, seed=seed).mixture(updates) for seed in range(3)]
     assert all(torch.equal((m > 0).sum(0), torch.ones(7, dtype=torch.int64)) for m in drawn)
     assert len({tuple(m.argmax(0).tolist()) for m in drawn}) == 3
@@ -199,7 +217,10 @@ def test_more_malicious_clients_than_a_rule_bears_are_refused_with_the_number(ru
 
 
 def test_what_each_rule_bears():
-    bears = {type(r).__name__: r.withstands(11) for r in (FedAvg(), FedMedian(), TrimmedMean(0.2), Krum(), Bulyan())}
+    bears = {
+        type(r).__name__: r.withstands(11)
+        for r in (FedAvg(), FedMedian(), TrimmedMean(0.2), Krum(), Bulyan())
+    }
     assert bears == {"FedAvg": 0, "FedMedian": 5, "TrimmedMean": 2, "Krum": 4, "Bulyan": 2}
     assert NNM(Krum(malicious=1), malicious=1).withstands(11) == 4
     assert Bucketing(FedMedian(), size=2).withstands(11) == 2  # six buckets, of which two
@@ -305,7 +326,9 @@ def test_bounds_are_reached(rule, before, relation, bound):
     after = updates.clone()
     after[0] = 0 if relation == "zero-out" else -1
     assert rule.sensitivity(1.0, uniform(n), relation) == pytest.approx(bound)
-    assert float((reduce(rule, updates) - reduce(rule, after)).norm()) == pytest.approx(bound, rel=2e-5)
+    assert float((reduce(rule, updates) - reduce(rule, after)).norm()) == pytest.approx(
+        bound, rel=2e-5
+    )
 
 
 def test_rules_without_a_bound_are_refused_formal_noise():
@@ -315,7 +338,9 @@ def test_rules_without_a_bound_are_refused_formal_noise():
     assert GlobalDP(Bucketing(FedAvg(), size=2), noise_multiplier=0.01).aggregator.columnwise
     for rule in (Bulyan(malicious=2), Krum(malicious=2), Bucketing(Bulyan(malicious=1))):
         assert rule.sensitivity(1.0, uniform(15), "zero-out") >= 2
-        assert GlobalDP(rule, noise_multiplier=0.01).aggregator == rule  # which cohort there will be is not known yet
+        assert (
+            GlobalDP(rule, noise_multiplier=0.01).aggregator == rule
+        )  # which cohort there will be is not known yet
 
 
 # ---- in a round
@@ -340,12 +365,19 @@ def test_fltrust_in_a_federation_trains_its_server_on_public_data():
     # by hand: what the server trains in the first round, and the rule on what the clients train
     again = Federation(model=model, clients=clients, method=FLTrust(), shared=shared)
     start = again.models[0]
-    own = again.learner.learn(start[None], [ClientData(x[3::4], y[3::4])], [(0, 1, -1)])[0].trained.model - start
+    own = (
+        again.learner.learn(start[None], [ClientData(x[3::4], y[3::4])], [(0, 1, -1)])[
+            0
+        ].trained.model
+        - start
+    )
     data = [ClientData(*c) for c in clients]
     learned = again.learner.learn(start[None], data, [(0, 1, i) for i in range(3)])
     updates = torch.stack([found.trained.model for found in learned]) - start
     again.run(1)
-    torch.testing.assert_close(again.models[0] - start, reduce(told(FLTrust(), updates, own), updates).float())
+    torch.testing.assert_close(
+        again.models[0] - start, reduce(told(FLTrust(), updates, own), updates).float()
+    )
     with pytest.raises(FieldError, match="public_data"):
         Federation(model=model, clients=clients, method=NNM(FLTrust()))
 
@@ -356,14 +388,22 @@ def test_a_wrapper_keeps_the_optimiser_of_its_rule():
     updates, state = torch.randn(5, 3), rule.init(3, torch.float32)
     reduced = reduce(rule, updates)
     model, _ = rule.step(torch.zeros(3), reduced, state)
-    expected, _ = FedAdam(lr=0.1).step(torch.zeros(3), reduced, FedAdam(lr=0.1).init(3, torch.float32))
+    expected, _ = FedAdam(lr=0.1).step(
+        torch.zeros(3), reduced, FedAdam(lr=0.1).init(3, torch.float32)
+    )
     assert torch.equal(model, expected)
 
 
 def test_the_updates_stay_as_they_are_and_the_result_is_a_tensor_of_its_own():
     updates = torch.randn(12, 2000)
     kept = updates.clone()
-    for rule in (GeometricMedian(), CentredClipping(), NormBounding(), Bulyan(malicious=1), Krum(malicious=1)):
+    for rule in (
+        GeometricMedian(),
+        CentredClipping(),
+        NormBounding(),
+        Bulyan(malicious=1),
+        Krum(malicious=1),
+    ):
         reduce(rule, updates).zero_()
         assert torch.equal(updates, kept)
 
@@ -373,7 +413,9 @@ def test_a_configuration_puts_mixing_and_buckets_before_a_rule():
 
     def config(**rule):
         values = {"name": "robust", "rounds": 1, "model": {"name": "logistic"}}
-        return Config.model_validate({**values, "data": {"name": "digits", "clients": 9}, "aggregator": rule})
+        return Config.model_validate(
+            {**values, "data": {"name": "digits", "clients": 9}, "aggregator": rule}
+        )
 
     wanted = Bucketing(NNM(Krum(malicious=1), malicious=2), size=3)
     found = config(name="krum", malicious=1, nnm=2, buckets=3)

@@ -37,9 +37,15 @@ def message(model, count):
     """A reply as a strategy sees it (a real Message can only be made inside Flower's runtime)."""
     from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
-    arrays = ArrayRecord({n: Array(np.asarray(v.numpy())) for n, v in LAYOUT.unflatten(model).items()})
-    content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": count, "loss": 1.0})})
-    return SimpleNamespace(content=content, has_error=lambda: False, metadata=SimpleNamespace(src_node_id=count))
+    arrays = ArrayRecord(
+        {n: Array(np.asarray(v.numpy())) for n, v in LAYOUT.unflatten(model).items()}
+    )
+    content = RecordDict(
+        {"arrays": arrays, "metrics": MetricRecord({"num-examples": count, "loss": 1.0})}
+    )
+    return SimpleNamespace(
+        content=content, has_error=lambda: False, metadata=SimpleNamespace(src_node_id=count)
+    )
 
 
 def flower_round(strategy, theta, updates, round_):
@@ -61,7 +67,9 @@ def rounds(n=5):
 
 
 @pytest.mark.parametrize(
-    ("name", "rule"), [("FedAvg", FedAvg(weighting="examples")), ("FedMedian", FedMedian())], ids=["mean", "median"]
+    ("name", "rule"),
+    [("FedAvg", FedAvg(weighting="examples")), ("FedMedian", FedMedian())],
+    ids=["mean", "median"],
 )
 def test_mean_and_median_agree_over_rounds(name, rule):
     from flwr.serverapp import strategy
@@ -81,12 +89,18 @@ RULES = {
         FedAvgM(weighting="examples", lr=0.3, momentum=0.5),
         {"server_learning_rate": 0.3, "server_momentum": 0.5},
     ),
-    "FedOpt": (FedOpt(weighting="examples"), {"eta": 0.01}),  # Flower's base class does not use its rate: it is FedAvg
+    "FedOpt": (
+        FedOpt(weighting="examples"),
+        {"eta": 0.01},
+    ),  # Flower's base class does not use its rate: it is FedAvg
     "FedProx": (FedProx(weighting="examples", mu=0.5), {"proximal_mu": 0.5}),
     "FedAdagrad": (FedAdagrad(weighting="examples", lr=0.1), {"eta": 0.1}),
     "FedYogi": (FedYogi(weighting="examples", lr=0.01), {"eta": 0.01}),
     "FedTrimmedAvg": (TrimmedMean(0.25), {"beta": 0.25}),
-    "Krum": (Krum(), {"num_malicious_nodes": 0}),  # with one neighbour each, mutual neighbours would tie
+    "Krum": (
+        Krum(),
+        {"num_malicious_nodes": 0},
+    ),  # with one neighbour each, mutual neighbours would tie
 }
 
 
@@ -107,7 +121,9 @@ def test_the_other_rules_agree_over_rounds(name):
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedAvgM", "FedOpt", "FedYogi"])
-def test_with_noise_the_rules_step_as_flower_s_former_strategies_do_inside_its_wrapper(name, monkeypatch):
+def test_with_noise_the_rules_step_as_flower_s_former_strategies_do_inside_its_wrapper(
+    name, monkeypatch
+):
     from flwr import common
     from flwr.server import strategy
     from flwr.server.strategy import dp_fixed_clipping
@@ -115,35 +131,65 @@ def test_with_noise_the_rules_step_as_flower_s_former_strategies_do_inside_its_w
     def add(parameters, multiplier, clip, clients):
         [values] = common.parameters_to_ndarrays(parameters)
         return common.ndarrays_to_parameters(
-            [values + multiplier * clip / clients * draws.normal(len(values), torch.float64).numpy()]
+            [
+                values
+                + multiplier * clip / clients * draws.normal(len(values), torch.float64).numpy()
+            ]
         )
 
     rule, options = {"FedAvg": (FedAvg(weighting="examples"), {}), **RULES}[name]
     former = {k: v for k, v in options.items() if name != "FedOpt"}
     first = np.zeros(LAYOUT.size)
-    inner = getattr(strategy, name)(initial_parameters=common.ndarrays_to_parameters([first]), **former)
+    inner = getattr(strategy, name)(
+        initial_parameters=common.ndarrays_to_parameters([first]), **former
+    )
     theirs = strategy.DifferentialPrivacyServerSideFixedClipping(inner, 2.0, 5.0, len(COUNTS))
     draws = ReproducibleSource(0)
     monkeypatch.setattr(dp_fixed_clipping, "add_gaussian_noise_to_params", add)
     optimised = not rule.identity_step
     side = GlobalDP(rule, noise_multiplier=2.0, clip=5.0, order="printed", step_from="own")
-    ours, source, state = torch.from_numpy(first), ReproducibleSource(0), side.init(LAYOUT.size, torch.float64)
+    ours, source, state = (
+        torch.from_numpy(first),
+        ReproducibleSource(0),
+        side.init(LAYOUT.size, torch.float64),
+    )
     for number, updates in enumerate(rounds(), start=1):
         theirs.current_round_params = [ours.numpy().copy()]  # what configure_fit notes
         replies = [[(theirs.current_round_params[0] + u.numpy())] for u in updates]
         results = [
-            (None, common.FitRes(common.Status(common.Code.OK, ""), common.ndarrays_to_parameters(r), count, {}))
+            (
+                None,
+                common.FitRes(
+                    common.Status(common.Code.OK, ""), common.ndarrays_to_parameters(r), count, {}
+                ),
+            )
             for r, count in zip(replies, COUNTS, strict=True)
         ]
         parameters, _ = theirs.aggregate_fit(number, results, [])
-        combined = combine(side, ours, updates, counts=COUNTS, layout=LAYOUT, state=state, source=source)
+        combined = combine(
+            side, ours, updates, counts=COUNTS, layout=LAYOUT, state=state, source=source
+        )
         ours, state = combined.models[0], combined.state
         flower = torch.from_numpy(common.parameters_to_ndarrays(parameters)[0])
-        torch.testing.assert_close(ours, flower, rtol=1e-6, atol=1e-6)  # Flower clips by a factor of 32 bits
+        torch.testing.assert_close(
+            ours, flower, rtol=1e-6, atol=1e-6
+        )  # Flower clips by a factor of 32 bits
     released = replace(side, step_from="released")
-    other = combine(released, ours, updates, counts=COUNTS, layout=LAYOUT, state=state, source=ReproducibleSource(1))
-    again = combine(side, ours, updates, counts=COUNTS, layout=LAYOUT, state=state, source=ReproducibleSource(1))
-    assert torch.equal(other.models, again.models) is not optimised  # an optimiser remembers, a mean does not
+    other = combine(
+        released,
+        ours,
+        updates,
+        counts=COUNTS,
+        layout=LAYOUT,
+        state=state,
+        source=ReproducibleSource(1),
+    )
+    again = combine(
+        side, ours, updates, counts=COUNTS, layout=LAYOUT, state=state, source=ReproducibleSource(1)
+    )
+    assert (
+        torch.equal(other.models, again.models) is not optimised
+    )  # an optimiser remembers, a mean does not
 
 
 def test_multikrum_selects_as_flower_does_and_averages_uniformly():
@@ -156,7 +202,9 @@ def test_multikrum_selects_as_flower_does_and_averages_uniformly():
         flower = flower_round(theirs, theta, updates, number)
         ours = combine(side, theta, updates, counts=COUNTS, layout=LAYOUT).models[0]
         # Flower weighs the two selected by examples, which has no sensitivity; ours are weighed alike
-        chosen = next(p for p in pairs if torch.allclose(theta + (updates[p[0]] + updates[p[1]]) / 2, ours))
+        chosen = next(
+            p for p in pairs if torch.allclose(theta + (updates[p[0]] + updates[p[1]]) / 2, ours)
+        )
         weights = torch.tensor([float(COUNTS[i]) for i in chosen], dtype=torch.float64)
         expected = theta + (weights[:, None] * updates[list(chosen)]).sum(0) / weights.sum()
         torch.testing.assert_close(flower, expected, rtol=1e-9, atol=1e-12)
@@ -170,7 +218,9 @@ def test_flowers_krum_cancels_for_close_models():
     from flwr.serverapp.strategy.multikrum import select_multikrum
 
     def flower(models):
-        contents = [RecordDict({"arrays": ArrayRecord({"w": Array(row)})}) for row in models.numpy()]
+        contents = [
+            RecordDict({"arrays": ArrayRecord({"w": Array(row)})}) for row in models.numpy()
+        ]
         (chosen,) = select_multikrum(contents, 3, 1)
         return next(i for i, content in enumerate(contents) if content is chosen)
 
@@ -200,7 +250,9 @@ def test_adam_differs_by_the_bias_correction_alone():
         after = flower_round(theirs, theta, updates, number)
         combined = combine(side, ours, updates, counts=COUNTS, layout=LAYOUT, state=state)
         factor = np.sqrt(1 - 0.99 ** (number + 1)) / (1 - 0.9 ** (number + 1))
-        torch.testing.assert_close(after - theta, factor * (combined.models[0] - ours), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            after - theta, factor * (combined.models[0] - ours), rtol=1e-9, atol=1e-12
+        )
         if number == 1:
             assert factor == pytest.approx(0.742460, abs=1e-6)  # sqrt(.0199) / .19
         theta, ours, state = after, combined.models[0], combined.state

@@ -20,7 +20,10 @@ def models(monkeypatch):
     monkeypatch.setattr(clipping, "_ELEMENTS", 1024)  # five blocks instead of one
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(D, generator=generator)
-    return start, [start + scale * torch.randn(D, generator=generator) for scale in (0.001, 0.01, 0.02, 0.1, 1.0)]
+    return start, [
+        start + scale * torch.randn(D, generator=generator)
+        for scale in (0.001, 0.01, 0.02, 0.1, 1.0)
+    ]
 
 
 def test_lengths_and_blocks_are_those_of_the_stack(models):
@@ -106,7 +109,10 @@ def running(start, sent, order, bound=1.0):
 def wide():
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(70_001, generator=generator)
-    return start, [start + scale * torch.randn(len(start), generator=generator) for scale in (1e-3, 0.01, 2e-3, 0.1, 1)]
+    return start, [
+        start + scale * torch.randn(len(start), generator=generator)
+        for scale in (1e-3, 0.01, 2e-3, 0.1, 1)
+    ]
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (1, 4, 0, 3, 2)])
@@ -119,7 +125,9 @@ def test_updates_added_as_they_come_have_the_bits_of_all_at_once(wide, order):
     assert len(one) == N
     expected = whole.clipped(1.0).reduce(FedAvg(), weights, N)
     assert torch.equal(one.clipped(1.0).reduce(FedAvg(), weights, N), expected)
-    assert torch.equal(one.clipped(1.0).reduce(FedAvg(), weights, N), expected)  # a round may be drawn again
+    assert torch.equal(
+        one.clipped(1.0).reduce(FedAvg(), weights, N), expected
+    )  # a round may be drawn again
 
 
 def test_whoever_is_missing_or_not_finite_adds_nothing(wide):
@@ -131,7 +139,9 @@ def test_whoever_is_missing_or_not_finite_adds_nothing(wide):
     whole = Updates([sent[0], sent[2], sent[4]], start)
     torch.testing.assert_close(one.lengths, whole.lengths, rtol=1e-13, atol=0)
     expected = whole.clipped(1.0).reduce(FedAvg(), weights, N)
-    torch.testing.assert_close(one.clipped(1.0).reduce(FedAvg(), padded(weights[:3], N), N), expected)
+    torch.testing.assert_close(
+        one.clipped(1.0).reduce(FedAvg(), padded(weights[:3], N), N), expected
+    )
 
 
 def test_a_running_sum_refuses_whatever_it_does_not_hold(wide):

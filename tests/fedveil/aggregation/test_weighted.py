@@ -36,13 +36,21 @@ def column(*values):
 def test_weights_follow_sizes_up_to_the_cap():
     assert capped_weights([700, 100, 100, 100], 0.4).tolist() == pytest.approx([0.4, 0.2, 0.2, 0.2])
     assert capped_weights([6, 3, 1], 1.0).tolist() == pytest.approx([0.6, 0.3, 0.1])
-    assert capped_weights([6, 3, 1], 0.4).tolist() == pytest.approx([0.4, 0.4, 0.2])  # the second one follows
+    assert capped_weights([6, 3, 1], 0.4).tolist() == pytest.approx(
+        [0.4, 0.4, 0.2]
+    )  # the second one follows
     assert capped_weights([6, 3, 1], 1 / 3).tolist() == pytest.approx([1 / 3] * 3)
 
 
 @pytest.mark.parametrize(
     ("declared", "cap", "field"),
-    [([], 1.0, "weights"), ([1, 0], 1.0, "weights"), ([1, 1, 1], 0.3, "cap"), ([1, 1], 1.5, "cap"), ([1], 0.0, "cap")],
+    [
+        ([], 1.0, "weights"),
+        ([1, 0], 1.0, "weights"),
+        ([1, 1, 1], 0.3, "cap"),
+        ([1, 1], 1.5, "cap"),
+        ([1], 0.0, "cap"),
+    ],
 )
 def test_sizes_and_caps_that_cannot_be_are_refused(declared, cap, field):
     with pytest.raises(FieldError) as refused:
@@ -66,7 +74,9 @@ def test_capped_weights_sum_to_one_below_the_cap_in_the_order_of_the_sizes(decla
 def test_the_weighted_median_by_hand():
     rule = WeightedMedian()
     assert rule.reduce(column(1, 2, 9), f64(0.2, 0.2, 0.6)).tolist() == [9]
-    assert rule.reduce(column(1, 2, 9), f64(0.25, 0.25, 0.5)).tolist() == [5.5]  # half lies below, half above
+    assert rule.reduce(column(1, 2, 9), f64(0.25, 0.25, 0.5)).tolist() == [
+        5.5
+    ]  # half lies below, half above
     assert rule.reduce(column(9, 1, 2), f64(0.4, 0.3, 0.3)).tolist() == [2]
 
 
@@ -79,24 +89,40 @@ def test_the_split_trimmed_mean_by_hand():
 
 def test_the_weighted_geometric_median_by_hand():
     corners = f64([0, 0], [1, 0], [0, 1])
-    heavy = WeightedGeometricMedian(smoothing=1e-12, iterations=5000).reduce(corners, f64(0.6, 0.2, 0.2))
-    assert heavy.tolist() == pytest.approx([0, 0], abs=1e-6)  # more than half of the weight lies there
+    heavy = WeightedGeometricMedian(smoothing=1e-12, iterations=5000).reduce(
+        corners, f64(0.6, 0.2, 0.2)
+    )
+    assert heavy.tolist() == pytest.approx(
+        [0, 0], abs=1e-6
+    )  # more than half of the weight lies there
     twice = torch.cat([corners, corners[:1]])
     alike = GeometricMedian(smoothing=1e-12, iterations=5000).reduce(twice, even(4))
-    found = WeightedGeometricMedian(smoothing=1e-12, iterations=5000).reduce(corners, f64(0.5, 0.25, 0.25))
+    found = WeightedGeometricMedian(smoothing=1e-12, iterations=5000).reduce(
+        corners, f64(0.5, 0.25, 0.25)
+    )
     assert found.tolist() == pytest.approx(alike.tolist(), abs=1e-6)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 10, 33])
 def test_with_equal_weights_they_are_the_unweighted_rules(n):
     updates = torch.randn(n, 50, generator=torch.Generator().manual_seed(n))
-    pairs = [(FedMedian(), 1e-15), (GeometricMedian(), 1e-9), (TrimmedMean(1 / n if n > 2 else 0.0), 1e-12)]
+    pairs = [
+        (FedMedian(), 1e-15),
+        (GeometricMedian(), 1e-9),
+        (TrimmedMean(1 / n if n > 2 else 0.0), 1e-12),
+    ]
     for rule, within in pairs:
         found, expected = by_weight(rule).reduce(updates, even(n)), rule.reduce(updates, even(n))
         torch.testing.assert_close(found, expected, atol=within, rtol=0)
 
 
-RULES = [WeightedMedian(), SplitTrimmedMean(0.2), SplitTrimmedMean(0.4), WeightedGeometricMedian(), FedAvg()]
+RULES = [
+    WeightedMedian(),
+    SplitTrimmedMean(0.2),
+    SplitTrimmedMean(0.4),
+    WeightedGeometricMedian(),
+    FedAvg(),
+]
 
 
 def within(updates):
@@ -125,8 +151,12 @@ def test_bounds_are_met_and_a_smaller_one_would_be_false():
     median = [WeightedMedian().reduce(column(*v), three).item() for v in ((1, 1, -1), (-1, 1, -1))]
     assert median == [1, -1]  # 2C by one update
     w, b = f64(0.5, 0.25, 0.25), 0.2
-    middle = [SplitTrimmedMean(b).reduce(column(*v), w).item() for v in ((0.0, 1, -1), (0.1, 1, -1))]
-    assert middle[1] - middle[0] == pytest.approx(0.1 * 0.5 / (1 - 2 * b))  # w_max / (1 - 2b) of the change
+    middle = [
+        SplitTrimmedMean(b).reduce(column(*v), w).item() for v in ((0.0, 1, -1), (0.1, 1, -1))
+    ]
+    assert middle[1] - middle[0] == pytest.approx(
+        0.1 * 0.5 / (1 - 2 * b)
+    )  # w_max / (1 - 2b) of the change
 
 
 def test_one_client_moves_the_geometric_median_by_more_than_c():
@@ -158,7 +188,16 @@ def test_how_many_malicious_sites_the_weights_bear():
     assert withstands_weight(f64(0.4, 0.2, 0.2, 0.2)) == 1
 
 
-MEANS = {"fedavg", "fedprox", "fedavgm", "fedopt", "fedadam", "fedadagrad", "fedyogi", "norm-bounding"}
+MEANS = {
+    "fedavg",
+    "fedprox",
+    "fedavgm",
+    "fedopt",
+    "fedadam",
+    "fedadagrad",
+    "fedyogi",
+    "norm-bounding",
+}
 
 
 @pytest.mark.parametrize("name", list(AGGREGATORS))
@@ -177,4 +216,6 @@ def test_rules_that_count_updates_take_no_weights(name):
 
 def test_parameters_are_kept():
     assert by_weight(TrimmedMean(0.3)) == SplitTrimmedMean(0.3)
-    assert by_weight(GeometricMedian(smoothing=0.5, iterations=7)) == WeightedGeometricMedian(0.5, 7)
+    assert by_weight(GeometricMedian(smoothing=0.5, iterations=7)) == WeightedGeometricMedian(
+        0.5, 7
+    )

@@ -28,9 +28,13 @@ def f64(*rows):
 def papers_rule(models, shapes):
     """The published definition, straight from the formula: max over pairs of the mean over arrays of ||A - B||_2."""
     cuts = np.cumsum([int(np.prod(s)) for s in shapes])[:-1]
-    clients = [[part.reshape(s) for part, s in zip(np.split(m, cuts), shapes, strict=True)] for m in models]
+    clients = [
+        [part.reshape(s) for part, s in zip(np.split(m, cuts), shapes, strict=True)] for m in models
+    ]
     pairs = [(p, q) for i, p in enumerate(clients) for q in clients[i + 1 :]]
-    return max(float(np.mean([np.linalg.norm(a - b) for a, b in zip(p, q, strict=True)])) for p, q in pairs)
+    return max(
+        float(np.mean([np.linalg.norm(a - b) for a, b in zip(p, q, strict=True)])) for p, q in pairs
+    )
 
 
 # ---- distance
@@ -54,23 +58,37 @@ MODELS = f64([0, 0, 0, 0], [3, 4, 12, 0], [0, 0, 0, 9])
     ],
 )
 def test_distance_by_hand(rows, grouping, metric, expected):
-    assert max_pairwise_distance(MODELS[rows], LAYOUT, grouping, metric) == pytest.approx(expected, rel=1e-12)
+    assert max_pairwise_distance(MODELS[rows], LAYOUT, grouping, metric) == pytest.approx(
+        expected, rel=1e-12
+    )
     # the common start cancels, and the order does not matter
     moved = (MODELS + 17.0)[list(reversed(rows))]
-    assert max_pairwise_distance(moved, LAYOUT, grouping, metric) == pytest.approx(expected, rel=1e-12)
+    assert max_pairwise_distance(moved, LAYOUT, grouping, metric) == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
-@pytest.mark.parametrize("n", [2, 4, 8, 9, 20])  # pairs are subtracted up to 8 models; above, a Gram matrix is used
+@pytest.mark.parametrize(
+    "n", [2, 4, 8, 9, 20]
+)  # pairs are subtracted up to 8 models; above, a Gram matrix is used
 @pytest.mark.parametrize("spread", [1.0, 1e-3])  # close models would cancel in a naive Gram matrix
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_distance_agrees_with_the_papers_rule(n, spread, dtype):
-    shapes = {"conv.weight": (8, 3, 3, 3), "conv.bias": (8,), "head.weight": (200, 200), "head.bias": (), "z": (7,)}
+    shapes = {
+        "conv.weight": (8, 3, 3, 3),
+        "conv.bias": (8,),
+        "head.weight": (200, 200),
+        "head.bias": (),
+        "z": (7,),
+    }
     layout = Layout.from_shapes(shapes, dtype)
     models = (torch.randn(layout.size) * 3 + spread * torch.randn(n, layout.size)).to(dtype)
     expected = papers_rule(models.double().numpy(), list(shapes.values()))
     assert max_pairwise_distance(models, layout) == pytest.approx(expected, rel=1e-6)
     whole = max(float((p - q).norm()) for p in models.double() for q in models.double())
-    assert max_pairwise_distance(models, layout, metric="euclidean") == pytest.approx(whole, rel=1e-6)
+    assert max_pairwise_distance(models, layout, metric="euclidean") == pytest.approx(
+        whole, rel=1e-6
+    )
 
 
 def test_both_paths_agree_on_the_same_models():
@@ -79,7 +97,9 @@ def test_both_paths_agree_on_the_same_models():
     nine = torch.cat([models, models[:1]])
     for metric in ("layer_frobenius", "euclidean"):
         eight_way = max_pairwise_distance(models, LAYOUT, metric=metric)
-        assert max_pairwise_distance(nine, LAYOUT, metric=metric) == pytest.approx(eight_way, rel=1e-6)
+        assert max_pairwise_distance(nine, LAYOUT, metric=metric) == pytest.approx(
+            eight_way, rel=1e-6
+        )
 
 
 @given(st.integers(2, 12), st.floats(1e-3, 1e3))
@@ -93,14 +113,18 @@ def test_distance_is_homogeneous_and_symmetric(n, factor):
 
 def test_the_cosine_is_that_of_the_farthest_two_updates_of_whatever_lengths():
     updates = f64([1, 0, 0, 0], [0, 5, 0, 0], [1e-9, 1e-9, 0, 0], [-2, 0, 0, 0])
-    assert max_pairwise_distance(updates[[0, 2]], LAYOUT, metric="cosine") == pytest.approx(1 - math.sqrt(0.5))
+    assert max_pairwise_distance(updates[[0, 2]], LAYOUT, metric="cosine") == pytest.approx(
+        1 - math.sqrt(0.5)
+    )
     assert max_pairwise_distance(updates[:2], LAYOUT, metric="cosine") == pytest.approx(1)
     assert max_pairwise_distance(updates, LAYOUT, metric="cosine") == pytest.approx(2)
     assert max_pairwise_distance(updates[[1, 1]], LAYOUT, metric="cosine") == 0
     assert max_pairwise_distance(f64([0, 0, 0, 0], [0, 0, 3, 0]), LAYOUT, metric="cosine") == 0.5
     many = torch.randn(20, 4, dtype=torch.float64)
     unit = many / many.norm(dim=1, keepdim=True)
-    assert max_pairwise_distance(many, LAYOUT, metric="cosine") == pytest.approx(float(1 - (unit @ unit.T).min()))
+    assert max_pairwise_distance(many, LAYOUT, metric="cosine") == pytest.approx(
+        float(1 - (unit @ unit.T).min())
+    )
 
 
 def test_distance_refusals():
@@ -122,15 +146,21 @@ def test_distance_refusals():
 
 
 def test_global_scale_by_hand():
-    assert MetricCalibrator(0.01, 5.0).sigma(n=4, distance=0.0) == pytest.approx(0.0125)  # the paper's setting
+    assert MetricCalibrator(0.01, 5.0).sigma(n=4, distance=0.0) == pytest.approx(
+        0.0125
+    )  # the paper's setting
 
 
 def test_metric_scale_by_hand():
     assert MetricCalibrator(0.01, 5.0).sigma(n=4, distance=2.5) == pytest.approx(0.005)
     assert MetricCalibrator(0.01, 5.0, "more").sigma(n=4, distance=2.5) == pytest.approx(0.03125)
     for direction in ("less", "more"):
-        assert MetricCalibrator(0.01, 5.0, direction).sigma(n=4, distance=0.0) == pytest.approx(0.0125)
-        assert MetricCalibrator(0.01, 5.0, direction).sigma(n=4, distance=1.0) == pytest.approx(0.0125)
+        assert MetricCalibrator(0.01, 5.0, direction).sigma(n=4, distance=0.0) == pytest.approx(
+            0.0125
+        )
+        assert MetricCalibrator(0.01, 5.0, direction).sigma(n=4, distance=1.0) == pytest.approx(
+            0.0125
+        )
 
 
 @pytest.mark.parametrize("bad", [0, -1.0, float("nan"), float("inf"), "1"])
@@ -159,7 +189,9 @@ def test_neighbourhood_by_hand():
     step = f64([2, 3, 6])[0]
     assert rule.epsilon(step) == pytest.approx(3 / 35)
     assert rule.leakage(3) == pytest.approx(rule.epsilon(step) * 7)
-    assert rule.leakage(11) == pytest.approx(2.2)  # the paper's hospital network: 11 parameters, nu = 5
+    assert rule.leakage(11) == pytest.approx(
+        2.2
+    )  # the paper's hospital network: 11 parameters, nu = 5
 
 
 def test_a_zero_step_has_no_neighbourhood():
@@ -210,7 +242,9 @@ def test_the_budgets_add_up_and_sensitive_layers_get_less(scores):
     assert [result["sigma"][i] for i in order] == sorted(result["sigma"])
 
 
-@pytest.mark.parametrize("scores", [[], [0.0, 0.0], [-1.0, 1.0], [float("nan")], [float("inf"), 1.0], {"a": 0}])
+@pytest.mark.parametrize(
+    "scores", [[], [0.0, 0.0], [-1.0, 1.0], [float("nan")], [float("inf"), 1.0], {"a": 0}]
+)
 def test_bad_scores_are_refused(scores):
     with pytest.raises(FieldError, match="scores"):
         LayerSensitivity(epsilon=1.0, delta=1e-5, clip=1.0, rounds=1).split(scores)
@@ -235,7 +269,9 @@ def test_alignment_by_hand():
 
 def test_alignment_sigma_is_the_analytic_one():
     assert RULE.sigma(1.0) == pytest.approx(3.730631635, rel=1e-9)  # see test_gdp
-    assert AlignmentLDP(1.0, 5.0, 1e-5, clip=0.2).sigma(1.0) == pytest.approx(0.2 * 3.730631635, rel=1e-9)
+    assert AlignmentLDP(1.0, 5.0, 1e-5, clip=0.2).sigma(1.0) == pytest.approx(
+        0.2 * 3.730631635, rel=1e-9
+    )
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(1e-3, 1e3))

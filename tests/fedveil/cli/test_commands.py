@@ -12,14 +12,19 @@ from fedveil.cli import command_line
 
 
 def call(*arguments, own=None):
-    return CliRunner().invoke(command_line(own or {"stay": click.Command("stay", callback=lambda: None)}), arguments)
+    return CliRunner().invoke(
+        command_line(own or {"stay": click.Command("stay", callback=lambda: None)}), arguments
+    )
 
 
 @pytest.mark.parametrize(
-    ("command", "package"), [("reproduce", "studies"), ("run", "lab"), ("audit", "lab"), ("data", "lab")]
+    ("command", "package"),
+    [("reproduce", "studies"), ("run", "lab"), ("audit", "lab"), ("data", "lab")],
 )
 @pytest.mark.parametrize("arguments", [(), ("--list",), ("metric-privacy", "--table", "5")])
-def test_without_its_package_a_command_says_what_to_install(command, package, arguments, monkeypatch):
+def test_without_its_package_a_command_says_what_to_install(
+    command, package, arguments, monkeypatch
+):
     monkeypatch.setattr(registry, "entry_points", lambda group: ())
     result = call(command, *arguments)
     assert result.exit_code == 2
@@ -29,7 +34,9 @@ def test_without_its_package_a_command_says_what_to_install(command, package, ar
 
 
 @pytest.mark.parametrize("command", ["plan", "advise"])
-def test_without_the_laboratory_a_configuration_is_refused_and_numbers_are_not(command, monkeypatch):
+def test_without_the_laboratory_a_configuration_is_refused_and_numbers_are_not(
+    command, monkeypatch
+):
     monkeypatch.setattr(registry, "entry_points", lambda group: ())
     numbers = {
         "plan": ["--epsilon", "8", "--delta", "1e-5", "--rounds", "2"],
@@ -52,7 +59,9 @@ def test_with_the_studies_it_is_there():
 def bring(monkeypatch, **values):
     """Entry points of a package of somebody's."""
     entries = [EntryPoint(name, value, "fedveil.commands") for name, value in values.items()]
-    monkeypatch.setattr(registry, "entry_points", lambda group: entries if group == "fedveil.commands" else ())
+    monkeypatch.setattr(
+        registry, "entry_points", lambda group: entries if group == "fedveil.commands" else ()
+    )
 
 
 def of_typer(number: int = typer.Option(3, help="How many.")):

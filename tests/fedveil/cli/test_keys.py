@@ -49,13 +49,24 @@ def test_a_key_that_others_can_touch_is_refused(tmp_path, mode):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "fedveil site key 1\n", "fedveil site key 1\nzz\n", "fedveil site key 1\n00\n", "x" * 4096]
+    "content",
+    [
+        "",
+        "fedveil site key 1\n",
+        "fedveil site key 1\nzz\n",
+        "fedveil site key 1\n00\n",
+        "x" * 4096,
+    ],
 )
 def test_a_damaged_key_is_refused_and_nothing_of_it_is_shown(tmp_path, content):
     file = tmp_path / "a"
     make_key(file)
     secret = file.read_text().split("\n")[1]
-    for text in (content, f"fedveil site key 2\n{secret}\n", f"fedveil site key 1\n{secret[:-2]}\n"):
+    for text in (
+        content,
+        f"fedveil site key 2\n{secret}\n",
+        f"fedveil site key 1\n{secret[:-2]}\n",
+    ):
         file.write_text(text)
         with pytest.raises(FieldError) as refused:
             read_key(file)

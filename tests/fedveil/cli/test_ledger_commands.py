@@ -41,7 +41,9 @@ def path(tmp_path):
         with LifetimeLedger(path.parent, path.stem, run, head=tmp_path / "head") as mine:
             for round_, promise, digest in entries:
                 spend = Spend(guarantee=promise, mechanism="gaussian")
-                mine.store(mine.ledger.commit(Entry((round_, "protect"), 0, digest, spend, "secure", 5)))
+                mine.store(
+                    mine.ledger.commit(Entry((round_, "protect"), 0, digest, spend, "secure", 5))
+                )
     return path
 
 
@@ -50,9 +52,20 @@ def test_a_ledger_is_begun_once_and_says_by_whom(path):
     assert (head["dataset"], head["by"]) == ("ward-7", "the tests")
     assert path.stat().st_mode & 0o777 == 0o600
     before = path.read_bytes()
-    assert called("begin", path, "--by", "somebody else", "--head", path.parent / "head").exit_code == 2
-    assert called("begin", path.with_suffix(".txt"), "--by", "me", "--head", path.parent / "head").exit_code == 2
-    for missing in (("--head", path.parent / "head"), ("--by", "me")):  # nobody begins it; nowhere is its head
+    assert (
+        called("begin", path, "--by", "somebody else", "--head", path.parent / "head").exit_code
+        == 2
+    )
+    assert (
+        called(
+            "begin", path.with_suffix(".txt"), "--by", "me", "--head", path.parent / "head"
+        ).exit_code
+        == 2
+    )
+    for missing in (
+        ("--head", path.parent / "head"),
+        ("--by", "me"),
+    ):  # nobody begins it; nowhere is its head
         assert called("begin", path.with_name("ward-8.jsonl"), *missing).exit_code == 2
     assert path.read_bytes() == before
 
@@ -60,7 +73,10 @@ def test_a_ledger_is_begun_once_and_says_by_whom(path):
 def test_what_was_spent_is_shown_kind_by_kind(path):
     ledger, lines, torn = read_ledger(path)
     assert torn == 0
-    assert [row[:4] for row in runs_of(ledger, lines).rows] == [("one", "1 to 2", 2, 1), ("two", "1 to 1", 1, 0)]
+    assert [row[:4] for row in runs_of(ledger, lines).rows] == [
+        ("one", "1 to 2", 2, 1),
+        ("two", "1 to 1", 1, 0),
+    ]
     policy = Policy(total=Limits(mu=1.0, participations=5))
     rows = {row[0]: row[1:] for row in spent_of(ledger, policy).rows}
     assert rows["mu"] == ["2", "0.848529", "1", "0.5291"]  # sqrt(2) 0.6, and sqrt(1 - 0.72)
@@ -88,7 +104,9 @@ def test_the_head_is_made_and_shown(path, tmp_path):
     assert looked.exit_code == 0
     assert "agrees, 3 lines" in looked.output
     assert "not looked at" in called("show", path).output
-    assert called("head", path, "--by", "me", "--head", tmp_path / "head").exit_code == 2  # there is one
+    assert (
+        called("head", path, "--by", "me", "--head", tmp_path / "head").exit_code == 2
+    )  # there is one
     assert called("head", path, "--by", "me", "--head", tmp_path / "other").exit_code == 0
     assert called("show", path, "--head", tmp_path / "other").exit_code == 0
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
@@ -99,8 +117,13 @@ def test_the_head_is_made_and_shown(path, tmp_path):
 def test_record_level_releases_of_the_earlier_format_are_marked(path):
     # made before a machine's rounding was covered; lines of that format name none
     ledger, _, _ = read_ledger(path)
-    chain, spend = ledger.checksum, Spend(guarantee=replace(MU, unit="record", public_size=True), mechanism="gaussian")
-    values = json.loads(Ledger("old", path.stem, "").commit(Entry((1, "protect"), 0, "d", spend, "secure", 5)))
+    chain, spend = (
+        ledger.checksum,
+        Spend(guarantee=replace(MU, unit="record", public_size=True), mechanism="gaussian"),
+    )
+    values = json.loads(
+        Ledger("old", path.stem, "").commit(Entry((1, "protect"), 0, "d", spend, "secure", 5))
+    )
     values = {**values, "run": "old"}
     del values["checksum"], values["format"]
     text = json.dumps(values, sort_keys=True)
@@ -125,22 +148,35 @@ def test_a_total_of_the_earlier_format_says_against_whom_it_holds():
     for (format_, unit), said in cases.items():
         ledger = Ledger("run", "0")
         spend = Spend(
-            guarantee=replace(MU, unit=unit, public_size=None if unit == "client" else True), mechanism="gaussian"
+            guarantee=replace(MU, unit=unit, public_size=None if unit == "client" else True),
+            mechanism="gaussian",
         )
-        ledger.entries += [Entry((i, "protect"), 0, "d", spend, "secure", 5, format_) for i in (1, 2)]
+        ledger.entries += [
+            Entry((i, "protect"), 0, "d", spend, "secure", 5, format_) for i in (1, 2)
+        ]
         assert total_of(ledger).conditions[len(MU.conditions) :] == said
         assert len(spent_of(ledger, Policy()).notes[1:]) == len(said)
         lines = [Ledger("run", "0").commit(ledger.entries[0])]
         assert Ledger.parse("run", "0", lines).entries[0].format == format_
 
 
-@pytest.mark.parametrize(("rounds", "lacking"), [((1, 2, 3), ""), ((4, 5, 6), "1 to 3"), ((1, 3), "round 2")])
+@pytest.mark.parametrize(
+    ("rounds", "lacking"), [((1, 2, 3), ""), ((4, 5, 6), "1 to 3"), ((1, 3), "round 2")]
+)
 def test_a_servers_ledger_that_begins_in_the_middle_of_a_run_is_named(tmp_path, rounds, lacking):
     ledger, folder = Ledger("a run", "server"), tmp_path / "ledger"
     folder.mkdir()
     promise = replace(MU, trust="central", relation="zero-out")
     lines = [
-        ledger.commit(Entry((number, "combine"), 0, "a", Spend(guarantee=promise, mechanism="gaussian"), "secure"))
+        ledger.commit(
+            Entry(
+                (number, "combine"),
+                0,
+                "a",
+                Spend(guarantee=promise, mechanism="gaussian"),
+                "secure",
+            )
+        )
         for number in rounds
     ]
     (folder / "server.jsonl").write_text("".join(f"{line}\n" for line in lines))
@@ -164,7 +200,8 @@ STORED = Path(__file__).parents[1] / "evidence" / "stored"
 
 
 @pytest.mark.parametrize(
-    ("report", "ledgers"), [("report", ["run"]), ("deployed/report", ["deployed/run", "deployed/ledgers"])]
+    ("report", "ledgers"),
+    [("report", ["run"]), ("deployed/report", ["deployed/run", "deployed/ledgers"])],
 )
 def test_a_reports_promises_are_checked_by_the_library_alone(report, ledgers, tmp_path):
     given = [word for one in ledgers for word in ("--ledgers", str(STORED / one))]

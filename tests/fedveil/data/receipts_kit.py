@@ -24,7 +24,9 @@ def made_receipts(folder):
     for i in range(6):
         page, boxes = page_of(i, height=220, width=200 + i)
         pages.append(page)
-        quads.append([[b.left, b.top, b.right, b.top, b.right, b.bottom, b.left, b.bottom] for b in boxes])
+        quads.append(
+            [[b.left, b.top, b.right, b.top, b.right, b.bottom, b.left, b.bottom] for b in boxes]
+        )
     np.savez(
         folder / "sroie2019_200_gray768.npz",
         pixels=np.concatenate([p.ravel() for p in pages]),
@@ -32,7 +34,11 @@ def made_receipts(folder):
         shapes=np.array([p.shape for p in pages]),
         boxes=np.array(quads, dtype=np.float32).reshape(-1, 8),
         box_offsets=np.arange(7) * 4,
-        box_text=np.array([word for i in range(6) for word in (f"SHOP {i % 2}", "01/02/2018", "RM 12.50", "tea")]),
-        key_json=np.array([json.dumps({"company": f"shop {i % 2}", "total": "12.50"}) for i in range(6)]),
+        box_text=np.array(
+            [word for i in range(6) for word in (f"SHOP {i % 2}", "01/02/2018", "RM 12.50", "tea")]
+        ),
+        key_json=np.array(
+            [json.dumps({"company": f"shop {i % 2}", "total": "12.50"}) for i in range(6)]
+        ),
     )
     return pages

@@ -35,7 +35,9 @@ def test_what_counts_is_no_input_and_what_does_not_is_one(tmp_path, name):
     assert left_out(tmp_path, values) == kind
 
 
-@pytest.mark.parametrize(("largest", "kind"), [(2**53 - 1, ""), (2**53, "id"), (2**60, "id"), (-(2**53), "id")])
+@pytest.mark.parametrize(
+    ("largest", "kind"), [(2**53 - 1, ""), (2**53, "id"), (2**60, "id"), (-(2**53), "id")]
+)
 def test_whole_numbers_of_more_digits_than_a_float_has_are_ids(tmp_path, largest, kind):
     assert left_out(tmp_path, [largest if i == 4 else i * i % 17 for i in range(12)]) == kind
 
@@ -44,7 +46,9 @@ def test_whole_numbers_of_more_digits_than_a_float_has_are_ids(tmp_path, largest
     ("column", "kind"), [("practice", "site"), ("years of practice", ""), ("individual", "person")]
 )
 def test_one_list_of_words_says_what_a_column_is(tmp_path, column, kind):
-    frame = pd.DataFrame({column: [i % 4 for i in range(30)], "age": [20 + i * 7 % 11 for i in range(30)]})
+    frame = pd.DataFrame(
+        {column: [i % 4 for i in range(30)], "age": [20 + i * 7 % 11 for i in range(30)]}
+    )
     frame["ill"] = [i % 2 for i in range(30)]
     frame.to_csv(tmp_path / "t.csv", index=False)
     assert read_columns(tmp_path / "t.csv", "", "", "")[1].get(column, "") == kind

@@ -30,7 +30,12 @@ def test_iid_deals_everything_out_once_in_equal_parts(y, clients, seed):
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-@given(y=labels, clients=st.integers(1, 10), seed=st.integers(0, 50), alpha=st.sampled_from([0.01, 0.1, 1.0, 100.0]))
+@given(
+    y=labels,
+    clients=st.integers(1, 10),
+    seed=st.integers(0, 50),
+    alpha=st.sampled_from([0.01, 0.1, 1.0, 100.0]),
+)
 @settings(deadline=None, max_examples=50)
 def test_dirichlet_deals_everything_out_once_and_leaves_nobody_empty(y, clients, seed, alpha):
     assume(clients <= len(y))
@@ -121,7 +126,9 @@ def test_federate_gives_every_example_to_one_place():
     clients = federate(data, clients=4, seed=3)
     everything = torch.cat([part for c in clients for part in (c.x, c.test_x)])
     assert sorted(everything.flatten().tolist()) == list(range(40))
-    assert [(c.examples, c.held_out, c.name) for c in clients] == [(8, 2, f"client-{i}") for i in range(4)]
+    assert [(c.examples, c.held_out, c.name) for c in clients] == [
+        (8, 2, f"client-{i}") for i in range(4)
+    ]
     assert all(torch.equal(c.x.flatten().long() % 2, c.y) for c in clients)
     assert federate(data, clients=4, seed=3, holdout=0)[0].test_x is None
     targets = DataSet(name="toy", x=x, y=torch.rand(40))
@@ -150,7 +157,9 @@ def test_quantity_skews_sizes_and_not_classes():
     parts = partition(y, 5, "quantity", seed=0, alpha=0.5)
     sizes = np.array([len(p) for p in parts])
     assert sizes.max() > 3 * sizes.min()
-    assert not np.array_equal(sizes, [len(p) for p in partition(y, 5, "quantity", seed=1, alpha=0.5)])
+    assert not np.array_equal(
+        sizes, [len(p) for p in partition(y, 5, "quantity", seed=1, alpha=0.5)]
+    )
     large = y[parts[int(sizes.argmax())]]
     assert np.bincount(large).min() > 0.2 * len(large)
 
@@ -165,14 +174,20 @@ def test_shards_deal_everything_out_once_in_equal_sizes(y, clients, shards, seed
 
 
 def test_two_shards_of_sorted_labels_hold_two_classes():
-    y = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))  # 20 shards of 30: none spans two classes
+    y = np.random.default_rng(0).permutation(
+        np.repeat(np.arange(10), 60)
+    )  # 20 shards of 30: none spans two classes
     parts = partition(y, 10, "shards", seed=4)
     assert [len(p) for p in parts] == [60] * 10
     assert max(len(set(y[p].tolist())) for p in parts) == 2
     assert not np.array_equal(parts[0], partition(y, 10, "shards", seed=5)[0])
 
 
-@given(owner=st.lists(st.integers(0, 6), min_size=1, max_size=60), least=st.integers(1, 4), seed=st.integers(0, 9))
+@given(
+    owner=st.lists(st.integers(0, 6), min_size=1, max_size=60),
+    least=st.integers(1, 4),
+    seed=st.integers(0, 9),
+)
 @settings(deadline=None, max_examples=50)
 def test_natural_clients_keep_what_is_theirs(owner, least, seed):
     owner = np.array(owner)
@@ -193,9 +208,14 @@ def toy(y, **fields):
 
 
 def test_federate_by_nature():
-    data = toy([0, 1, 0, 1, 1], classes=2, owner=torch.tensor([1, 0, 1, 1, 0]), owners=("north", "south"))
+    data = toy(
+        [0, 1, 0, 1, 1], classes=2, owner=torch.tensor([1, 0, 1, 1, 0]), owners=("north", "south")
+    )
     clients = federate(data, clients="natural", seed=0, holdout=0)
-    assert [(c.name, c.x.flatten().tolist()) for c in clients] == [("north", [1.0, 4.0]), ("south", [0.0, 2.0, 3.0])]
+    assert [(c.name, c.x.flatten().tolist()) for c in clients] == [
+        ("north", [1.0, 4.0]),
+        ("south", [0.0, 2.0, 3.0]),
+    ]
     one = federate(data, clients=1, scheme="natural", seed=0, min_size=3)
     assert [c.name for c in one] == ["south"]
     with pytest.raises(FieldError, match="natural clients are not dealt out"):
@@ -205,10 +225,13 @@ def test_federate_by_nature():
 
 
 @pytest.mark.parametrize(
-    ("scheme", "options"), [("dirichlet", {"alpha": 1.0}), ("counts", {"counts": [[1]]}), ("shards", {})]
+    ("scheme", "options"),
+    [("dirichlet", {"alpha": 1.0}), ("counts", {"counts": [[1]]}), ("shards", {})],
 )
 def test_schemes_that_need_classes_refuse_targets_and_masks(scheme, options):
-    masks = DataSet(name="toy", x=torch.zeros(4, 1, 2, 2), y=torch.zeros(4, 2, 2, dtype=torch.int64), classes=2)
+    masks = DataSet(
+        name="toy", x=torch.zeros(4, 1, 2, 2), y=torch.zeros(4, 2, 2, dtype=torch.int64), classes=2
+    )
     for data in (toy([0.5, 1.5]), masks):
         with pytest.raises(FieldError, match="needs a class for each example"):
             federate(data, clients=1, scheme=scheme, seed=0, **options)
@@ -222,14 +245,23 @@ def test_small_clients_are_said_not_refused():
     found = holdings(clients, data)
     assert [h.counts for h in found] == [tuple(row) for row in counts]
     assert [h.examples + h.held_out for h in found] == [8, 1, 0, 4]
-    assert [h.notes for h in found] == [(), ("one example", "lacks classes b, c"), ("empty",), ("lacks class c",)]
+    assert [h.notes for h in found] == [
+        (),
+        ("one example", "lacks classes b, c"),
+        ("empty",),
+        ("lacks class c",),
+    ]
     lines = warnings_of(found, data)
-    assert len(lines) == 3  # no example, a single one, no example of some class: each client in the first that fits
+    assert (
+        len(lines) == 3
+    )  # no example, a single one, no example of some class: each client in the first that fits
     for line, name in zip(lines, ("client-2", "client-1", "client-3"), strict=True):
         assert line.startswith("1 of 4 clients")
         assert f"({name})" in line
     assert warnings_of([found[0]] * 2, data) == []
-    assert len(warnings_of([found[0]] * 2, replace(data, owners=("ann", "bob")))) == 1  # a writer's images went to many
+    assert (
+        len(warnings_of([found[0]] * 2, replace(data, owners=("ann", "bob")))) == 1
+    )  # a writer's images went to many
     [alone] = warnings_of(found[:1], data)  # which hides behind nobody
     assert "one client" in alone
 
@@ -238,6 +270,8 @@ def test_holdings_of_targets_and_masks():
     targets = toy([1.0, 2.0, 3.0, 6.0])
     (only,) = holdings(federate(targets, clients=1, seed=0), targets)
     assert (only.mean, only.deviation, only.counts) == (3.0, pytest.approx(3.5**0.5), ())
-    masks = DataSet(name="toy", x=torch.zeros(2, 1, 2, 2), y=torch.tensor([[[0, 1], [1, 1]]] * 2), classes=2)
+    masks = DataSet(
+        name="toy", x=torch.zeros(2, 1, 2, 2), y=torch.tensor([[[0, 1], [1, 1]]] * 2), classes=2
+    )
     (only,) = holdings(federate(masks, clients=1, seed=0, holdout=0), masks)
     assert (only.counts, only.present, only.examples) == ((2, 6), 2, 2)

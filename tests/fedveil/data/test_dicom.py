@@ -15,10 +15,16 @@ def write(path, pixels, *, bits=12, window=None, slope=None, dark=False, frames=
     from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
     meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID, meta.TransferSyntaxUID = SecondaryCaptureImageStorage, ExplicitVRLittleEndian
+    meta.MediaStorageSOPClassUID, meta.TransferSyntaxUID = (
+        SecondaryCaptureImageStorage,
+        ExplicitVRLittleEndian,
+    )
     meta.MediaStorageSOPInstanceUID = generate_uid()
     one = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
-    one.SOPClassUID, one.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
+    one.SOPClassUID, one.SOPInstanceUID = (
+        meta.MediaStorageSOPClassUID,
+        meta.MediaStorageSOPInstanceUID,
+    )
     one.PatientName, one.PatientID = "Doe^Jane", "4711"
     one.Rows, one.Columns = pixels.shape[-2:]
     one.SamplesPerPixel, one.PhotometricInterpretation = 1, "MONOCHROME1" if dark else "MONOCHROME2"
@@ -49,7 +55,11 @@ RAW = np.array([[0, 1024], [2048, 4095]], np.uint16)
             {"slope": (1, -1024), "window": (40, 400)},
             [[0, 0.5 - 99.5 / 399], [0.5 + 0.5 / 399, 1]],
         ),
-        (np.array([[-2048, 0], [1, 2047]], np.int16), {}, np.array([[0, 2048], [2049, 4095]]) / 4095),
+        (
+            np.array([[-2048, 0], [1, 2047]], np.int16),
+            {},
+            np.array([[0, 2048], [2049, 4095]]) / 4095,
+        ),
         (
             np.array([[0, 0], [10, 20]], np.uint16),
             {"window": ([10, 99], [20, 99])},

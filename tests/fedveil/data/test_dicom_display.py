@@ -25,7 +25,11 @@ def write(path, pixels=RAMP, photometric="MONOCHROME2", bits=12, **tags):
     one.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
     one.file_meta.MediaStorageSOPClassUID = one.SOPClassUID = SecondaryCaptureImageStorage
     one.file_meta.MediaStorageSOPInstanceUID = one.SOPInstanceUID = generate_uid()
-    one.Rows, one.Columns, one.SamplesPerPixel, one.PhotometricInterpretation = *pixels.shape[-2:], 1, photometric
+    one.Rows, one.Columns, one.SamplesPerPixel, one.PhotometricInterpretation = (
+        *pixels.shape[-2:],
+        1,
+        photometric,
+    )
     one.BitsAllocated, one.BitsStored, one.HighBit = pixels.dtype.itemsize * 8, bits, bits - 1
     one.PixelRepresentation, one.PixelData = int(pixels.dtype.kind == "i"), pixels.tobytes()
     for tag, value in tags.items():
@@ -57,14 +61,21 @@ def by_pydicom(tmp_path, low, high):
 @pytest.mark.parametrize("window", [(1000, 400), (40, 1), ([500, 40], [3000, 80]), (-200, 5000)])
 @pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
 def test_windows_are_those_of_the_standard(tmp_path, function, window, photometric):
-    tags = {"WindowCenter": window[0], "WindowWidth": window[1]} | ({"VOILUTFunction": function} if function else {})
+    tags = {"WindowCenter": window[0], "WindowWidth": window[1]} | (
+        {"VOILUTFunction": function} if function else {}
+    )
     shown = read(tmp_path, RAMP, photometric, **tags)
     np.testing.assert_allclose(shown, by_pydicom(tmp_path, 0, 4095), atol=2e-5)
 
 
 @pytest.mark.parametrize("slope", [(1, -1024), (2.5, 0), (-1, 4095)])
 def test_windows_are_in_units_of_the_modality(tmp_path, slope):
-    tags = {"RescaleSlope": slope[0], "RescaleIntercept": slope[1], "WindowCenter": 40, "WindowWidth": 400}
+    tags = {
+        "RescaleSlope": slope[0],
+        "RescaleIntercept": slope[1],
+        "WindowCenter": 40,
+        "WindowWidth": 400,
+    }
     ends = sorted((slope[1], 4095 * slope[0] + slope[1]))
     shown, wanted = read(tmp_path, **tags), by_pydicom(tmp_path, *ends)
     np.testing.assert_allclose(shown, wanted if slope[0] > 0 else 1 - wanted, atol=2e-5)
@@ -95,7 +106,9 @@ def test_bits_above_those_stored_are_none_of_the_picture(tmp_path):
 
 def test_signed_numbers_keep_their_sign(tmp_path):
     pixels = np.array([[-2048, 0], [1, 2047]], np.int16)
-    np.testing.assert_allclose(read(tmp_path, pixels), np.array([[0, 2048], [2049, 4095]]) / 4095, atol=1e-5)
+    np.testing.assert_allclose(
+        read(tmp_path, pixels), np.array([[0, 2048], [2049, 4095]]) / 4095, atol=1e-5
+    )
 
 
 def test_a_table_of_display_is_applied(tmp_path):
@@ -122,7 +135,10 @@ def test_a_table_of_display_is_applied(tmp_path):
         ({"WindowCenter": "1000", "WindowWidth": ""}, "WindowWidth"),
         ({"WindowCenter": "1000"}, "WindowWidth"),
         ({"WindowWidth": "1000"}, "WindowCenter"),
-        ({"WindowCenter": "1000", "WindowWidth": "10", "VOILUTFunction": "GAMMA"}, "VOILUTFunction"),
+        (
+            {"WindowCenter": "1000", "WindowWidth": "10", "VOILUTFunction": "GAMMA"},
+            "VOILUTFunction",
+        ),
         ({"RescaleSlope": "2"}, "RescaleIntercept"),
         ({"RescaleSlope": "", "RescaleIntercept": "5"}, "RescaleSlope"),
         ({"RescaleSlope": "0", "RescaleIntercept": "5"}, "RescaleSlope"),

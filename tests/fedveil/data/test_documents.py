@@ -43,7 +43,12 @@ def folder(tmp_path):
 
 def test_patches_of_a_folder(folder):
     data = load("documents", path=folder, tile=32, tiles=4)
-    assert (data.x.shape, data.y.shape, data.classes, data.task) == ((20, 1, 32, 32), (20, 32, 32), 2, "segmentation")
+    assert (data.x.shape, data.y.shape, data.classes, data.task) == (
+        (20, 1, 32, 32),
+        (20, 32, 32),
+        2,
+        "segmentation",
+    )
     assert data.group.tolist() == [i for i in range(5) for _ in range(4)]
     assert data.y[::2].flatten(1).any(1).all()  # every second patch shows what was tampered with
     assert torch.equal(data.y == 1, data.x[:, 0] < 0.2)
@@ -77,7 +82,10 @@ def test_a_folder_says_where_each_kind_of_what_is_sensitive_stands(folder):
 def test_doctampers_own_files(folder, tmp_path):
     lmdb = pytest.importorskip("lmdb")
     for half in ("train", "test"):
-        with lmdb.open(str(tmp_path / half), map_size=1 << 22) as store, store.begin(write=True) as transaction:
+        with (
+            lmdb.open(str(tmp_path / half), map_size=1 << 22) as store,
+            store.begin(write=True) as transaction,
+        ):
             transaction.put(b"num-samples", b"5")
             for i in range(5):
                 page, mask = page_and_mask(i)
@@ -110,9 +118,18 @@ def tsroie(tmp_path):
         names, marks = [f"X5100{i}.png" for i in range(2)], []
         for i, name in enumerate(names):
             (tmp_path / half / name).write_bytes(encoded(page_and_mask(i)[0]))
-            marks.append({"image_id": i + 7, "category_id": 1, "segmentation": [[0, 30, 20, 30, 20, 40, 0, 40]]})
+            marks.append(
+                {
+                    "image_id": i + 7,
+                    "category_id": 1,
+                    "segmentation": [[0, 30, 20, 30, 20, 40, 0, 40]],
+                }
+            )
         marks.append({"image_id": 8, "category_id": 2, "segmentation": CORNERS})
-        content = {"images": [{"id": i + 7, "file_name": n} for i, n in enumerate(names)], "annotations": marks}
+        content = {
+            "images": [{"id": i + 7, "file_name": n} for i, n in enumerate(names)],
+            "annotations": marks,
+        }
         (tmp_path / f"sroie_{half}_1011.json").write_text(json.dumps(content))
     return tmp_path
 
@@ -142,7 +159,9 @@ def test_t_sroies_own_files(tsroie, form):
     assert torch.equal(data.y[2:] == 1, data.x[2:, 0] < 0.2)
     assert data.y[2].any()
     (tsroie / "train" / "sensitive" / "total").mkdir(parents=True)
-    (tsroie / "train" / "sensitive" / "total" / "X51001.png").write_bytes(encoded(page_and_mask(1)[1]))
+    (tsroie / "train" / "sensitive" / "total" / "X51001.png").write_bytes(
+        encoded(page_and_mask(1)[1])
+    )
     marked = load("documents", path=tsroie, tile=50, tiles=2)
     assert torch.equal(marked.sensitive(["total"]), marked.y == 1)
 
@@ -150,15 +169,24 @@ def test_t_sroies_own_files(tsroie, form):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda c: c["images"].append({"id": 9, "file_name": "X51009.png"}), r"X51009\.png.*is missing"),
+        (
+            lambda c: c["images"].append({"id": 9, "file_name": "X51009.png"}),
+            r"X51009\.png.*is missing",
+        ),
         (lambda c: c["images"].append(c["images"][0]), "twice"),
         (lambda c: c["annotations"].pop(), "outlines nothing of category_id 2"),
         (lambda c: c["annotations"][-1].update(image_id=99), "99 is missing"),
         (lambda c: c["annotations"][-1].update(segmentation=CORNERS[:7]), "cannot be read"),
         (lambda c: c["annotations"][-1].update(segmentation=CORNERS[:4]), "fewer than 3 corners"),
         (lambda c: c["annotations"][-1].update(segmentation=[]), "cannot be read"),
-        (lambda c: c["annotations"][-1].update(segmentation={"counts": "x", "size": [50, 70]}), "cannot be read"),
-        (lambda c: c["annotations"][-1].update(segmentation=[v + 60 for v in CORNERS]), "outside the image, 70 x 50"),
+        (
+            lambda c: c["annotations"][-1].update(segmentation={"counts": "x", "size": [50, 70]}),
+            "cannot be read",
+        ),
+        (
+            lambda c: c["annotations"][-1].update(segmentation=[v + 60 for v in CORNERS]),
+            "outside the image, 70 x 50",
+        ),
         (lambda c: c.pop("annotations"), "'annotations' is missing"),
     ],
 )
@@ -208,7 +236,9 @@ def test_groups_are_never_split(scheme):
         owners=("a", "b"),
     )
     options = {"quantity": {"alpha": 1.0}}.get(scheme, {})
-    clients = federate(data, clients="natural" if scheme == "natural" else 2, scheme=scheme, seed=1, **options)
+    clients = federate(
+        data, clients="natural" if scheme == "natural" else 2, scheme=scheme, seed=1, **options
+    )
     parts = [part[:, 0].unique().tolist() for c in clients for part in (c.x, c.test_x)]
     assert sorted(g for part in parts for g in part) == [0, 1, 2, 3, 4, 5]
     rows = torch.cat([part[:, 1] for c in clients for part in (c.x, c.test_x)])
@@ -220,7 +250,9 @@ def test_groups_are_never_split(scheme):
 
 
 def test_unet_scores_every_pixel():
-    model = build_model("unet", input_shape=(1, 16, 24), outputs=2, seed=0, widths=[4, 8], activation="gelu")
+    model = build_model(
+        "unet", input_shape=(1, 16, 24), outputs=2, seed=0, widths=[4, 8], activation="gelu"
+    )
     x = torch.rand(3, 1, 16, 24, generator=torch.Generator().manual_seed(0))
     scores = model(x)
     assert scores.shape == (3, 2, 16, 24)
@@ -229,7 +261,12 @@ def test_unet_scores_every_pixel():
     changed = (model(moved) - scores).abs().amax((1, 2, 3)) > 0
     assert changed.tolist() == [False, True, False]  # no statistics across images
     folded = {"widths": [4, 8], "patch": 2}
-    assert build_model("unet", input_shape=(1, 16, 24), outputs=2, seed=0, **folded)(x).shape == (3, 2, 16, 24)
+    assert build_model("unet", input_shape=(1, 16, 24), outputs=2, seed=0, **folded)(x).shape == (
+        3,
+        2,
+        16,
+        24,
+    )
     odd = [((1, 15, 24), {}), ((1, 16, 24), {"widths": [3]}), ((16,), {}), ((1, 16, 22), folded)]
     for shape, options in odd:
         with pytest.raises(FieldError):
@@ -246,7 +283,9 @@ def test_unet_sees_residuals_of_the_image_beside_it():
     middle = -3 * math.tanh(20 * 0.01 / 3)
     assert found[0, 4:, 8, 8].tolist() == pytest.approx([middle] * 4, rel=1e-3)
     beside = [1 / 2, 0, 2 / 4, 8 / 12]  # one column to the right, over the middle
-    assert found[0, 4:, 8, 9].tolist() == pytest.approx([3 * math.tanh(20 * 0.01 * b / 3) for b in beside], abs=1e-4)
+    assert found[0, 4:, 8, 9].tolist() == pytest.approx(
+        [3 * math.tanh(20 * 0.01 * b / 3) for b in beside], abs=1e-4
+    )
     told = {"input_shape": (1, 16, 24), "outputs": 2, "seed": 0, "widths": [4, 8], "mean": 0.5}
     plain, more = build_model("unet", **told), build_model("unet", **told, residuals=True)
     assert more.down[0][0].weight.shape[1] == 5 * plain.down[0][0].weight.shape[1]
@@ -258,12 +297,18 @@ def test_a_kind_that_is_sensitive_may_be_boxes(folder):
     mask = np.zeros((50, 70), dtype=np.uint8)
     mask[5:9, 10:30] = 255
     (folder / "sensitive" / "address" / "page1.png").write_bytes(encoded(mask))
-    (folder / "sensitive" / "total.json").write_text(json.dumps({"page1.png": [[10, 5, 30, 9], [2, 40, 4, 41, "x"]]}))
+    (folder / "sensitive" / "total.json").write_text(
+        json.dumps({"page1.png": [[10, 5, 30, 9], [2, 40, 4, 41, "x"]]})
+    )
     data = load("documents", path=folder, tile=50, tiles=1)
-    found = {name: (data.regions >> j & 1).sum(dim=(1, 2)) for j, name in enumerate(data.region_names)}
+    found = {
+        name: (data.regions >> j & 1).sum(dim=(1, 2)) for j, name in enumerate(data.region_names)
+    }
     assert set(found) == {"address", "total"}
     assert found["address"].tolist()[0] == found["total"].tolist()[0] == 0
-    both = next(document for document in documents_of(folder) if document.name == "page1.png").bits((50, 70), 10**6)
+    both = next(document for document in documents_of(folder) if document.name == "page1.png").bits(
+        (50, 70), 10**6
+    )
     assert np.array_equal(both[5:9, 10:30] & 3, np.full((4, 20), 3))
     assert (both >> 1 & 1).sum() == 4 * 20 + 2
 

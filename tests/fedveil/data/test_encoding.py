@@ -10,7 +10,9 @@ from fedveil_lab.config.first import read_columns
 TEXT = "age,place,ill\n30,K\u00f6ln,0\n40,M\u00fcnchen,1\n50,K\u00f6ln,1\n"
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "utf-16", "utf-16-le", "utf-32", "utf-8-sig", "cp850"])
+@pytest.mark.parametrize(
+    "encoding", ["cp1252", "latin-1", "utf-16", "utf-16-le", "utf-32", "utf-8-sig", "cp850"]
+)
 def test_texts_are_those_that_pandas_reads(tmp_path, encoding):
     path = tmp_path / "t.csv"
     path.write_bytes(TEXT.encode(encoding))
@@ -32,4 +34,12 @@ def test_what_is_no_encoding_of_the_file_is_refused_by_its_key(tmp_path, encodin
     path = tmp_path / "t.csv"
     path.write_bytes(TEXT.encode("cp1252") + b"x")
     with pytest.raises(FieldError, match=r"encoding|utf"):
-        load("table", path=path, target="ill", classes=2, scale="none", columns=["age"], encoding=encoding)
+        load(
+            "table",
+            path=path,
+            target="ill",
+            classes=2,
+            scale="none",
+            columns=["age"],
+            encoding=encoding,
+        )

@@ -69,7 +69,9 @@ def test_sixteen_bits_and_other_sizes(tmp_path):
     (tmp_path / "a").mkdir()
     for name, shape in (("0.png", (4, 4)), ("1.png", (8, 8))):
         image.fromarray(np.full(shape, 13107, dtype=np.uint16)).save(tmp_path / "a" / name)
-    with pytest.raises(FieldError, match=r"1\.png = '8 x 8 grey 16-bit': must be like a/0\.png, 4 x 4.*data\.size"):
+    with pytest.raises(
+        FieldError, match=r"1\.png = '8 x 8 grey 16-bit': must be like a/0\.png, 4 x 4.*data\.size"
+    ):
         load("folder", path=tmp_path)
     data = load("folder", path=tmp_path, size=[2, 3])
     assert data.x.shape == (2, 1, 2, 3)
@@ -77,14 +79,24 @@ def test_sixteen_bits_and_other_sizes(tmp_path):
 
 
 def chunk(kind, content):
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return (
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+    )
 
 
 def bomb(path):
     """A PNG whose header declares 60,000 x 60,000 pixels and whose data would unpack to more than it should."""
     header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 0, 0, 0, 0)
     content = zlib.compress(b"\0" * 100_000)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", content) + chunk(b"IEND", b""))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", content)
+        + chunk(b"IEND", b"")
+    )
 
 
 def disguised(path):
@@ -104,7 +116,11 @@ def truncated(path):
 @pytest.mark.parametrize(
     ("name", "make", "message"),
     [
-        ("9.png", lambda p: p.write_bytes(b"no image"), r"dog/9\.png = 'UnidentifiedImageError': cannot be read"),
+        (
+            "9.png",
+            lambda p: p.write_bytes(b"no image"),
+            r"dog/9\.png = 'UnidentifiedImageError': cannot be read",
+        ),
         ("9.png", truncated, r"dog/9\.png.*cannot be read"),
         ("9.png", bomb, r"dog/9\.png = .*(60000 x 60000|Bomb)"),
         ("9.png", disguised, r"dog/9\.png.*cannot be read"),
@@ -128,11 +144,17 @@ def test_refusals_name_the_file(pets, name, make, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"classes": ["cat", "dogs"]}, r"class folder = 'dog': is not in data\.classes; did you mean 'dogs'"),
+        (
+            {"classes": ["cat", "dogs"]},
+            r"class folder = 'dog': is not in data\.classes; did you mean 'dogs'",
+        ),
         ({"classes": ["cat", "dog", "hen"]}, r"data\.classes = 'hen': has no image"),
         ({"classes": ["cat", "dog", "dog"]}, "must name each class once"),
         ({"absent": ["hen"]}, r"list all of them in data\.classes"),
-        ({"max_pixels": 40}, r"cat/0\.png = '8 x 6': may hold at most 40 pixels; raise data\.max_pixels"),
+        (
+            {"max_pixels": 40},
+            r"cat/0\.png = '8 x 6': may hold at most 40 pixels; raise data\.max_pixels",
+        ),
         ({"max_images": 4}, r"raise data\.max_images"),
         ({"max_gib": 1e-7}, r"raise it, or shrink them by data\.size"),
         ({"size": [3]}, r"data\.size = \[3\]: must be \[height, width\]"),
@@ -161,7 +183,9 @@ def test_folders_that_are_none(tmp_path):
         load("folder", path=tmp_path)
 
 
-@pytest.mark.parametrize(("one", "other"), [("Cat", "cat"), ("cat", "cat "), ("no_tumor", "no-tumor"), ("1", "01")])
+@pytest.mark.parametrize(
+    ("one", "other"), [("Cat", "cat"), ("cat", "cat "), ("no_tumor", "no-tumor"), ("1", "01")]
+)
 def test_a_class_that_is_spelt_twice_is_refused_until_both_are_declared(tmp_path, one, other):
     for label in (one, other, "dog"):
         save(tmp_path / label / "0.png")

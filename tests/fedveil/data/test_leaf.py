@@ -36,7 +36,9 @@ def test_files_of_leafs_form_are_read_user_by_user(tmp_path):
     assert data.class_names[10] == "A"
     for user, examples in held.items():
         rows = data.owner == data.owners.index(user)
-        assert torch.equal(data.x[rows].flatten(1), torch.tensor(examples["x"], dtype=torch.float32))
+        assert torch.equal(
+            data.x[rows].flatten(1), torch.tensor(examples["x"], dtype=torch.float32)
+        )
         assert data.y[rows].tolist() == examples["y"]
     assert len(data.test_x) == 1
     turned = load("leaf", path=str(tmp_path), rotated=1.0)
@@ -62,7 +64,9 @@ def test_leafs_users_are_clients(tmp_path):
     assert setup.dealt.dataset.x.shape == (25, 25)
 
 
-@pytest.mark.parametrize("content", ["{}", "[", '{"users": ["a"], "user_data": {"a": {"x": [[1]], "y": []}}}'])
+@pytest.mark.parametrize(
+    "content", ["{}", "[", '{"users": ["a"], "user_data": {"a": {"x": [[1]], "y": []}}}']
+)
 def test_other_files_are_refused_by_name(tmp_path, content):
     (tmp_path / "all_data.json").write_text(content)
     with pytest.raises(FieldError, match=r"all_data\.json"):
@@ -87,7 +91,9 @@ def test_users_of_the_mixture_have_the_line_of_their_kind():
     for user in range(40):
         rows = data.owner == user
         found = torch.linalg.lstsq(data.x[rows], data.y[rows]).solution
-        assert torch.allclose(found, torch.tensor([[5.0, 6.0], [4.0, -4.5]])[kinds[user]], atol=1e-4)
+        assert torch.allclose(
+            found, torch.tensor([[5.0, 6.0], [4.0, -4.5]])[kinds[user]], atol=1e-4
+        )
     assert torch.equal(load("mixture", seed=1).x, load("mixture", seed=1).x)
     with pytest.raises(FieldError, match="features"):
         load("mixture", features=1)

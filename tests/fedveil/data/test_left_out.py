@@ -12,7 +12,9 @@ def test_clients_below_min_size_are_named():
 
     def said(**options):
         clients = federate(dataset, seed=0, **options)
-        return [line for line in warnings_of(holdings(clients, dataset), dataset) if "left out" in line]
+        return [
+            line for line in warnings_of(holdings(clients, dataset), dataset) if "left out" in line
+        ]
 
     [line] = said(clients="natural", min_size=5)
     assert "small" in line

@@ -22,7 +22,9 @@ class Listed(Dataset):
 
 def test_tensors_keep_their_values():
     x, y = torch.rand(6, 1, 4, 4), torch.tensor([0, 1, 2, 0, 1, 2])
-    data = from_torch(TensorDataset(x, y), TensorDataset(x[:2], y[:2]), clients=["b", "b", "b", "a", "a", "a"])
+    data = from_torch(
+        TensorDataset(x, y), TensorDataset(x[:2], y[:2]), clients=["b", "b", "b", "a", "a", "a"]
+    )
     assert torch.equal(data.x, x)
     assert torch.equal(data.y, y)
     assert torch.equal(data.test_x, x[:2])
@@ -57,7 +59,11 @@ class Stream(IterableDataset):
         ([([1.0], [0, 1])], {}, r"dataset\[0\], y = \(2,\): must be one class"),
         ([([1.0], 0), 7], {}, r"dataset\[1\] = 'int': must be a pair"),
         ([([1.0], 1), ([1.0], 2)], {}, r"dataset\[0\] = 1: the lowest label is 1"),
-        ([([1.0], 0), ([1.0], 2)], {"classes": 2}, r"dataset\[1\] = 2: must be one of the 2 declared"),
+        (
+            [([1.0], 0), ([1.0], 2)],
+            {"classes": 2},
+            r"dataset\[1\] = 2: must be one of the 2 declared",
+        ),
         ([([1.0], 0.0)], {"classes": 2}, "holds floating-point targets"),
         ([([1.0], 0)], {"clients": ["a", "b"]}, "for each of the 1 examples"),
         ([([1.0], 0), ([1.0], 0)], {"max_examples": 1}, "raise max_examples"),

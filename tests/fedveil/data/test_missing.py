@@ -14,7 +14,9 @@ COLUMNS = {"age": [0, 100], "bp": [100, 200], "sex": ["f", "m"]}
 
 def read(tmp_path, text=ROWS, **options):
     (tmp_path / "t.csv").write_text(text)
-    return load("table", path=tmp_path / "t.csv", target="y", classes=2, **{"columns": COLUMNS, **options})
+    return load(
+        "table", path=tmp_path / "t.csv", target="y", classes=2, **{"columns": COLUMNS, **options}
+    )
 
 
 def test_a_constant_an_indicator_or_both_stand_in(tmp_path):
@@ -28,13 +30,22 @@ def test_a_constant_an_indicator_or_both_stand_in(tmp_path):
         [0.6, 0, 0.5, 1, 0, 0, 1],
     ]
     torch.testing.assert_close(data.x, torch.tensor(wanted))
-    plain = read(tmp_path, missing={"age": 50, "bp": marks, "sex": {"value": "f", "marks": ["unknown"]}})
+    plain = read(
+        tmp_path, missing={"age": 50, "bp": marks, "sex": {"value": "f", "marks": ["unknown"]}}
+    )
     torch.testing.assert_close(plain.x[:, 0], torch.tensor([0.2, 0.5, 0.4, 0.6]))
-    assert plain.x[2:, 3:].tolist() == [[1, 0], [1, 0]] or plain.x[2:, 3:].tolist() == [[1, 1, 0], [1, 1, 0]]
+    assert plain.x[2:, 3:].tolist() == [[1, 0], [1, 0]] or plain.x[2:, 3:].tolist() == [
+        [1, 1, 0],
+        [1, 1, 0],
+    ]
 
 
 def test_what_stands_in_is_said(tmp_path):
-    both = {"age": 50, "bp": {"indicator": True, "marks": [-999]}, "sex": {"value": "f", "marks": ["unknown"]}}
+    both = {
+        "age": 50,
+        "bp": {"indicator": True, "marks": [-999]},
+        "sex": {"value": "f", "marks": ["unknown"]},
+    }
     note = read(tmp_path, missing=both).note
     assert "age" in note
     assert "50" in note
@@ -47,7 +58,10 @@ def test_what_stands_in_is_said(tmp_path):
         ({"age": 50}, "row 4 .*column bp"),  # the mark of a gap; -999 is outside the range
         ({"age": 50, "bp": 100}, r"row 3 .*column bp = -999"),
         ({"age": 50, "bp": {"value": 100, "marks": [-999]}}, "row 3 .*column sex"),
-        ({"age": 50, "bp": {"value": 100, "marks": [-999]}, "sex": "f"}, "row 4 .*column sex = 'unknown'"),
+        (
+            {"age": 50, "bp": {"value": 100, "marks": [-999]}, "sex": "f"},
+            "row 4 .*column sex = 'unknown'",
+        ),
     ],
 )
 def test_what_nothing_stands_in_for_is_refused_by_its_row(tmp_path, missing, place):
@@ -90,7 +104,9 @@ def test_a_declared_text_is_no_gap(tmp_path):
     assert data.x.tolist() == [[1, 0], [0, 1], [1, 0]]
 
 
-@pytest.mark.parametrize("mark", ["NA", "?", "-", ".", "NULL", "none", "nan", "missing", "unknown", " N/A ", "-999"])
+@pytest.mark.parametrize(
+    "mark", ["NA", "?", "-", ".", "NULL", "none", "nan", "missing", "unknown", " N/A ", "-999"]
+)
 def test_a_missing_target_is_refused_by_its_row(tmp_path, mark):
     with pytest.raises(FieldError, match="row 2"):
         read(tmp_path, f"age,y\n20,0\n30,{mark}\n40,1\n", columns={"age": [0, 100]})

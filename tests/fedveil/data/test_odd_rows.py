@@ -48,7 +48,10 @@ def test_a_last_row_of_totals_is_refused_by_its_word(tmp_path, word):
     path.write_text(path.read_text() + f"45,3.5,{word},1\n")
     with pytest.raises(FieldError, match="row 31"):
         read_columns(path, "", "", "")
-    assert "sex" in read_columns(table(tmp_path, sex=[*sex[:-2], word, word]), "", "", "")[0]["columns"]  # a category
+    assert (
+        "sex"
+        in read_columns(table(tmp_path, sex=[*sex[:-2], word, word]), "", "", "")[0]["columns"]
+    )  # a category
 
 
 @pytest.mark.parametrize("written", ['"{}"', "'{}'", "'{}", "={}*2", '="0{}"', "{}\u200b"])
@@ -81,7 +84,8 @@ def test_a_site_that_is_spelt_in_two_ways_is_refused(tmp_path, one, other):
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("A+", "A-"), ("1-1", "11"), ("A-1", "A1"), ("<50", ">50"), ("-1", "1"), ("1.5", "1-5")]
+    ("one", "other"),
+    [("A+", "A-"), ("1-1", "11"), ("A-1", "A1"), ("<50", ">50"), ("-1", "1"), ("1.5", "1-5")],
 )
 def test_names_that_are_two_stay_two(one, other):
     assert plain_form(one) != plain_form(other)
@@ -97,7 +101,9 @@ def test_a_target_without_two_values_is_refused_and_a_class_of_one_row_is_said(t
     assert any("'4'" in line for line in read_off(path, "", "", "").said)
 
 
-@pytest.mark.parametrize(("codes", "said"), [((0, 1, 9), True), ((1, 2, 3, 4, 9), True), (range(10), False)])
+@pytest.mark.parametrize(
+    ("codes", "said"), [((0, 1, 9), True), ((1, 2, 3, 4, 9), True), (range(10), False)]
+)
 def test_a_nine_far_above_the_others_is_said(tmp_path, codes, said):
     path = table(tmp_path, grade=[codes[i % len(codes)] for i in range(N)])
     assert any("'grade'" in line for line in read_off(path, "", "", "").said) == said
@@ -105,12 +111,17 @@ def test_a_nine_far_above_the_others_is_said(tmp_path, codes, said):
 
 def test_what_is_to_be_written_can_be_written_as_it_stands(tmp_path):
     path = tmp_path / "t.csv"
-    columns = {"blood sugar": [-999 if i % 9 == 0 else 80 + i for i in range(N)], "patient id": np.arange(N) // 2}
+    columns = {
+        "blood sugar": [-999 if i % 9 == 0 else 80 + i for i in range(N)],
+        "patient id": np.arange(N) // 2,
+    }
     pd.DataFrame({**columns, "ill": ILL}).to_csv(path, index=False)
     [said] = [line for line in read_off(path, "", "", "").said if "-999" in line]
     line = said.split("write ")[1].split(" in [data.missing]")[0]
     assert tomllib.loads(line) == {"blood sugar": {"indicator": True, "marks": [-999]}}
     _, told = first_config("t", str(path), 3, "record")
     [said] = [line for line in told if "patient" in line]
-    assert tomllib.loads(said.split("'s id: ")[1].split(" in [data]")[0]) == {"person": "patient id"}
+    assert tomllib.loads(said.split("'s id: ")[1].split(" in [data]")[0]) == {
+        "person": "patient id"
+    }
     assert shlex.split(said.split("(")[1].rstrip(")"))[-1] == "patient id"

@@ -29,7 +29,9 @@ IDS = ["ann", "bob", "ann", "cy", "bob", "ann"]
 
 def test_an_array_of_an_npz_file(tmp_path):
     x, y = np.random.default_rng(0).random((6, 4, 4)), np.array([0, 1, 0, 1, 0, 1])
-    np.savez(tmp_path / "a.npz", x=x, y=y, patient=np.array(IDS), number=np.array([7, 8, 7, 9, 8, 7]))
+    np.savez(
+        tmp_path / "a.npz", x=x, y=y, patient=np.array(IDS), number=np.array([7, 8, 7, 9, 8, 7])
+    )
     for name in ("patient", "number"):
         assert same(load("npz", path=tmp_path / "a.npz", person=name).group, IDS)
     with pytest.raises(FieldError, match="patient"):
@@ -45,17 +47,26 @@ def test_a_column_of_a_table_is_no_input(tmp_path):
         data = load("table", path=tmp_path / file, **options)
         assert same(data.group, IDS)
         assert data.input_shape == (1,)
-    assert load("table", path=tmp_path / "a.csv", target="ill", classes=2, scale="none", person="id").input_shape == (
-        1,
-    )
+    assert load(
+        "table", path=tmp_path / "a.csv", target="ill", classes=2, scale="none", person="id"
+    ).input_shape == (1,)
     with pytest.raises(FieldError, match=r"data\.columns\.id"):
         load("table", path=tmp_path / "a.csv", **{**options, "columns": {"id": [0, 10]}})
 
 
 def test_a_row_without_an_id_is_refused_and_no_id_is_shown(tmp_path):
-    pd.DataFrame({"v": [1, 2], "ill": [0, 1], "id": ["Mary Smith", None]}).to_csv(tmp_path / "a.csv", index=False)
+    pd.DataFrame({"v": [1, 2], "ill": [0, 1], "id": ["Mary Smith", None]}).to_csv(
+        tmp_path / "a.csv", index=False
+    )
     with pytest.raises(FieldError, match="row 2") as refused:
-        load("table", path=tmp_path / "a.csv", target="ill", classes=2, columns={"v": [0, 10]}, person="id")
+        load(
+            "table",
+            path=tmp_path / "a.csv",
+            target="ill",
+            classes=2,
+            columns={"v": [0, 10]},
+            person="id",
+        )
     assert "Mary" not in str(refused.value)
 
 
@@ -149,7 +160,14 @@ def test_ids_that_may_be_one_person_or_two_are_refused(ids):
 def test_an_id_that_may_be_another_one_is_named_as_the_rows_of_a_table_are(tmp_path):
     (tmp_path / "visits.csv").write_text("patient,age,y\nP1,30,0\nP2,40,1\np1,50,1\n")
     with pytest.raises(FieldError) as refused:
-        load("table", path=tmp_path / "visits.csv", target="y", classes=2, columns={"age": [0, 90]}, person="patient")
+        load(
+            "table",
+            path=tmp_path / "visits.csv",
+            target="y",
+            classes=2,
+            columns={"age": [0, 90]},
+            person="patient",
+        )
     assert refused.value.field == "visits.csv, row 3 (line 4), column patient"
     assert "row 1 (line 2)" in refused.value.accepted
 
@@ -160,7 +178,11 @@ def test_long_numbers_and_texts_that_differ_are_different_people():
 
 
 def test_numbers_of_people_tell_nothing_but_who_is_the_same():
-    assert people_of("id", ["zoe", "adam", "zoe"], 3).tolist() == [0, 1, 0] == people_of("id", [9, -3, 9], 3).tolist()
+    assert (
+        people_of("id", ["zoe", "adam", "zoe"], 3).tolist()
+        == [0, 1, 0]
+        == people_of("id", [9, -3, 9], 3).tolist()
+    )
 
 
 def people(n=60, each=3, owners=2):
@@ -168,14 +190,22 @@ def people(n=60, each=3, owners=2):
     group = torch.arange(n) // each
     owner = torch.arange(n) % owners
     return DataSet(
-        name="toy", x=torch.rand(n, 2), y=y, classes=2, group=group, owner=owner, owners=tuple(map(str, range(owners)))
+        name="toy",
+        x=torch.rand(n, 2),
+        y=y,
+        classes=2,
+        group=group,
+        owner=owner,
+        owners=tuple(map(str, range(owners))),
     )
 
 
 @pytest.mark.parametrize("scheme", ["iid", "dirichlet"])
 def test_a_person_is_at_one_client_and_on_one_side_of_the_split(scheme):
     data = people()
-    dealt = federate(data, clients=4, scheme=scheme, seed=0, **({"alpha": 1.0} if scheme == "dirichlet" else {}))
+    dealt = federate(
+        data, clients=4, scheme=scheme, seed=0, **({"alpha": 1.0} if scheme == "dirichlet" else {})
+    )
     where = {}
     for i, client in enumerate(dealt):
         trained = {tuple(row.tolist()) for row in client.x}
@@ -210,7 +240,8 @@ def test_who_is_at_two_natural_clients_is_held_out_at_both_or_at_none():
     """Of 189 people at two hospitals 52 were trained on at one and measured on at the other."""
     dealt = federate(people(), clients="natural", seed=0, holdout=0.4)
     train, test = (
-        {int(p) for client in dealt for p in (client.person if half else client.test_person)} for half in (True, False)
+        {int(p) for client in dealt for p in (client.person if half else client.test_person)}
+        for half in (True, False)
     )
     assert train
     assert test

@@ -46,7 +46,9 @@ def test_pictures_are_turned_as_their_orientation_says(suffix, orientation):
 
 def test_sixteen_bits_one_bit_and_palettes():
     np.testing.assert_allclose(shown(stored(image.fromarray(DEEP))), DEEP / 65535, rtol=1e-6)
-    np.testing.assert_allclose(shown(stored(image.fromarray(DEEP), "tif"), "tif"), DEEP / 65535, rtol=1e-6)
+    np.testing.assert_allclose(
+        shown(stored(image.fromarray(DEEP), "tif"), "tif"), DEEP / 65535, rtol=1e-6
+    )
     swapped = image.frombytes("I;16B", (4, 3), DEEP.astype(">u2").tobytes())
     np.testing.assert_allclose(shown(stored(swapped, "tif"), "tif"), DEEP / 65535, rtol=1e-6)
     for suffix in ("png", "tif", "bmp"):
@@ -100,12 +102,16 @@ def test_frames_and_damage_are_refused():
 
 
 @pytest.mark.parametrize(
-    "other", [RAMP[:, :3], DEEP, COLOURS], ids=["another size", "sixteen bits beside eight", "colours beside grey"]
+    "other",
+    [RAMP[:, :3], DEEP, COLOURS],
+    ids=["another size", "sixteen bits beside eight", "colours beside grey"],
 )
 def test_a_folder_of_different_pictures_is_refused_by_the_first_that_differs(tmp_path, other):
     for label, picture in (("a", RAMP), ("b", other)):
         (tmp_path / label).mkdir()
-        (tmp_path / label / "1.png").write_bytes(stored(image.fromarray(np.ascontiguousarray(picture))))
+        (tmp_path / label / "1.png").write_bytes(
+            stored(image.fromarray(np.ascontiguousarray(picture)))
+        )
     with pytest.raises(FieldError, match=r"1\.png"):
         load("folder", path=str(tmp_path))
 
@@ -140,15 +146,21 @@ def test_what_is_transparent_in_places_is_refused_in_each_mode(kind, mode):
 def png(width, depth, colour, rows):
     """A PNG file written by hand: Pillow writes no colours of 16 bits."""
     parts = [(b"IHDR", struct.pack(">IIBBBBB", width, len(rows), depth, colour, 0, 0, 0))]
-    parts += [(b"IDAT", zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in rows))), (b"IEND", b"")]
+    parts += [
+        (b"IDAT", zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in rows))),
+        (b"IEND", b""),
+    ]
     chunks = [
-        struct.pack(">I", len(part)) + kind + part + struct.pack(">I", zlib.crc32(kind + part)) for kind, part in parts
+        struct.pack(">I", len(part)) + kind + part + struct.pack(">I", zlib.crc32(kind + part))
+        for kind, part in parts
     ]
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 @pytest.mark.parametrize("mode", ["auto", "grey", "rgb"])
-@pytest.mark.parametrize(("colour", "channels"), [(2, 3), (6, 4), (4, 2)], ids=["RGB", "RGBA", "grey and alpha"])
+@pytest.mark.parametrize(
+    ("colour", "channels"), [(2, 3), (6, 4), (4, 2)], ids=["RGB", "RGBA", "grey and alpha"]
+)
 def test_colours_of_sixteen_bits_are_refused(colour, channels, mode):
     rows = np.full((3, 4, channels), 65535, np.uint16)
     rows[..., 0] = DEEP

@@ -17,7 +17,14 @@ BREAST = {"name": "breast-cancer", "clients": 3}
 
 def test_the_positive_class_changes_places_with_the_other():
     y = torch.tensor([0, 1, 1, -100])
-    given = DataSet(name="two", x=torch.zeros(4, 1), y=y, test_y=1 - y[:2], classes=2, class_names=("ill", "well"))
+    given = DataSet(
+        name="two",
+        x=torch.zeros(4, 1),
+        y=y,
+        test_y=1 - y[:2],
+        classes=2,
+        class_names=("ill", "well"),
+    )
     assert with_positive(given, "well") is given
     turned = with_positive(given, "ill")
     assert turned.y.tolist() == [1, 0, 0, -100]
@@ -29,13 +36,21 @@ def test_the_positive_class_changes_places_with_the_other():
 
 def test_a_name_that_is_none_or_more_than_two_classes_are_refused():
     three = DataSet(name="three", x=torch.zeros(3, 1), y=torch.arange(3), classes=3)
-    for given, name in ((three, "0"), (DataSet(name="two", x=torch.zeros(2, 1), y=torch.arange(2), classes=2), "yes")):
+    for given, name in (
+        (three, "0"),
+        (DataSet(name="two", x=torch.zeros(2, 1), y=torch.arange(2), classes=2), "yes"),
+    ):
         with pytest.raises(FieldError, match=r"data\.positive"):
             with_positive(given, name)
 
 
 def test_figures_follow_the_positive_class():
-    values = {"name": "few", "rounds": 2, "model": {"name": "logistic"}, "privacy": {"method": "vanilla"}}
+    values = {
+        "name": "few",
+        "rounds": 2,
+        "model": {"name": "logistic"},
+        "privacy": {"method": "vanilla"},
+    }
     usual = deal_out(parse({**values, "data": BREAST}).data, 0)
     names, labels = usual.dataset.names(), usual.dataset.y
     for name in names:
@@ -66,7 +81,10 @@ def test_init_writes_it_and_says_which_it_took(table):
     text, said = first_config("t", table, 3, "client", positive="ill")
     assert 'positive = "ill"' in text
     assert not any("--positive" in line for line in said)
-    assert 'positive = "ill"' in first_config("t", table, 3, "client", positive=lambda names: names[0])[0]
+    assert (
+        'positive = "ill"'
+        in first_config("t", table, 3, "client", positive=lambda names: names[0])[0]
+    )
     with pytest.raises(FieldError, match="positive"):
         first_config("t", table, 3, "client", positive="sick")
 
@@ -80,4 +98,6 @@ def test_auc_is_of_the_positive_class_by_scikit_learn():
     )
     wanted = oracle.roc_auc_score(y, logits.softmax(1)[:, 1])
     assert metrics(logits, y.long())["auc"] == pytest.approx(wanted)
-    assert metrics(-logits.flip(1), y.long())["micro_auc"] == pytest.approx(metrics(logits, y.long())["micro_auc"])
+    assert metrics(-logits.flip(1), y.long())["micro_auc"] == pytest.approx(
+        metrics(logits, y.long())["micro_auc"]
+    )

@@ -17,7 +17,10 @@ pytestmark = pytest.mark.data
     [
         ("heart_disease_uci_4_centres.csv", {"centre"}),
         ("us_zip_latlon.csv.gz", {"zip"}),
-        ("cms_providers_geo.csv.gz", {"provider_id", "provider_name", "street", "city", "state", "zip", "hrr"}),
+        (
+            "cms_providers_geo.csv.gz",
+            {"provider_id", "provider_name", "street", "city", "state", "zip", "hrr"},
+        ),
         pytest.param(
             "diabetes_130_us_hospitals.csv.gz",
             {"encounter_id", "patient_nbr", "medical_specialty", "diag_1", "diag_2", "diag_3"},

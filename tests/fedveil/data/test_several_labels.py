@@ -34,14 +34,18 @@ def test_labels_are_those_that_the_lists_name(tmp_path, labels, classes):
     data = load(**about)
     assert (data.classes, data.outputs, data.y.tolist()) == (0, 3, HELD.astype(float).tolist())
     declared = load(**{**about, "classes": NAMES[::-1]}) if classes == NAMES else data
-    assert declared.y.tolist() == (HELD[:, ::-1] if classes == NAMES else HELD).astype(float).tolist()
+    assert (
+        declared.y.tolist() == (HELD[:, ::-1] if classes == NAMES else HELD).astype(float).tolist()
+    )
 
 
 @pytest.mark.parametrize("protect", ["client", "record"])
 def test_a_first_file_trains_and_measures_each_label(tmp_path, protect):
     text, said = first_config("several", str(table(tmp_path, TEXTS)), 3, protect)
     assert any("any of" in line for line in said)
-    values = run(parse({**tomllib.loads(text), "rounds": 2, "metrics": ["exact_match", "auc[each]"]})).values
+    values = run(
+        parse({**tomllib.loads(text), "rounds": 2, "metrics": ["exact_match", "auc[each]"]})
+    ).values
     assert {"exact_match", "auc[0]", "auc[1]", "auc[2]"} <= set(values["metrics"])
 
 
@@ -71,7 +75,9 @@ def test_a_label_that_was_not_declared_is_refused_by_its_row(tmp_path):
 def test_lists_of_named_classes_of_a_saved_data_set(tmp_path):
     datasets = pytest.importorskip("datasets")
     kinds = {name: datasets.Value("float64") for name in "uvw"}
-    features = datasets.Features({**kinds, "labels": datasets.Sequence(datasets.ClassLabel(names=NAMES))})
+    features = datasets.Features(
+        {**kinds, "labels": datasets.Sequence(datasets.ClassLabel(names=NAMES))}
+    )
     columns = {name: X[:, place].tolist() for place, name in enumerate("uvw")} | {"labels": NUMBERS}
     datasets.Dataset.from_dict(columns, features=features).save_to_disk(tmp_path / "hf")
     data = load("huggingface", path=tmp_path / "hf", target="labels", scale="none")

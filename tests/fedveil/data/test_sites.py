@@ -14,7 +14,13 @@ pytest.importorskip("pandas")
 def read(tmp_path, sites):
     rows = [f"{30 + i},{site},{i % 2}" for i, site in enumerate(sites * 3)]
     (tmp_path / "t.csv").write_text("\n".join(["age,site,ill", *rows]), encoding="utf-8")
-    how = {"target": "ill", "classes": 2, "columns": ["age"], "scale": "none", "client_column": "site"}
+    how = {
+        "target": "ill",
+        "classes": 2,
+        "columns": ["age"],
+        "scale": "none",
+        "client_column": "site",
+    }
     return load("table", path=tmp_path / "t.csv", **how)
 
 
@@ -43,7 +49,9 @@ def test_sites_that_a_spreadsheet_rounded_are_refused_by_their_row(tmp_path):
         read(tmp_path, ["north", "1.23E+15", "west"])
 
 
-@pytest.mark.parametrize("gap", ["", " ", "NA", "?", "-", "unknown", "Unknown", "UNBEKANNT", "None", "nan"])
+@pytest.mark.parametrize(
+    "gap", ["", " ", "NA", "?", "-", "unknown", "Unknown", "UNBEKANNT", "None", "nan"]
+)
 def test_a_site_that_is_missing_is_refused_by_its_row(tmp_path, gap):
     with pytest.raises(FieldError, match=r"row 2 \(line 3\), column site"):
         read(tmp_path, ["north", gap, "west"])

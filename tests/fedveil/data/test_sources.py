@@ -29,12 +29,20 @@ def test_breast_cancer_is_standardised_and_says_how():
 
 @pytest.mark.parametrize(
     ("x_shape", "dtype", "shape"),
-    [((5, 8, 8), "uint8", (1, 8, 8)), ((5, 8, 8, 3), "uint8", (3, 8, 8)), ((5, 3, 8, 8), "uint8", (3, 8, 8))],
+    [
+        ((5, 8, 8), "uint8", (1, 8, 8)),
+        ((5, 8, 8, 3), "uint8", (3, 8, 8)),
+        ((5, 3, 8, 8), "uint8", (3, 8, 8)),
+    ],
 )
 def test_npz_images_become_channels_first_and_scaled(tmp_path, x_shape, dtype, shape):
     x = np.full(x_shape, 51, dtype=dtype)
     np.savez(
-        tmp_path / "a.npz", train_images=x, train_labels=np.arange(5)[:, None], test_images=x, test_labels=np.arange(5)
+        tmp_path / "a.npz",
+        train_images=x,
+        train_labels=np.arange(5)[:, None],
+        test_images=x,
+        test_labels=np.arange(5),
     )
     data = load("npz", path=tmp_path / "a.npz")
     assert data.input_shape == shape
@@ -78,8 +86,14 @@ X, Y = np.ones((4, 3)), np.array([0, 1, 0, 1])
         ({"x": X, "y": Y * 2}, r"a\.npz:y = \[0, 2\]: no example of class 1.*data\.absent = \[1\]"),
         ({"x": X, "y": np.array([0, 10**9, 1, 2])}, "no example of class 3, 4, 5, 6, 7"),
         ({"x": X, "y": np.ones((4, 3), dtype=int)}, r"one class an example \[N\] or a pixel"),
-        ({"x": np.ones((4, 1, 5, 5)), "y": np.zeros((4, 5, 6), dtype=int)}, "height and width of x"),
-        ({"x": np.ones((4, 5, 6, 2)), "y": Y}, r"a\.npz:x = \(4, 5, 6, 2\): neither end is one of 1, 3 or 4 channels"),
+        (
+            {"x": np.ones((4, 1, 5, 5)), "y": np.zeros((4, 5, 6), dtype=int)},
+            "height and width of x",
+        ),
+        (
+            {"x": np.ones((4, 5, 6, 2)), "y": Y},
+            r"a\.npz:x = \(4, 5, 6, 2\): neither end is one of 1, 3 or 4 channels",
+        ),
         ({"x": np.ones((4, 3, 6, 4)), "y": Y}, "both ends can be 1, 3 or 4 channels"),
         ({"x": np.ones((4, 3)) * 1e300, "y": Y}, r"a\.npz:x\[0\]"),
     ],
@@ -91,7 +105,9 @@ def test_npz_refusals_name_file_array_and_row(tmp_path, arrays, message):
 
 
 def test_npz_declared_classes_gaps_clients_and_masks(tmp_path):
-    np.savez(tmp_path / "a.npz", x=X, y=Y * 2, site=np.array(["b", "a", "b", "b"]), wide=np.ones((4, 2)))
+    np.savez(
+        tmp_path / "a.npz", x=X, y=Y * 2, site=np.array(["b", "a", "b", "b"]), wide=np.ones((4, 2))
+    )
     path = tmp_path / "a.npz"
     data = load("npz", path=path, classes=4, absent=[1, 3], client_array="site")
     assert (data.classes, data.owners, data.owner.tolist()) == (4, ("a", "b"), [1, 0, 1, 1])
@@ -99,12 +115,19 @@ def test_npz_declared_classes_gaps_clients_and_masks(tmp_path):
         ({"classes": 2}, r"a\.npz:y\[1\] = 2: must be one of the 2 declared classes, 0 to 1"),
         ({"classes": 3}, "no example of class 1"),
         ({"absent": [1], "client_array": "sites"}, "did you mean 'site'"),
-        ({"absent": [1], "client_array": "wide"}, "one whole number or text for each of the 4 examples"),
+        (
+            {"absent": [1], "client_array": "wide"},
+            "one whole number or text for each of the 4 examples",
+        ),
         ({"classes": 3, "absent": [3]}, r"data\.absent = \[3\]: must be classes, 0 to 2"),
     ):
         with pytest.raises(FieldError, match=message):
             load("npz", path=path, **options)
-    np.savez(path, x=np.ones((2, 5, 6, 2)), y=np.stack([np.zeros((5, 6), dtype=int), np.ones((5, 6), dtype=int)]))
+    np.savez(
+        path,
+        x=np.ones((2, 5, 6, 2)),
+        y=np.stack([np.zeros((5, 6), dtype=int), np.ones((5, 6), dtype=int)]),
+    )
     masks = load("npz", path=path, channels="last")
     assert (masks.input_shape, masks.task, masks.classes) == ((2, 5, 6), "segmentation", 2)
     np.savez(path, x=X, y=np.ones(4))
@@ -146,7 +169,9 @@ def test_an_absent_set_says_where_it_is_to_be_had(tmp_path, monkeypatch):
         (tmp_path / "cache").mkdir(exist_ok=True)
         np.savez(tmp_path / "cache" / f"alzheimer-{resolution}-1c9.npz", images=np.zeros(1))
     (tmp_path / "cache" / "alzheimer-64-1c9.npz").touch()  # damaged
-    assert SOURCES["alzheimer"].here.startswith("as prepared (resolution=24, resolution=128); else needs alz")
+    assert SOURCES["alzheimer"].here.startswith(
+        "as prepared (resolution=24, resolution=128); else needs alz"
+    )
     assert SOURCES["digits"].here == "yes"
 
 

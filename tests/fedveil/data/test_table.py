@@ -39,13 +39,19 @@ def test_a_regression_in_declared_units_with_clients_that_keep_their_zeros(file)
     options = {"target": "cost", "target_range": [0, 1000], "columns": {"age": [0, 100]}}
     data = load("table", path=file, client_column="hospital", **options)
     assert data.y.tolist() == [pytest.approx(v) for v in (0.1, 0.3, 0.5, 0.7)]
-    assert (data.owners, data.owner.tolist(), data.task) == (("010", "020"), [0, 0, 1, 1], "regression")
+    assert (data.owners, data.owner.tolist(), data.task) == (
+        ("010", "020"),
+        [0, 0, 1, 1],
+        "regression",
+    )
     assert "units of 1000 above 0" in data.note
 
 
 def test_values_outside_are_refused_or_clipped(file):
     options = {"path": file, "target": "cost", "target_range": [0, 1000]}
-    with pytest.raises(FieldError, match=r"a\.csv, row 4 \(line 5\), column age = 80\.0: is outside.*\[0, 70\]"):
+    with pytest.raises(
+        FieldError, match=r"a\.csv, row 4 \(line 5\), column age = 80\.0: is outside.*\[0, 70\]"
+    ):
         load("table", columns={"age": [0, 70]}, **options)
     data = load("table", columns={"age": [0, 70]}, outside="clip", **options)
     assert float(data.x.max()) == 1.0
@@ -54,7 +60,9 @@ def test_values_outside_are_refused_or_clipped(file):
 
 def rows(**changes):
     rng = np.random.default_rng(0)
-    frame = pd.DataFrame({"site": np.repeat(["a", "b", "c"], [20, 20, 1]), "v": rng.normal(50, 9, 41), "y": 0})
+    frame = pd.DataFrame(
+        {"site": np.repeat(["a", "b", "c"], [20, 20, 1]), "v": rng.normal(50, 9, 41), "y": 0}
+    )
     frame.loc[::2, "y"] = 1
     for site, (scale, shift) in changes.items():
         frame.loc[frame.site == site, "v"] = frame.loc[frame.site == site, "v"] * scale + shift
@@ -65,14 +73,22 @@ def test_local_scaling_uses_a_client_s_own_training_rows_and_nobody_else_s(tmp_p
     def clients(**changes):
         rows(**changes).to_csv(tmp_path / "t.csv", index=False)
         data = load(
-            "table", path=tmp_path / "t.csv", target="y", classes=2, columns=["v"], client_column="site", scale="client"
+            "table",
+            path=tmp_path / "t.csv",
+            target="y",
+            classes=2,
+            columns=["v"],
+            client_column="site",
+            scale="client",
         )
         return federate(data, clients="natural", seed=1)
 
     first, other = clients(), clients(b=(7.0, -300.0))
     assert torch.equal(first[0].x, other[0].x)  # another client's values change nothing here
     assert torch.equal(first[0].test_x, other[0].test_x)
-    torch.testing.assert_close(first[1].x, other[1].x, atol=1e-5, rtol=1e-5)  # and a change of units is undone
+    torch.testing.assert_close(
+        first[1].x, other[1].x, atol=1e-5, rtol=1e-5
+    )  # and a change of units is undone
     for client in first[:2]:
         assert float(client.x.mean()) == pytest.approx(0, abs=1e-6)
         assert float(client.x.std(correction=0)) == pytest.approx(1, abs=1e-5)
@@ -85,11 +101,33 @@ def test_other_spellings_of_a_table(tmp_path, file):
     german = CSV.replace(",", ";").replace(";20;", ";20,0;")
     (tmp_path / "g.csv").write_text(german)
     for name, extra in (("a.csv.gz", {}), ("g.csv", {"separator": ";", "decimal": ","})):
-        data = load("table", path=tmp_path / name, target="outcome", classes=["ill", "well"], columns=COLUMNS, **extra)
+        data = load(
+            "table",
+            path=tmp_path / name,
+            target="outcome",
+            classes=["ill", "well"],
+            columns=COLUMNS,
+            **extra,
+        )
         assert torch.equal(data.x, wanted.x)
-    both = load("table", path=file, test_path=str(file), target="outcome", classes=["ill", "well"], columns=COLUMNS)
+    both = load(
+        "table",
+        path=file,
+        test_path=str(file),
+        target="outcome",
+        classes=["ill", "well"],
+        columns=COLUMNS,
+    )
     assert torch.equal(both.test_x, wanted.x)
-    plain = load("table", path=file, target="cost", target_range=[0, 1], outside="clip", columns=["age"], scale="none")
+    plain = load(
+        "table",
+        path=file,
+        target="cost",
+        target_range=[0, 1],
+        outside="clip",
+        columns=["age"],
+        scale="none",
+    )
     assert plain.x.flatten().tolist() == [20, 60, 40, 80]
 
 
@@ -125,13 +163,19 @@ def test_bad_values_name_file_row_and_column(tmp_path, old, new, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"columns": {"agee": [0, 1]}}, r"data\.columns\.agee = 'agee': is no column of a\.csv; did you mean 'age'"),
+        (
+            {"columns": {"agee": [0, 1]}},
+            r"data\.columns\.agee = 'agee': is no column of a\.csv; did you mean 'age'",
+        ),
         ({"target": "outcom"}, r"data\.target = 'outcom'.*did you mean 'outcome'"),
         ({"client_column": "hospitl"}, r"data\.client_column = 'hospitl'.*did you mean 'hospital'"),
         ({"columns": {"age": [100, 0]}}, r"data\.columns\.age = \[100, 0\]: must be \[low, high\]"),
         ({"columns": {"age": []}}, r"data\.columns\.age = \[\]: must be \[low, high\]"),
         ({"columns": {"outcome": ["ill", "well"]}}, "cannot be an input as well"),
-        ({"columns": ["age"]}, r"data\.scale = 'declared': needs data\.columns.*release of private statistics"),
+        (
+            {"columns": ["age"]},
+            r"data\.scale = 'declared': needs data\.columns.*release of private statistics",
+        ),
         ({"columns": ()}, r"data\.scale = 'declared': needs data\.columns"),
         ({"classes": 0}, "say what the target is"),
         ({"target_range": [0, 1]}, "say what the target is"),
@@ -150,7 +194,11 @@ def test_options_that_do_not_fit(file, changes, message):
 @pytest.mark.parametrize(
     ("values", "classes", "message"),
     [
-        ([1, 2, 1, 2], 2, r"n\.csv, row 2 \(line 3\), column y = 2: must be one of the 2 declared classes, 0 to 1"),
+        (
+            [1, 2, 1, 2],
+            2,
+            r"n\.csv, row 2 \(line 3\), column y = 2: must be one of the 2 declared classes, 0 to 1",
+        ),
         ([1, 2, 1, 2], 3, r"n\.csv:y\[0\] = 1: the lowest label is 1.*subtract 1"),
         ([0, 2, 0, 2], 3, "no example of class 1 among 3 classes"),
         ([0, 1, 0.5, 1], 2, r"n\.csv, row 3 \(line 4\), column y = 0\.5: must be the whole number"),
@@ -165,7 +213,9 @@ def test_numbers_as_classes(tmp_path, values, classes, message):
 
 def test_a_gap_that_is_meant(tmp_path):
     pd.DataFrame({"v": [1, 2], "y": [0, 2]}).to_csv(tmp_path / "n.csv", index=False)
-    data = load("table", path=tmp_path / "n.csv", target="y", classes=3, absent=[1], columns={"v": [0, 9]})
+    data = load(
+        "table", path=tmp_path / "n.csv", target="y", classes=3, absent=[1], columns={"v": [0, 9]}
+    )
     assert data.classes == 3
 
 
@@ -185,7 +235,8 @@ def test_files_that_are_none(tmp_path, file):
 
 
 @pytest.mark.parametrize(
-    ("module", "hint"), [("pandas", r'pip install "fedveil\[data\]"'), ("pyarrow", "pip install pyarrow")]
+    ("module", "hint"),
+    [("pandas", r'pip install "fedveil\[data\]"'), ("pyarrow", "pip install pyarrow")],
 )
 def test_what_is_not_installed_is_named(tmp_path, monkeypatch, module, hint):
     suffix = "csv" if module == "pandas" else "parquet"

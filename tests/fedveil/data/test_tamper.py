@@ -18,7 +18,9 @@ from receipts_kit import page_of
 def test_a_forgery_changes_only_what_its_mask_covers(seed, kind, which):
     page, boxes = page_of(1)
     before = page.copy()
-    forged, mask = tamper(page, boxes, page_of(2, paper=120), boxes[which], kind, np.random.default_rng(seed))
+    forged, mask = tamper(
+        page, boxes, page_of(2, paper=120), boxes[which], kind, np.random.default_rng(seed)
+    )
     assert np.array_equal(page, before)
     changed = np.argwhere(forged != page)
     assert len(changed)
@@ -43,11 +45,19 @@ def test_what_the_kinds_do():
     for kind in ("copy-move", "splice", "retype"):
         forged, mask = tamper(page, boxes, donor, boxes[3], kind, np.random.default_rng(0))
         assert mask.cut(forged).min() < 60  # text again
-        assert abs(np.quantile(mask.cut(forged), 0.8) - 230) < 15  # on paper as bright as here, not as the donor's
+        assert (
+            abs(np.quantile(mask.cut(forged), 0.8) - 230) < 15
+        )  # on paper as bright as here, not as the donor's
 
 
 def test_boxes_are_upright_and_cut_at_the_edge():
-    quads = np.array([[10, 5, 40, 7, 39, 20, 9, 18], [0, 0, 3, 0, 3, 3, 0, 3], [80, 90, 130, 90, 130, 140, 80, 140]])
+    quads = np.array(
+        [
+            [10, 5, 40, 7, 39, 20, 9, 18],
+            [0, 0, 3, 0, 3, 3, 0, 3],
+            [80, 90, 130, 90, 130, 140, 80, 140],
+        ]
+    )
     found = boxes_of(quads.astype(np.float32), 120, 100)
     assert found == [Box(5, 9, 20, 40), Box(0, 0, 3, 3), Box(90, 80, 120, 100)]
     assert [box.usable for box in found] == [True, False, True]
@@ -60,11 +70,24 @@ def test_retyped_text_is_other_text_of_the_same_kind():
         assert len(other) == len(text)
         for a, b in zip(text, other, strict=True):
             assert a != b if a.isalnum() else a == b
-            assert (a.isdigit(), a.isupper(), a.islower()) == (b.isdigit(), b.isupper(), b.islower())
+            assert (a.isdigit(), a.isupper(), a.islower()) == (
+                b.isdigit(),
+                b.isupper(),
+                b.islower(),
+            )
 
 
 def test_key_texts_are_found_among_the_boxes():
-    words = ["ABC SDN BHD", "NO 2, JALAN DESA", "81100 JOHOR", "DATE 01/02/2018 10:31", "RM 12.50", "112.50", "J", ""]
+    words = [
+        "ABC SDN BHD",
+        "NO 2, JALAN DESA",
+        "81100 JOHOR",
+        "DATE 01/02/2018 10:31",
+        "RM 12.50",
+        "112.50",
+        "J",
+        "",
+    ]
     boxes = [Box(10 * i, 0, 10 * i + 8, 50, word) for i, word in enumerate(words)]
     keys = {
         "company": "Abc Sdn. Bhd.",
@@ -84,7 +107,11 @@ def test_key_texts_are_found_among_the_boxes():
 
 def test_patches_masks_and_shops(receipts):
     data = load("sroie", tile=96, tiles=3, test_receipts=2)
-    assert (data.x.shape, data.y.shape, data.test_x.shape) == ((12, 1, 96, 96), (12, 96, 96), (6, 1, 96, 96))
+    assert (data.x.shape, data.y.shape, data.test_x.shape) == (
+        (12, 1, 96, 96),
+        (12, 96, 96),
+        (6, 1, 96, 96),
+    )
     assert data.y.unique().tolist() == [0, 1]
     assert set(data.owners) <= {"shop 0", "shop 1"}
     windows = [np.lib.stride_tricks.sliding_window_view(p, (96, 96)) for p in receipts]
@@ -103,7 +130,9 @@ def test_patches_masks_and_shops(receipts):
     assert torch.equal(data.take(torch.tensor([3])).regions, data.regions[3:4])
     with pytest.raises(FieldError, match="'totals'"):
         data.sensitive(["totals"])
-    clients = federate(data, clients=2, holdout=0, seed=0, sensitive=[["total"], ["company", "date"]])
+    clients = federate(
+        data, clients=2, holdout=0, seed=0, sensitive=[["total"], ["company", "date"]]
+    )
     for one, kinds in zip(clients, (["total"], ["company", "date"]), strict=True):
         rows = [int((data.x == x).flatten(1).all(1).nonzero()[0]) for x in one.x]
         assert torch.equal(one.masks, data.sensitive(kinds)[rows])

@@ -22,9 +22,13 @@ n/a;NULL;null;None;none;?;-;.;--;missing;unknown;<NA>;#N/A;<5;>200;~3;1d5;1.5x10
 
 
 def read(tmp_path, text, style=PLAIN, separator=";"):
-    (tmp_path / "t.csv").write_text(f'v{separator}y\n"{text}"{separator}0\n7{separator}1\n', encoding="utf-8")
+    (tmp_path / "t.csv").write_text(
+        f'v{separator}y\n"{text}"{separator}0\n7{separator}1\n', encoding="utf-8"
+    )
     how = {"separator": separator, "decimal": style.decimal, "thousands": style.thousands}
-    data = load("table", path=tmp_path / "t.csv", target="y", classes=2, columns=["v"], scale="none", **how)
+    data = load(
+        "table", path=tmp_path / "t.csv", target="y", classes=2, columns=["v"], scale="none", **how
+    )
     return float(data.x[0, 0])
 
 
@@ -37,7 +41,9 @@ def by_pandas(tmp_path, style, separator=";"):
     thousands = style.thousands or None
     text = plain((tmp_path / "t.csv").read_text(encoding="utf-8"))
     try:
-        frame = pd.read_csv(StringIO(text), sep=separator, decimal=style.decimal, thousands=thousands)
+        frame = pd.read_csv(
+            StringIO(text), sep=separator, decimal=style.decimal, thousands=thousands
+        )
     except ValueError:
         return math.nan
     return float(frame.v[0]) if frame.v.dtype.kind in "if" else math.nan
@@ -49,22 +55,34 @@ def agrees(tmp_path, text, style):
         own = read(tmp_path, text, style)
     except FieldError as refused:
         said = str(refused)
-    assert ("row 1" in said and "column v" in said) or own == pytest.approx(by_pandas(tmp_path, style), rel=1e-6)
+    assert ("row 1" in said and "column v" in said) or own == pytest.approx(
+        by_pandas(tmp_path, style), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_odd_texts_are_read_as_pandas_reads_them_or_not_at_all(tmp_path, style):
-    rows = [[f"v{i}" for i in range(len(ODD))], [f'"{plain(text)}"' for text in ODD], ["7"] * len(ODD)]
+    rows = [
+        [f"v{i}" for i in range(len(ODD))],
+        [f'"{plain(text)}"' for text in ODD],
+        ["7"] * len(ODD),
+    ]
     how = {"sep": ";", "decimal": style.decimal, "thousands": style.thousands or None}
     frame = pd.read_csv(StringIO("\n".join(map(";".join, rows))), **how)
     for i, text in enumerate(ODD):
         own, column = style.number(text), frame[f"v{i}"]
-        assert math.isnan(own) or own == pytest.approx(float(column[0]) if column.dtype.kind in "if" else math.nan)
+        assert math.isnan(own) or own == pytest.approx(
+            float(column[0]) if column.dtype.kind in "if" else math.nan
+        )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
-    text=st.text("0123456789.,'eE+-%$ \u00a0()x_", min_size=1, max_size=9).filter(lambda t: '"' not in t),
+    text=st.text("0123456789.,'eE+-%$ \u00a0()x_", min_size=1, max_size=9).filter(
+        lambda t: '"' not in t
+    ),
     style=st.sampled_from(STYLES),
 )
 def test_any_text_is_read_as_pandas_reads_it_or_refused(tmp_path, text, style):
@@ -89,7 +107,9 @@ def test_declared_separators_are_read(tmp_path, text, style, number):
     assert read(tmp_path, text, style) == number
 
 
-@pytest.mark.parametrize("text", ["1,234", "1'234", "1 234", "5%", "$5", "(5)", "0x1F", "\u22125", "<5", "5 mg", "inf"])
+@pytest.mark.parametrize(
+    "text", ["1,234", "1'234", "1 234", "5%", "$5", "(5)", "0x1F", "\u22125", "<5", "5 mg", "inf"]
+)
 def test_what_looks_like_a_number_is_refused_with_its_reason(tmp_path, text):
     with pytest.raises(FieldError, match=r"row 1 \(line 2\), column v") as refused:
         read(tmp_path, text)
@@ -109,7 +129,11 @@ def test_what_pandas_reads_as_missing_is_missing():
     values = pd.Series(["NA", " ? ", "unknown", "5", None])
     assert missing_of(values).tolist() == [True, True, False, False, True]
     assert missing_of(values, vague=True).tolist() == [True, True, True, False, True]
-    assert missing_of(pd.Series(["5.0", "-999", "-999.0"]), marks=[-999]).tolist() == [False, True, True]
+    assert missing_of(pd.Series(["5.0", "-999", "-999.0"]), marks=[-999]).tolist() == [
+        False,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -142,8 +166,18 @@ def test_a_column_is_told_by_the_type_of_its_values(values, sort):
 def test_numbers_of_every_type_are_the_same_numbers():
     from decimal import Decimal
 
-    for values in ([1, 0], [True, False], [Decimal("1"), Decimal("0")], ["1", "0.0"], pd.Categorical(["1", "0"])):
+    for values in (
+        [1, 0],
+        [True, False],
+        [Decimal("1"), Decimal("0")],
+        ["1", "0.0"],
+        pd.Categorical(["1", "0"]),
+    ):
         assert numbers_of(pd.Series(values), PLAIN).tolist() == [1, 0]
-    nullable = pd.Series([1, None], dtype="Int64"), pd.Series([True, None], dtype="boolean"), pd.Series([True, None])
+    nullable = (
+        pd.Series([1, None], dtype="Int64"),
+        pd.Series([True, None], dtype="boolean"),
+        pd.Series([True, None]),
+    )
     for values in nullable:
         np.testing.assert_array_equal(numbers_of(values, PLAIN), [1, np.nan])

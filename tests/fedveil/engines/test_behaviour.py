@@ -62,11 +62,16 @@ def test_a_flip_of_labels_is_trained_on_and_not_measured_on():
     same = [torch.equal(sent(honest, p), sent(foul, p)) for p in range(3)]
     assert same == [True, False, True]
     flipped = federation(
-        "vanilla", clients=[replace(held(p), y=1 - held(p).y) if p == 1 else held(p) for p in range(3)]
+        "vanilla",
+        clients=[replace(held(p), y=1 - held(p).y) if p == 1 else held(p) for p in range(3)],
     )
     assert torch.equal(sent(round_of(flipped)[1], 1), sent(foul, 1))
     assert torch.equal(made.clients[1].y, held(1).y)
-    assert [m["examples"] for m in record.client_metrics] == [m["examples"] for m in fair.client_metrics] == [6, 6, 6]
+    assert (
+        [m["examples"] for m in record.client_metrics]
+        == [m["examples"] for m in fair.client_metrics]
+        == [6, 6, 6]
+    )
 
 
 def held(partition):

@@ -46,7 +46,12 @@ def begun(name, rounds=3, **options):
     files, ledgers = books()
     first = made(name, ledgers=ledgers, **options)
     total = first.run(rounds).guarantee
-    return files, ledgers, (first.models, first.round, first.server.state, first.client_states()), total
+    return (
+        files,
+        ledgers,
+        (first.models, first.round, first.server.state, first.client_states()),
+        total,
+    )
 
 
 @pytest.mark.few(6)
@@ -63,7 +68,9 @@ def test_a_federation_goes_on_with_its_ledgers_alone(name, options):
     kept = [party for party, lines in whole.items() if lines]
     for lost in (kept, ["server"], *([party] for party in kept)):
         files.clear()
-        files.update({party: [] if party in lost else list(lines) for party, lines in whole.items()})
+        files.update(
+            {party: [] if party in lost else list(lines) for party, lines in whole.items()}
+        )
         later = made(name, ledgers=ledgers, **options)
         with pytest.raises(FieldError, match="ledgers"):
             later.restore(*state)
@@ -71,7 +78,9 @@ def test_a_federation_goes_on_with_its_ledgers_alone(name, options):
         if name == "released" and lost != "server":
             continue  # a budget that follows releases may have declined it
         files.clear()
-        files.update({party: list(lines)[: -1 if party == lost else None] for party, lines in whole.items()})
+        files.update(
+            {party: list(lines)[: -1 if party == lost else None] for party, lines in whole.items()}
+        )
         later = made(name, ledgers=ledgers, **options)
         with pytest.raises(FieldError, match="ledgers"):
             later.restore(*state)
@@ -96,7 +105,10 @@ def test_a_client_that_declined_is_missed_by_nobody(name, options):
 
 def test_a_round_of_other_ledgers_is_refused_before_anybody_trains():
     later = made("global")
-    later.models, later.round = torch.zeros_like(later.models), 3  # custom code that puts a run together
+    later.models, later.round = (
+        torch.zeros_like(later.models),
+        3,
+    )  # custom code that puts a run together
     with pytest.raises(FieldError, match="ledgers"):
         later.run(4)
     assert not later.server.ledger.entries
@@ -110,7 +122,15 @@ def test_a_second_call_states_the_total_of_both(name):
 
 
 # What may be removed by whoever reads it: rows and files of data, a second name of a file; never a run's folder.
-HARMLESS = ("row", "example", "window", "both", "declare it", "list it in data.absent", "copies and backups")
+HARMLESS = (
+    "row",
+    "example",
+    "window",
+    "both",
+    "declare it",
+    "list it in data.absent",
+    "copies and backups",
+)
 ADVICE = re.compile(r"\b(delete|erase|rm -r|remove|wipe|throw away)\b", re.IGNORECASE)
 
 
@@ -121,7 +141,11 @@ def texts(file):
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             yield "".join(part.value for part in node.values if isinstance(part, ast.Constant))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in documents
+        ):
             yield node.value
 
 
@@ -132,10 +156,18 @@ def _documented(node):
 
 def test_no_message_advises_to_delete_what_may_hold_a_ledger():
     said = []
-    for file in (file for package in (fedveil, fedveil_lab) for file in Path(package.__path__[0]).rglob("*.py")):
+    for file in (
+        file
+        for package in (fedveil, fedveil_lab)
+        for file in Path(package.__path__[0]).rglob("*.py")
+    ):
         for text in texts(file):
             advice = ADVICE.search(text.replace("add/remove", ""))
-            if advice and " " in text.strip() and not any(word in text.lower() for word in HARMLESS):
+            if (
+                advice
+                and " " in text.strip()
+                and not any(word in text.lower() for word in HARMLESS)
+            ):
                 said.append(f"{file.name}: {text}")
     options = ("--out-world", "copy-move", "In the target's place")  # which name such a thing
     assert [one for one in said if not any(word in one for word in options)] == []

@@ -57,7 +57,9 @@ def test_vanilla_is_exactly_the_mean():
 @pytest.mark.parametrize("order", ["formal", "printed"])
 def test_global(order):
     moved = steps()
-    start, after, record, _ = one_round(build("global", noise_multiplier=Z, clip=C, order=order), moved)
+    start, after, record, _ = one_round(
+        build("global", noise_multiplier=Z, clip=C, order=order), moved
+    )
     noise = after[0] - start[0] - cut(moved, C).mean(0)
     assert_deviation(noise, Z * C / N)
     assert record.round.spend.scale == (pytest.approx(Z * C / N),)
@@ -125,7 +127,9 @@ def test_fedre():
     moved, bound = steps(2), 0.5
     public = torch.tensor([[0.0, 0.0], [math.log(3), math.log(3)]], dtype=torch.float64)
     method = build("fedre", epsilon=40.0, delta=DELTA, clip=bound)
-    start, after, record, _ = one_round(method, moved, scores={"0": 1.0, "1": 3.0}, public_scores=public)
+    start, after, record, _ = one_round(
+        method, moved, scores={"0": 1.0, "1": 3.0}, public_scores=public
+    )
     weights = (0.75, 0.25)
     for share, layer in ((0.75, LAYERS[0]), (0.25, LAYERS[1])):
         deviation = bound * math.sqrt(2 * 1 * math.log(2 / DELTA)) / (40.0 * share)
@@ -136,7 +140,9 @@ def test_fedre():
 
 
 def test_sga_ldp_over_two_rounds():
-    moved = steps(2, 1e5)  # the noise is hundreds of times longer than C: an unclipped step has to stand out from it
+    moved = steps(
+        2, 1e5
+    )  # the noise is hundreds of times longer than C: an unclipped step has to stand out from it
     moved[1] = -2 * moved[0]
     fed = scripted(build("sga-ldp", epsilon_min=1.0, epsilon_max=5.0, delta=DELTA, clip=C), moved)
     models, records = [fed.models[0].clone()], []
@@ -166,7 +172,10 @@ def test_every_client_and_round_has_its_own_noise(name):
         "fedre": torch.cat([cut(step[layer], 0.2) for layer in LAYERS]),
     }[name]
     options = {"group": {"noise_multiplier": 1.0, "hypotheses": 1}}.get(name, {})
-    learner = {"scores": {"0": 1.0, "1": 1.0}, "public_scores": torch.ones(2, 2, dtype=torch.float64)}
+    learner = {
+        "scores": {"0": 1.0, "1": 1.0},
+        "public_scores": torch.ones(2, 2, dtype=torch.float64),
+    }
     fed = scripted(build(name, **options), step.repeat(2, 1), **learner)
     noises, combine = [], fed.server.combine
 
@@ -178,4 +187,6 @@ def test_every_client_and_round_has_its_own_noise(name):
     fed.run(2)
     assert len(noises) == 4
     for a, b in itertools.combinations(noises, 2):
-        assert abs(float(a @ b / a.norm() / b.norm())) < 6 / math.sqrt(D)  # six deviations of an honest cosine
+        assert abs(float(a @ b / a.norm() / b.norm())) < 6 / math.sqrt(
+            D
+        )  # six deviations of an honest cosine

@@ -7,11 +7,30 @@ import torch
 
 from core_kit import Deployed, assert_deviation, broadcast_of, client_facts, flat
 from engine_kit import LOCAL, OPTIONS, federation
-from fedveil.accounting import OPEN, LeakageFilter, Ledger, Limits, ParticipationFilter, Policy, Release, digest
+from fedveil.accounting import (
+    OPEN,
+    LeakageFilter,
+    Ledger,
+    Limits,
+    ParticipationFilter,
+    Policy,
+    Release,
+    digest,
+)
 from fedveil.engines import ClientParty
 from fedveil.errors import FieldError, NoReplyError
 from fedveil.mechanisms import ReproducibleSource, gaussian_sigma
-from fedveil.methods import SGALDP, FedRE, GlobalDP, GroupPrivacy, Method, Plain, Refusal, TrustedServer, build
+from fedveil.methods import (
+    SGALDP,
+    FedRE,
+    GlobalDP,
+    GroupPrivacy,
+    Method,
+    Plain,
+    Refusal,
+    TrustedServer,
+    build,
+)
 
 D = 500
 START = torch.zeros(D, dtype=torch.float64)
@@ -50,7 +69,9 @@ def answer(client, result=STEP, round_=1, start=START, rounds=10):
         return verdict
     if isinstance(result, Exception):
         return client.fail(broadcast, result)
-    facts = client_facts(start, round_=round_, rounds=rounds, scores={"w": 1.0}, public_scores=(1.0,))
+    facts = client_facts(
+        start, round_=round_, rounds=rounds, scores={"w": 1.0}, public_scores=(1.0,)
+    )
     return client.release((Release("model", start + result),), facts)
 
 
@@ -75,7 +96,9 @@ def test_a_zero_update_is_noise_of_the_claimed_scale_and_does_not_reuse_that_of_
     client = party(SGALDP())
     zero = answer(client, BAD["NaN"])[0].value
     assert_deviation(zero, gaussian_sigma(1.0, 1e-5, 1.0))
-    real = answer(party(SGALDP()), torch.zeros(D, dtype=torch.float64))[0].value  # the stream of a release, on zero
+    real = answer(party(SGALDP()), torch.zeros(D, dtype=torch.float64))[
+        0
+    ].value  # the stream of a release, on zero
     assert not torch.allclose(zero, real)
 
 
@@ -105,11 +128,16 @@ def test_a_process_that_died_in_a_round_answers_zero_when_it_is_asked_again(name
     client = party(SIDES[name], store=lines.append, budget=ParticipationFilter(1))
     assert client.admit(opened()) is None  # and dies here
     again = party(
-        SIDES[name], ledger=Ledger.parse("run", "3", lines), budget=ParticipationFilter(1), store=lines.append
+        SIDES[name],
+        ledger=Ledger.parse("run", "3", lines),
+        budget=ParticipationFilter(1),
+        store=lines.append,
     )
     zero = again.admit(opened())
     assert torch.equal(zero[0].value, answer(party(SIDES[name]), BAD["NaN"])[0].value)
-    assert [(e.attempt, e.digest) for e in again.ledger.entries] == [(0, digest(zero))]  # charged once
+    assert [(e.attempt, e.digest) for e in again.ledger.entries] == [
+        (0, digest(zero))
+    ]  # charged once
     assert len(lines) == 2
 
 
@@ -149,7 +177,9 @@ def test_a_composed_promise_holds_no_more_releases_than_were_planned():
     assert not isinstance(answer(grown, round_=1, rounds=2), Refusal)
     assert isinstance(answer(grown, round_=2, rounds=1 + 1), tuple)
     spent = [e.spend.guarantee.mu for e in client.ledger.entries]
-    assert sum(m**2 for m in spent) == pytest.approx(2 * sum(e.spend.guarantee.mu**2 for e in grown.ledger.entries) / 2)
+    assert sum(m**2 for m in spent) == pytest.approx(
+        2 * sum(e.spend.guarantee.mu**2 for e in grown.ledger.entries) / 2
+    )
 
 
 @pytest.mark.parametrize("name", ["fedre", "fedre, public scores", "sga-ldp", "sga-ldp, released"])
@@ -187,7 +217,9 @@ def test_what_needs_no_data_is_refused_openly_before_data(change, field):
     assert client.ledger.entries == []
 
 
-@pytest.mark.parametrize("models", [START + torch.nan, START + torch.inf, START[:-1], START.float()])
+@pytest.mark.parametrize(
+    "models", [START + torch.nan, START + torch.inf, START[:-1], START.float()]
+)
 def test_models_that_are_none_are_refused_before_data(models):
     client = party(SGALDP())
     with pytest.raises(FieldError):
@@ -244,4 +276,6 @@ def test_the_server_cannot_tell_who_failed(name, fault):
 @pytest.mark.parametrize("name", LOCAL)
 def test_the_experimenter_is_told_when_everybody_failed(name):
     with pytest.raises(NoReplyError, match="round 1"):
-        federation(name, faults=dict.fromkeys(range(4), "raise"), method=build(name, **OPTIONS[name])).run(1)
+        federation(
+            name, faults=dict.fromkeys(range(4), "raise"), method=build(name, **OPTIONS[name])
+        ).run(1)

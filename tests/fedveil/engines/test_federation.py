@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from engine_kit import CENTRAL, LOCAL, OPTIONS, Faulty, federation, images, tiny
-from fedveil.accounting import Filter, Ledger, ParticipationFilter, compose_mu, epsilon_of_mu, mu_of_epsilon
+from fedveil.accounting import (
+    Filter,
+    Ledger,
+    ParticipationFilter,
+    compose_mu,
+    epsilon_of_mu,
+    mu_of_epsilon,
+)
 from fedveil.aggregation import FedAvg
 from fedveil.engines import Federation
 from fedveil.errors import FieldError, LedgerError, NoReplyError
@@ -33,7 +40,9 @@ def test_a_failing_client_is_counted_and_the_round_goes_on(name, fault):
         assert len(log.failed) + len(log.invalid) == 1
         assert not log.refused
         if name in ("global", "metric"):  # formal order: absent clients stay in the divisor
-            assert log.report["sigma"] == pytest.approx(expected_sigma(name, replied=3, planned=4, record=record))
+            assert log.report["sigma"] == pytest.approx(
+                expected_sigma(name, replied=3, planned=4, record=record)
+            )
     assert torch.isfinite(history.models).all()
 
 
@@ -41,7 +50,9 @@ def test_a_failing_client_is_counted_and_the_round_goes_on(name, fault):
 def test_printed_noise_is_for_the_clients_that_replied(name):
     method = build(name, **OPTIONS[name], order="printed")
     (record,) = federation(name, faults={2: "raise"}, method=method).run(1).rounds
-    assert record.round.report["sigma"] == pytest.approx(expected_sigma(name, replied=3, planned=3, record=record))
+    assert record.round.report["sigma"] == pytest.approx(
+        expected_sigma(name, replied=3, planned=3, record=record)
+    )
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -82,7 +93,11 @@ def test_all_clients_failing_ends_the_run(name):
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(name):
-    first, again, other = federation(name).run(2), federation(name).run(2), federation(name, seed=8).run(2)
+    first, again, other = (
+        federation(name).run(2),
+        federation(name).run(2),
+        federation(name, seed=8).run(2),
+    )
     assert torch.equal(first.models, again.models)
     assert not torch.equal(first.models, other.models)
 
@@ -147,12 +162,16 @@ def test_a_budget_lowered_afterwards_does_not_lower_the_total():
 
 def adaptive(**options):
     """Metric privacy whose scale follows released models: what a round costs is less than what it may."""
-    return federation("metric", method=build("metric", **OPTIONS["metric"], distance_on="released"), **options)
+    return federation(
+        "metric", method=build("metric", **OPTIONS["metric"], distance_on="released"), **options
+    )
 
 
 def charged_by(federation, rounds):
     """What a filter counts for the first rounds, as an epsilon."""
-    return epsilon_of_mu(compose_mu(e.spend.charge for e in federation.server.ledger.entries[:rounds]), DELTA)
+    return epsilon_of_mu(
+        compose_mu(e.spend.charge for e in federation.server.ledger.entries[:rounds]), DELTA
+    )
 
 
 def kept():
@@ -174,7 +193,9 @@ def test_a_budget_is_the_total_only_if_it_was_set_before_the_first_release():
     assert charged < spent.epsilon(DELTA) / 2
     budget = charged * 1.000001  # chosen after looking, just above what was charged
     later = adaptive(ledgers=ledgers, server_budget=Filter(budget, DELTA))
-    assert later.run(3).guarantee == later.history([]).guarantee == spent  # no more is released, and nothing promised
+    assert (
+        later.run(3).guarantee == later.history([]).guarantee == spent
+    )  # no more is released, and nothing promised
     before = adaptive(ledgers=kept(), server_budget=Filter(budget, DELTA))
     history = before.run(3)
     assert len(history.rounds) == 3
@@ -188,7 +209,12 @@ def test_a_declared_budget_is_never_dropped_or_raised_later():
     ledgers = kept()
     first = adaptive(ledgers=ledgers, server_budget=Filter(declared, DELTA))
     assert first.run(2).guarantee.epsilon(DELTA) == pytest.approx(declared)
-    for budget in (None, Filter(10 * declared, DELTA), Filter(declared, DELTA / 10), ParticipationFilter(3)):
+    for budget in (
+        None,
+        Filter(10 * declared, DELTA),
+        Filter(declared, DELTA / 10),
+        ParticipationFilter(3),
+    ):
         with pytest.raises(FieldError, match="budget"):
             adaptive(ledgers=ledgers, server_budget=budget)
     lowered = adaptive(ledgers=ledgers, server_budget=Filter(declared / 2, DELTA))
@@ -220,7 +246,9 @@ def test_a_resumed_run_neither_repeats_noise_nor_forgets_what_was_spent():
     for record in first.rounds(4):
         if record.round.number == 2:
             break
-    resumed = federation("sga-ldp", ledgers=ledgers, client_budgets=lambda p: ParticipationFilter(4))
+    resumed = federation(
+        "sga-ldp", ledgers=ledgers, client_budgets=lambda p: ParticipationFilter(4)
+    )
     resumed.restore(first.models, 2, first.server.state, first.client_states())
     assert torch.equal(resumed.run(4).models, whole.models)
     assert all(len(lines) == 4 for lines in files.values())
@@ -244,7 +272,9 @@ def test_a_run_is_not_resumed_without_the_ledgers_that_hold_what_was_spent():
 def test_only_models_reach_the_server_under_local_trust(name):
     seen, fed = [], federation(name)
     combine = fed.server.combine
-    fed.server.combine = lambda opened, replies, *rest: seen.append(replies) or combine(opened, replies, *rest)
+    fed.server.combine = lambda opened, replies, *rest: (
+        seen.append(replies) or combine(opened, replies, *rest)
+    )
     fed.run(1)
     assert {r.kind for releases in seen[0].values() for r in releases} == {"model"}
     assert len(seen[0]) == 4

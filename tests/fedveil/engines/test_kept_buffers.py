@@ -45,7 +45,9 @@ def test_statistics_stay_with_each_client_and_evaluation_uses_them():
     means = [client.buffers["0.running_mean"] for client in own.clients]
     for i, mean in enumerate(means):  # of 10 i plus noise, by a running mean over 75 steps
         assert mean.mean() == pytest.approx(10 * i, abs=0.5)
-    assert history.metrics["accuracy"] > 0.9  # of the initial statistics: a guess, for clients that lie elsewhere
+    assert (
+        history.metrics["accuracy"] > 0.9
+    )  # of the initial statistics: a guess, for clients that lie elsewhere
     model = network()
     every = []
     for client in own.clients:
@@ -81,7 +83,9 @@ def test_flower_keeps_them_in_the_node_to_the_same_bits():
 
     data = clients()
     embedded = federation(clients=data, execution=fv.engines.Execution(trainer="sequential"))
-    flower = federation(FlowerFederation, clients=data, execution=fv.engines.Execution(trainer="sequential"))
+    flower = federation(
+        FlowerFederation, clients=data, execution=fv.engines.Execution(trainer="sequential")
+    )
     one, other = embedded.run(rounds=2), flower.run(rounds=2)
     assert torch.equal(one.models, other.models)
     assert one.metrics == other.metrics
@@ -97,4 +101,9 @@ def test_what_cannot_keep_them_is_refused_with_the_repair():
     with pytest.raises(fv.FieldError, match="mend"):
         federation(evaluation=fv.Evaluation(stopping=rule))
     with pytest.raises(fv.FieldError, match="mend"):
-        fv.audit(lambda c, m, s: federation(clients=c, method=m, seed=s), clients(), rounds=1, replicates=4)
+        fv.audit(
+            lambda c, m, s: federation(clients=c, method=m, seed=s),
+            clients(),
+            rounds=1,
+            replicates=4,
+        )

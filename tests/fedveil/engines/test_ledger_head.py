@@ -187,7 +187,11 @@ def test_a_head_that_is_missing_edited_or_foreign_is_refused(books, tmp_path):
     file.write_text(json.dumps(values))
     assert books.spent() == 1
     if os.name == "posix":
-        assert [path.stat().st_mode & 0o777 for path in (file, key, books.head)] == [0o600, 0o600, 0o700]
+        assert [path.stat().st_mode & 0o777 for path in (file, key, books.head)] == [
+            0o600,
+            0o600,
+            0o700,
+        ]
         key.chmod(0o640)
         assert refused(books)
 
@@ -210,7 +214,9 @@ def test_a_second_place_is_named_and_is_another(books, tmp_path):
             LifetimeLedger(books.folder, "ward", "run", head=head)
         with pytest.raises(FieldError, match="head"):
             begin_ledger(books.folder, "new", by="me", head=head)
-    with pytest.raises(FieldError, match="what was spent stays spent"):  # a ledger elsewhere, under the same head
+    with pytest.raises(
+        FieldError, match="what was spent stays spent"
+    ):  # a ledger elsewhere, under the same head
         begin_ledger(tmp_path / "elsewhere", "ward", by="me", head=books.head)
     assert not (tmp_path / "elsewhere" / "ward.jsonl").exists()
 
@@ -274,7 +280,12 @@ def test_a_process_killed_at_any_step_leaves_what_can_be_gone_on_with(tmp_path, 
                     os.kill(os.getpid(), signal.SIGKILL)
                 return file
 
-            os.write, os.fsync, os.replace, io.open = at(writes, halves=True), at(syncs), at(replaces), opening
+            os.write, os.fsync, os.replace, io.open = (
+                at(writes, halves=True),
+                at(syncs),
+                at(replaces),
+                opening,
+            )
             with books.open() as mine:
                 mine.store(mine.ledger.commit(entry(2, OPEN)))
                 mine.store(mine.ledger.commit(entry(2, "a")))
@@ -287,12 +298,16 @@ def test_a_process_killed_at_any_step_leaves_what_can_be_gone_on_with(tmp_path, 
         with books.open() as mine:  # never refused
             known = mine.ledger.find((2, "protect"))
             assert not left or known.digest == "a"  # what left is known
-            for digest in [OPEN, "a"][(known is not None) + (known is not None and known.digest != OPEN) :]:
+            for digest in [OPEN, "a"][
+                (known is not None) + (known is not None and known.digest != OPEN) :
+            ]:
                 mine.store(mine.ledger.commit(entry(2, digest)))
         assert books.spent() == 2
         if over:
             break
-    assert fatal == 17  # two writes and their syncs, and four a head: one for the intent, two for the release
+    assert (
+        fatal == 17
+    )  # two writes and their syncs, and four a head: one for the intent, two for the release
 
 
 # ---- one process at a time
@@ -324,7 +339,14 @@ def test_six_processes_release_the_one_that_is_left(books, tmp_path, monkeypatch
     inside.mkdir()
     (inside / "ward.jsonl").symlink_to(books.path)
     folders = [books.folder, tmp_path / "a", tmp_path / "b", inside, books.folder, inside]
-    heads = [books.head, tmp_path / "head-a", tmp_path / "head-b", books.head, books.head, tmp_path / "head-a"]
+    heads = [
+        books.head,
+        tmp_path / "head-a",
+        tmp_path / "head-b",
+        books.head,
+        books.head,
+        tmp_path / "head-a",
+    ]
     forks = multiprocessing.get_context("fork")  # six interpreters would import the library
     ready = forks.Barrier(len(folders))
     processes = [

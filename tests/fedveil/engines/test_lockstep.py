@@ -68,7 +68,10 @@ def test_in_lockstep_every_federation_has_the_bits_that_it_has_alone(learner):
         assert torch.equal(single.models, together[i].models)
         assert single.server.ledger.entries == together[i].server.ledger.entries
         for partition in range(3):
-            assert single.party(partition).ledger.entries == together[i].party(partition).ledger.entries
+            assert (
+                single.party(partition).ledger.entries
+                == together[i].party(partition).ledger.entries
+            )
         assert [r.metrics for r in history.rounds] == [p[i].metrics for p in records]
         assert [r.published for r in history.rounds] == [p[i].published for p in records]
     assert all(p[0].published for p in records)
@@ -78,7 +81,9 @@ def test_their_clients_are_trained_in_one_call_a_round(learner, monkeypatch):
     calls = []
     train = learner.trainer.train
     monkeypatch.setattr(
-        learner.trainer, "train", lambda starts, *rest: calls.append(len(starts)) or train(starts, *rest)
+        learner.trainer,
+        "train",
+        lambda starts, *rest: calls.append(len(starts)) or train(starts, *rest),
     )
     list(Lockstep(federations(learner)).rounds(2))
     assert calls == [14, 14]  # 3 clients of each, but for the federation with cohorts of 2

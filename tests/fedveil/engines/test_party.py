@@ -43,7 +43,9 @@ from fedveil.methods import (
 DELTA, D = 1e-5, 3
 START = torch.zeros(D, dtype=torch.float64)
 STEP = torch.tensor([1.0, 2.0, 2.0], dtype=torch.float64)
-GROUP = Method("group", GroupPrivacy(noise_multiplier=1.5), Plain())  # leakage n / nu = 2 in every participation
+GROUP = Method(
+    "group", GroupPrivacy(noise_multiplier=1.5), Plain()
+)  # leakage n / nu = 2 in every participation
 
 
 def client(*, method=GROUP, ledger=None, **options):
@@ -127,9 +129,13 @@ def test_a_client_pays_what_it_was_quoted_or_sends_nothing():
     side = Method("sga", SGALDP(similarity="released", epsilon_min=1.0, epsilon_max=8.0), Plain())
     party = client(method=side)
     first = participate(party, 1)[0].value
-    assert party.admit(broadcast_of(START - (first - START), 2)) is None  # against its last release: epsilon_min
+    assert (
+        party.admit(broadcast_of(START - (first - START), 2)) is None
+    )  # against its last release: epsilon_min
     with pytest.raises(FieldError, match="quoted before training"):
-        party.release(sent, client_facts(first, round_=2))  # along it: epsilon_max, for a zero update too
+        party.release(
+            sent, client_facts(first, round_=2)
+        )  # along it: epsilon_max, for a zero update too
     assert len(party.ledger.entries) == 1
 
 
@@ -174,7 +180,9 @@ def test_a_lowered_budget_is_exceeded_for_good():
     participate(party, 1)
     participate(party, 2)
     cheap = Method("group", GroupPrivacy(noise_multiplier=30.0), Plain())  # a leakage of .1
-    resumed = client(method=cheap, ledger=Ledger.parse("run", "3", lines), budget=LeakageFilter(3.0))
+    resumed = client(
+        method=cheap, ledger=Ledger.parse("run", "3", lines), budget=LeakageFilter(3.0)
+    )
     assert resumed.admit(broadcast_of(START, 3)) is not None
 
 
@@ -193,11 +201,15 @@ def test_a_second_release_under_a_key_is_a_zero_update_with_fresh_noise_and_is_c
     lines = []
     party = client(budget=LeakageFilter(5.0), store=lines.append)
     first = participate(party)
-    resumed, other = (client(ledger=Ledger.parse("run", "3", lines), budget=LeakageFilter(5.0)) for _ in range(2))
+    resumed, other = (
+        client(ledger=Ledger.parse("run", "3", lines), budget=LeakageFilter(5.0)) for _ in range(2)
+    )
     second = participate(resumed, step=2 * STEP)
     assert [e.attempt for e in resumed.ledger.entries] == [0, 1]
     assert resumed.budget.spent == 4.0
-    assert torch.equal(participate(other, step=5 * STEP)[0].value, second[0].value)  # whatever the second step was
+    assert torch.equal(
+        participate(other, step=5 * STEP)[0].value, second[0].value
+    )  # whatever the second step was
     noises = first[0].value - STEP, second[0].value - START
     directions = [n / n.norm() for n in noises]
     assert not torch.allclose(directions[0], directions[1], atol=1e-3)
@@ -218,7 +230,9 @@ def test_noise_differs_between_rounds_and_parties_and_not_between_orders():
     for i in range(3):
         for j in range(i):
             assert not torch.allclose(drawn[i], drawn[j])
-    shared = ReproducibleSource(0)  # one source object for all, asked in another order, draws the same
+    shared = ReproducibleSource(
+        0
+    )  # one source object for all, asked in another order, draws the same
     late = ClientParty(GROUP, flat(D), Ledger("run", "4"), shared)
     early = ClientParty(GROUP, flat(D), Ledger("run", "3"), shared)
     assert torch.equal(noise_of(late, 1), drawn[2])
@@ -227,7 +241,10 @@ def test_noise_differs_between_rounds_and_parties_and_not_between_orders():
 
 
 def test_evaluation_replies_leave_only_under_central_trust():
-    metrics = (Release("metric", torch.tensor(0.5), "accuracy"), Release("count", torch.tensor(5.0)))
+    metrics = (
+        Release("metric", torch.tensor(0.5), "accuracy"),
+        Release("count", torch.tensor(5.0)),
+    )
     assert client().report(metrics, client_facts(START)) == ()
     trusting = client(method=Method("global", TrustedServer(), GlobalDP(noise_multiplier=0.01)))
     assert trusting.report(metrics, client_facts(START)) == metrics
@@ -314,11 +331,18 @@ def test_counts_do_not_move_the_formal_sensitivity(counts):
     rule = FedAvg("examples", max_examples=100)
     server = server_party(GlobalDP(rule, noise_multiplier=1.0, clip=1.0), D)
     _, log = server.combine(opened(), {p: reply(START + p, count=c) for p, c in enumerate(counts)})
-    assert (log.spend.guarantee.mu, log.spend.sensitivity) == (pytest.approx(1.0), pytest.approx(1 / 4))
+    assert (log.spend.guarantee.mu, log.spend.sensitivity) == (
+        pytest.approx(1.0),
+        pytest.approx(1 / 4),
+    )
 
 
 @pytest.mark.parametrize(
-    "side", [Plain(FedAvg("examples")), GlobalDP(FedAvg("examples"), order="printed", noise_multiplier=0.01)]
+    "side",
+    [
+        Plain(FedAvg("examples")),
+        GlobalDP(FedAvg("examples"), order="printed", noise_multiplier=0.01),
+    ],
 )
 def test_counts_whose_sum_would_overflow_do_not_end_the_run(side):
     arrived = {p: reply(START + p, count=1e308 if p < 2 else 5.0) for p in range(4)}
@@ -333,7 +357,9 @@ def test_one_missing_count_does_not_end_the_round():
     assert log.used == (0, 2, 3)
     assert "count" in log.invalid[1]
     assert after.models[0].tolist() == pytest.approx([(2 * 2 + 3 * 3) / 5] * D)
-    _, log = server_party(Plain(), D).combine(opened(), arrived)  # a rule that does not weigh needs no count
+    _, log = server_party(Plain(), D).combine(
+        opened(), arrived
+    )  # a rule that does not weigh needs no count
     assert log.used == (0, 1, 2, 3)
 
 
@@ -363,7 +389,11 @@ def test_the_server_stops_before_its_budget_is_exceeded():
         server.combine(opened(number), replies())
     with pytest.raises(BudgetError, match="last released model stands"):
         server.combine(opened(3), replies())
-    assert [json.loads(line).get("round") for line in lines] == [None, 1, 2]  # the budget itself comes first
+    assert [json.loads(line).get("round") for line in lines] == [
+        None,
+        1,
+        2,
+    ]  # the budget itself comes first
     # a resumed server knows what it spent, and says which model is left
     resumed = ServerParty(
         server.method,
@@ -406,7 +436,9 @@ def test_scores_come_from_a_scorer():
         server_party(PerturbationAware(), D)
     server = server_party(PerturbationAware(), D, scorer=lambda models: torch.zeros(len(models), 1))
     after, _ = server.combine(opened(), replies())
-    assert after.models[0].tolist() == pytest.approx([2.5] * D)  # equal scores: the plain mean of 1, 2, 3, 4
+    assert after.models[0].tolist() == pytest.approx(
+        [2.5] * D
+    )  # equal scores: the plain mean of 1, 2, 3, 4
 
 
 def test_a_foreign_ledger_entry_is_not_continued():
@@ -416,7 +448,9 @@ def test_a_foreign_ledger_entry_is_not_continued():
         ledger.commit(Entry((1, "combine"), 0, "y", nothing()))
 
 
-@pytest.mark.parametrize(("listed", "allowed"), [("sga-ldp", True), ("SGALDP", True), ("record", False)])
+@pytest.mark.parametrize(
+    ("listed", "allowed"), [("sga-ldp", True), ("SGALDP", True), ("record", False)]
+)
 def test_a_policy_lists_a_method_by_its_name_however_it_was_made(listed, allowed):
     policy = Policy(trust=("local",), methods=(listed,), total=Limits(mu=99.0))
     method = paired(SGALDP(similarity="released"))
@@ -425,7 +459,10 @@ def test_a_policy_lists_a_method_by_its_name_however_it_was_made(listed, allowed
 
 
 def test_each_kind_of_method_is_registered_under_one_name():
-    needed = {"record": {"examples": 4, "noise_multiplier": 1.0}, "global": {"noise_multiplier": 1.0}}
+    needed = {
+        "record": {"examples": 4, "noise_multiplier": 1.0},
+        "global": {"noise_multiplier": 1.0},
+    }
     for name in METHODS:
         made = build(name, **needed.get(name, {}))
         assert registered_as(replace(made, name=type(made.client).__name__)) == name

@@ -46,7 +46,9 @@ def test_figures_land_in_the_record_and_change_nothing():
     assert first.record.round.number == 1
     assert first.federation is made
     assert rounds[0].figures["spread"] == pytest.approx(
-        max(float((model_of(r) - first.broadcast.models[0]).norm()) for r in first.received.values())
+        max(
+            float((model_of(r) - first.broadcast.models[0]).norm()) for r in first.received.values()
+        )
     )
 
 
@@ -54,13 +56,19 @@ def test_what_the_server_sees_is_what_left_the_clients():
     view = ServerView()
     made = federation("sga-ldp", probes=[view])
     records = made.run(3).rounds
-    assert [(r.round, r.partition) for r in view.received] == [(t, p) for t in (1, 2, 3) for p in range(4)]
+    assert [(r.round, r.partition) for r in view.received] == [
+        (t, p) for t in (1, 2, 3) for p in range(4)
+    ]
     assert torch.equal(view.received[4].starts, view.received[5].starts)
     assert not torch.equal(view.received[0].starts, view.received[4].starts)
     mean = torch.stack([r.model for r in view.received[-4:]]).to(torch.float64).mean(0)
-    assert torch.allclose(made.models[0].to(torch.float64), mean, atol=1e-6)  # SGA-LDP's server takes the plain mean
+    assert torch.allclose(
+        made.models[0].to(torch.float64), mean, atol=1e-6
+    )  # SGA-LDP's server takes the plain mean
     sigma = records[0].client_scales[0][0]
-    assert float(view.received[0].update.norm()) > 0.5 * sigma * len(mean) ** 0.5  # the noise is in it
+    assert (
+        float(view.received[0].update.norm()) > 0.5 * sigma * len(mean) ** 0.5
+    )  # the noise is in it
 
 
 def test_the_view_keeps_nothing_unusable():

@@ -32,17 +32,34 @@ def silo(seed=0, n=6):
 
 
 def method(**values):
-    shared = {"examples": 6, "noise_multiplier": 2.0, "clip": 0.5, "least_sites": 3, "rounds": 3, "sum": "secure"}
+    shared = {
+        "examples": 6,
+        "noise_multiplier": 2.0,
+        "clip": 0.5,
+        "least_sites": 3,
+        "rounds": 3,
+        "sum": "secure",
+    }
     return build("record", fv.FedAvgM(momentum=0.5), **{**shared, **values})
 
 
 def federation(n=4, clients=None, **values):
-    options = {k: values.pop(k) for k in ("source", "policy", "client_budgets", "execution", "seed") if k in values}
+    options = {
+        k: values.pop(k)
+        for k in ("source", "policy", "client_budgets", "execution", "seed")
+        if k in values
+    }
     clients = clients or [silo(i) for i in range(n)]
     model = nn.Linear(6, 3)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
-    how = {"model": model, "clients": clients, "method": method(**values), "local": fv.LocalTraining(lr=0.5), "seed": 3}
+    how = {
+        "model": model,
+        "clients": clients,
+        "method": method(**values),
+        "local": fv.LocalTraining(lr=0.5),
+        "seed": 3,
+    }
     return fv.Federation(**grouped({**how, **options}))
 
 
@@ -61,7 +78,9 @@ def answer(fed, partition, broadcast):
         return verdict
     source = party.training_source(broadcast.public.round)
     key = (fed.seed, broadcast.public.round, partition)
-    (learned,) = fed.learner.learn(broadcast.models, [fed.clients[partition]], [key], frozenset(), [source])
+    (learned,) = fed.learner.learn(
+        broadcast.models, [fed.clients[partition]], [key], frozenset(), [source]
+    )
     from fedveil.engines.assembly import client_facts, client_releases
 
     return party.release(client_releases(learned), client_facts(broadcast, fed.layout, learned))
@@ -75,7 +94,9 @@ def plain_total(fed, broadcast, partitions):
         source = fed.parties.site_keys.keys[p].source(context.digest)
         key = (fed.seed, broadcast.public.round, p)
         trainer = fed.learner.private_trainer
-        (made,) = trainer.train_noisily(broadcast.models, [fed.clients[p]], [key], [source.child("train")])
+        (made,) = trainer.train_noisily(
+            broadcast.models, [fed.clients[p]], [key], [source.child("train")]
+        )
         import hashlib
 
         mark = int.from_bytes(hashlib.sha256(made.total.numpy().tobytes()).digest(), "big")
@@ -86,7 +107,11 @@ def plain_total(fed, broadcast, partitions):
 @pytest.mark.parametrize("n", [3, 4, 40])
 @pytest.mark.parametrize("unit", ["record", "person"])
 def test_a_round_is_a_step_against_the_plain_integer_sum_to_the_bit(n, unit):
-    person = {"unit": "person", "examples": None, "people": 3, "records_per_person": 2} if unit == "person" else {}
+    person = (
+        {"unit": "person", "examples": None, "people": 3, "records_per_person": 2}
+        if unit == "person"
+        else {}
+    )
     fed, other = (federation(n, **person) for _ in range(2))
     broadcast, _ = shares_of(other, rounds=1)
     total, context = plain_total(other, broadcast, range(n))
@@ -100,23 +125,38 @@ def test_a_round_is_a_step_against_the_plain_integer_sum_to_the_bit(n, unit):
 def test_a_run_promises_what_it_says(relation):
     history = federation(relation=relation).run(3)
     guarantee = history.guarantee
-    assert (guarantee.trust, guarantee.unit, guarantee.status) == ("secure sum", "record", "conditional")
+    assert (guarantee.trust, guarantee.unit, guarantee.status) == (
+        "secure sum",
+        "record",
+        "conditional",
+    )
     assert guarantee.mu == pytest.approx((2 if relation == "replace-one" else 1) * math.sqrt(3) / 2)
-    assert federation(noise_multiplier=None, epsilon=2.0, rounds=3, retries=2).run(3).guarantee.epsilon(1e-5) < 2.0
+    assert (
+        federation(noise_multiplier=None, epsilon=2.0, rounds=3, retries=2)
+        .run(3)
+        .guarantee.epsilon(1e-5)
+        < 2.0
+    )
 
 
 def test_the_sum_has_the_noise_of_all_honest_sites_and_no_share_shows_anything():
     wide = nn.Linear(3000, 3)
     zero = [ClientData(torch.zeros(4, 3000), torch.zeros(4, dtype=torch.int64)) for _ in range(4)]
-    fed = fv.Federation(model=wide, clients=zero, method=method(examples=4), local=fv.LocalTraining(lr=1.0), seed=0)
+    fed = fv.Federation(
+        model=wide, clients=zero, method=method(examples=4), local=fv.LocalTraining(lr=1.0), seed=0
+    )
     broadcast, replies = shares_of(fed)
     for releases in replies.values():
         assert [r.kind for r in releases] == ["share"]
         values = releases[0].value.numpy().view(np.uint64).astype(float) / 2**64
         assert stats.kstest(values, "uniform").pvalue > 1e-6
     server, context = fed.method.server, fed.method.client.question(broadcast, fed.layout)
-    mean = server.mean(list(replies.values()), context)[:9000].numpy() * (4 * 4)  # weights alone: their gradient is 0
-    assert variance_p(mean, 0.5 * 2.0 * math.sqrt(4 / 2)) > 1e-6  # sized for 3 - 1 honest sites, and 4 add it
+    mean = server.mean(list(replies.values()), context)[:9000].numpy() * (
+        4 * 4
+    )  # weights alone: their gradient is 0
+    assert (
+        variance_p(mean, 0.5 * 2.0 * math.sqrt(4 / 2)) > 1e-6
+    )  # sized for 3 - 1 honest sites, and 4 add it
     assert variance_p(mean, 0.5 * 2.0) < IMPOSSIBLE
 
 
@@ -149,7 +189,9 @@ def test_every_other_question_is_a_release_of_its_own_with_other_noise_and_masks
     for p in asked:
         assert len(fed.party(p).ledger.entries) == 2
         gap = (first[p][0].value - second[p][0].value).numpy().view(np.uint64)
-        assert float(np.median(np.minimum(gap, -gap).astype(float))) > 2**55  # masks: not the noise of two sums
+        assert (
+            float(np.median(np.minimum(gap, -gap).astype(float))) > 2**55
+        )  # masks: not the noise of two sums
     mixed = [first[0], *(second[p] for p in asked if p != 0)]
     context = fed.method.client.question(other, fed.layout)
     if len(mixed) == len(context.roster):
@@ -186,7 +228,9 @@ def test_attempts_have_an_end_and_the_server_is_told_nothing_of_why():
         reasons.add(verdict.reason)
         assert small.party(0).failure is not None
     assert reasons == {answers[-1].reason}
-    assert isinstance(small.party(0).admit(small.server.open(small.models, 1, 3, 4, keys[:2])), Refusal)
+    assert isinstance(
+        small.party(0).admit(small.server.open(small.models, 1, 3, 4, keys[:2])), Refusal
+    )
     assert not small.party(0).ledger.entries
 
 
@@ -196,11 +240,20 @@ def test_a_lot_is_drawn_anew_for_every_question():
     for attempt in (0, 1):
         broadcast, _ = shares_of(fed, attempt=attempt)
         context = fed.method.client.question(broadcast, fed.layout)
-        lots.append(fed.parties.site_keys.keys[0].source(context.digest).child("train").child("lots").uniform(40) < 0.5)
+        lots.append(
+            fed.parties.site_keys.keys[0]
+            .source(context.digest)
+            .child("train")
+            .child("lots")
+            .uniform(40)
+            < 0.5
+        )
     assert not torch.equal(*lots)
 
 
-@pytest.mark.parametrize("field", ["clip", "noise_multiplier", "examples", "least_sites", "colluding", "rate", "units"])
+@pytest.mark.parametrize(
+    "field", ["clip", "noise_multiplier", "examples", "least_sites", "colluding", "rate", "units"]
+)
 def test_sites_that_were_told_other_terms_make_no_sum(field):
     terms = {"least_sites": 4, "colluding": 1}
     value = {"least_sites": 3, "colluding": 2, "rate": 0.5, "units": 99}.get(
@@ -212,7 +265,9 @@ def test_sites_that_were_told_other_terms_make_no_sum(field):
     assert other.party(2).failure.field == "terms"
     assert not other.party(2).ledger.all_entries
     lie = replace(broadcast.public, terms=other.method.client.agreed(other.layout.size))
-    replies[2] = answer(other, 2, replace(broadcast, public=lie))  # a server that tells each site what it wants to hear
+    replies[2] = answer(
+        other, 2, replace(broadcast, public=lie)
+    )  # a server that tells each site what it wants to hear
     context = fed.method.client.question(broadcast, fed.layout)
     with pytest.raises(NoReplyError, match="cancel"):
         fed.method.server.mean(list(replies.values()), context)
@@ -242,7 +297,9 @@ def test_a_site_whose_budget_is_used_up_leaves_and_the_others_pay_for_both_quest
     record = next(iter(fed.rounds(3)))
     assert record.round.used == (0, 1, 2)
     assert [len(fed.party(p).ledger.entries) for p in range(4)] == [2, 2, 2, 0]
-    assert [fed.party(p).ledger.entries[0].digest for p in range(3)] == [OPEN] * 3  # asked, and never answered
+    assert [fed.party(p).ledger.entries[0].digest for p in range(3)] == [
+        OPEN
+    ] * 3  # asked, and never answered
     with pytest.raises(NoReplyError):
         federation(3, client_budgets=lambda p: budgets(3) if p == 2 else None).run(1)
 
@@ -272,7 +329,15 @@ def test_extreme_examples_change_no_word_line_or_size(value):
         fed = federation(clients=clients)
         broadcast, replies = shares_of(fed)
         entries = fed.party(0).ledger.entries
-        seen.append((replies[0][0].value.shape, replies[0][0].kind, len(entries), entries[0].spend, broadcast.public))
+        seen.append(
+            (
+                replies[0][0].value.shape,
+                replies[0][0].kind,
+                len(entries),
+                entries[0].spend,
+                broadcast.public,
+            )
+        )
         context = fed.method.client.question(broadcast, fed.layout)
         assert float(fed.method.server.mean(list(replies.values()), context).abs().max()) < 10
     assert seen[0] == seen[1]
@@ -302,7 +367,9 @@ def test_with_a_secure_source_keys_are_fresh_and_an_intent_is_written_before_dat
     broadcast = fed.server.open(fed.models, 1, 3, 4, [k.public for k in fed.parties.site_keys.keys])
     assert fed.party(0).admit(broadcast) is None
     assert fed.party(0).ledger.entries[-1].digest == OPEN
-    assert not isinstance(fed.party(0).admit(broadcast), Refusal)  # a process died here: its share is of nothing
+    assert not isinstance(
+        fed.party(0).admit(broadcast), Refusal
+    )  # a process died here: its share is of nothing
     assert fed.party(0).ledger.entries[-1].digest != OPEN
 
 
@@ -338,7 +405,11 @@ def test_terms_that_cannot_be_kept(values, field):
     ],
 )
 def test_too_few_clients_for_a_sum_are_refused_before_there_is_a_round(values, sampled, n, field):
-    how = {"model": nn.Linear(6, 3), "clients": [silo(i) for i in range(n)], "clients_per_round": sampled}
+    how = {
+        "model": nn.Linear(6, 3),
+        "clients": [silo(i) for i in range(n)],
+        "clients_per_round": sampled,
+    }
     with pytest.raises(FieldError) as refused:
         fv.Federation(**how, method=method(**values))
     assert (refused.value.field, refused.value.value) == (field, sampled or n)
@@ -346,7 +417,11 @@ def test_too_few_clients_for_a_sum_are_refused_before_there_is_a_round(values, s
 
 @pytest.mark.parametrize("unit", ["record", "person"])
 def test_a_silo_of_more_units_than_is_public_is_refused_before_there_is_a_round(unit):
-    person = {"unit": "person", "examples": None, "people": 3, "records_per_person": 2} if unit == "person" else {}
+    person = (
+        {"unit": "person", "examples": None, "people": 3, "records_per_person": 2}
+        if unit == "person"
+        else {}
+    )
     has = 3 if person else 6
     assert federation(units=has, **person).run(1).rounds
     with pytest.raises(FieldError, match=f"units = {has - 1}"):
@@ -356,11 +431,17 @@ def test_a_silo_of_more_units_than_is_public_is_refused_before_there_is_a_round(
 def test_a_policy_allows_secure_sums_by_name_and_keys_fit_the_clients():
     assert "secure sum" in federation(policy=Policy(trust=("local",))).run(1).stopped
     assert (
-        federation(policy=Policy(trust=("secure sum",), total=Limits(record_mu=5.0), secure_source=False)).run(1).rounds
+        federation(
+            policy=Policy(trust=("secure sum",), total=Limits(record_mu=5.0), secure_source=False)
+        )
+        .run(1)
+        .rounds
     )
     one = SiteKey(bytes(64))
     for keys in ([one], [one] * 4, ["a", "b", "c", "d"]):
         with pytest.raises(FieldError, match="keys"):
             federation(execution=Execution(keys=keys))
     with pytest.raises(FieldError, match="aggregator"):
-        build("record", fv.FedMedian(), examples=6, noise_multiplier=1.0, sum="secure", least_sites=3)
+        build(
+            "record", fv.FedMedian(), examples=6, noise_multiplier=1.0, sum="secure", least_sites=3
+        )

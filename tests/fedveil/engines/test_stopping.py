@@ -29,11 +29,28 @@ def made(name, rule, **options):
     return federation(name, stopping=rule, **{"validation_clients": HELD, **options})
 
 
-def noised(name="sga-ldp", *, policy=None, client_budgets=None, tell=None, method=None, learner="usual", **options):
-    rule = {"patience": 100, "validation": Validation(noise_multiplier=0.5, loss_range=2.0, releases=3), **options}
+def noised(
+    name="sga-ldp",
+    *,
+    policy=None,
+    client_budgets=None,
+    tell=None,
+    method=None,
+    learner="usual",
+    **options,
+):
+    rule = {
+        "patience": 100,
+        "validation": Validation(noise_multiplier=0.5, loss_range=2.0, releases=3),
+        **options,
+    }
     more = {"policy": policy, "client_budgets": client_budgets, "tell": tell, "method": method}
     more |= {} if learner == "usual" else {"learner": learner}
-    return made(name, EarlyStopping(**rule), **{k: v for k, v in more.items() if v is not None or k == "learner"})
+    return made(
+        name,
+        EarlyStopping(**rule),
+        **{k: v for k, v in more.items() if v is not None or k == "learner"},
+    )
 
 
 def test_validation_clients_never_train():
@@ -80,7 +97,11 @@ def test_it_stops_when_the_loss_no_longer_falls_and_keeps_best_and_last(name):
 def test_a_loss_that_falls_goes_on():
     local = LocalTraining(lr=0.5)
     layout = Layout.from_module(tiny())
-    run = made("vanilla", EarlyStopping(patience=1, validation=PUBLIC), learner=Learner(tiny(), layout, local))
+    run = made(
+        "vanilla",
+        EarlyStopping(patience=1, validation=PUBLIC),
+        learner=Learner(tiny(), layout, local),
+    )
     history = run.run(4)
     values = [r.validation for r in history.rounds]
     assert values == sorted(values, reverse=True)
@@ -91,7 +112,9 @@ def test_a_loss_that_falls_goes_on():
 def test_noised_losses_are_cut_noised_charged_and_capped():
     run = noised()
     history = run.run(5)
-    assert [r.validation is not None for r in history.rounds] == [True] * 3 + [False] * 2  # three releases a client
+    assert [r.validation is not None for r in history.rounds] == [True] * 3 + [
+        False
+    ] * 2  # three releases a client
     for p in range(6):
         entries = run.validators.validator(p).ledger.entries
         assert [e.key for e in entries] == [(1, "validate"), (2, "validate"), (3, "validate")]
@@ -105,11 +128,16 @@ def test_noised_losses_are_cut_noised_charged_and_capped():
 def test_any_two_data_sets_move_a_release_by_the_declared_range_at_most():
     quiet = Validation(noise_multiplier=1e-12, loss_range=2.0)
     source = noised().source
-    sent = [float(quiet.release(v, "local", source)[0][0].value) for v in (-5.0, 0.5, 99.0, float("inf"), float("nan"))]
+    sent = [
+        float(quiet.release(v, "local", source)[0][0].value)
+        for v in (-5.0, 0.5, 99.0, float("inf"), float("nan"))
+    ]
     assert sent == pytest.approx([0.0, 0.5, 2.0, 2.0, 2.0])
     many = torch.tensor(
         [
-            float(Validation(noise_multiplier=3.0).release(1.0, "local", source.child(i))[0][0].value)
+            float(
+                Validation(noise_multiplier=3.0).release(1.0, "local", source.child(i))[0][0].value
+            )
             for i in range(4000)
         ]
     )
@@ -120,7 +148,10 @@ def test_any_two_data_sets_move_a_release_by_the_declared_range_at_most():
 def test_a_sample_is_drawn_anew_from_those_who_may_still_release():
     run = noised(sample=2)
     run.run(9)
-    asked = [[p for p in range(6) if run.validators.validator(p).ledger.find((t, "validate"))] for t in range(1, 10)]
+    asked = [
+        [p for p in range(6) if run.validators.validator(p).ledger.find((t, "validate"))]
+        for t in range(1, 10)
+    ]
     assert [len(a) for a in asked] == [2] * 9
     assert len({tuple(a) for a in asked}) > 1
     assert sorted(p for a in asked for p in a) == sorted(list(range(6)) * 3)
@@ -128,7 +159,9 @@ def test_a_sample_is_drawn_anew_from_those_who_may_still_release():
 
 def test_a_trusted_sum_of_models_trusts_nobody_with_losses():
     method = build("record", sum="trusted", examples=6, noise_multiplier=1.0, silos=4)
-    rule = EarlyStopping(patience=100, validation=Validation(noise_multiplier=0.5, loss_range=2.0, releases=3))
+    rule = EarlyStopping(
+        patience=100, validation=Validation(noise_multiplier=0.5, loss_range=2.0, releases=3)
+    )
     run = made("x", rule, method=method, learner=None)
     history = run.run(5)
     assert [len(run.validators.validator(p).ledger.entries) for p in range(6)] == [3] * 6
@@ -154,7 +187,9 @@ def test_under_central_trust_the_server_noises_the_mean_and_pays():
     server.run(2)
     entries = [e for e in server.server.ledger.entries if e.key[1] == "validate"]
     assert [e.spend.guarantee.mu for e in entries] == [1 / z] * 2
-    assert entries[0].spend.scale == pytest.approx((z * 2.0 / 12,))  # z times the mean's sensitivity, R / (2 m)
+    assert entries[0].spend.scale == pytest.approx(
+        (z * 2.0 / 12,)
+    )  # z times the mean's sensitivity, R / (2 m)
     plain = federation("global").run(2).guarantee
     assert history.guarantee.mu == pytest.approx((plain.mu**2 + 2 / z**2) ** 0.5)
     assert history.validation is None
@@ -170,7 +205,9 @@ def test_a_resumed_run_ends_in_the_same_bits_and_pays_once():
     part = made("sga-ldp", whole.validators.rule, ledgers=keeper(books))
     part.run(2)
     kept = Checkpoint.of(part, "memory", "x", {})
-    part.begin(9)  # the round that the crash takes: its releases are recorded, its checkpoint is not
+    part.begin(
+        9
+    )  # the round that the crash takes: its releases are recorded, its checkpoint is not
     part.end()
     again = made("sga-ldp", whole.validators.rule, ledgers=keeper(books))
     kept.restore(again)
@@ -182,7 +219,9 @@ def test_a_resumed_run_ends_in_the_same_bits_and_pays_once():
         expected.best.round,
         whole.round,
     )
-    assert again.validators.validator(0).ledger.entries == whole.validators.validator(0).ledger.entries
+    assert (
+        again.validators.validator(0).ledger.entries == whole.validators.validator(0).ledger.entries
+    )
     with pytest.raises(FieldError, match="disagree"):
         kept.restore(federation("sga-ldp"))
 
@@ -202,11 +241,15 @@ def test_asked_again_for_a_round_a_client_sends_the_same_or_pays_again_until_its
 
 def policy(**values):
     given = {"trust": ("local", "trusted sum", "central"), "secure_source": False, **values}
-    return Policy(**{"total": Limits(mu=3.0, record_mu=9.0, record_epsilon=90.0, participations=99), **given})
+    return Policy(
+        **{"total": Limits(mu=3.0, record_mu=9.0, record_epsilon=90.0, participations=99), **given}
+    )
 
 
 def released(run):
-    return [len(run.validators.validator(p).ledger.entries) for p in range(len(run.validators.clients))]
+    return [
+        len(run.validators.validator(p).ledger.entries) for p in range(len(run.validators.clients))
+    ]
 
 
 @pytest.mark.parametrize("method", ["sga-ldp", "record"])
@@ -214,7 +257,10 @@ def released(run):
     ("allowed", "times"),
     [
         ({"total": Limits(mu=0.3, participations=99)}, 0),  # the client's loss costs mu 2
-        ({"total": Limits(record_mu=9.0, participations=99)}, 0),  # no total of a client's mu is named
+        (
+            {"total": Limits(record_mu=9.0, participations=99)},
+            0,
+        ),  # no total of a client's mu is named
         ({"relations": ["zero-out"]}, 0),  # and under replace-one
         ({"total": Limits(mu=3.0, participations=99)}, 2),
         ({"release": Limits(mu=1.9)}, 0),
@@ -239,7 +285,9 @@ def test_the_policy_of_a_validation_clients_owner_holds(method, allowed, times):
 def test_no_policy_allows_a_loss_in_the_clear():
     for name in ("sga-ldp", "vanilla"):
         said = []
-        run = made(name, EarlyStopping(patience=9, validation=PUBLIC), policy=policy(), tell=said.append)
+        run = made(
+            name, EarlyStopping(patience=9, validation=PUBLIC), policy=policy(), tell=said.append
+        )
         assert run.validators.validate(run.models, 1) is None
         assert released(run) == [0] * 6
         assert "in the clear" in said[0]
@@ -269,7 +317,11 @@ def test_budgets_reach_validation_clients_too():
     for round_ in range(1, 5):
         run.validators.validate(run.models, round_)
     assert released(run) == [1, 2, 1, 1, 1, 1]
-    history = noised(client_budgets=lambda p: Filter(epsilon_of_mu(2 * 2**0.5 + 1e-6, 1e-5), 1e-5) if p > 3 else None)
+    history = noised(
+        client_budgets=lambda p: (
+            Filter(epsilon_of_mu(2 * 2**0.5 + 1e-6, 1e-5), 1e-5) if p > 3 else None
+        )
+    )
     history = history.run(4)
     assert history.validation.mu == pytest.approx(2 * 2**0.5)
     with pytest.raises(FieldError, match="leakage"):  # a loss has none, and could not be held to it
@@ -284,7 +336,11 @@ def test_a_lifetime_ledger_holds_a_validation_client_over_all_runs(tmp_path):
         with LifetimeLedger(tmp_path, "validation-0", study, head=tmp_path / "head") as mine:
 
             def kept(party, mine=mine, study=study):
-                return (mine.ledger, mine.store) if party == "validation-0" else (Ledger(study, party), print)
+                return (
+                    (mine.ledger, mine.store)
+                    if party == "validation-0"
+                    else (Ledger(study, party), print)
+                )
 
             values = {"policy": policy(secure_source=False), "ledgers": kept, "run_id": study}
             run = made("sga-ldp", rule, validation_clients=HELD[:1], **values)
@@ -302,7 +358,10 @@ SHARED = {
     "a copy": lambda c: (c.x.clone(), c.y.clone()),
     "a copy with other labels": lambda c: (c.x.clone(), 1 - c.y),
     "a copy in float64": lambda c: ClientData(c.x.double(), c.y),
-    "one row among others": lambda c: (torch.cat([HELD[0].x, c.x[:1]]), torch.cat([HELD[0].y, c.y[:1]])),
+    "one row among others": lambda c: (
+        torch.cat([HELD[0].x, c.x[:1]]),
+        torch.cat([HELD[0].y, c.y[:1]]),
+    ),
     "what it holds out": lambda c: (c.test_x.clone(), c.test_y.clone()),
     "what the other holds out": lambda c: (HELD[0].x, HELD[0].y, c.x.clone(), c.y.clone()),
 }
@@ -317,7 +376,9 @@ def test_a_client_that_trains_lends_nothing_to_one_that_validates(what):
         with pytest.raises(FieldError) as refused:
             made("sga-ldp", EarlyStopping(validation=Validation(losses=losses)), **values)
         assert refused.value.field == "stopping.clients[1]"
-    alike = what.startswith(("a copy", "one row", "what"))  # records of others, if the operator says so
+    alike = what.startswith(
+        ("a copy", "one row", "what")
+    )  # records of others, if the operator says so
     if alike:
         made("sga-ldp", EarlyStopping(allow_equal_rows=True), **values)
     else:
@@ -327,7 +388,10 @@ def test_a_client_that_trains_lends_nothing_to_one_that_validates(what):
 
 def test_rows_of_one_array_that_is_dealt_out_are_different_records():
     x, y = images(0, 40).x, images(0, 40).y
-    for parts in ([slice(i, None, 5) for i in range(5)], [slice(8 * i, 8 * i + 8) for i in range(5)]):
+    for parts in (
+        [slice(i, None, 5) for i in range(5)],
+        [slice(8 * i, 8 * i + 8) for i in range(5)],
+    ):
         dealt = [(x[part], y[part]) for part in parts]
         made("sga-ldp", EarlyStopping(), clients=dealt[:4], validation_clients=dealt[4:])
 
@@ -353,7 +417,11 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(FieldError, match="sample"):
         made("vanilla", EarlyStopping(sample=7))
     with pytest.raises(FieldError, match=r"stopping\.clients"):
-        made("vanilla", EarlyStopping(), validation_clients=[ClientData(HELD[0].x[:0], HELD[0].y[:0])])
+        made(
+            "vanilla",
+            EarlyStopping(),
+            validation_clients=[ClientData(HELD[0].x[:0], HELD[0].y[:0])],
+        )
     with pytest.raises(FieldError, match="loss_range"):
         Validation(loss_range=0.0)
     with pytest.raises(FieldError, match="every"):

@@ -17,7 +17,13 @@ DEALT = [(X[i : i + 30], Y[i : i + 30], X[i : i + 30], Y[i : i + 30]) for i in r
 
 def told(method=None, rounds=2, clients=DEALT, made=fv.Federation, **options):
     lines = []
-    arguments = {"model": lambda: nn.Linear(20, 2), "clients": clients, "method": method, "seed": 1, **options}
+    arguments = {
+        "model": lambda: nn.Linear(20, 2),
+        "clients": clients,
+        "method": method,
+        "seed": 1,
+        **options,
+    }
     federation = made(**arguments, execution=Execution(tell=lines.append))
     federation.run(rounds=rounds)
     assert list(federation.warnings.said.values()) == lines
@@ -26,10 +32,16 @@ def told(method=None, rounds=2, clients=DEALT, made=fv.Federation, **options):
 
 CASES = {
     "hopeless noise": ("noise", {"method": fv.GlobalDP(noise_multiplier=40.0, clip=1.0)}),
-    "hopeless noise without trust": ("noise", {"method": fv.SGALDP(epsilon_min=1.0, epsilon_max=1.0, clip=1.0)}),
+    "hopeless noise without trust": (
+        "noise",
+        {"method": fv.SGALDP(epsilon_min=1.0, epsilon_max=1.0, clip=1.0)},
+    ),
     "a far clip": ("clip", {"method": fv.GlobalDP(noise_multiplier=1.0, clip=50.0)}),
     "a loss that explodes": ("trained", {"local": fv.LocalTraining(lr=2000.0)}),
-    "rounds beyond the plan": ("planned", {"method": fv.GlobalDP(epsilon=8, delta=1e-5, rounds=1, clip=1.0)}),
+    "rounds beyond the plan": (
+        "planned",
+        {"method": fv.GlobalDP(epsilon=8, delta=1e-5, rounds=1, clip=1.0)},
+    ),
 }
 
 
@@ -47,7 +59,9 @@ def test_each_trouble_is_told_once(case, engine):
 
 
 def test_a_sensible_run_says_nothing():
-    clients = [(x + 1e-4 * i, y) for i, (x, y, *_) in enumerate(DEALT * 10)]  # nobody holds what another holds
+    clients = [
+        (x + 1e-4 * i, y) for i, (x, y, *_) in enumerate(DEALT * 10)
+    ]  # nobody holds what another holds
     assert not told(fv.GlobalDP(epsilon=8, delta=1e-5, rounds=2, clip=0.15), clients=clients)
     assert not told(None, local=fv.LocalTraining(lr=0.1, epochs=3))
 
@@ -62,7 +76,9 @@ def test_data_are_looked_at_before_anything_is_trained():
         warnings.simplefilter("error")
         fv.Federation(model=nn.Linear(20, 2), clients=DEALT)
         regression = [(x, x[:, 0]) for x, *_ in DEALT]
-        fv.Federation(model=nn.Linear(20, 1), clients=regression, local=fv.LocalTraining(loss="mse"))
+        fv.Federation(
+            model=nn.Linear(20, 1), clients=regression, local=fv.LocalTraining(loss="mse")
+        )
 
 
 @pytest.mark.flower
@@ -76,7 +92,10 @@ def test_under_local_trust_a_server_is_told_nothing_that_follows_data(caplog):
     from fedveil.flower import FedVeilStrategy, learner_client_app, run_in_process
     from fedveil.learning.learner import Learner
 
-    method, model = fv.methods.build("sga-ldp", epsilon_min=50.0, epsilon_max=50.0, clip=1.0), nn.Linear(20, 2)
+    method, model = (
+        fv.methods.build("sga-ldp", epsilon_min=50.0, epsilon_max=50.0, clip=1.0),
+        nn.Linear(20, 2),
+    )
     layout = fv.Layout.from_module(model)
 
     def played(scale):
@@ -89,7 +108,9 @@ def test_under_local_trust_a_server_is_told_nothing_that_follows_data(caplog):
 
         @server.main()
         def main(grid, context):
-            FedVeilStrategy(method, layout, rounds=1, seed=0).start(grid, ArrayRecord(model.state_dict()))
+            FedVeilStrategy(method, layout, rounds=1, seed=0).start(
+                grid, ArrayRecord(model.state_dict())
+            )
 
         lines.clear()
         with caplog.at_level(logging.WARNING, logger="flwr"):
@@ -102,6 +123,8 @@ def test_under_local_trust_a_server_is_told_nothing_that_follows_data(caplog):
 
 
 def test_a_run_and_a_comparison_keep_what_was_told(tmp_path):
-    config = fv.config.load("digits-compare", ["rounds=1", "data.clients=4", "privacy.noise_multiplier=200.0"])
+    config = fv.config.load(
+        "digits-compare", ["rounds=1", "data.clients=4", "privacy.noise_multiplier=200.0"]
+    )
     noisy = next(s for s in fv.compare(config) if s.values["method"] == "global")
     assert any("hopeless" in line for line in noisy.values["data"]["warnings"])

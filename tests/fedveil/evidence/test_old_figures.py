@@ -37,7 +37,11 @@ def test_what_was_called_auc_is_read_as_micro_auc(tmp_path):
     before = as_before(json.loads(summary.read_text()))
     assert "macro_auc" in before["metrics"]
     summary.write_text(json.dumps(before))
-    rows.write_text("".join(json.dumps(as_before(json.loads(line))) + "\n" for line in rows.read_text().splitlines()))
+    rows.write_text(
+        "".join(
+            json.dumps(as_before(json.loads(line))) + "\n" for line in rows.read_text().splitlines()
+        )
+    )
     again = Summary.read(tmp_path / "run")
     for table in ("metrics", "last_rounds", "test_metrics"):
         assert again.values[table] == written.values[table]

@@ -20,11 +20,17 @@ PEOPLE = {"unit": "person", "people": 20, "records_per_person": 2}
 RECORDS = {
     "full batches": RecordDP(examples=20, noise_multiplier=2.0, clip=0.5, steps=3),
     "Poisson lots": RecordDP(examples=20, noise_multiplier=2.0, clip=0.5, steps=3, rate=0.5),
-    "lots that are replaced": RecordDP(examples=20, noise_multiplier=2.0, relation="replace-one", rate=0.5),
+    "lots that are replaced": RecordDP(
+        examples=20, noise_multiplier=2.0, relation="replace-one", rate=0.5
+    ),
     "private sizes": RecordDP(examples=20, noise_multiplier=2.0, relation="add/remove"),
     "a target": RecordDP(examples=20, epsilon=3.0, rounds=4, steps=2),
-    "a trusted sum": RecordDP(examples=20, noise_multiplier=2.0, sum="trusted", silos=5, tolerated=2),
-    "a secure sum": RecordDP(examples=20, noise_multiplier=2.0, sum="secure", least_sites=4, colluding=2, lr=0.1),
+    "a trusted sum": RecordDP(
+        examples=20, noise_multiplier=2.0, sum="trusted", silos=5, tolerated=2
+    ),
+    "a secure sum": RecordDP(
+        examples=20, noise_multiplier=2.0, sum="secure", least_sites=4, colluding=2, lr=0.1
+    ),
     "persons": RecordDP(**PEOPLE, noise_multiplier=2.0, silos_per_person=2, steps=3),
     "persons in a trusted sum": RecordDP(
         **PEOPLE, noise_multiplier=2.0, silos_per_person=2, sum="trusted", silos=5, tolerated=2
@@ -104,7 +110,9 @@ def smaller(bound):
     elif isinstance(bound, MetricDP):
         yield replace(bound, epsilon_per_distance=bound.epsilon_per_distance * 0.99)
         [(event, count)] = bound.events_per_distance
-        yield replace(bound, events_per_distance=((replace(event, shift=event.shift * 0.99), count),))
+        yield replace(
+            bound, events_per_distance=((replace(event, shift=event.shift * 0.99), count),)
+        )
     else:
         assert isinstance(bound, PLD)
         [(event, count)] = bound.events
@@ -167,10 +175,18 @@ def test_a_sum_counts_on_no_more_parties_than_the_run_s_first_line_binds():
 
 
 def test_a_forged_line_is_a_fault_of_its_run_and_one_without_draws_is_told_apart():
-    told = {"trust": "local", "delta": 1e-5, "conditions": [], "setting": "s", "method": "m", "engine": "e"}
+    told = {
+        "trust": "local",
+        "delta": 1e-5,
+        "conditions": [],
+        "setting": "s",
+        "method": "m",
+        "engine": "e",
+    }
     told |= {"clients": None, "terms": {}}
     entries = [
-        Entry((number, "protect"), 0, str(number), RECORDS["full batches"].spend(), "secure") for number in (1, 2)
+        Entry((number, "protect"), 0, str(number), RECORDS["full batches"].spend(), "secure")
+        for number in (1, 2)
     ]
     true, forged, old = Ledger("run", "0"), Ledger("run", "0"), Ledger("run", "0")
     half = replace(entries[0].spend.guarantee, bound=GDP(entries[0].spend.guarantee.mu / 2))
@@ -181,7 +197,9 @@ def test_a_forged_line_is_a_fault_of_its_run_and_one_without_draws_is_told_apart
         lines[forged].append(forged.commit(replace(entry, spend=weaker)))
         lines[old].append(old.commit(replace(entry, spend=replace(entry.spend, draws=()))))
     found = {
-        ledger: carried("run", {"0": Book(ledger, tuple(own)), "1": Book(ledger, tuple(own))}, told, {})
+        ledger: carried(
+            "run", {"0": Book(ledger, tuple(own)), "1": Book(ledger, tuple(own))}, told, {}
+        )
         for ledger, own in lines.items()
     }
     assert not found[true].faults
@@ -200,7 +218,9 @@ def test_an_intent_of_a_method_whose_noise_follows_the_update_is_no_promise_on_i
 
 
 def test_a_spend_of_somebody_s_own_is_read_as_it_was_written():
-    promise = Guarantee(unit="client", relation="zero-out", trust="central", scope="round", bound=GDP(1.0))
+    promise = Guarantee(
+        unit="client", relation="zero-out", trust="central", scope="round", bound=GDP(1.0)
+    )
     spend = Spend(guarantee=promise, mechanism="gaussian", scale=(1.0,), sensitivity=1.0)
     [entry] = written(spend)
     assert entry.spend == spend

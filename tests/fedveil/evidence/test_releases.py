@@ -60,7 +60,9 @@ def test_without_a_limit_nothing_is_left_or_lacking():
 def test_the_command_writes_a_sites_table(tmp_path):
     begin_ledger(tmp_path / "ledgers", "site-1", by="the tests", head=tmp_path / "heads")
     with LifetimeLedger(tmp_path / "ledgers", "site-1", "job", head=tmp_path / "heads") as lifetime:
-        lifetime.store(lifetime.ledger.commit(Entry((1, "protect"), 0, digest(()), spend(RECORD), "secure")))
+        lifetime.store(
+            lifetime.ledger.commit(Entry((1, "protect"), 0, digest(()), spend(RECORD), "secure"))
+        )
     (tmp_path / "policy.toml").write_text('trust = ["local"]\n[total]\nrecord_mu = 1.0\n')
     command = ["ledger", "show", str(tmp_path / "ledgers" / "site-1.jsonl")]
     command += ["--policy", str(tmp_path / "policy.toml"), "--csv", str(tmp_path / "epsilon.csv")]

@@ -37,7 +37,12 @@ def test_configurations_are_read():
 
 
 @pytest.mark.parametrize(
-    "name", ["run", "deployed/run", *(f"comparison/cells/{c.name}" for c in STORED.glob("comparison/cells/*"))]
+    "name",
+    [
+        "run",
+        "deployed/run",
+        *(f"comparison/cells/{c.name}" for c in STORED.glob("comparison/cells/*")),
+    ],
 )
 def test_a_run_and_its_ledgers_are_read(name):
     summary = Summary.read(STORED / name)
@@ -54,7 +59,9 @@ def test_a_run_that_ended_before_its_summary_goes_on_from_its_checkpoint(stored)
     result = call("run", run, "--resume")
     assert result.exit_code == 0, result.output
     assert Summary.read(run).values["metrics"] == pytest.approx(before)
-    assert (run / "model.safetensors").read_bytes() == (STORED / "run" / "model.safetensors").read_bytes()
+    assert (run / "model.safetensors").read_bytes() == (
+        STORED / "run" / "model.safetensors"
+    ).read_bytes()
 
 
 def test_a_finished_run_is_found_finished(stored):
@@ -62,14 +69,21 @@ def test_a_finished_run_is_found_finished(stored):
     result = call("run", stored / "run", "--resume")
     assert result.exit_code == 0, result.output
     assert (stored / "run" / "ledger" / "server.jsonl").read_text() == before
-    assert Summary.read(stored / "run").values["metrics"] == Summary.read(STORED / "run").values["metrics"]
+    assert (
+        Summary.read(stored / "run").values["metrics"]
+        == Summary.read(STORED / "run").values["metrics"]
+    )
 
 
 @pytest.mark.parametrize(
-    ("report", "ledgers"), [("report", ["run"]), ("deployed/report", ["deployed/ledgers", "deployed/run"])]
+    ("report", "ledgers"),
+    [("report", ["run"]), ("deployed/report", ["deployed/ledgers", "deployed/run"])],
 )
 def test_a_report_agrees_with_its_ledgers(report, ledgers):
-    checks = {one.what: one.holds for one in check(STORED / report / "report.json", [STORED / one for one in ledgers])}
+    checks = {
+        one.what: one.holds
+        for one in check(STORED / report / "report.json", [STORED / one for one in ledgers])
+    }
     assert not [what for what, holds in checks.items() if holds is False]
     assert [what for what, holds in checks.items() if what.endswith(": promise") and holds]
 
@@ -89,7 +103,11 @@ def test_a_report_that_leaves_out_a_client_s_data_set_whose_ledger_is_given_is_n
     values = json.loads(report.read_bytes())
     left = values["evidence"]["sets"].pop()["ledger"]["party"]
     report.write_bytes(encoded(values))
-    unseen = [one.what for one in check(report, [stored / "deployed"]) if (one.holds, one.kind) == (None, "promise")]
+    unseen = [
+        one.what
+        for one in check(report, [stored / "deployed"])
+        if (one.holds, one.kind) == (None, "promise")
+    ]
     assert f"data set {left}" in unseen
 
 
@@ -99,7 +117,11 @@ def test_all_kinds_can_be_reported_anew(stored):
     assert result.exit_code == 0, result.output
     values = json.loads((stored / "anew" / "report.json").read_text())
     assert len(values["evidence"]["runs"]) == 3
-    ledgers = [word for file in sorted((stored / "deployed/ledgers").glob("*.jsonl")) for word in ("--ledgers", file)]
+    ledgers = [
+        word
+        for file in sorted((stored / "deployed/ledgers").glob("*.jsonl"))
+        for word in ("--ledgers", file)
+    ]
     result = call("report", stored / "deployed" / "run", *ledgers, "--out", stored / "sites")
     assert result.exit_code == 0, result.output
     checks = check(stored / "sites" / "report.json", [stored / "deployed"])

@@ -52,7 +52,9 @@ def test_it_is_the_federation_of_these_clients(cells):
     assert learner.classes_.tolist() == ["benign", "malignant"]
     model.load_state_dict(history.state_dicts[0])
     with torch.no_grad():
-        assert np.allclose(learner.predict_proba(x), model(wide).double().softmax(1).numpy(), atol=1e-6)
+        assert np.allclose(
+            learner.predict_proba(x), model(wide).double().softmax(1).numpy(), atol=1e-6
+        )
     assert learner.score(x, names) > 0.9
     assert learner.promise_ == "none"
 
@@ -111,7 +113,9 @@ def test_a_regressor_answers_in_the_targets_units():
     x = rng.uniform(0, 1, (120, 3))
     y = 200 + 100 * x[:, 0]
     local = fv.LocalTraining(loss="mse", epochs=5)
-    learner = fv.FederatedRegressor(target_range=(0, 500), local=local, rounds=30).fit(x, y, groups=np.arange(120) % 4)
+    learner = fv.FederatedRegressor(target_range=(0, 500), local=local, rounds=30).fit(
+        x, y, groups=np.arange(120) % 4
+    )
     assert learner.score(x, y) > 0.9
     with pytest.raises(FieldError, match="target_range"):
         clone(learner).set_params(target_range=(0, 210)).fit(x, y)
@@ -121,8 +125,18 @@ def test_it_goes_into_scikit_learns_own_tools(cells):
     x, names, hospital = cells
     learner = fv.FederatedClassifier(rounds=2)
     assert clone(learner).get_params() == learner.get_params()
-    assert set(learner.get_params()) >= {"model", "method", "local", "rounds", "ranges", "classes", "seed"}
-    scores = cross_val_score(learner, x, names, groups=hospital, cv=GroupKFold(3), scoring="roc_auc")
+    assert set(learner.get_params()) >= {
+        "model",
+        "method",
+        "local",
+        "rounds",
+        "ranges",
+        "classes",
+        "seed",
+    }
+    scores = cross_val_score(
+        learner, x, names, groups=hospital, cv=GroupKFold(3), scoring="roc_auc"
+    )
     assert scores.min() > 0.9
     line = make_pipeline(FunctionTransformer(np.tanh), learner)
     line.fit(x, names, federatedclassifier__groups=hospital)
@@ -131,4 +145,6 @@ def test_it_goes_into_scikit_learns_own_tools(cells):
         fv.FederatedClassifier().predict(x)
     several = fv.methods.build("group", hypotheses=2, noise_multiplier=1.0)
     with pytest.raises(FieldError, match="method"):
-        fv.FederatedClassifier(method=several, classes=["benign", "malignant"]).fit(x, names, groups=hospital)
+        fv.FederatedClassifier(method=several, classes=["benign", "malignant"]).fit(
+            x, names, groups=hospital
+        )

@@ -93,7 +93,9 @@ def test_nothing_is_asked_afterwards(here):
     gate(here)
     assert compare("--resume").exit_code == 0
     assert runner.invoke(app, ["compare", "c.toml", "--out", "bare"]).exit_code == 0
-    late = runner.invoke(app, ["compare", "c.toml", "--out", "bare", "--resume", "--gate", "gate.toml"])
+    late = runner.invoke(
+        app, ["compare", "c.toml", "--out", "bare", "--resume", "--gate", "gate.toml"]
+    )
     assert late.exit_code == 2
     assert not (here / "bare" / "gate.json").exists()
 
@@ -104,8 +106,15 @@ def test_nothing_is_asked_afterwards(here):
         (GATE.format(setting="nose", unit="client", epsilon=1.0, auc=0.5), "setting"),
         (GATE.format(setting="noise", unit="household", epsilon=1.0, auc=0.5), "privacy.unit"),
         (GATE.format(setting="noise", unit="client", epsilon=0.0, auc=0.5), "privacy.epsilon"),
-        (GATE.format(setting="noise", unit="client", epsilon=1.0, auc=0.5) + "f2 = 1\n", "measures.f2"),
-        (GATE.format(setting="noise", unit="client", epsilon=1.0, auc=0.5) + "[attack]\nauc = 0.6\n", "attack"),
+        (
+            GATE.format(setting="noise", unit="client", epsilon=1.0, auc=0.5) + "f2 = 1\n",
+            "measures.f2",
+        ),
+        (
+            GATE.format(setting="noise", unit="client", epsilon=1.0, auc=0.5)
+            + "[attack]\nauc = 0.6\n",
+            "attack",
+        ),
         ('setting = "noise"\n[privacy]\nunit = "client"\n', "measures"),
         ("not toml", "TOML"),
     ],
@@ -121,6 +130,11 @@ def test_what_cannot_be_asked_is_refused_before_the_first_run(here, text, field)
 def test_limits_are_of_the_file(here):
     gate(here, epsilon=4.0)
     read = Gate.read(here / "gate.toml", load("c.toml"))
-    assert (read.setting, read.unit, read.epsilon, dict(read.measures)) == ("noise", "client", 4.0, {"auc": 0.5})
+    assert (read.setting, read.unit, read.epsilon, dict(read.measures)) == (
+        "noise",
+        "client",
+        4.0,
+        {"auc": 0.5},
+    )
     with pytest.raises(FieldError, match="gate"):
         Gate.read(here / "none.toml", load("c.toml"))

@@ -17,10 +17,27 @@ runner = CliRunner()
 
 
 def config(path, **changes):
-    data = {"name": "table", "path": str(path), "target": "outcome", "classes": ["ill", "well"], "positive": "ill"}
-    data |= {"columns": {"age": [0, 100]}, "client_column": "site", "person": "patient", "clients": "natural"}
+    data = {
+        "name": "table",
+        "path": str(path),
+        "target": "outcome",
+        "classes": ["ill", "well"],
+        "positive": "ill",
+    }
+    data |= {
+        "columns": {"age": [0, 100]},
+        "client_column": "site",
+        "person": "patient",
+        "clients": "natural",
+    }
     local = {"lr": 1.0, "epochs": 10}
-    values = {"name": "m", "rounds": 3, "data": {**data, "holdout": 0.4}, "model": {"name": "logistic"}, "local": local}
+    values = {
+        "name": "m",
+        "rounds": 3,
+        "data": {**data, "holdout": 0.4},
+        "model": {"name": "logistic"},
+        "local": local,
+    }
     return parse({**values, **changes})
 
 
@@ -32,7 +49,9 @@ def visits(tmp_path_factory):
         ill = person % 5 == 0
         for visit in range(3):
             age = (80 if ill else 40) + 3 * visit - person % 7
-            lines.append(f"{'Northgate' if person % 2 else 'Southgate'},p{person},{age},{'ill' if ill else 'well'}")
+            lines.append(
+                f"{'Northgate' if person % 2 else 'Southgate'},p{person},{age},{'ill' if ill else 'well'}"
+            )
     path = tmp_path_factory.mktemp("visits") / "visits.csv"
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -53,7 +72,10 @@ def test_the_runs_figures_are_those_of_its_model_on_the_held_out_patients(finish
         assert found["figures"][name]["value"] == pytest.approx(summary.values["metrics"][name])
     model = fv.load(folder)
     dealt = fv.runs.prepare.prepare(config(visits)).clients
-    x, y = (np.concatenate([np.asarray(getattr(c, part)) for c in dealt]) for part in ("test_x", "test_y"))
+    x, y = (
+        np.concatenate([np.asarray(getattr(c, part)) for c in dealt])
+        for part in ("test_x", "test_y")
+    )
     chances = model.predict_proba(x)
     assert found["confusion"] == confusion_matrix(y, chances.argmax(1)).tolist()
     assert found["figures"]["auc"]["value"] == pytest.approx(roc_auc_score(y, chances[:, 1]))
@@ -77,7 +99,9 @@ def test_hospitals_stand_by_name_in_the_experimenters_output_alone(finished):
 
 def test_one_line_of_json_holds_all_of_it(visits, tmp_path):
     (tmp_path / "c.toml").write_text(config(visits).to_toml())
-    done = runner.invoke(app, ["--json", "run", str(tmp_path / "c.toml"), "--out", str(tmp_path / "run")])
+    done = runner.invoke(
+        app, ["--json", "run", str(tmp_path / "c.toml"), "--out", str(tmp_path / "run")]
+    )
     assert done.exit_code == 0, done.output
     values = json.loads(done.stdout.splitlines()[0])
     assert "pooled" in json.dumps(values)
@@ -86,7 +110,9 @@ def test_one_line_of_json_holds_all_of_it(visits, tmp_path):
 
 def test_a_comparison_has_intervals_and_a_picture(visits, tmp_path):
     private = {"label": "noise", "method": "global", "noise_multiplier": 1.0, "clip": 1.0}
-    compared = config(visits, compare={"settings": [{"label": "none", "method": "vanilla"}, private]})
+    compared = config(
+        visits, compare={"settings": [{"label": "none", "method": "vanilla"}, private]}
+    )
     summaries = fv.grid.compare(compared, tmp_path / "c")
     [table] = compared_table(summaries)
     assert [row[0] for row in table.rows] == ["none", "noise"]
@@ -96,7 +122,12 @@ def test_a_comparison_has_intervals_and_a_picture(visits, tmp_path):
 
 
 def test_of_several_classes_each_is_measured_against_the_rest():
-    values = {"name": "d", "rounds": 2, "data": {"name": "digits", "clients": 3}, "model": {"name": "logistic"}}
+    values = {
+        "name": "d",
+        "rounds": 2,
+        "data": {"name": "digits", "clients": 3},
+        "model": {"name": "logistic"},
+    }
     summary = run(parse(values))
     found = summary.values["classified"]["pooled"]
     assert set(found["by_class"]) == {str(c) for c in range(10)}
@@ -108,9 +139,20 @@ def test_of_several_classes_each_is_measured_against_the_rest():
 def test_a_regression_has_none(tmp_path):
     lines = ["age,cost"] + [f"{age},{age * 10}" for age in range(20, 80)]
     (tmp_path / "t.csv").write_text("\n".join(lines))
-    data = {"name": "table", "path": str(tmp_path / "t.csv"), "target": "cost", "target_range": [0, 1000]}
+    data = {
+        "name": "table",
+        "path": str(tmp_path / "t.csv"),
+        "target": "cost",
+        "target_range": [0, 1000],
+    }
     data |= {"columns": {"age": [0, 100]}, "clients": 3}
-    values = {"name": "r", "rounds": 1, "data": data, "model": {"name": "logistic"}, "local": {"loss": "mse"}}
+    values = {
+        "name": "r",
+        "rounds": 1,
+        "data": data,
+        "model": {"name": "logistic"},
+        "local": {"loss": "mse"},
+    }
     summary = run(parse(values))
     assert "classified" not in summary.values
     assert classified_tables(summary) == []

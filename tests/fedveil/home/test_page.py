@@ -33,7 +33,14 @@ def page(tmp_path_factory):
     (folder / "gate.toml").write_text(
         'setting = "noise"\n[privacy]\nunit = "hospital"\nepsilon = 0.1\ndelta = 1e-5\n[measures]\nauc = 0.5\n'
     )
-    made = ["compare", str(folder / "c.toml"), "--out", str(folder / "out"), "--gate", str(folder / "gate.toml")]
+    made = [
+        "compare",
+        str(folder / "c.toml"),
+        "--out",
+        str(folder / "out"),
+        "--gate",
+        str(folder / "gate.toml"),
+    ]
     assert runner.invoke(app, made).exit_code == 6
     assert runner.invoke(app, ["report", str(folder / "out")]).exit_code == 0
     return folder / "out"
@@ -67,11 +74,15 @@ def test_no_hospital_stands_on_it_and_the_gate_does(page):
 
 def test_it_is_checked_elsewhere(page):
     ledgers = ["--ledgers", str(page / "cells")]
-    done = runner.invoke(app, ["report", "--verify", str(page / "report" / "report.json"), *ledgers])
+    done = runner.invoke(
+        app, ["report", "--verify", str(page / "report" / "report.json"), *ledgers]
+    )
     assert done.exit_code in (0, 5), done.output
     file = page / "report" / "report.html"
     text = file.read_text()
     file.write_text(text.replace("test patients", "test patient", 1))
-    again = runner.invoke(app, ["report", "--verify", str(page / "report" / "report.json"), *ledgers])
+    again = runner.invoke(
+        app, ["report", "--verify", str(page / "report" / "report.json"), *ledgers]
+    )
     assert again.exit_code == 1
     file.write_text(text)

@@ -27,11 +27,16 @@ def plain():
 
 @pytest.fixture(scope="module")
 def noisy():
-    return [made({"method": "global", "noise_multiplier": z, "clip": 1.0}, f"z {z:g}") for z in (1.0, 2.0)]
+    return [
+        made({"method": "global", "noise_multiplier": z, "clip": 1.0}, f"z {z:g}")
+        for z in (1.0, 2.0)
+    ]
 
 
 def test_a_constant_has_no_panel_and_what_changes_has_one(plain, noisy):
-    assert [axes.get_ylabel() for axes in curves([plain, noisy[0]]).axes] == ["ROC AUC on held-out examples"]
+    assert [axes.get_ylabel() for axes in curves([plain, noisy[0]]).axes] == [
+        "ROC AUC on held-out examples"
+    ]
     metric = made({"method": "metric", "noise_multiplier": 1.0, "clip": 1.0}, "metric")
     assert len(curves([plain, metric]).axes) == 3
 
@@ -44,7 +49,9 @@ def test_one_point_has_no_front(plain, noisy, tmp_path, undrawn):
     assert pareto([plain, *noisy]).axes[0].get_ylabel().startswith("ROC AUC")
 
 
-@pytest.mark.parametrize(("others", "scale"), [(40, "linear"), (99, "linear"), (100, "log"), (2000, "log")])
+@pytest.mark.parametrize(
+    ("others", "scale"), [(40, "linear"), (99, "linear"), (100, "log"), (2000, "log")]
+)
 def test_few_non_members_have_linear_axes(others, scale):
     false = np.linspace(min(1.0, 10 / others), 1, 20).tolist()
     figure = roc_figure({"none": {"loss": [false, np.sqrt(false).tolist()]}})
@@ -65,8 +72,20 @@ class Listening(Silent):
 
 
 def test_inversion_tells_of_each_release_and_its_rows_carry_their_promise(tmp_path, undrawn):
-    values = {"name": "i", "rounds": 1, "data": {"name": "digits", "clients": 3}, "model": {"name": "logistic"}}
-    values["privacy"] = {"method": "record", "sum": "none", "epsilon": 8.0, "delta": 1e-5, "clip": 1.0, "examples": 1}
+    values = {
+        "name": "i",
+        "rounds": 1,
+        "data": {"name": "digits", "clients": 3},
+        "model": {"name": "logistic"},
+    }
+    values["privacy"] = {
+        "method": "record",
+        "sum": "none",
+        "epsilon": 8.0,
+        "delta": 1e-5,
+        "clip": 1.0,
+        "examples": 1,
+    }
     values["privacy"] |= {"rate": 1.0, "rounds": 1}
     game = game_of(parse(values), "inversion", ["analytic"], replicates=2)
     listening = Listening()

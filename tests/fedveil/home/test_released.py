@@ -41,7 +41,9 @@ def rows(tmp_path_factory):
     for i in range(60):
         age, sex = int(rng.integers(20, 100)), "fm"[int(rng.integers(2))]
         pressure = "" if i % 7 == 0 else str(int(rng.integers(90, 180)))
-        lines.append(f"{'north' if i % 2 else 'south'},p{i},{age},{sex},{pressure},{'ill' if age > 60 else 'well'}")
+        lines.append(
+            f"{'north' if i % 2 else 'south'},p{i},{age},{sex},{pressure},{'ill' if age > 60 else 'well'}"
+        )
     path = tmp_path_factory.mktemp("rows") / "rows.csv"
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -60,7 +62,12 @@ def table(path, **changes):
         "person": "patient",
         "clients": "natural",
     }
-    values = {"name": "home", "rounds": 2, "model": {"name": "mlp", "hidden": [8]}, "data": {**data, **changes}}
+    values = {
+        "name": "home",
+        "rounds": 2,
+        "model": {"name": "mlp", "hidden": [8]},
+        "data": {**data, **changes},
+    }
     return parse({**values, "local": {"lr": 0.3, "epochs": 5}})
 
 
@@ -77,7 +84,11 @@ def test_the_run_stores_what_its_model_takes(finished):
     folder, summary = finished
     about = Description.read(folder / DESCRIPTION)
     assert (about.classes, about.positive, about.positive_named) == (("well", "ill"), "ill", True)
-    assert [name for name, _ in about.inputs["columns"]] == ["sex", "age", "bp"]  # as they are declared
+    assert [name for name, _ in about.inputs["columns"]] == [
+        "sex",
+        "age",
+        "bp",
+    ]  # as they are declared
     assert about.promise["text"] == summary.values["guarantee"]
     for words in ("zero-out", "client", "central", "total"):
         assert words in about.promise["text"]
@@ -112,9 +123,7 @@ def test_a_fresh_process_answers(finished, rows, tmp_path):
     new = tmp_path / "new.csv"
     new.write_text("age,sex,bp\n90,f,120\n30,m,\n")
     out = tmp_path / "said.csv"
-    code = (
-        f"from fedveil.cli import main; import sys; sys.argv = ['fedveil', 'predict', {str(folder)!r}, {str(new)!r}, "
-    )
+    code = f"from fedveil.cli import main; import sys; sys.argv = ['fedveil', 'predict', {str(folder)!r}, {str(new)!r}, "
     code += f"'--out', {str(out)!r}]; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -123,7 +132,9 @@ def test_a_fresh_process_answers(finished, rows, tmp_path):
     assert lines[0] == "row,predicted,well,ill"
     assert len(lines) == 3
     expected = fv.load(folder).read(new).probabilities
-    assert [float(v) for v in lines[1].split(",")[2:]] == pytest.approx(expected[0].tolist(), abs=1e-5)
+    assert [float(v) for v in lines[1].split(",")[2:]] == pytest.approx(
+        expected[0].tolist(), abs=1e-5
+    )
 
 
 def test_new_rows_are_written_as_the_runs_own_were(tmp_path):
@@ -131,9 +142,23 @@ def test_new_rows_are_written_as_the_runs_own_were(tmp_path):
     path = tmp_path / "rows.csv"
     lines = [f"{20 + i};{'Köln' if i % 2 else 'München'};{i % 2}" for i in range(20)]
     path.write_text("\n".join(["alter;ort;krank", *lines]), encoding="cp1252")
-    own = {"columns": {"alter": [0, 100], "ort": ["Köln", "München"]}, "target": "krank", "classes": 2}
-    data = {"name": "table", "path": str(path), "separator": ";", "encoding": "cp1252", "clients": 2, **own}
-    run(parse({"name": "abroad", "rounds": 1, "data": data, "model": {"name": "logistic"}}), tmp_path / "run")
+    own = {
+        "columns": {"alter": [0, 100], "ort": ["Köln", "München"]},
+        "target": "krank",
+        "classes": 2,
+    }
+    data = {
+        "name": "table",
+        "path": str(path),
+        "separator": ";",
+        "encoding": "cp1252",
+        "clients": 2,
+        **own,
+    }
+    run(
+        parse({"name": "abroad", "rounds": 1, "data": data, "model": {"name": "logistic"}}),
+        tmp_path / "run",
+    )
     assert len(fv.load(tmp_path / "run").read(path).labels) == 20
 
 
@@ -182,13 +207,17 @@ def test_an_export_has_weights_words_and_a_card(finished, tmp_path, kind):
         assert private not in everything
     if kind == "safetensors":
         x = torch.rand(3, 5)
-        assert np.array_equal(fv.load(tmp_path / "out").predict_proba(x), fv.load(folder).predict_proba(x))
+        assert np.array_equal(
+            fv.load(tmp_path / "out").predict_proba(x), fv.load(folder).predict_proba(x)
+        )
     else:
         state = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
         assert set(state) == {"dense1.weight", "dense1.bias", "dense2.weight", "dense2.bias"}
         with pytest.raises(FieldError, match="pickle"):
             fv.load(tmp_path / "out")
-    again = runner.invoke(app, ["export", str(folder), "--to", kind, "--out", str(tmp_path / "out")])
+    again = runner.invoke(
+        app, ["export", str(folder), "--to", kind, "--out", str(tmp_path / "out")]
+    )
     assert again.exit_code == 2
 
 
@@ -210,7 +239,9 @@ def test_an_earlier_folder_is_described_anew_or_says_what_it_lacks(finished, row
     other.write_text(rows.read_text().replace("p0,", "p0x,", 1))
     (old / "config.toml").write_text(config.replace(str(rows), str(other)))
     text = other.read_text().splitlines()
-    other.write_text("\n".join([*text[:-1], text[-1].replace("ill", "well").replace(",m,", ",f,")]) + "\n")
+    other.write_text(
+        "\n".join([*text[:-1], text[-1].replace("ill", "well").replace(",m,", ",f,")]) + "\n"
+    )
     changed = deal_out(fv.config.load(old).data, 0).dataset
     same = deal_out(fv.config.load(folder).data, 0).dataset
     if not torch.equal(changed.x, same.x) or not torch.equal(changed.y, same.y):
@@ -234,7 +265,13 @@ def test_a_damaged_or_unfinished_folder_is_refused(finished, tmp_path):
     (spoilt / "model.safetensors").write_bytes(weights)
     with pytest.raises(FieldError, match="restore"):
         fv.load(spoilt)
-    for key, value in (("format", "other"), ("classes", ["a", "a"]), ("outputs", 0), ("meaning", "x"), ("more", 1)):
+    for key, value in (
+        ("format", "other"),
+        ("classes", ["a", "a"]),
+        ("outputs", 0),
+        ("meaning", "x"),
+        ("more", 1),
+    ):
         values = json.loads((folder / DESCRIPTION).read_text())
         values[key] = value
         (spoilt / DESCRIPTION).write_text(json.dumps(values))
@@ -253,14 +290,21 @@ def test_code_of_others_is_not_imported_on_a_files_word(rows, tmp_path):
     assert np.array_equal(by_hand.predict_proba(x), named.predict_proba(x))
     with pytest.raises(FieldError, match="fit"):
         fv.load(tmp_path / "own", model=nn.Linear(5, 2))
-    done = runner.invoke(app, ["predict", str(tmp_path / "own"), str(rows), "--out", str(tmp_path / "p.csv")])
+    done = runner.invoke(
+        app, ["predict", str(tmp_path / "own"), str(rows), "--out", str(tmp_path / "p.csv")]
+    )
     assert done.exit_code == 0, done.output  # a run of one's own, as `fedveil run FOLDER` takes it
 
 
 def test_a_regression_answers_in_the_targets_units(tmp_path):
     lines = ["age,cost"] + [f"{age},{age * 10}" for age in range(20, 80)]
     (tmp_path / "t.csv").write_text("\n".join(lines))
-    data = {"name": "table", "path": str(tmp_path / "t.csv"), "target": "cost", "target_range": [0, 1000]}
+    data = {
+        "name": "table",
+        "path": str(tmp_path / "t.csv"),
+        "target": "cost",
+        "target_range": [0, 1000],
+    }
     data |= {"columns": {"age": [0, 100]}, "clients": 3}
     local = {"loss": "mse", "lr": 0.5, "epochs": 60, "batch_size": 8}
     values = {"name": "r", "rounds": 3, "data": data, "model": {"name": "logistic"}, "local": local}
@@ -313,7 +357,13 @@ def test_pictures_are_read_as_the_runs_were(tmp_path):
             pixels = rng.integers(low, low + 100, (10, 10), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "set" / label / f"{i}.png")
     data = {"name": "folder", "path": str(tmp_path / "set"), "size": [8, 8], "clients": 2}
-    values = {"name": "p", "rounds": 2, "data": data, "model": {"name": "logistic"}, "local": {"lr": 0.5, "epochs": 20}}
+    values = {
+        "name": "p",
+        "rounds": 2,
+        "data": data,
+        "model": {"name": "logistic"},
+        "local": {"lr": 0.5, "epochs": 20},
+    }
     run(parse(values), tmp_path / "run")
     model = fv.load(tmp_path / "run")
     answer = model.read(tmp_path / "set")
@@ -324,7 +374,9 @@ def test_pictures_are_read_as_the_runs_were(tmp_path):
         model.read(colour)
 
 
-def test_a_servers_folder_says_what_it_lacks_and_takes_it_from_a_configuration(finished, rows, tmp_path):
+def test_a_servers_folder_says_what_it_lacks_and_takes_it_from_a_configuration(
+    finished, rows, tmp_path
+):
     folder, _ = finished
     served = tmp_path / "served"
     served.mkdir()
@@ -337,7 +389,16 @@ def test_a_servers_folder_says_what_it_lacks_and_takes_it_from_a_configuration(f
     (tmp_path / "c.toml").write_text((folder / "config.toml").read_text())
     out = tmp_path / "p.csv"
     done = runner.invoke(
-        app, ["predict", str(served), str(rows), "--config", str(tmp_path / "c.toml"), "--out", str(out)]
+        app,
+        [
+            "predict",
+            str(served),
+            str(rows),
+            "--config",
+            str(tmp_path / "c.toml"),
+            "--out",
+            str(out),
+        ],
     )
     assert done.exit_code == 0, done.output
     assert len(out.read_text().splitlines()) == 61

@@ -31,10 +31,21 @@ def rows(path, count, seed, shift=0.0):
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("threshold")
     own = rows(folder / "own.csv", 200, 0)
-    data = {"name": "table", "path": str(own), "target": "outcome", "classes": ["ill", "well"], "positive": "ill"}
+    data = {
+        "name": "table",
+        "path": str(own),
+        "target": "outcome",
+        "classes": ["ill", "well"],
+        "positive": "ill",
+    }
     data |= {"columns": {"age": [0, 100]}, "clients": 4}
     local = {"lr": 1.0, "epochs": 10}
-    run(parse({"name": "t", "rounds": 3, "data": data, "model": {"name": "logistic"}, "local": local}), folder / "run")
+    run(
+        parse(
+            {"name": "t", "rounds": 3, "data": data, "model": {"name": "logistic"}, "local": local}
+        ),
+        folder / "run",
+    )
     return folder, own
 
 
@@ -47,9 +58,17 @@ def test_the_best_sum_is_where_the_roc_curve_is_highest(made):
     scores = model.read(public).probabilities[:, 1]
     off, on, _ = roc_curve(truth, scores)
     found = chosen.found.figures
-    assert found["sensitivity"].value + found["specificity"].value - 1 == pytest.approx((on - off).max())
-    assert np.array_equal(model.read(public, threshold=chosen.value).labels == "ill", scores >= chosen.value)
-    assert (chosen.kind, "public" in str(chosen), "rehearsed" in str(chosen)) == ("public", True, False)
+    assert found["sensitivity"].value + found["specificity"].value - 1 == pytest.approx(
+        (on - off).max()
+    )
+    assert np.array_equal(
+        model.read(public, threshold=chosen.value).labels == "ill", scores >= chosen.value
+    )
+    assert (chosen.kind, "public" in str(chosen), "rehearsed" in str(chosen)) == (
+        "public",
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize("wanted", [0.5, 0.9, 1.0])
@@ -77,11 +96,15 @@ def test_private_rows_are_refused_under_whatever_name(made, tmp_path):
     lines = own.read_text().splitlines()
     part.write_text("\n".join([lines[0], *reversed(lines[1:60])]) + "\n")
     for file in (own, copied, part):
-        done = runner.invoke(app, ["threshold", str(folder / "run"), str(file), "--public", "an open set"])
+        done = runner.invoke(
+            app, ["threshold", str(folder / "run"), str(file), "--public", "an open set"]
+        )
         assert done.exit_code == 2, done.output
         assert "no promise covers" in done.output
     other = rows(tmp_path / "other.csv", 80, 7)
-    done = runner.invoke(app, ["threshold", str(folder / "run"), str(other), "--public", "an open set"])
+    done = runner.invoke(
+        app, ["threshold", str(folder / "run"), str(other), "--public", "an open set"]
+    )
     assert done.exit_code == 0, done.output
     assert "an open set" in done.output
     bare = runner.invoke(app, ["threshold", str(folder / "run"), str(other)])
@@ -93,7 +116,9 @@ def test_nothing_stores_it(made, tmp_path):
     before = {file: file.read_bytes() for file in (folder / "run").rglob("*") if file.is_file()}
     other = rows(tmp_path / "other.csv", 80, 7)
     runner.invoke(app, ["threshold", str(folder / "run"), str(other), "--made-up"])
-    assert {file: file.read_bytes() for file in (folder / "run").rglob("*") if file.is_file()} == before
+    assert {
+        file: file.read_bytes() for file in (folder / "run").rglob("*") if file.is_file()
+    } == before
     assert "threshold" not in json.loads((folder / "run" / "model.json").read_text())
 
 
@@ -125,9 +150,14 @@ def test_own_pictures_are_refused_in_a_folder_and_as_copies(tmp_path):
                 tmp_path / "set" / label / f"{i}.png"
             )
     data = {"name": "folder", "path": str(tmp_path / "set"), "clients": 2}
-    run(parse({"name": "p", "rounds": 1, "data": data, "model": {"name": "logistic"}}), tmp_path / "run")
+    run(
+        parse({"name": "p", "rounds": 1, "data": data, "model": {"name": "logistic"}}),
+        tmp_path / "run",
+    )
     copytree(tmp_path / "set", tmp_path / "copy")
     for place in ("set", "copy"):
-        done = runner.invoke(app, ["threshold", str(tmp_path / "run"), str(tmp_path / place), "--public", "x"])
+        done = runner.invoke(
+            app, ["threshold", str(tmp_path / "run"), str(tmp_path / place), "--public", "x"]
+        )
         assert done.exit_code == 2, done.output
         assert "no promise covers" in done.output

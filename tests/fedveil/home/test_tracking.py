@@ -42,7 +42,10 @@ def test_a_server_that_must_not_see_it_is_sent_releases_alone(tracking):
     seen, _ = tracked(tracking, released_only=True)
     assert seen
     assert all(name.startswith("released/") for _, figures in seen for name in figures)
-    quiet, plain = [], fv.Federation(model=tracking.torch.nn.Linear(4, 2), clients=tracking.federation().clients)
+    quiet, plain = (
+        [],
+        fv.Federation(model=tracking.torch.nn.Linear(4, 2), clients=tracking.federation().clients),
+    )
     plain.run(1, on_round=tracking.Tracker(lambda f, step: quiet.append(f), released_only=True))
     assert quiet == []
 
@@ -59,6 +62,8 @@ def test_it_runs_as_it_stands(tracking, kind, tmp_path, monkeypatch):
     if kind != "print":
         pytest.importorskip(kind)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    tracking.main([kind, (tmp_path / "out").as_uri() if kind == "mlflow" else str(tmp_path / "out")])
+    tracking.main(
+        [kind, (tmp_path / "out").as_uri() if kind == "mlflow" else str(tmp_path / "out")]
+    )
     if kind != "print":
         assert any((tmp_path / "out").rglob("*"))

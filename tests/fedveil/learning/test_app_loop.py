@@ -27,7 +27,14 @@ def network(drop=0.0):
 
 
 def method(**changes):
-    values = {"noise_multiplier": 0.7, "clip": 0.5, "examples": N, "rounds": 3, "steps": STEPS, "rate": 0.3}
+    values = {
+        "noise_multiplier": 0.7,
+        "clip": 0.5,
+        "examples": N,
+        "rounds": 3,
+        "steps": STEPS,
+        "rate": 0.3,
+    }
     return fv.RecordDP(**{**values, "loop": "app", **changes})
 
 
@@ -45,11 +52,15 @@ class Site:
 
     def loop(self, seed=7, **how):
         source = ReproducibleSource(seed)
-        return AppLoop(self.trainer, self.model, self.optimizer, self.data, self.start, source, **how)
+        return AppLoop(
+            self.trainer, self.model, self.optimizer, self.data, self.start, source, **how
+        )
 
     def by_trainer(self, seed=7):
         own = ClientData(*self.data) if isinstance(self.data, tuple) else self.data
-        [trained] = self.trainer.train_noisily(self.start[None], [own], [(0,)], [ReproducibleSource(seed)])
+        [trained] = self.trainer.train_noisily(
+            self.start[None], [own], [(0,)], [ReproducibleSource(seed)]
+        )
         return trained
 
 
@@ -75,7 +86,10 @@ def played(site, **how):
     [
         ({"lr": 0.4}, {}),
         ({"lr": 0.4, "momentum": 0.9}, {"momentum": 0.9}),
-        ({"lr": 0.05, "optimizer": "adam"}, {"kind": torch.optim.Adam, "lr": 0.05, "foreach": False}),
+        (
+            {"lr": 0.05, "optimizer": "adam"},
+            {"kind": torch.optim.Adam, "lr": 0.05, "foreach": False},
+        ),
     ],
     ids=["sgd", "momentum", "adam"],
 )
@@ -108,7 +122,12 @@ def test_the_batches_are_the_lots_behind_one_that_is_made_up():
     with site.loop() as loop:
         assert len(loop) == STEPS + 1
         for x, y in loop:
-            seen.append([known.get(tuple(one.tolist())) == int(label) for one, label in zip(x, y, strict=True)])
+            seen.append(
+                [
+                    known.get(tuple(one.tolist())) == int(label)
+                    for one, label in zip(x, y, strict=True)
+                ]
+            )
             step(site, x, y)
     assert len(seen) == STEPS + 1
     assert not any(seen[0])
@@ -117,7 +136,9 @@ def test_the_batches_are_the_lots_behind_one_that_is_made_up():
 
 
 def test_an_empty_lot_shows_zeros_and_takes_its_step():
-    site = Site(method(rate=0.001, examples=1000.0, relation="add/remove", most=2000), data=(X[:2], Y[:2]))
+    site = Site(
+        method(rate=0.001, examples=1000.0, relation="add/remove", most=2000), data=(X[:2], Y[:2])
+    )
     seen = []
     with site.loop() as loop:
         for x, y in loop:

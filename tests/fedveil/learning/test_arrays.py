@@ -75,7 +75,10 @@ def test_views_are_what_they_show_and_memory_maps_are_read(tmp_path):
     assert as_client((X[:, ::-1], Y[::-1]), "client").x[0].tolist() == [2, 1, 0]
     assert as_client((X[:, ::-1], Y[::-1]), "client").y.tolist() == [1, 0, 1, 0]
     np.save(tmp_path / "x.npy", X)
-    assert as_client((np.load(tmp_path / "x.npy", mmap_mode="r"), Y), "client").x.tolist() == X.tolist()
+    assert (
+        as_client((np.load(tmp_path / "x.npy", mmap_mode="r"), Y), "client").x.tolist()
+        == X.tolist()
+    )
     same = np.broadcast_to(X[0], (4, 3))
     assert as_client((same, Y), "client").x.tolist() == [X[0].tolist()] * 4
 
@@ -196,7 +199,9 @@ def test_a_collate_function_of_one_s_own_makes_the_pairs():
     data = Listed([{"img": x, "label": int(y)} for x, y in zip(X, Y, strict=True)])
 
     def pairs(samples):
-        return torch.tensor(np.stack([s["img"] for s in samples])), torch.tensor([s["label"] for s in samples])
+        return torch.tensor(np.stack([s["img"] for s in samples])), torch.tensor(
+            [s["label"] for s in samples]
+        )
 
     assert as_client(DataLoader(data, collate_fn=pairs), "client").x.tolist() == X.tolist()
     with pytest.raises(FieldError, match="all 4 samples"):
@@ -217,7 +222,10 @@ def test_what_a_loader_samples_is_said_or_refused():
         with pytest.warns(UserWarning, match="not used"):
             assert as_client(loader, "client").examples == 4
     some = SubsetRandomSampler([0, 1])
-    for loader in (DataLoader(data, sampler=some), DataLoader(data, batch_sampler=Batches(some, 2, False))):
+    for loader in (
+        DataLoader(data, sampler=some),
+        DataLoader(data, batch_sampler=Batches(some, 2, False)),
+    ):
         with pytest.raises(FieldError, match="Subset"):
             as_client(loader, "client")
     with warnings.catch_warnings():

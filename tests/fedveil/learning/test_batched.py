@@ -53,18 +53,34 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
         lambda: stack(nn.Flatten(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5, bias=False)),
         (2, 3),
     ),
-    "tanh, dropout": (lambda: stack(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 5)), (6,)),
-    "gelu": (lambda: stack(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 5)), (6,)),
-    "gelu by tanh, sigmoid": (
-        lambda: stack(nn.Linear(6, 8), nn.GELU("tanh"), nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 5)),
+    "tanh, dropout": (
+        lambda: stack(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 5)),
         (6,),
     ),
-    "layer norm": (lambda: stack(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 5)), (6,)),
-    "layer norm first": (lambda: stack(nn.LayerNorm((2, 3)), nn.Flatten(), nn.Linear(6, 5)), (2, 3)),
-    "embedding": (lambda: stack(nn.Embedding(11, 6, padding_idx=0), nn.Flatten(), nn.Linear(18, 5)), (3,)),
+    "gelu": (lambda: stack(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 5)), (6,)),
+    "gelu by tanh, sigmoid": (
+        lambda: stack(
+            nn.Linear(6, 8), nn.GELU("tanh"), nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 5)
+        ),
+        (6,),
+    ),
+    "layer norm": (
+        lambda: stack(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 5)),
+        (6,),
+    ),
+    "layer norm first": (
+        lambda: stack(nn.LayerNorm((2, 3)), nn.Flatten(), nn.Linear(6, 5)),
+        (2, 3),
+    ),
+    "embedding": (
+        lambda: stack(nn.Embedding(11, 6, padding_idx=0), nn.Flatten(), nn.Linear(18, 5)),
+        (3,),
+    ),
     "functions": (Chain, (2, 8)),
     "nested": (
-        lambda: stack(stack(nn.Linear(6, 4), nn.ReLU()), stack(nn.Identity(), stack(nn.Linear(4, 5)))),
+        lambda: stack(
+            stack(nn.Linear(6, 4), nn.ReLU()), stack(nn.Identity(), stack(nn.Linear(4, 5)))
+        ),
         (6,),
     ),
 }
@@ -76,7 +92,9 @@ HOWS: dict[str, dict[str, Any]] = {
 }
 
 
-def clients(shape: tuple[int, ...], dtype: torch.dtype, words: int = 0, sizes: Any = SIZES) -> list[ClientData]:
+def clients(
+    shape: tuple[int, ...], dtype: torch.dtype, words: int = 0, sizes: Any = SIZES
+) -> list[ClientData]:
     g = torch.Generator().manual_seed(0)
     made = []
     for n in sizes:
@@ -89,7 +107,9 @@ def clients(shape: tuple[int, ...], dtype: torch.dtype, words: int = 0, sizes: A
     return made
 
 
-def both(name: str, local: LocalTraining, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, Any]:
+def both(
+    name: str, local: LocalTraining, dtype: torch.dtype = torch.float64, **options: Any
+) -> tuple[Any, Any]:
     make, shape = CASES[name]
     torch.manual_seed(1)
     model = make().to(dtype)
@@ -146,34 +166,66 @@ def test_every_layer_agrees_in_float32(name: str) -> None:
 def test_unequal_clients_agree(sizes: list[int], batch: int, epochs: int, block: int) -> None:
     model = stack(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.2), nn.Linear(4, 5)).double()
     layout = Layout.from_module(model)
-    data, local = clients((3,), torch.float64, sizes=sizes), LocalTraining(epochs=epochs, batch_size=batch, lr=0.3)
+    data, local = (
+        clients((3,), torch.float64, sizes=sizes),
+        LocalTraining(epochs=epochs, batch_size=batch, lr=0.3),
+    )
     starts, keys = layout.read(model).expand(len(sizes), -1), [(0, 1, p) for p in range(len(sizes))]
     one = SequentialTrainer(model, layout, local).train(starts, data, keys)
-    assert apart(one, BatchedTrainer(model, layout, local, block=block).train(starts, data, keys)) < 1e-9  # type: ignore[arg-type]
+    assert (
+        apart(one, BatchedTrainer(model, layout, local, block=block).train(starts, data, keys))
+        < 1e-9
+    )  # type: ignore[arg-type]
 
 
 def test_regression_and_labels_a_pixel() -> None:
     g = torch.Generator().manual_seed(3)
     cases: list[tuple[nn.Module, Tensor, Tensor, str]] = [
-        (stack(nn.Linear(3, 1)), torch.randn(9, 3, generator=g), torch.randn(9, generator=g), "mse"),
-        (stack(nn.Linear(3, 2)), torch.randn(9, 3, generator=g), torch.randn(9, 2, generator=g), "mse"),
+        (
+            stack(nn.Linear(3, 1)),
+            torch.randn(9, 3, generator=g),
+            torch.randn(9, generator=g),
+            "mse",
+        ),
+        (
+            stack(nn.Linear(3, 2)),
+            torch.randn(9, 3, generator=g),
+            torch.randn(9, 2, generator=g),
+            "mse",
+        ),
         (
             stack(nn.Linear(6, 4)),
             torch.randn(9, 3, 6, generator=g),
             torch.randint(0, 3, (9, 4), generator=g),
             "cross_entropy",
         ),
-        (stack(nn.Linear(3, 4)), torch.randn(9, 3, generator=g), torch.randint(0, 4, (9,), generator=g), "mse"),
-        (stack(nn.Linear(3, 4)), torch.randn(9, 3, generator=g), torch.randint(0, 4, (9,), generator=g), "rmse"),
+        (
+            stack(nn.Linear(3, 4)),
+            torch.randn(9, 3, generator=g),
+            torch.randint(0, 4, (9,), generator=g),
+            "mse",
+        ),
+        (
+            stack(nn.Linear(3, 4)),
+            torch.randn(9, 3, generator=g),
+            torch.randint(0, 4, (9,), generator=g),
+            "rmse",
+        ),
     ]
     for model, x, y, loss in cases:
         model.double()
-        layout, local = Layout.from_module(model), LocalTraining(epochs=2, batch_size=4, lr=0.2, loss=loss)
+        layout, local = (
+            Layout.from_module(model),
+            LocalTraining(epochs=2, batch_size=4, lr=0.2, loss=loss),
+        )
         y = y.double() if y.is_floating_point() else y
         data = [ClientData(x.double(), y), ClientData(x[:3].double(), y[:3])]
         starts, keys = layout.read(model).expand(2, -1), [(0, 1, 0), (0, 1, 1)]
         one = SequentialTrainer(model, layout, local).train(starts, data, keys)
-        assert apart(one, BatchedTrainer(model, layout, local, block=2).train(starts, data, keys)) < 1e-9  # type: ignore[arg-type]
+        assert (
+            apart(one, BatchedTrainer(model, layout, local, block=2).train(starts, data, keys))
+            < 1e-9
+        )  # type: ignore[arg-type]
 
 
 def test_threads_change_nothing() -> None:
@@ -184,7 +236,9 @@ def test_threads_change_nothing() -> None:
         assert all(torch.equal(a.model, b.model) for a, b in zip(one, two, strict=True))
 
 
-@pytest.mark.parametrize("make", [Chain, lambda: stack(nn.Conv2d(2, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(32, 5))])
+@pytest.mark.parametrize(
+    "make", [Chain, lambda: stack(nn.Conv2d(2, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(32, 5))]
+)
 def test_bfloat16_is_near_and_not_the_same(make: Any) -> None:
     torch.manual_seed(1)
     model, local = make(), LocalTraining(epochs=1, batch_size=5, lr=0.1)
@@ -207,7 +261,10 @@ def test_a_failing_client_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
     model = stack(nn.Linear(3, 5))
     layout, local = Layout.from_module(model), LocalTraining(lr=0.1, batch_size=4)
     good = clients((3,), torch.float32, sizes=(6, 6, 6))
-    bad = [ClientData(torch.randn(6, 3), torch.full((6,), 9)), ClientData(torch.randn(6, 2), torch.zeros(6).long())]
+    bad = [
+        ClientData(torch.randn(6, 3), torch.full((6,), 9)),
+        ClientData(torch.randn(6, 2), torch.zeros(6).long()),
+    ]
     data = [good[0], *bad, *good[1:]]
     starts, keys = layout.read(model).expand(5, -1), [(0, 1, p) for p in range(5)]
     results = make_trainer(model, layout, local).train(starts, data, keys)
@@ -304,7 +361,9 @@ def test_batch_norm_falls_back(caplog: pytest.LogCaptureFixture) -> None:
 )
 def test_every_dense_model_of_the_library_is_batched(name: str, shape: tuple[int, ...]) -> None:
     model = build_model(name, input_shape=shape, outputs=2, seed=0)
-    assert isinstance(make_trainer(model, Layout.from_module(model), LocalTraining()), BatchedTrainer)
+    assert isinstance(
+        make_trainer(model, Layout.from_module(model), LocalTraining()), BatchedTrainer
+    )
 
 
 def test_the_model_stays_as_it_is() -> None:
@@ -336,7 +395,10 @@ def test_orders_are_permutations_keyed_by_client_alone() -> None:
     keys = [(1, 2, 3), (1, 2, 4), (1, 3, 3)]
     together = epoch_orders(keys, [5, 1, 7], 3)
     apart_ = [epoch_orders([k], [n], 3)[0] for k, n in zip(keys, [5, 1, 7], strict=True)]
-    assert all(rows[:, :n].tolist() == own.tolist() for rows, n, own in zip(together, [5, 1, 7], apart_, strict=True))
+    assert all(
+        rows[:, :n].tolist() == own.tolist()
+        for rows, n, own in zip(together, [5, 1, 7], apart_, strict=True)
+    )
     assert all(sorted(row) == list(range(7)) for row in apart_[2].tolist())
     assert len({tuple(row) for row in apart_[2].tolist()}) == 3
 
@@ -345,4 +407,6 @@ def test_orders_are_uniform() -> None:
     orders = epoch_orders([(0, 1, p) for p in range(6000)], [3] * 6000, 1).reshape(6000, 3)
     codes = torch.from_numpy(orders[:, 0] * 3 + orders[:, 1])
     counts = torch.bincount(codes, minlength=9)[torch.tensor([1, 2, 3, 5, 6, 7])].double()
-    assert float(((counts - 1000) ** 2 / 1000).sum()) < 25  # chi-square with 5 degrees of freedom: p = 1e-4
+    assert (
+        float(((counts - 1000) ** 2 / 1000).sum()) < 25
+    )  # chi-square with 5 degrees of freedom: p = 1e-4

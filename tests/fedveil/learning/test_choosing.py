@@ -33,7 +33,11 @@ def setup(loss, n=40, k=3):
     clients = []
     for i in range(n):
         x = torch.randn(i % 6, 4, generator=g)
-        y = torch.randint(0, 3, (len(x),), generator=g) if kind == torch.int64 else torch.randn(len(x), generator=g)
+        y = (
+            torch.randint(0, 3, (len(x),), generator=g)
+            if kind == torch.int64
+            else torch.randn(len(x), generator=g)
+        )
         clients.append(ClientData(x, y, x, y))
     return model, layout, models, clients
 
@@ -57,7 +61,9 @@ def test_losses_of_clients_are_the_losses():
         assert found[0].isnan().all()
         for i in (1, 5, 11):
             outputs = predict(model, layout, models[2], clients[i].x).double()
-            assert float(found[i, 2]) == pytest.approx(float(loss_of(loss)(outputs, clients[i].y)), rel=1e-6)
+            assert float(found[i, 2]) == pytest.approx(
+                float(loss_of(loss)(outputs, clients[i].y)), rel=1e-6
+            )
 
 
 def test_near_ties_and_broken_data_are_settled_client_by_client():
@@ -80,7 +86,9 @@ def test_each_is_measured_as_alone():
     names = ("loss", "accuracy", "balanced_accuracy", "iou", "auc", "micro_auc")
     single, _ = evaluate_clients(model, layout, models, clients, chosen, names)
     for client, j, found in zip(clients, chosen, single, strict=True):
-        assert found == pytest.approx(evaluate(model, layout, models[j], client.x, client.y, names), rel=1e-6)
+        assert found == pytest.approx(
+            evaluate(model, layout, models[j], client.x, client.y, names), rel=1e-6
+        )
 
 
 def test_rmse_by_hand():
@@ -102,7 +110,9 @@ def test_rmse_trains_alike_in_batches_and_one_by_one(batch_size):
     keys = [(0, 1, i) for i in range(12)]
     one = SequentialTrainer(model, layout, local).train(starts, data, keys)
     many = BatchedTrainer(model, layout, local).train(starts, data, keys)
-    squared = BatchedTrainer(model, layout, LocalTraining(epochs=3, batch_size=batch_size, lr=0.05, loss="mse"))
+    squared = BatchedTrainer(
+        model, layout, LocalTraining(epochs=3, batch_size=batch_size, lr=0.05, loss="mse")
+    )
     for i, (a, b, c) in enumerate(zip(one, many, squared.train(starts, data, keys), strict=True)):
         assert torch.allclose(a.model, b.model, rtol=1e-10, atol=1e-12)
         assert a.loss == pytest.approx(b.loss, rel=1e-10)
@@ -115,7 +125,9 @@ def test_single_examples_have_no_rmse():
 
 
 def test_a_class_a_pixel_is_trained_and_chosen_in_batches():
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)).double()  # classes are the first axis
+    model = nn.Sequential(
+        nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)
+    ).double()  # classes are the first axis
     layout, local = Layout.from_module(model), LocalTraining(epochs=2, batch_size=3)
     g = torch.Generator().manual_seed(0)
     images = [torch.rand(n, 2, 6, generator=g, dtype=torch.float64) for n in (4, 7, 1)]

@@ -28,7 +28,9 @@ def clipped(model: nn.Module, x: Tensor, y: Tensor, clip: float) -> Tensor:
     """One unit's mean gradient, clipped, as it is defined."""
     model.zero_grad()
     nn.functional.cross_entropy(model(x), y).backward()
-    gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).double()
+    gradient = torch.cat(
+        [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
+    ).double()
     return gradient * min(1.0, clip / float(gradient.norm()))
 
 
@@ -36,7 +38,10 @@ def test_each_class_has_its_share_behind_the_clip() -> None:
     model, layout = model_of()
     x, y = 10 * torch.rand(6, 3), torch.tensor([0, 1, 0, 0, 1, 0])
     sums = PerExample(model, layout, "cross_entropy", class_weights=(1.0, 4.0))
-    expected = sum((0.25, 1.0)[int(b)] * clipped(model, x[i : i + 1], y[i : i + 1], 0.5) for i, b in enumerate(y))
+    expected = sum(
+        (0.25, 1.0)[int(b)] * clipped(model, x[i : i + 1], y[i : i + 1], 0.5)
+        for i, b in enumerate(y)
+    )
     assert torch.allclose(sums.clipped_sum(x, y, 0.5)[0], expected, atol=1e-5)  # type: ignore[arg-type]
 
 
@@ -58,14 +63,18 @@ def test_equal_weights_change_no_bit(each: int) -> None:
     model, layout = model_of()
     x, y = torch.rand(8, 3), torch.arange(8) % 2
     plain = PerExample(model, layout, "cross_entropy").clipped_sum(x, y, 0.1, each=each)[0]
-    same = PerExample(model, layout, "cross_entropy", class_weights=(3.0, 3.0)).clipped_sum(x, y, 0.1, each=each)[0]
+    same = PerExample(model, layout, "cross_entropy", class_weights=(3.0, 3.0)).clipped_sum(
+        x, y, 0.1, each=each
+    )[0]
     assert torch.equal(plain, same)
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1e6), (1e6, 1e-6), (5.0, 5.0)])
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e-42, 1e30, math.nan, math.inf])
 @pytest.mark.parametrize("each", [1, 2])
-def test_nobody_moves_a_sum_by_more_than_the_clip(weights: tuple[float, ...], value: float, each: int) -> None:
+def test_nobody_moves_a_sum_by_more_than_the_clip(
+    weights: tuple[float, ...], value: float, each: int
+) -> None:
     model, layout = model_of()
     x, y = 100 * torch.rand(6, 3), torch.tensor([0, 1, 1, 0, 1, 1])
     sums = PerExample(model, layout, "cross_entropy", class_weights=weights)
@@ -77,15 +86,22 @@ def test_nobody_moves_a_sum_by_more_than_the_clip(weights: tuple[float, ...], va
         assert float((whole - sums.clipped_sum(x, y, 0.5, here, each=each)[0]).norm()) <= 0.5
     one, other = x.clone(), x.clone()
     one[2:4], other[2:4] = 1e3, -1e3
-    moved = sums.clipped_sum(one, y, 0.5, each=each)[0] - sums.clipped_sum(other, y, 0.5, each=each)[0]
-    assert float(moved.norm()) <= 2 * 0.5 * (2 if each == 1 else 1)  # two rows are replaced where rows are the units
+    moved = (
+        sums.clipped_sum(one, y, 0.5, each=each)[0] - sums.clipped_sum(other, y, 0.5, each=each)[0]
+    )
+    assert float(moved.norm()) <= 2 * 0.5 * (
+        2 if each == 1 else 1
+    )  # two rows are replaced where rows are the units
 
 
 def test_the_largest_weight_reaches_the_clip() -> None:
     """Sized for C: weights that were divided by their sum would leave noise for nothing."""
     model, layout = model_of()
     sums = PerExample(model, layout, "cross_entropy", class_weights=(1.0, 4.0))
-    lengths = [float(sums.clipped_sum(torch.ones(1, 3), torch.tensor([label]), 0.01)[0].norm()) for label in (0, 1)]
+    lengths = [
+        float(sums.clipped_sum(torch.ones(1, 3), torch.tensor([label]), 0.01)[0].norm())
+        for label in (0, 1)
+    ]
     assert lengths == pytest.approx([0.0025, 0.01], rel=1e-5)
 
 
@@ -93,7 +109,9 @@ def test_a_label_beyond_the_weights_counts_as_zero() -> None:
     model, layout = model_of(outputs=3)
     x, y = torch.rand(2, 3), torch.tensor([2, 1])
     sums = PerExample(model, layout, "cross_entropy", class_weights=(1.0, 1.0))
-    assert torch.allclose(sums.clipped_sum(x, y, 0.5)[0], clipped(model, x[1:], y[1:], 0.5), atol=1e-6)
+    assert torch.allclose(
+        sums.clipped_sum(x, y, 0.5)[0], clipped(model, x[1:], y[1:], 0.5), atol=1e-6
+    )
 
 
 def test_the_noise_stays_as_it_was() -> None:

@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn.calibration import calibration_curve
-from sklearn.metrics import balanced_accuracy_score, brier_score_loss, confusion_matrix, roc_auc_score
+from sklearn.metrics import (
+    balanced_accuracy_score,
+    brier_score_loss,
+    confusion_matrix,
+    roc_auc_score,
+)
 
 from fedveil.errors import FieldError
 from fedveil.learning.classified import classified, wilson
@@ -18,8 +23,13 @@ def two(scores):
 
 
 def test_by_hand():
-    found = classified(two([0.9, 0.8, 0.3, 0.6, 0.2, 0.1]), [1, 1, 1, 0, 0, 0], ["well", "ill"], "ill")
-    assert found.confusion == [[2, 1], [1, 2]]  # of the well two named well, one ill; of the ill one missed
+    found = classified(
+        two([0.9, 0.8, 0.3, 0.6, 0.2, 0.1]), [1, 1, 1, 0, 0, 0], ["well", "ill"], "ill"
+    )
+    assert found.confusion == [
+        [2, 1],
+        [1, 2],
+    ]  # of the well two named well, one ill; of the ill one missed
     assert {name: round(one.value, 6) for name, one in found.figures.items()} == {
         "accuracy": 0.666667,
         "balanced_accuracy": 0.666667,
@@ -52,7 +62,9 @@ def test_as_scikit_learn_has_it(seed):
     assert found.confusion == confusion_matrix(y, two(scores).argmax(1)).tolist()
     assert found.figures["auc"].value == pytest.approx(roc_auc_score(y, scores))
     assert found.figures["brier"].value == pytest.approx(brier_score_loss(y, scores))
-    assert found.figures["balanced_accuracy"].value == pytest.approx(balanced_accuracy_score(y, two(scores).argmax(1)))
+    assert found.figures["balanced_accuracy"].value == pytest.approx(
+        balanced_accuracy_score(y, two(scores).argmax(1))
+    )
     for one in found.figures.values():
         assert 0 <= one.low <= one.value <= one.high
 
@@ -96,7 +108,9 @@ def test_the_area_varies_as_delong_says():
     rng = np.random.default_rng(3)
     y = np.r_[np.zeros(80, int), np.ones(60, int)]
     scores = np.clip(rng.normal(0.4 + 0.2 * y, 0.2), 0, 1)
-    wins = (scores[y == 1][:, None] > scores[y == 0]) + 0.5 * (scores[y == 1][:, None] == scores[y == 0])
+    wins = (scores[y == 1][:, None] > scores[y == 0]) + 0.5 * (
+        scores[y == 1][:, None] == scores[y == 0]
+    )
     area = wins.mean()
     variance = wins.mean(1).var(ddof=1) / 60 + wins.mean(0).var(ddof=1) / 80
     one = classified(two(scores), y, ["a", "b"]).figures["auc"]
@@ -128,7 +142,9 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
     big = rng.normal(size=200_000)
     whole_y = (rng.uniform(size=200_000) < 1 / (1 + np.exp(-big))).astype(int)
     noisy = 1 / (1 + np.exp(-(big + rng.normal(size=200_000))))
-    truth = {name: one.value for name, one in classified(two(noisy), whole_y, ["a", "b"]).figures.items()}
+    truth = {
+        name: one.value for name, one in classified(two(noisy), whole_y, ["a", "b"]).figures.items()
+    }
     for _ in range(runs):
         rows = rng.integers(0, 200_000, 120)
         found = classified(two(noisy[rows]), whole_y[rows], ["a", "b"]).figures

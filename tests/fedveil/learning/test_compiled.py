@@ -20,9 +20,12 @@ def compiled():
 def trained(model, **how):
     generator = torch.Generator().manual_seed(0)
     clients = [
-        (torch.randn(20, 4, generator=generator), torch.randint(0, 2, (20,), generator=generator)) for _ in range(3)
+        (torch.randn(20, 4, generator=generator), torch.randint(0, 2, (20,), generator=generator))
+        for _ in range(3)
     ]
-    return fv.Federation(model=model, clients=clients, local=fv.LocalTraining(lr=0.1), seed=0, **how).run(2)
+    return fv.Federation(
+        model=model, clients=clients, local=fv.LocalTraining(lr=0.1), seed=0, **how
+    ).run(2)
 
 
 @pytest.mark.parametrize("given", [compiled, lambda: compiled], ids=["a module", "a function"])

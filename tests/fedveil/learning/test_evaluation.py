@@ -29,18 +29,29 @@ def test_metrics_by_hand():
     assert list(found) == ["examples", "loss", "accuracy", "f1", "precision", "auc", "micro_auc"]
 
 
-@given(n=st.integers(1, 40), classes=st.integers(2, 6), seed=st.integers(0, 1000), decimals=st.integers(0, 8))
+@given(
+    n=st.integers(1, 40),
+    classes=st.integers(2, 6),
+    seed=st.integers(0, 1000),
+    decimals=st.integers(0, 8),
+)
 @settings(deadline=None, max_examples=60)
 def test_agrees_with_scikit_learn(n, classes, seed, decimals):
     from sklearn.metrics import f1_score, precision_score, roc_auc_score
     from sklearn.preprocessing import label_binarize
 
     g = torch.Generator().manual_seed(seed)
-    logits = torch.randn(n, classes, generator=g, dtype=torch.float64).round(decimals=decimals)  # few decimals: ties
+    logits = torch.randn(n, classes, generator=g, dtype=torch.float64).round(
+        decimals=decimals
+    )  # few decimals: ties
     y = torch.randint(0, classes, (n,), generator=g)
     found, labels, predicted = metrics(logits, y), y.numpy(), logits.argmax(1).numpy()
-    assert found["f1"] == pytest.approx(f1_score(labels, predicted, average="macro", zero_division=0))
-    assert found["precision"] == pytest.approx(precision_score(labels, predicted, average="macro", zero_division=0))
+    assert found["f1"] == pytest.approx(
+        f1_score(labels, predicted, average="macro", zero_division=0)
+    )
+    assert found["precision"] == pytest.approx(
+        precision_score(labels, predicted, average="macro", zero_division=0)
+    )
     truth = label_binarize(labels, classes=[*range(classes), classes])[:, :classes]
     expected = roc_auc_score(truth.ravel(), logits.softmax(1).numpy().ravel())
     assert found["micro_auc"] == pytest.approx(expected, abs=1e-12)
@@ -75,7 +86,9 @@ def test_pooled_is_computed_on_all_predictions_together():
     assert [m["examples"] for m in single] == [2, 0, 5, 2]
     assert single[1] == {"examples": 0}
     assert pooled["examples"] == 9
-    assert pooled["accuracy"] == pytest.approx(sum(m["accuracy"] * m["examples"] for m in single if m["examples"]) / 9)
+    assert pooled["accuracy"] == pytest.approx(
+        sum(m["accuracy"] * m["examples"] for m in single if m["examples"]) / 9
+    )
     alone = evaluate(model, layout, models[0], x[2:7], y[2:7])
     assert single[2]["accuracy"] == alone["accuracy"]
     assert single[2]["loss"] == pytest.approx(alone["loss"], rel=1e-6)

@@ -14,8 +14,14 @@ from fedveil.learning.per_example import PerExample
 class Residual(nn.Module):
     def __init__(self, channels):
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
-        self.conv2, self.bn2 = nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels, affine=False)
+        self.conv1, self.bn1 = (
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+        self.conv2, self.bn2 = (
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.BatchNorm2d(channels, affine=False),
+        )
 
     def forward(self, x):
         return (x + self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))).relu()
@@ -65,7 +71,9 @@ def test_frozen_normalisation_is_folded_and_the_function_stays():
     frozen = freeze(net.train(), but=("10",)).train()  # as a trainer calls it
     torch.testing.assert_close(frozen(x), expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(frozen(x[:1]), expected[:1], rtol=1e-4, atol=1e-5)
-    assert not [m for m in frozen.modules() if isinstance(m, nn.BatchNorm2d | nn.BatchNorm1d | FixedNorm)]
+    assert not [
+        m for m in frozen.modules() if isinstance(m, nn.BatchNorm2d | nn.BatchNorm1d | FixedNorm)
+    ]
     assert Layout.from_module(frozen).names == ("10.weight", "10.bias")
     assert isinstance(net[1], nn.BatchNorm2d)  # the model is left as it was
     assert net[0].weight.requires_grad
@@ -123,7 +131,9 @@ def test_tied_layers_and_code_that_cannot_be_read():
     net, x = Branching(), torch.rand(3, 2, 4, 4)
     net.bn.running_var.fill_(3.0)
     expected = net.eval()(x)
-    torch.testing.assert_close(freeze(net, but=("head",)).train()(x), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        freeze(net, but=("head",)).train()(x), expected, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_names_are_the_models():
@@ -150,7 +160,9 @@ def test_features_follow_one_example_alone():
     assert torch.equal(features(front, other)[2], known[2])
     assert torch.equal(features(front, x.flip(0))[3], known[2])
     assert features(front, x[:0]).shape == (0, *known.shape[1:])
-    assert Layout.from_module(rest).names == Layout.from_module(net).names  # so that a whole model takes them back
+    assert (
+        Layout.from_module(rest).names == Layout.from_module(net).names
+    )  # so that a whole model takes them back
 
 
 def test_an_example_that_fails_has_none_and_a_model_that_fails_is_refused():
@@ -183,7 +195,9 @@ def test_split_needs_a_frozen_front():
     "method",
     [
         fv.methods.build("record", noise_multiplier=1e-6, clip=1.0, examples=12),
-        fv.methods.build("record", unit="person", noise_multiplier=1e-6, clip=1.0, people=6, records_per_person=2),
+        fv.methods.build(
+            "record", unit="person", noise_multiplier=1e-6, clip=1.0, people=6, records_per_person=2
+        ),
         fv.methods.build("vanilla"),
     ],
 )
@@ -192,7 +206,9 @@ def test_a_head_on_features_trains_like_the_whole_model(method):
     net = freeze(network(), but=("10",))
     front, rest = split(net)
     generator = torch.Generator().manual_seed(0)
-    data = [(torch.rand(12, 3, 16, 16, generator=generator), torch.arange(12) % 4) for _ in range(2)]
+    data = [
+        (torch.rand(12, 3, 16, 16, generator=generator), torch.arange(12) % 4) for _ in range(2)
+    ]
     local = fv.LocalTraining(lr=0.1, batch_size=12)
 
     def trained(model, clients):
@@ -201,6 +217,8 @@ def test_a_head_on_features_trains_like_the_whole_model(method):
         return federation.models
 
     whole = trained(net, [fv.ClientData(x, y, person=torch.arange(12) // 2) for x, y in data])
-    cached = trained(rest, [fv.ClientData(features(front, x), y, person=torch.arange(12) // 2) for x, y in data])
+    cached = trained(
+        rest, [fv.ClientData(features(front, x), y, person=torch.arange(12) // 2) for x, y in data]
+    )
     assert whole.shape == cached.shape
     torch.testing.assert_close(whole, cached, rtol=1e-3, atol=1e-4)

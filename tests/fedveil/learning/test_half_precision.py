@@ -16,4 +16,6 @@ def test_a_step_moves_every_value(kind, optimizer, size):
     value.grad = torch.full((size,), 0.25, dtype=kind)
     Stepper([value], fv.LocalTraining(optimizer=optimizer, lr=0.5)).step(0.5)
     wanted = 1 - 0.5 * (0.25 if optimizer == "sgd" else 1.0)  # Adam's first step is the sign
-    torch.testing.assert_close(value.detach().double(), torch.full((size,), wanted).double(), rtol=0, atol=0.01)
+    torch.testing.assert_close(
+        value.detach().double(), torch.full((size,), wanted).double(), rtol=0, atol=0.01
+    )

@@ -27,7 +27,9 @@ def registered() -> Iterator[Callable[..., Any]]:
 
 def convolution(layer: nn.Conv1d, inputs: Tensor, grads: Tensor) -> dict[str, Tensor]:
     """Gradients of one-dimensional convolutions without groups: patches of the inputs times output gradients."""
-    patches = F.pad(inputs, (layer.padding[0],) * 2).unfold(2, layer.kernel_size[0], layer.stride[0])
+    patches = F.pad(inputs, (layer.padding[0],) * 2).unfold(
+        2, layer.kernel_size[0], layer.stride[0]
+    )
     formed = {"weight": torch.einsum("bot,bitk->boik", grads, patches)}
     return formed if layer.bias is None else {**formed, "bias": grads.sum(2)}
 
@@ -54,20 +56,26 @@ def expected(model: nn.Module, x: Tensor, y: Tensor, clip: float) -> Tensor:
     """Each example by autograd, clipped, summed."""
     total = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
     for i in range(len(x)):
-        own = torch.autograd.grad(F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), list(model.parameters()))
+        own = torch.autograd.grad(
+            F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), list(model.parameters())
+        )
         flat = torch.cat([g.reshape(-1) for g in own]).double()
         total += flat * min(1.0, clip / float(flat.norm()))
     return total
 
 
-def test_layers_with_a_rule_take_the_fast_way_and_clip_as_autograd_says(registered: Callable[..., Any]) -> None:
+def test_layers_with_a_rule_take_the_fast_way_and_clip_as_autograd_says(
+    registered: Callable[..., Any],
+) -> None:
     x, y = examples()
     model = network(Gate())
     layout = Layout.from_module(model)
     before = PerExample(model, layout, "cross_entropy")
     before.clipped_sum(x, y, 0.3)
     assert before.rule_name != "layers"
-    registered(nn.Conv1d, axes=3, fits=lambda layer: layer.padding_mode == "zeros" and layer.groups == 1)(convolution)
+    registered(
+        nn.Conv1d, axes=3, fits=lambda layer: layer.padding_mode == "zeros" and layer.groups == 1
+    )(convolution)
     registered(Gate)(lambda layer, inputs, grads: {})
     sums = PerExample(model, layout, "cross_entropy")
     found, losses = sums.clipped_sum(x, y, 0.3)

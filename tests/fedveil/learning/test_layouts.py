@@ -45,11 +45,15 @@ class Straight(nn.Module):
 
 
 def record():
-    return fv.methods.build("record", fv.FedAvg(), noise_multiplier=1.0, clip=1.0, examples=6, rounds=1)
+    return fv.methods.build(
+        "record", fv.FedAvg(), noise_multiplier=1.0, clip=1.0, examples=6, rounds=1
+    )
 
 
 def hooked(model):
-    model.register_forward_pre_hook(lambda module, args: (args[0].view(len(args[0]), -1).view(args[0].shape),))
+    model.register_forward_pre_hook(
+        lambda module, args: (args[0].view(len(args[0]), -1).view(args[0].shape),)
+    )
     return model
 
 
@@ -102,7 +106,9 @@ for method in (fv.FedAvg(), record):
 def test_a_forward_method_that_views_images_is_trained_measured_and_attacked(method, trainer):
     model = Quickstart()
     clients = [(X[:6], Y[:6], X[6:], Y[6:]), (X[6:], Y[6:], X[:6], Y[:6])]
-    history = fv.Federation(model=model, clients=clients, method=method, execution=fv.Execution(trainer=trainer)).run(1)
+    history = fv.Federation(
+        model=model, clients=clients, method=method, execution=fv.Execution(trainer=trainer)
+    ).run(1)
     assert history.rounds[0].metrics["examples"] == 12
     assert not history.rounds[0].zeroed
 
@@ -125,18 +131,26 @@ def test_a_foreign_forward_method_sees_contiguous_images_whatever_it_is_given():
 
 def test_the_networks_of_the_library_and_chains_of_known_layers_keep_the_fast_order():
     assert takes_channels_last(build_model("small_cnn", input_shape=(1, 8, 8), outputs=3, seed=0))
-    assert takes_channels_last(build_model("unet", input_shape=(1, 8, 8), outputs=2, seed=0, widths=(4, 8), rank=2))
-    assert takes_channels_last(nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 3)))
+    assert takes_channels_last(
+        build_model("unet", input_shape=(1, 8, 8), outputs=2, seed=0, widths=(4, 8), rank=2)
+    )
+    assert takes_channels_last(
+        nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 3))
+    )
     for model in (Quickstart(), Straight(), hooked(nn.Sequential(nn.Flatten(), nn.Linear(128, 3)))):
         assert not takes_channels_last(model)
 
 
-@pytest.mark.parametrize(("given", "wanted"), [("float16", "float32"), ("float32", "float32"), ("float64", "float64")])
+@pytest.mark.parametrize(
+    ("given", "wanted"), [("float16", "float32"), ("float32", "float32"), ("float64", "float64")]
+)
 def test_examples_keep_a_type_that_the_model_has(given, wanted):
     whole = nn.Parameter(torch.zeros(3, dtype=torch.int8), requires_grad=False)
     model = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2).double())
     model.register_parameter("table", whole)
-    assert Inputs.of(model)(torch.rand(3, 2).to(getattr(torch, given))).dtype == getattr(torch, wanted)
+    assert Inputs.of(model)(torch.rand(3, 2).to(getattr(torch, given))).dtype == getattr(
+        torch, wanted
+    )
     assert Inputs.of(model)(torch.ones(3, 2, dtype=torch.int64)).dtype == torch.int64
 
 

@@ -30,7 +30,11 @@ def mixed():
 def moved(model):
     """The same with other trained values, as after a round."""
     layout = Layout.from_module(model)
-    layout.load(model, layout.read(model) + 0.3 * torch.randn(layout.size, generator=torch.Generator().manual_seed(1)))
+    layout.load(
+        model,
+        layout.read(model)
+        + 0.3 * torch.randn(layout.size, generator=torch.Generator().manual_seed(1)),
+    )
     return model
 
 
@@ -40,13 +44,18 @@ def test_it_begins_as_the_base_and_merges_into_its_architecture():
     small = lora(net, 2, ("0", "4", "7"), train=("9",))
     torch.testing.assert_close(small.train()(x), expected, rtol=1e-5, atol=1e-6)
     names = Layout.from_module(small).names
-    assert {name.rpartition(".")[0] for name in names} == {f"{i}.{w}" for i in "047" for w in ("down", "up")} | {"9"}
+    assert {name.rpartition(".")[0] for name in names} == {
+        f"{i}.{w}" for i in "047" for w in ("down", "up")
+    } | {"9"}
     after = moved(small)
     one = merged(after)
     torch.testing.assert_close(one(x), after(x), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(after(x), expected, atol=1e-3)
     assert [type(m) for m in one] == [type(m) if i != 1 else nn.Identity for i, m in enumerate(net)]
-    assert {k: v.shape for k, v in merged(lora(nn.Sequential(nn.Linear(4, 3)), 1, ("0",))).state_dict().items()} == {
+    assert {
+        k: v.shape
+        for k, v in merged(lora(nn.Sequential(nn.Linear(4, 3)), 1, ("0",))).state_dict().items()
+    } == {
         "0.weight": (3, 4),
         "0.bias": (3,),
     }
@@ -62,7 +71,11 @@ def test_seed_and_alpha_are_public():
 
 @pytest.mark.parametrize("each", [1, 2])
 def test_gradients_are_the_adapters_own_and_clipped_over_all_that_is_trained(each):
-    model, x, y = moved(lora(mixed(), 2, ("0", "4", "7"), train=("9",))), torch.rand(6, 3, 12, 12), torch.arange(6) % 4
+    model, x, y = (
+        moved(lora(mixed(), 2, ("0", "4", "7"), train=("9",))),
+        torch.rand(6, 3, 12, 12),
+        torch.arange(6) % 4,
+    )
     layout = Layout.from_module(model)
     sums, clip = PerExample(model, layout, "cross_entropy"), 0.05
     total, _ = sums.clipped_sum(x, y, clip, each=each)
@@ -70,7 +83,9 @@ def test_gradients_are_the_adapters_own_and_clipped_over_all_that_is_trained(eac
     rows = []
     for i in range(6):
         loss = nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
-        rows.append(torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)]).double())
+        rows.append(
+            torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)]).double()
+        )
     means = torch.stack(rows).view(-1, each, layout.size).mean(1)
     by_hand = means * (clip / means.norm(dim=1, keepdim=True)).clamp(max=1)
     torch.testing.assert_close(total, by_hand.sum(0), rtol=1e-3, atol=1e-6)
@@ -125,8 +140,12 @@ def test_layers_that_are_read_by_their_weights_are_refused_or_read_merged():
     adapted = moved(lora(block, 2, ("linear1", "linear2")))
     x = torch.rand(3, 5, 8)
     with torch.no_grad():  # its fast path reads the weights
-        torch.testing.assert_close(adapted.eval()(x), merged(adapted).eval()(x), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(adapted.train()(x), merged(adapted).eval()(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            adapted.eval()(x), merged(adapted).eval()(x), rtol=1e-4, atol=1e-5
+        )
+        torch.testing.assert_close(
+            adapted.train()(x), merged(adapted).eval()(x), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_tied_layers_are_refused():
@@ -140,7 +159,9 @@ def test_tied_layers_are_refused():
     "method",
     [
         fv.methods.build("record", epsilon=8.0, delta=1e-5, rounds=1, clip=1.0, examples=8),
-        fv.methods.build("record", unit="person", noise_multiplier=1.0, clip=1.0, people=4, records_per_person=2),
+        fv.methods.build(
+            "record", unit="person", noise_multiplier=1.0, clip=1.0, people=4, records_per_person=2
+        ),
         fv.methods.build("global", noise_multiplier=1.0, clip=1.0),
         fv.methods.build("vanilla"),
     ],
@@ -150,11 +171,15 @@ def test_a_federation_trains_adapters_alone(method):
     generator = torch.Generator().manual_seed(0)
     clients = [
         fv.ClientData(
-            torch.rand(8, 3, 12, 12, generator=generator), torch.arange(8) % 4, person=torch.arange(8) // 2 + 4 * i
+            torch.rand(8, 3, 12, 12, generator=generator),
+            torch.arange(8) % 4,
+            person=torch.arange(8) // 2 + 4 * i,
         )
         for i in range(2)
     ]
-    federation = fv.Federation(model=model, clients=clients, method=method, local=fv.LocalTraining(batch_size=8))
+    federation = fv.Federation(
+        model=model, clients=clients, method=method, local=fv.LocalTraining(batch_size=8)
+    )
     before = federation.models.clone()
     assert before.shape[1] == Layout.from_module(model).size
     federation.run(1)

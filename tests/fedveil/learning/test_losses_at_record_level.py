@@ -80,20 +80,29 @@ def each(loss, output, y):
 @pytest.mark.few(30)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("way", ["layers", "operators", "one by one"])
-@pytest.mark.parametrize("clip", [0.3, 3.0])  # where all are cut, a weight of a class changes nothing
+@pytest.mark.parametrize(
+    "clip", [0.3, 3.0]
+)  # where all are cut, a weight of a class changes nothing
 def test_sums_are_of_single_examples_clipped(name, way, clip):
     loss, y = CASES[name]
     outputs, logs = (1 if y.shape[1:] == (1,) else 3), name == "log-probabilities"
     torch.manual_seed(0)
     model = {"operators": Own, "one by one": Branches}.get(way, lambda n, logs: None)(outputs, logs)
     if model is None:
-        layers = [nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, outputs), *([nn.LogSoftmax(1)] if logs else [])]
+        layers = [
+            nn.Linear(6, 5),
+            nn.Tanh(),
+            nn.Linear(5, outputs),
+            *([nn.LogSoftmax(1)] if logs else []),
+        ]
         model = nn.Sequential(*layers)
     layout = fv.Layout.from_module(model)
     rows = []
     for i in range(12):
         one = each(loss, model(X[i : i + 1]), y[i : i + 1]).sum()
-        gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(one, list(model.parameters()))]).double()
+        gradient = torch.cat(
+            [g.reshape(-1) for g in torch.autograd.grad(one, list(model.parameters()))]
+        ).double()
         rows.append(gradient * min(1.0, clip / max(float(gradient.norm()), 1e-12)))
     total, losses = PerExample(model, layout, loss).clipped_sum(X, y, clip)
     assert len(losses) == 12
@@ -112,15 +121,23 @@ def test_labels_that_are_no_class_count_as_zero():
 
 
 def test_a_federation_trains_with_them_and_says_what_is_supported_otherwise():
-    record = fv.methods.build("record", fv.FedAvg(), noise_multiplier=1.0, clip=1.0, examples=6, rounds=1)
+    record = fv.methods.build(
+        "record", fv.FedAvg(), noise_multiplier=1.0, clip=1.0, examples=6, rounds=1
+    )
     clients = [(X[:6], BITS[:6]), (X[6:], BITS[6:])]
     local = fv.LocalTraining(loss=nn.BCEWithLogitsLoss())
     federation = fv.Federation(model=nn.Linear(6, 1), clients=clients, method=record, local=local)
     assert not federation.run(1).rounds[0].zeroed
-    for loss in (nn.BCELoss(), nn.MSELoss(reduction="sum"), lambda out, y: (out - y).square().mean()):
+    for loss in (
+        nn.BCELoss(),
+        nn.MSELoss(reduction="sum"),
+        lambda out, y: (out - y).square().mean(),
+    ):
         model = nn.Sequential(nn.Linear(6, 1), nn.Sigmoid())
         with pytest.raises(fv.FieldError, match="BCEWithLogitsLoss"):
-            fv.Federation(model=model, clients=clients, method=record, local=fv.LocalTraining(loss=loss))
+            fv.Federation(
+                model=model, clients=clients, method=record, local=fv.LocalTraining(loss=loss)
+            )
 
 
 @pytest.mark.parametrize("loss", [nn.L1Loss(), nn.MSELoss(), nn.HuberLoss()])
@@ -141,7 +158,9 @@ class Squeezed(nn.Module):
         return self.net(x).squeeze(-1)
 
 
-@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.L1Loss(), nn.HuberLoss(delta=0.5), nn.SmoothL1Loss(), "mse"])
+@pytest.mark.parametrize(
+    "loss", [nn.MSELoss(), nn.L1Loss(), nn.HuberLoss(delta=0.5), nn.SmoothL1Loss(), "mse"]
+)
 def test_a_regression_with_squeezed_outputs_goes_in_batches(loss):
     torch.manual_seed(0)
     model, y = Squeezed(), TARGETS[:, 0]
@@ -152,7 +171,9 @@ def test_a_regression_with_squeezed_outputs_goes_in_batches(loss):
     each_loss = nn.MSELoss() if loss == "mse" else loss
     for i in range(12):
         value = each_loss(model(X[i : i + 1]), y[i : i + 1])
-        gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(value, list(model.parameters()))]).double()
+        gradient = torch.cat(
+            [g.reshape(-1) for g in torch.autograd.grad(value, list(model.parameters()))]
+        ).double()
         rows.append(gradient * min(1.0, 3.0 / float(gradient.norm())))
     assert len(losses) == 12
     torch.testing.assert_close(total, torch.stack(rows).sum(0), rtol=1e-4, atol=1e-4)

@@ -66,9 +66,15 @@ CASES = {
         ).mean(1),
     ),
     "l1": (NUMBERS, lambda o, y: (o - y).abs().mean(1)),
-    "huber(delta=0.5)": (NUMBERS, lambda o, y: F.huber_loss(o, y, reduction="none", delta=0.5).mean(1)),
+    "huber(delta=0.5)": (
+        NUMBERS,
+        lambda o, y: F.huber_loss(o, y, reduction="none", delta=0.5).mean(1),
+    ),
     "poisson": (COUNTS, lambda o, y: (o.exp() - y * o).mean(1)),
-    "hazards": (TIMES, lambda o, y: torch.stack([survival(a, b) for a, b in zip(o, y, strict=True)])),
+    "hazards": (
+        TIMES,
+        lambda o, y: torch.stack([survival(a, b) for a, b in zip(o, y, strict=True)]),
+    ),
 }
 
 
@@ -107,7 +113,9 @@ def test_one_output_fits_targets_without_an_axis():
     for name in ("bce", "l1", "huber", "poisson"):
         assert losses_of(name)(output, y).reshape(-1).shape == (5,)
         torch.testing.assert_close(loss_of(name)(output, y), losses_of(name)(output, y).mean())
-    torch.testing.assert_close(loss_of("bce")(output, (y > 0.5).long()), loss_of("bce")(output, (y > 0.5).float()))
+    torch.testing.assert_close(
+        loss_of("bce")(output, (y > 0.5).long()), loss_of("bce")(output, (y > 0.5).float())
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,13 +207,18 @@ def test_a_function_of_one_example_is_clipped_by_example(function, make):
         bad[2, 0] = 9.0
         left, losses = PerExample(model, layout, loss).clipped_sum(X, bad, 0.7)
         keep = [i for i in range(8) if i != 2]
-        torch.testing.assert_close(left, by_hand(model, X[keep], y[keep], each, 0.7), rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(
+            left, by_hand(model, X[keep], y[keep], each, 0.7), rtol=1e-3, atol=1e-6
+        )
         assert len(losses) == 7
 
 
 def test_a_function_of_one_example_trains_in_a_federation_and_must_give_one_number():
     clients = [fv.ClientData(X, NUMBERS), fv.ClientData(X + 1, NUMBERS)]
-    for method in (fv.methods.build("record", noise_multiplier=1.0, examples=8), fv.methods.build("vanilla")):
+    for method in (
+        fv.methods.build("record", noise_multiplier=1.0, examples=8),
+        fv.methods.build("vanilla"),
+    ):
         local = fv.LocalTraining(loss=example_loss(pinball), batch_size=8)
         fv.Federation(model=nn.Linear(6, 3), clients=clients, method=method, local=local).run(1)
     vector = fv.LocalTraining(loss=example_loss(lambda o, y: (o - y).abs()))
@@ -238,11 +251,17 @@ def test_a_refusal_says_the_reason(loss, reason):
 def test_a_person_has_the_mean_of_her_examples():
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
-    total, _ = PerExample(model, Layout.from_module(model), "huber").clipped_sum(X, NUMBERS, 0.3, each=2)
+    total, _ = PerExample(model, Layout.from_module(model), "huber").clipped_sum(
+        X, NUMBERS, 0.3, each=2
+    )
     rows = []
     for i in range(8):
         loss = F.huber_loss(model(X[i]), NUMBERS[i])
-        rows.append(torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))]).double())
+        rows.append(
+            torch.cat(
+                [g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))]
+            ).double()
+        )
     means = torch.stack(rows).view(4, 2, -1).mean(1)
     expected = (means * (0.3 / means.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)
     torch.testing.assert_close(total, expected, rtol=1e-3, atol=1e-6)

@@ -30,7 +30,9 @@ def one_column(output, y):
 
 
 def tasks(output, y):
-    return F.mse_loss(output[:, 0], y[:, 0]) + F.binary_cross_entropy_with_logits(output[:, 1] + output[:, 2], y[:, 1])
+    return F.mse_loss(output[:, 0], y[:, 0]) + F.binary_cross_entropy_with_logits(
+        output[:, 1] + output[:, 2], y[:, 1]
+    )
 
 
 CASES = {
@@ -62,4 +64,6 @@ def test_the_loss_is_measured_alone(name, held):
 def test_a_metric_that_does_not_exist_there_is_refused_before_the_first_round():
     local, evaluation = fv.LocalTraining(loss=gauss), fv.Evaluation(metrics=["rmse"])
     with pytest.raises(fv.FieldError, match="metrics"):
-        fv.Federation(model=nn.Linear(5, 2), clients=clients(Y, 20), local=local, evaluation=evaluation)
+        fv.Federation(
+            model=nn.Linear(5, 2), clients=clients(Y, 20), local=local, evaluation=evaluation
+        )

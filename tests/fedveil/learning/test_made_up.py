@@ -17,7 +17,9 @@ def clients(x=X, y=Y):
 
 
 def record():
-    return fv.methods.build("record", fv.FedAvg(), noise_multiplier=1.0, clip=1.0, examples=6, rounds=1)
+    return fv.methods.build(
+        "record", fv.FedAvg(), noise_multiplier=1.0, clip=1.0, examples=6, rounds=1
+    )
 
 
 class Own(nn.Module):
@@ -38,7 +40,9 @@ def fails_in_training(model, x):
 
 
 def breaks_the_graph(model, x):
-    return x.detach().requires_grad_(False) if not model.training else torch.linalg.inv(x)  # of no square matrix
+    return (
+        x.detach().requires_grad_(False) if not model.training else torch.linalg.inv(x)
+    )  # of no square matrix
 
 
 class NoBackward(torch.autograd.Function):
@@ -89,7 +93,10 @@ class Recurrent(nn.Module):
 class Attends(nn.Module):
     def __init__(self, batch_first):
         super().__init__()
-        self.attention, self.head = nn.MultiheadAttention(6, 2, batch_first=batch_first), nn.Linear(6, 2)
+        self.attention, self.head = (
+            nn.MultiheadAttention(6, 2, batch_first=batch_first),
+            nn.Linear(6, 2),
+        )
 
     def forward(self, x):
         return self.head(self.attention(x, x, x)[0][:, -1])
@@ -133,12 +140,20 @@ def test_trainers_take_the_declared_shape_alone():
             layout = fv.Layout.from_module(model)
             make_trainer(model, layout, LocalTraining(), noisy=steps, example=example)
             with pytest.raises(fv.FieldError, match="declared shape"):
-                make_trainer(model, layout, LocalTraining(), noisy=steps, example=(example[0][..., :5], example[1]))
+                make_trainer(
+                    model,
+                    layout,
+                    LocalTraining(),
+                    noisy=steps,
+                    example=(example[0][..., :5], example[1]),
+                )
 
 
 def test_a_model_that_takes_some_made_up_examples_is_taken():
     for method in (None, record()):
-        history = fv.Federation(model=Lengths(), clients=clients(WORDS.clamp(min=1)), method=method).run(1)
+        history = fv.Federation(
+            model=Lengths(), clients=clients(WORDS.clamp(min=1)), method=method
+        ).run(1)
         assert not history.rounds[0].zeroed
 
 
@@ -176,7 +191,9 @@ def test_a_model_whose_rows_follow_others_their_number_or_their_place_is_refused
     ],
 )
 def test_a_model_whose_rows_follow_their_examples_is_taken(model):
-    assert not fv.Federation(model=model, clients=clients(), method=record()).run(1).rounds[0].zeroed
+    assert (
+        not fv.Federation(model=model, clients=clients(), method=record()).run(1).rounds[0].zeroed
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,19 +216,30 @@ def test_parameters_that_are_no_plain_real_numbers_are_refused_by_name():
     with torch.device("meta"):
         empty = nn.Sequential(nn.Flatten(), nn.Linear(30, 2))
     turned = nn.Sequential(nn.Flatten(), nn.Linear(30, 2, dtype=torch.complex64))
-    for model, said in ((empty, "no values"), (turned, "complex"), (nn.Sequential(nn.LazyLinear(2)), "size")):
+    for model, said in (
+        (empty, "no values"),
+        (turned, "complex"),
+        (nn.Sequential(nn.LazyLinear(2)), "size"),
+    ):
         with pytest.raises(fv.FieldError, match=said):
             fv.Federation(model=model, clients=clients())
 
 
-@pytest.mark.parametrize("option", [{"sparse": True}, {"scale_grad_by_freq": True}, {"max_norm": 1.0}])
+@pytest.mark.parametrize(
+    "option", [{"sparse": True}, {"scale_grad_by_freq": True}, {"max_norm": 1.0}]
+)
 def test_embeddings_train_and_are_refused_at_record_level_where_words_would_show(option):
     history = fv.Federation(model=Bags(**option), clients=clients(WORDS)).run(1)
     assert history.rounds
     with pytest.raises(fv.FieldError, match=next(iter(option))):
         fv.Federation(model=Bags(**option), clients=clients(WORDS), method=record())
     mended = fv.learning.mend(Bags(**option))
-    assert not fv.Federation(model=mended, clients=clients(WORDS), method=record()).run(1).rounds[0].zeroed
+    assert (
+        not fv.Federation(model=mended, clients=clients(WORDS), method=record())
+        .run(1)
+        .rounds[0]
+        .zeroed
+    )
 
 
 def test_a_sparse_table_trains_as_a_dense_one():
@@ -219,7 +247,9 @@ def test_a_sparse_table_trains_as_a_dense_one():
     sparse = Bags(sparse=True)
     dense = Bags()
     dense.load_state_dict(sparse.state_dict())
-    results = [fv.Federation(model=m, clients=clients(WORDS)).run(2).models for m in (sparse, dense)]
+    results = [
+        fv.Federation(model=m, clients=clients(WORDS)).run(2).models for m in (sparse, dense)
+    ]
     torch.testing.assert_close(*results)
 
 
@@ -233,11 +263,17 @@ def test_what_fails_on_real_examples_alone_counts_as_zero():
 
     model = Own(large)
     layout = fv.Layout.from_module(model)
-    trainer = PrivateTrainer(model, layout, LocalTraining(), record().client.noisy_steps, example=(X, Y))
+    trainer = PrivateTrainer(
+        model, layout, LocalTraining(), record().client.noisy_steps, example=(X, Y)
+    )
     x = X[:6].clone()
     x[0] = 9
     start = layout.read(model)[None]
-    [trained] = trainer.train_noisily(start, [ClientData(x, Y[:6])], [(0, 1, 0)], [fv.ReproducibleSource(0)])
+    [trained] = trainer.train_noisily(
+        start, [ClientData(x, Y[:6])], [(0, 1, 0)], [fv.ReproducibleSource(0)]
+    )
     assert trained.failure is None
-    [noise] = trainer.train_noisily(start, [ClientData(x[:1], Y[:1])], [(0, 1, 0)], [fv.ReproducibleSource(0)])
+    [noise] = trainer.train_noisily(
+        start, [ClientData(x[:1], Y[:1])], [(0, 1, 0)], [fv.ReproducibleSource(0)]
+    )
     assert noise.failure is not None

@@ -34,7 +34,9 @@ def expected(logits, y, labels):
         "specificity": np.mean([np.mean(predicted[y != c] != c) for c in labels if (y != c).any()]),
     }
     areas = [
-        oracle.roc_auc_score(y == c, chances[:, c]) for c in labels[kinds == 2 :] if (y == c).any() and (y != c).any()
+        oracle.roc_auc_score(y == c, chances[:, c])
+        for c in labels[kinds == 2 :]
+        if (y == c).any() and (y != c).any()
     ]
     found |= {"auc": np.mean(areas)} if areas else {}
     if kinds == 2:
@@ -61,10 +63,14 @@ def expected(logits, y, labels):
 @settings(deadline=None, max_examples=25)
 def test_agrees_with_scikit_learn_group_by_group(sizes, classes, seed, decimals):
     g = torch.Generator().manual_seed(seed)
-    logits = torch.randn(sum(sizes), classes, generator=g, dtype=torch.float64).round(decimals=decimals)
+    logits = torch.randn(sum(sizes), classes, generator=g, dtype=torch.float64).round(
+        decimals=decimals
+    )
     y = torch.randint(0, classes, (sum(sizes),), generator=g)
     parts = zip(torch.split(logits, sizes), torch.split(y, sizes), strict=True)
-    for found, (part, labels) in zip(metrics_of_groups(logits, y, sizes, CLASSES)[0], parts, strict=True):
+    for found, (part, labels) in zip(
+        metrics_of_groups(logits, y, sizes, CLASSES)[0], parts, strict=True
+    ):
         if not len(labels):
             assert found == {"examples": 0}
             continue
@@ -83,8 +89,16 @@ def test_a_class_a_pixel_counts_pixels():
     for f, part in zip(found, (slice(0, 40), slice(40, 60)), strict=True):
         wanted = expected(flat[part].double().numpy(), y.reshape(-1)[part].numpy(), [0, 1])
         images = [slice(i, i + 20) for i in range(part.start, part.stop, 20)]
-        for name, score in (("iou", "jaccard"), ("precision", "precision"), ("sensitivity", "recall"), ("f1", "f1")):
-            alone = [getattr(oracle, f"{score}_score")(y.reshape(-1)[i], flat[i].argmax(1)) for i in images]
+        for name, score in (
+            ("iou", "jaccard"),
+            ("precision", "precision"),
+            ("sensitivity", "recall"),
+            ("f1", "f1"),
+        ):
+            alone = [
+                getattr(oracle, f"{score}_score")(y.reshape(-1)[i], flat[i].argmax(1))
+                for i in images
+            ]
             wanted[f"image_{name}"] = np.mean(alone)
         assert f == pytest.approx({**wanted, "examples": f["examples"]})
 
@@ -115,7 +129,9 @@ def test_another_metric_is_a_decorator():
         output, y = torch.tensor([[1.0], [4.0], [5.0]]), torch.zeros(3)
         found, _ = metrics_of_groups(output, y, [2, 1], ["mean_absolute_error"])
         assert [f["mean_absolute_error"] for f in found] == [2.5, 5.0]
-        assert metrics(output, y, ["mean_absolute_error"])["mean_absolute_error"] == pytest.approx(10 / 3)
+        assert metrics(output, y, ["mean_absolute_error"])["mean_absolute_error"] == pytest.approx(
+            10 / 3
+        )
         with pytest.raises(FieldError, match="taken"):
             metric(task="values")(mean_absolute_error)
     finally:

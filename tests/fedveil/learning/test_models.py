@@ -7,7 +7,9 @@ from fedveil.layout import Layout
 from fedveil.learning import MODELS, build_model, initial_models
 
 
-@pytest.mark.parametrize("name", sorted({*MODELS} - {"efficientnet_b0", "efficientnet_lite0"}))  # which need a file
+@pytest.mark.parametrize(
+    "name", sorted({*MODELS} - {"efficientnet_b0", "efficientnet_lite0"})
+)  # which need a file
 def test_same_seed_same_bits_and_the_global_state_is_left(name):
     before = torch.get_rng_state()
     a, b, c = (build_model(name, input_shape=(1, 20, 20), outputs=3, seed=s) for s in (1, 1, 2))
@@ -21,9 +23,15 @@ def test_same_seed_same_bits_and_the_global_state_is_left(name):
 def test_parameter_counts_of_the_papers():
     # methods of the papers: 6,517,476 parameters at 128x128 with 3x3 kernels; 3-2-1 has 11
     assert (
-        Layout.from_module(build_model("alzheimer_cnn", input_shape=(1, 128, 128), outputs=4, seed=0)).size == 6517476
+        Layout.from_module(
+            build_model("alzheimer_cnn", input_shape=(1, 128, 128), outputs=4, seed=0)
+        ).size
+        == 6517476
     )
-    assert Layout.from_module(build_model("regression", input_shape=(3,), outputs=1, seed=0)).size == 11
+    assert (
+        Layout.from_module(build_model("regression", input_shape=(3,), outputs=1, seed=0)).size
+        == 11
+    )
 
 
 def test_pooling_before_relu_is_exact():
@@ -37,7 +45,9 @@ def test_hypotheses_differ_and_the_first_is_the_ordinary_model():
     assert models.shape == (3, 10)
     assert torch.equal(models[0], Layout.from_module(model).read(model))
     assert len({tuple(row.tolist()) for row in models}) == 3
-    by_function = initial_models(lambda s: build_model("logistic", input_shape=(4,), outputs=2, seed=s), k=3, seed=5)
+    by_function = initial_models(
+        lambda s: build_model("logistic", input_shape=(4,), outputs=2, seed=s), k=3, seed=5
+    )
     assert torch.equal(by_function, models)
 
 

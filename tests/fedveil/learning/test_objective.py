@@ -17,7 +17,10 @@ from fedveil.learning.objective import require_paired, void_labels
 G = torch.Generator().manual_seed(0)
 LOGITS, Y = torch.randn(40, 3, generator=G), torch.randint(0, 3, (40,), generator=G)
 YES, YES_Y = torch.randn(40, 1, generator=G), torch.randint(0, 2, (40, 1), generator=G).float()
-SEVERAL, SEVERAL_Y = torch.randn(40, 3, generator=G), torch.randint(0, 2, (40, 3), generator=G).float()
+SEVERAL, SEVERAL_Y = (
+    torch.randn(40, 3, generator=G),
+    torch.randint(0, 2, (40, 3), generator=G).float(),
+)
 
 
 def focal(outputs, y):
@@ -44,7 +47,9 @@ def test_the_loss_is_the_one_that_was_asked_for_in_every_group_and_pooled(loss):
     assert pooled["accuracy"] == pytest.approx(oracle.accuracy_score(Y, LOGITS.argmax(1)))
 
 
-@pytest.mark.parametrize("loss", [nn.HuberLoss(), nn.L1Loss(), nn.MSELoss(), nn.PoissonNLLLoss(), "rmse"])
+@pytest.mark.parametrize(
+    "loss", [nn.HuberLoss(), nn.L1Loss(), nn.MSELoss(), nn.PoissonNLLLoss(), "rmse"]
+)
 def test_a_regression_has_its_own_loss_and_the_squared_error_s_root(loss):
     outputs, y = torch.randn(30, 1), torch.rand(30, 1)
     found = metrics(outputs, y, loss=loss)
@@ -71,7 +76,17 @@ def test_probabilities_of_a_yes_are_cut_at_one_half():
 
 
 def test_several_labels_by_hand_and_against_scikit_learn():
-    names = ("loss", "accuracy", "exact_match", "hamming", "f1", "precision", "recall", "auc", "micro_auc")
+    names = (
+        "loss",
+        "accuracy",
+        "exact_match",
+        "hamming",
+        "f1",
+        "precision",
+        "recall",
+        "auc",
+        "micro_auc",
+    )
     loss = nn.BCEWithLogitsLoss()
     assert task_of(SEVERAL_Y, loss, SEVERAL.shape) == "labels"
     found, said, truth = metrics(SEVERAL, SEVERAL_Y, names, loss), SEVERAL > 0, SEVERAL_Y.int()
@@ -82,11 +97,20 @@ def test_several_labels_by_hand_and_against_scikit_learn():
     assert found["precision"] == pytest.approx(oracle.precision_score(truth, said, average="macro"))
     assert found["recall"] == pytest.approx(oracle.recall_score(truth, said, average="macro"))
     assert found["auc"] == pytest.approx(oracle.roc_auc_score(truth, SEVERAL))
-    assert found["micro_auc"] == pytest.approx(oracle.roc_auc_score(truth, SEVERAL, average="micro"))
+    assert found["micro_auc"] == pytest.approx(
+        oracle.roc_auc_score(truth, SEVERAL, average="micro")
+    )
 
 
 def test_each_of_several_labels_has_figures_of_its_own():
-    names = ("auc[each]", "f1[each]", "accuracy[1]", "sensitivity[2]", "specificity[2]", "exact_match")
+    names = (
+        "auc[each]",
+        "f1[each]",
+        "accuracy[1]",
+        "sensitivity[2]",
+        "specificity[2]",
+        "exact_match",
+    )
     loss = nn.BCEWithLogitsLoss()
     groups, found = metrics_of_groups(SEVERAL, SEVERAL_Y, [10, 0, len(SEVERAL) - 10], names, loss)
     said, truth = (SEVERAL > 0).int(), SEVERAL_Y.int()
@@ -102,13 +126,17 @@ def test_each_of_several_labels_has_figures_of_its_own():
     }
     for k in labels:
         assert found[f"auc[{k}]"] == pytest.approx(oracle.roc_auc_score(truth[:, k], SEVERAL[:, k]))
-        assert found[f"f1[{k}]"] == pytest.approx(oracle.f1_score(truth[:, k], said[:, k], average="macro"))
+        assert found[f"f1[{k}]"] == pytest.approx(
+            oracle.f1_score(truth[:, k], said[:, k], average="macro")
+        )
         assert groups[0][f"f1[{k}]"] == pytest.approx(
             oracle.f1_score(truth[:10, k], said[:10, k], average="macro", zero_division=0)
         )
     assert found["accuracy[1]"] == pytest.approx(oracle.accuracy_score(truth[:, 1], said[:, 1]))
     assert found["sensitivity[2]"] == pytest.approx(oracle.recall_score(truth[:, 2], said[:, 2]))
-    assert found["specificity[2]"] == pytest.approx(oracle.recall_score(truth[:, 2], said[:, 2], pos_label=0))
+    assert found["specificity[2]"] == pytest.approx(
+        oracle.recall_score(truth[:, 2], said[:, 2], pos_label=0)
+    )
 
 
 @pytest.mark.parametrize("name", ["auc[9]", "loss[0]", "rmse[0]", "auk[0]", "auc[-1]"])
@@ -165,9 +193,9 @@ def test_void_labels_train_as_in_pytorch_and_void_alone_moves_nothing(loss, trai
     model = nn.Conv2d(1, 2, 1)
     start = [p.detach().clone() for p in model.parameters()]
     local = fv.LocalTraining(loss=loss, lr=0.5, batch_size=8)
-    run = fv.Federation(model=model, clients=[(x, y, x, y)], local=local, execution=fv.Execution(trainer=trainer)).run(
-        1
-    )
+    run = fv.Federation(
+        model=model, clients=[(x, y, x, y)], local=local, execution=fv.Execution(trainer=trainer)
+    ).run(1)
     if loss != "dice":
         plain = F.cross_entropy(model(x), y, ignore_index=void)
         gradients = torch.autograd.grad(plain, list(model.parameters()))
@@ -175,7 +203,10 @@ def test_void_labels_train_as_in_pytorch_and_void_alone_moves_nothing(loss, trai
             torch.testing.assert_close(value, begun - 0.5 * slope, rtol=1e-4, atol=1e-6)
     nothing = torch.full_like(y, void)
     still = fv.Federation(
-        model=model, clients=[(x, nothing, x, y)], local=local, execution=fv.Execution(trainer=trainer)
+        model=model,
+        clients=[(x, nothing, x, y)],
+        local=local,
+        execution=fv.Execution(trainer=trainer),
     ).run(1)
     for value, begun in zip(still.state_dicts[0].values(), start, strict=True):
         assert torch.equal(value, begun)
@@ -196,13 +227,23 @@ def test_an_example_of_void_alone_counts_zero_at_record_level(loss):
     assert torch.isfinite(losses).all()
 
 
-BROADCAST = [nn.MSELoss(), nn.L1Loss(), nn.HuberLoss(), nn.SmoothL1Loss(), partial(F.mse_loss, reduction="sum")]
-BROADCAST += [lambda outputs, y: ((outputs - y) ** 2).mean(), lambda outputs, y: (outputs - y).abs().mean().sqrt()]
+BROADCAST = [
+    nn.MSELoss(),
+    nn.L1Loss(),
+    nn.HuberLoss(),
+    nn.SmoothL1Loss(),
+    partial(F.mse_loss, reduction="sum"),
+]
+BROADCAST += [
+    lambda outputs, y: ((outputs - y) ** 2).mean(),
+    lambda outputs, y: (outputs - y).abs().mean().sqrt(),
+]
 
 
 @pytest.mark.parametrize("loss", BROADCAST)
 @pytest.mark.parametrize(
-    ("outputs", "targets"), [((1,), ()), ((), (1,)), ((1, 4, 4), (4, 4)), ((4, 4), (1, 4, 4)), ((1, 1), (1,))]
+    ("outputs", "targets"),
+    [((1,), ()), ((), (1,)), ((1, 4, 4), (4, 4)), ((4, 4), (1, 4, 4)), ((1, 1), (1,))],
 )
 def test_shapes_that_pair_everybody_with_everybody_are_refused(loss, outputs, targets):
     with pytest.raises(FieldError, match="reshape"):
@@ -211,7 +252,12 @@ def test_shapes_that_pair_everybody_with_everybody_are_refused(loss, outputs, ta
 
 def test_a_loss_that_fits_the_shapes_itself_is_taken():
     y = torch.zeros(2)
-    for loss in (lambda o, t: F.mse_loss(o[:, 0], t), lambda o, t: F.l1_loss(o.squeeze(1), t), "mse", "rmse"):
+    for loss in (
+        lambda o, t: F.mse_loss(o[:, 0], t),
+        lambda o, t: F.l1_loss(o.squeeze(1), t),
+        "mse",
+        "rmse",
+    ):
         require_paired(loss, (2, 1), y, "y")
     require_paired(nn.CrossEntropyLoss(), (2, 5), y.long(), "y")
     require_paired(nn.CrossEntropyLoss(), (2, 2), y.long(), "y")
@@ -270,5 +316,8 @@ def test_a_client_under_flower_refuses_shapes_before_its_first_message():
     learner = fv.Learner(model, fv.Layout.from_module(model), fv.LocalTraining(loss=nn.MSELoss()))
     with pytest.raises(FieldError, match="reshape"):
         learner_client_app(
-            learner, [fv.ClientData(torch.rand(8, 3), torch.rand(8))], fv.methods.build("vanilla"), seed=0
+            learner,
+            [fv.ClientData(torch.rand(8, 3), torch.rand(8))],
+            fv.methods.build("vanilla"),
+            seed=0,
         )

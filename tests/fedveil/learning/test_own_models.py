@@ -88,7 +88,9 @@ def test_an_output_that_is_no_tensor_trains_as_its_tensor_does(kind):
     assert wanted.metrics == found.metrics
 
 
-@pytest.mark.parametrize("method", [None, fv.GlobalDP(noise_multiplier=0.1, clip=1.0), fv.SGALDP(epsilon_max=8.0)])
+@pytest.mark.parametrize(
+    "method", [None, fv.GlobalDP(noise_multiplier=0.1, clip=1.0), fv.SGALDP(epsilon_max=8.0)]
+)
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
 def test_recurrent_layers_train_under_client_level_methods(kind, method):
     model = Recurrent(kind)
@@ -114,7 +116,9 @@ def test_attacks_and_scores_see_the_same_outputs():
     assert torch.equal(one.loss_of(vector[None, None], data), two.loss_of(vector[None, None], data))
     images, region = X[:4, None], (0, 0, 2, 2)
     for method in ("exact", "signal"):
-        scores = [layer_scores(m, "cross_entropy", images, Y[:4], region, method) for m in (plain, other)]
+        scores = [
+            layer_scores(m, "cross_entropy", images, Y[:4], region, method) for m in (plain, other)
+        ]
         assert scores[0] == scores[1]
 
 
@@ -141,7 +145,9 @@ def test_what_is_frozen_tied_or_kept_stands_in_the_state_dict():
     normed = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(20), nn.Linear(20, 2))
     kept = federation(normed, shared=fv.Shared(buffers="keep"))
     normed.load_state_dict({**kept.run(1).state_dicts[0], **kept.clients[0].buffers})
-    assert not torch.equal(normed[1].running_mean, torch.zeros(20)), "a client's own statistics, not the initial ones"
+    assert not torch.equal(normed[1].running_mean, torch.zeros(20)), (
+        "a client's own statistics, not the initial ones"
+    )
     tied = nn.Sequential(nn.Flatten(), nn.Linear(20, 20), nn.Tanh(), nn.Linear(20, 20))
     tied[3].weight = tied[1].weight
     state = federation(tied).run(1).state_dicts[0]
@@ -204,7 +210,9 @@ def test_adamw_is_torchs_in_both_trainers():
     for trainer in ("sequential", "batched"):
         sequential[1].load_state_dict(seeded(Plain).layer.state_dict())
         with pytest.warns(UserWarning, match="one client"):
-            found = federation(sequential, clients=[(X, Y)], local=local, execution=Execution(trainer=trainer))
+            found = federation(
+                sequential, clients=[(X, Y)], local=local, execution=Execution(trainer=trainer)
+            )
         torch.testing.assert_close(found.run(1).models[0], wanted, rtol=1e-5, atol=1e-6)
     with pytest.raises(FieldError, match="weight_decay"):
         fv.LocalTraining(weight_decay=0.1)
@@ -260,7 +268,9 @@ def sets():
 def test_data_sets_and_loaders_train_to_the_bits_of_their_tensors(trainer, monkeypatch):
     execution = Execution(trainer=trainer)
     wanted = federation(seeded(Plain), execution=execution).run(2)
-    loaders = [tuple(DataLoader(half, batch_size=7, shuffle=True) for half in pair) for pair in sets()]
+    loaders = [
+        tuple(DataLoader(half, batch_size=7, shuffle=True) for half in pair) for pair in sets()
+    ]
     for clients in (sets(), loaders):
         found = federation(seeded(Plain), clients=clients, execution=execution).run(2)
         assert torch.equal(wanted.models, found.models)
@@ -284,7 +294,9 @@ def test_what_needs_all_examples_of_a_large_data_set_at_once_is_refused_by_name(
     with pytest.raises(FieldError, match="one batch at a time"):
         clients[0].x.mean()
     joined = torch.cat([c.x for c in clients])
-    assert torch.equal(joined[torch.tensor([0, 19, 20, 59])], torch.cat([c[0] for c in CLIENTS])[[0, 19, 20, 59]])
+    assert torch.equal(
+        joined[torch.tensor([0, 19, 20, 59])], torch.cat([c[0] for c in CLIENTS])[[0, 19, 20, 59]]
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,15 @@ from torch import nn
 
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning import ClientData, LocalTraining, PrivateTrainer, SequentialTrainer, build_model, mend, offences
+from fedveil.learning import (
+    ClientData,
+    LocalTraining,
+    PrivateTrainer,
+    SequentialTrainer,
+    build_model,
+    mend,
+    offences,
+)
 from fedveil.learning.chains import ByChain
 from fedveil.learning.gradients import squared_norms
 from fedveil.learning.losses import LOSSES, cross_entropy, losses_of
@@ -73,32 +81,48 @@ class Heated(nn.Module):
 
 def normed():
     parts = [nn.Conv2d(2, 4, 3, stride=2, groups=2), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten()]
-    return nn.Sequential(*parts, nn.Linear(36, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3, bias=False))
+    return nn.Sequential(
+        *parts, nn.Linear(36, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3, bias=False)
+    )
 
 
 MODELS = {
     "logistic": (lambda: build_model("logistic", input_shape=(6,), outputs=3, seed=0), (6,), True),
-    "mlp": (lambda: build_model("mlp", input_shape=(6,), outputs=3, seed=0, hidden=(5, 4)), (6,), True),
+    "mlp": (
+        lambda: build_model("mlp", input_shape=(6,), outputs=3, seed=0, hidden=(5, 4)),
+        (6,),
+        True,
+    ),
     "cnn": (
-        lambda: build_model("small_cnn", input_shape=(1, 8, 8), outputs=3, seed=0, channels=(2,), dense=4),
+        lambda: build_model(
+            "small_cnn", input_shape=(1, 8, 8), outputs=3, seed=0, channels=(2,), dense=4
+        ),
         (1, 8, 8),
         True,
     ),
     "normed": (normed, (2, 8, 8), True),
-    "sequence": (lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(15, 3)), (3, 4), True),
+    "sequence": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(15, 3)),
+        (3, 4),
+        True,
+    ),
     "twice": (Twice, (6,), False),
     "scaled": (Scaled, (6,), False),
     "heated": (Heated, (6,), False),
     "slices": (Slices, (5, 4), False),
-    "parts first": (lambda: Slices(parts_first=True), (7, 4), False),  # as many parts as examples in a batch
+    "parts first": (
+        lambda: Slices(parts_first=True),
+        (7, 4),
+        False,
+    ),  # as many parts as examples in a batch
 }
 
 
 def batch(shape, n=7, seed=0, classes=3):
     generator = torch.Generator().manual_seed(seed)
-    x = torch.rand(n, *shape, generator=generator, dtype=torch.float64) * torch.linspace(0.1, 6, n).view(
-        -1, *[1] * len(shape)
-    )
+    x = torch.rand(n, *shape, generator=generator, dtype=torch.float64) * torch.linspace(
+        0.1, 6, n
+    ).view(-1, *[1] * len(shape))
     return x, torch.randint(0, classes, (n,), generator=generator)
 
 
@@ -123,19 +147,25 @@ def test_clipped_sums_are_those_of_single_examples(name, clip):
     found, losses = sums.clipped_sum(x, y, clip)
     assert sums.rule_name == ("layers" if fast else "operators")
     torch.testing.assert_close(found, by_hand(model, layout, x, y, clip), rtol=2e-6, atol=1e-9)
-    torch.testing.assert_close(losses, nn.functional.cross_entropy(model(x), y, reduction="none").detach())
+    torch.testing.assert_close(
+        losses, nn.functional.cross_entropy(model(x), y, reduction="none").detach()
+    )
 
 
 def test_clipped_sums_of_a_regression():
     model = build_model("regression", input_shape=(3,), outputs=1, seed=0).double()
     layout, (x, _) = Layout.from_module(model), batch((3,))
     found, _ = PerExample(model, layout, "mse").clipped_sum(x, x.sum(1), 0.5)
-    torch.testing.assert_close(found, by_hand(model, layout, x, x.sum(1), 0.5, LOSSES["mse"]), rtol=2e-6, atol=1e-9)
+    torch.testing.assert_close(
+        found, by_hand(model, layout, x, x.sum(1), 0.5, LOSSES["mse"]), rtol=2e-6, atol=1e-9
+    )
 
 
 def test_clipped_sums_agree_with_opacus():
     opacus = pytest.importorskip("opacus")
-    model = build_model("small_cnn", input_shape=(1, 8, 8), outputs=3, seed=0, channels=(2, 3), dense=4)
+    model = build_model(
+        "small_cnn", input_shape=(1, 8, 8), outputs=3, seed=0, channels=(2, 3), dense=4
+    )
     layout, (x, y) = Layout.from_module(model), batch((1, 8, 8))
     x = x.float()
     found, _ = PerExample(model, layout, "cross_entropy").clipped_sum(x, y, 0.2)
@@ -147,7 +177,9 @@ def test_clipped_sums_agree_with_opacus():
     torch.testing.assert_close(found.float(), expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("times", [1.0, 1000.0])  # norms alone overflow, or answers, and numbers of gradients are NaN
+@pytest.mark.parametrize(
+    "times", [1.0, 1000.0]
+)  # norms alone overflow, or answers, and numbers of gradients are NaN
 @pytest.mark.parametrize("name", ["logistic", "cnn", "twice"])
 def test_an_example_without_a_finite_gradient_counts_as_zero(name, times):
     make, shape, _ = MODELS[name]
@@ -172,12 +204,16 @@ def test_large_batches_are_taken_in_parts(monkeypatch):
     layout, (x, y) = Layout.from_module(model), batch(shape)
     whole = PerExample(model, layout, "cross_entropy").clipped_sum(x, y, 0.3)
     monkeypatch.setattr("fedveil.learning.per_example._ELEMENTS", 200)
-    for found, expected in zip(PerExample(model, layout, "cross_entropy").clipped_sum(x, y, 0.3), whole, strict=True):
+    for found, expected in zip(
+        PerExample(model, layout, "cross_entropy").clipped_sum(x, y, 0.3), whole, strict=True
+    ):
         torch.testing.assert_close(found, expected)
 
 
 def noisy(**values):
-    return NoisySteps(**{"steps": 1, "rate": 1.0, "clip": 1e6, "deviation": 1e-12, "denominator": 7.0, **values})
+    return NoisySteps(
+        **{"steps": 1, "rate": 1.0, "clip": 1e6, "deviation": 1e-12, "denominator": 7.0, **values}
+    )
 
 
 def trained(client, model, steps, local=None, seed=0, start=None):
@@ -197,20 +233,26 @@ def test_without_noise_and_clipping_it_is_plain_training(momentum):
     client = ClientData(*batch((6,)))
     found, start = trained(client, model, noisy(steps=3), LocalTraining(lr=0.5, momentum=momentum))
     plain = LocalTraining(lr=0.5, momentum=momentum, epochs=3, batch_size=7)
-    [expected] = SequentialTrainer(model, Layout.from_module(model), plain).train(start[None], [client], [KEY])
+    [expected] = SequentialTrainer(model, Layout.from_module(model), plain).train(
+        start[None], [client], [KEY]
+    )
     torch.testing.assert_close(found.model, expected.model, rtol=1e-6, atol=1e-9)
     assert found.noised == noisy(steps=3)
 
 
 def test_noise_has_the_deviation_that_is_promised():
     model = nn.Linear(2000, 2).double()
-    client = ClientData(torch.zeros(5, 2000, dtype=torch.float64), torch.zeros(5, dtype=torch.int64))
+    client = ClientData(
+        torch.zeros(5, 2000, dtype=torch.float64), torch.zeros(5, dtype=torch.int64)
+    )
     steps = noisy(deviation=3.0, denominator=4.0, clip=1e-9)
     found, start = trained(client, model, steps, LocalTraining(lr=1.0))
     moved = ((found.model - start) * 4.0 / 3.0).numpy()
     statistic = float((moved**2).sum())
     assert 1e-4 < stats.chi2.cdf(statistic, len(moved)) < 1 - 1e-4
-    assert stats.chi2.cdf(statistic / 1.1**2, len(moved)) < 1e-4  # a tenth too little or too much is found
+    assert (
+        stats.chi2.cdf(statistic / 1.1**2, len(moved)) < 1e-4
+    )  # a tenth too little or too much is found
     assert stats.chi2.cdf(statistic * 1.1**2, len(moved)) > 1 - 1e-4
 
 
@@ -221,11 +263,17 @@ def test_the_denominator_does_not_follow_the_sample():
     local = LocalTraining(lr=1.0, loss="mse")
     moves, sizes = [], []
     for n in (1, 4, 40):
-        client = ClientData(torch.ones(n, 1, dtype=torch.float64), torch.full((n,), 5.0, dtype=torch.float64))
-        found, start = trained(client, model, noisy(clip=1.0, denominator=10.0, public_size=False), local)
+        client = ClientData(
+            torch.ones(n, 1, dtype=torch.float64), torch.full((n,), 5.0, dtype=torch.float64)
+        )
+        found, start = trained(
+            client, model, noisy(clip=1.0, denominator=10.0, public_size=False), local
+        )
         moves.append(float(found.model - start))
         sizes.append(n / 10)
-    assert moves == pytest.approx(sizes, rel=1e-5)  # each example's gradient has length 10 and is clipped to 1
+    assert moves == pytest.approx(
+        sizes, rel=1e-5
+    )  # each example's gradient has length 10 and is clipped to 1
 
 
 def test_lots_are_drawn_one_example_at_a_time():
@@ -233,9 +281,16 @@ def test_lots_are_drawn_one_example_at_a_time():
     model = nn.Linear(1, 1, bias=False).double()
     nn.init.zeros_(model.weight)
     n, rate, runs = 20, 0.15, 200
-    client = ClientData(torch.ones(n, 1, dtype=torch.float64), torch.full((n,), 5.0, dtype=torch.float64))
-    steps, local = noisy(clip=1.0, rate=rate, denominator=1.0, public_size=False), LocalTraining(lr=1.0, loss="mse")
-    sizes = [round(float(trained(client, model, steps, local, seed)[0].model)) for seed in range(runs)]
+    client = ClientData(
+        torch.ones(n, 1, dtype=torch.float64), torch.full((n,), 5.0, dtype=torch.float64)
+    )
+    steps, local = (
+        noisy(clip=1.0, rate=rate, denominator=1.0, public_size=False),
+        LocalTraining(lr=1.0, loss="mse"),
+    )
+    sizes = [
+        round(float(trained(client, model, steps, local, seed)[0].model)) for seed in range(runs)
+    ]
     counts = np.bincount(sizes, minlength=n + 1)[: n + 1]
     law = stats.binom(n, rate).pmf(np.arange(n + 1)) * runs
     few = law < 5
@@ -249,7 +304,10 @@ def test_an_empty_silo_and_an_empty_lot_are_pure_noise():
     model = nn.Linear(500, 2).double()
     empty = ClientData(torch.zeros(0, 500, dtype=torch.float64), torch.zeros(0, dtype=torch.int64))
     found, start = trained(
-        empty, model, noisy(deviation=2.0, denominator=1.0, public_size=False), LocalTraining(lr=1.0)
+        empty,
+        model,
+        noisy(deviation=2.0, denominator=1.0, public_size=False),
+        LocalTraining(lr=1.0),
     )
     moved = (found.model - start).numpy()
     assert 1e-4 < stats.chi2.cdf(float((moved**2).sum()) / 4, len(moved)) < 1 - 1e-4
@@ -280,7 +338,9 @@ def test_a_private_trainer_refuses_what_it_cannot_do():
     small = ClientData(torch.rand(5, 6), torch.zeros(5, dtype=torch.int64))
     with pytest.raises(FieldError, match="lot of 8"):
         trainer.check_sizes([small])
-    private = PrivateTrainer(model, layout, LocalTraining(), noisy(rate=0.5, denominator=8.0, public_size=False))
+    private = PrivateTrainer(
+        model, layout, LocalTraining(), noisy(rate=0.5, denominator=8.0, public_size=False)
+    )
     private.check_sizes([small])  # a refusal would tell a size that is private
     with pytest.raises(FieldError, match="sources"):
         trainer.train(layout.read(model)[None], [small], [KEY])
@@ -341,13 +401,19 @@ def test_offending_modules_are_named_and_mended(named):
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     x, _ = batch(shape)
     layout = Layout.from_module(mended)
-    found, _ = PerExample(mended, layout, "mse").clipped_sum(x.float(), torch.zeros_like(mended(x.float())), 0.1)
+    found, _ = PerExample(mended, layout, "mse").clipped_sum(
+        x.float(), torch.zeros_like(mended(x.float())), 0.1
+    )
     assert torch.isfinite(found).all()
     assert found.norm() > 0
 
 
 def test_a_mended_batch_normalisation_normalises_channels_apart_from_other_examples():
-    mended = mend(nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.Sequential(nn.BatchNorm1d(7, affine=False))))
+    mended = mend(
+        nn.Sequential(
+            nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.Sequential(nn.BatchNorm1d(7, affine=False))
+        )
+    )
     kinds = [type(m) for m in mended.modules() if isinstance(m, nn.GroupNorm)]
     assert len(kinds) == 2
 
@@ -399,7 +465,9 @@ def test_the_factor_of_a_vast_gradient_is_not_rounded_to_the_next_subnormal():
     for exponent in np.linspace(5, 8, 60):
         with torch.no_grad():
             model.weight.fill_(1e37 / 10**exponent)
-        found, _ = sums.clipped_sum(torch.full((1, 4), float(10**exponent)), torch.zeros(1, 1), clip)
+        found, _ = sums.clipped_sum(
+            torch.full((1, 4), float(10**exponent)), torch.zeros(1, 1), clip
+        )
         assert float(found.double().norm()) <= clip
 
 
@@ -412,7 +480,10 @@ def test_a_length_is_no_product_of_squares_that_got_lost(clip, place):
     with torch.no_grad():
         model[0].weight.fill_(large[0])
         model[1].weight.copy_(torch.tensor([[373.5e-150], [0.0]], dtype=torch.float64))
-    sums, y = PerExample(model, Layout.from_module(model), "cross_entropy"), torch.zeros(2, dtype=torch.int64)
+    sums, y = (
+        PerExample(model, Layout.from_module(model), "cross_entropy"),
+        torch.zeros(2, dtype=torch.int64),
+    )
     x = torch.tensor([[large[1]], [0.0]], dtype=torch.float64)
     found, without = (sums.clipped_sum(rows, y, clip)[0] for rows in (x, 0 * x))
     assert float((found - without).norm()) <= clip
@@ -455,7 +526,9 @@ def test_an_example_that_raises_counts_as_zero_and_takes_no_other_with_it(name):
     bad[[2, 5]] = torch.tensor([7, -3])
     sums = PerExample(model, layout, "cross_entropy")
     found, losses = sums.clipped_sum(x, bad, 0.3)
-    torch.testing.assert_close(found, by_hand(model, layout, x[others], y[others], 0.3), rtol=2e-6, atol=1e-9)
+    torch.testing.assert_close(
+        found, by_hand(model, layout, x[others], y[others], 0.3), rtol=2e-6, atol=1e-9
+    )
     assert len(losses) == 5
     with pytest.raises(Exception, match=r"."):
         sums.clipped_sum(x[[2, 5]], bad[[2, 5]], 0.3)
@@ -475,7 +548,9 @@ def test_a_squared_error_compares_no_output_with_the_target_of_another_example(t
         return
     whole, without = sums.clipped_sum(x, y, 0.1)[0], sums.clipped_sum(x[1:], y[1:], 0.1)[0]
     assert float((whole - without).norm()) <= 0.1  # it was 0.41
-    torch.testing.assert_close(whole, by_hand(model, sums._layout, x, y, 0.1, LOSSES["mse"]), rtol=2e-6, atol=1e-9)
+    torch.testing.assert_close(
+        whole, by_hand(model, sums._layout, x, y, 0.1, LOSSES["mse"]), rtol=2e-6, atol=1e-9
+    )
 
 
 class Sorted(nn.Module):
@@ -538,7 +613,9 @@ def test_an_unknown_word_takes_no_other_example_with_it():
     others = [0, 1, 3, 4, 5, 6]
     found, losses = PerExample(model, layout, "cross_entropy").clipped_sum(x, y, 0.3)
     assert len(losses) == len(others)
-    torch.testing.assert_close(found, by_hand(model, layout, x[others], y[others], 0.3), rtol=2e-6, atol=1e-9)
+    torch.testing.assert_close(
+        found, by_hand(model, layout, x[others], y[others], 0.3), rtol=2e-6, atol=1e-9
+    )
 
 
 def with_hook(model):
@@ -566,7 +643,14 @@ class Mixing(nn.Tanh):
         nn.Sequential(nn.Linear(6, 3), nn.Softmax(0)),
         nn.Sequential(nn.Linear(6, 3), nn.Unflatten(1, (3, 1)), nn.Flatten(0)),
     ],
-    ids=["forward hook", "hook on a weight", "parametrisation", "subclass", "softmax over examples", "flatten"],
+    ids=[
+        "forward hook",
+        "hook on a weight",
+        "parametrisation",
+        "subclass",
+        "softmax over examples",
+        "flatten",
+    ],
 )
 def test_the_fast_way_takes_known_layers_alone(model):
     assert PerExample(model, Layout.from_module(model), "cross_entropy").rule_name == "operators"
@@ -595,7 +679,12 @@ def test_a_share_is_not_made_in_steps_that_rounding_undoes():
     with pytest.raises(FieldError, match="rounding"):
         trained(data, model, share, LocalTraining(lr=0.008, loss="mse"))
     trained(data, model, share, LocalTraining(lr=8.0, loss="mse"))
-    trained(ClientData(data.x.double(), data.y.double()), model.double(), share, LocalTraining(lr=0.008, loss="mse"))
+    trained(
+        ClientData(data.x.double(), data.y.double()),
+        model.double(),
+        share,
+        LocalTraining(lr=0.008, loss="mse"),
+    )
     alone = noisy(deviation=1e-9)  # what a single silo rounds away is its own
     trained(data, model.float(), alone, LocalTraining(lr=1e-3, loss="mse"))
 
@@ -611,9 +700,13 @@ def test_a_silo_is_not_so_large_that_its_sum_rounds_its_share_of_the_noise_away(
     with nullcontext() if double else pytest.raises(FieldError, match="rounding"):
         trainer.check_sizes([silo])
     PrivateTrainer(model, layout, local, replace(share, summed=False)).check_sizes([silo])
-    hidden = replace(share, public_size=False, most=2_000_000)  # what is refused follows no silo's size
+    hidden = replace(
+        share, public_size=False, most=2_000_000
+    )  # what is refused follows no silo's size
     with nullcontext() if double else pytest.raises(FieldError, match="rounding"):
-        PrivateTrainer(model, layout, local, hidden).check_sizes([ClientData(torch.zeros(1, 1), torch.zeros(1))])
+        PrivateTrainer(model, layout, local, hidden).check_sizes(
+            [ClientData(torch.zeros(1, 1), torch.zeros(1))]
+        )
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
@@ -651,7 +744,10 @@ class Remembering(nn.Module):
         self.register_buffer("mean", torch.zeros(6))
 
     def forward(self, x):
-        before, self.mean = self.mean, (1 - self.share) * self.mean + self.share * x.detach().mean(0)
+        before, self.mean = (
+            self.mean,
+            (1 - self.share) * self.mean + self.share * x.detach().mean(0),
+        )
         return self.out(x - before)
 
 
@@ -666,12 +762,16 @@ class DropoutBlock(nn.Module):
         return self.out(self.drop(x) - x.mean(0) if self.training else x)
 
 
-@pytest.mark.parametrize("make", [lambda: Remembering(0.1), lambda: Remembering(1e-4), DropoutBlock])
+@pytest.mark.parametrize(
+    "make", [lambda: Remembering(0.1), lambda: Remembering(1e-4), DropoutBlock]
+)
 def test_a_model_that_remembers_examples_or_hides_its_mixing_is_refused(make):
     torch.manual_seed(0)
     x, y = batch((6,))
     model = make()
-    trainer = PrivateTrainer(model, Layout.from_module(model, buffers="keep"), LocalTraining(), noisy())
+    trainer = PrivateTrainer(
+        model, Layout.from_module(model, buffers="keep"), LocalTraining(), noisy()
+    )
     start = trainer.layout.read(model)[None]
     with pytest.raises(FieldError, match="other examples"):
         trainer.train_noisily(start, [ClientData(x.float(), y)], [KEY], [ReproducibleSource(0)])
@@ -685,7 +785,11 @@ def test_dropout_that_is_no_module_is_not_taken_for_mixing():
     assert trained(ClientData(x.float(), y), model, noisy())[0].failure is None
     layer.self_attn.batch_first = False  # attends over the batch
     with pytest.raises(FieldError, match="other examples"):
-        trained(ClientData(x.float(), y), nn.Sequential(nn.Unflatten(1, (1, 6)), layer, nn.Flatten()), noisy())
+        trained(
+            ClientData(x.float(), y),
+            nn.Sequential(nn.Unflatten(1, (1, 6)), layer, nn.Flatten()),
+            noisy(),
+        )
 
 
 def test_a_silo_that_is_idle_does_not_look_at_a_module_that_trains():
@@ -701,11 +805,15 @@ def test_a_silo_that_is_idle_does_not_look_at_a_module_that_trains():
 
     torch.manual_seed(0)
     model, (x, y) = Blocking(), batch((6,))
-    trainer = PrivateTrainer(model, Layout.from_module(model), LocalTraining(), noisy(deviation=0.1))
+    trainer = PrivateTrainer(
+        model, Layout.from_module(model), LocalTraining(), noisy(deviation=0.1)
+    )
     start = trainer.layout.read(model)[None]
     arguments = start, [ClientData(x.float(), y)], [KEY], [ReproducibleSource(3)]
     trainer._unchecked = False  # the check beforehand would wait as well
-    late = threading.Thread(target=lambda: found.extend(trainer.train_noisily(*arguments)), daemon=True)
+    late = threading.Thread(
+        target=lambda: found.extend(trainer.train_noisily(*arguments)), daemon=True
+    )
     late.start()
     entered.wait()
     try:
@@ -725,12 +833,16 @@ def test_frozen_statistics_do_not_hide_that_a_model_mixes():
     torch.manual_seed(0)
     last = nn.Linear(36, 3)
     nn.init.zeros_(last.weight)
-    model = nn.Sequential(FrozenNorm(nn.BatchNorm2d(3)), nn.Conv2d(3, 4, 3), nn.Flatten(), Mix(), last)
+    model = nn.Sequential(
+        FrozenNorm(nn.BatchNorm2d(3)), nn.Conv2d(3, 4, 3), nn.Flatten(), Mix(), last
+    )
     layout = Layout.from_module(model, buffers="keep")
     trainer = PrivateTrainer(model, layout, LocalTraining(), noisy())
     x, y = torch.randn(7, 3, 5, 5), torch.arange(7) % 3
     with pytest.raises(FieldError, match="other examples"):
-        trainer.train_noisily(layout.read(model)[None], [ClientData(x, y)], [KEY], [ReproducibleSource(0)])
+        trainer.train_noisily(
+            layout.read(model)[None], [ClientData(x, y)], [KEY], [ReproducibleSource(0)]
+        )
 
 
 def test_two_rounds_do_not_train_on_one_module_at_once():
@@ -748,16 +860,21 @@ def test_two_rounds_do_not_train_on_one_module_at_once():
         nn.Linear(6, 3),
         ClientData(*(part.float() if i == 0 else part for i, part in enumerate(batch((6,))))),
     )
-    trainer = PrivateTrainer(model, Layout.from_module(model), LocalTraining(), noisy(deviation=0.1))
+    trainer = PrivateTrainer(
+        model, Layout.from_module(model), LocalTraining(), noisy(deviation=0.1)
+    )
     start = trainer.layout.read(model)[None]
     late = threading.Thread(
-        target=lambda: found.extend(trainer.train_noisily(start, [client], [KEY], [Waiting(3)])), daemon=True
+        target=lambda: found.extend(trainer.train_noisily(start, [client], [KEY], [Waiting(3)])),
+        daemon=True,
     )
     late.start()
     entered.wait()
     with pytest.raises(FieldError, match="another round"):
         trainer.train_noisily(start, [client], [KEY], [ReproducibleSource(4)])
-    assert trainer.idle(start[0], ReproducibleSource(4)).model.isfinite().all()  # what the client answers instead
+    assert (
+        trainer.idle(start[0], ReproducibleSource(4)).model.isfinite().all()
+    )  # what the client answers instead
     go_on.set()
     late.join()
     [alone] = trainer.train_noisily(start, [client], [KEY], [ReproducibleSource(3)])
@@ -853,7 +970,9 @@ def batches_of(monkeypatch, steps, n, seeds=range(1)):
     model = nn.Linear(1, 2)
     layout = Layout.from_module(model)
     trainer = PrivateTrainer(model, layout, LocalTraining(), steps)
-    data = ClientData(1 + torch.arange(n, dtype=torch.float32)[:, None], torch.zeros(n, dtype=torch.int64))
+    data = ClientData(
+        1 + torch.arange(n, dtype=torch.float32)[:, None], torch.zeros(n, dtype=torch.int64)
+    )
     for seed in seeds:
         trainer.train_noisily(layout.read(model)[None], [data], [KEY], [ReproducibleSource(seed)])
     return seen
@@ -900,7 +1019,9 @@ def test_a_lot_that_finds_no_place_is_noise_alone(monkeypatch):
 
 def test_a_silo_of_more_examples_than_are_promised_is_refused():
     model = nn.Linear(1, 2)
-    trainer = PrivateTrainer(model, Layout.from_module(model), LocalTraining(), noisy(public_size=False, most=4))
+    trainer = PrivateTrainer(
+        model, Layout.from_module(model), LocalTraining(), noisy(public_size=False, most=4)
+    )
     five = ClientData(torch.zeros(5, 1), torch.zeros(5, dtype=torch.int64))
     with pytest.raises(FieldError, match="most"):
         trainer.check_sizes([five])
@@ -936,10 +1057,18 @@ def test_kernels_that_mix_the_rounding_of_examples_are_noticed(monkeypatch, own,
     linear, addmm = torch.nn.functional.linear, torch.addmm
 
     def mixed(x, found):
-        return torch.where(x.isnan().any(), torch.nextafter(found, found + 1), found) if len(x) > 1 else found
+        return (
+            torch.where(x.isnan().any(), torch.nextafter(found, found + 1), found)
+            if len(x) > 1
+            else found
+        )
 
-    monkeypatch.setattr(torch.nn.functional, "linear", lambda x, *weights: mixed(x, linear(x, *weights)))
-    monkeypatch.setattr(torch, "addmm", lambda bias, weight, x: mixed(x.T, addmm(bias, weight, x)))  # of columns
+    monkeypatch.setattr(
+        torch.nn.functional, "linear", lambda x, *weights: mixed(x, linear(x, *weights))
+    )
+    monkeypatch.setattr(
+        torch, "addmm", lambda bias, weight, x: mixed(x.T, addmm(bias, weight, x))
+    )  # of columns
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
     if own:
@@ -947,7 +1076,9 @@ def test_kernels_that_mix_the_rounding_of_examples_are_noticed(monkeypatch, own,
     (x, y), layout = batch((6,)), Layout.from_module(model)
     sums = PerExample(model, layout, "cross_entropy")
     sums.clipped_sum(x.float(), y, 0.3)
-    assert sums.rule_name == ("operators" if own else "one by one")  # in a trace the batch is one example
+    assert sums.rule_name == (
+        "operators" if own else "one by one"
+    )  # in a trace the batch is one example
     if not own:
         assert "rounding" in caplog.text
 
@@ -969,8 +1100,16 @@ CHAINS = {
         "mse",
         torch.arange(5.0),
     ),
-    "vectors": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 2)), "mse", torch.arange(10.0).view(5, 2)),
-    "activation first": (lambda: nn.Sequential(nn.ReLU(), nn.Linear(6, 3)), "cross_entropy", torch.arange(5) % 3),
+    "vectors": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 2)),
+        "mse",
+        torch.arange(10.0).view(5, 2),
+    ),
+    "activation first": (
+        lambda: nn.Sequential(nn.ReLU(), nn.Linear(6, 3)),
+        "cross_entropy",
+        torch.arange(5) % 3,
+    ),
 }
 
 
@@ -980,18 +1119,25 @@ def test_chains_of_dense_layers_are_clipped_as_autograd_says(name, each):
     torch.manual_seed(0)
     make, loss, y = CHAINS[name]
     model = make().double()
-    layout, x = Layout.from_module(model), torch.randn(5, 2, 3) if name == "vectors" else torch.randn(5, 6)
+    layout, x = (
+        Layout.from_module(model),
+        torch.randn(5, 2, 3) if name == "vectors" else torch.randn(5, 6),
+    )
     x, y = x.double(), y.double() if y.is_floating_point() else y
     mean, rows = losses_of(loss), []
     for i in range(5):
         one = mean(model(x[i : i + 1]), y[i : i + 1]).mean()
-        rows.append(torch.cat([g.reshape(-1) for g in torch.autograd.grad(one, list(model.parameters()))]))
+        rows.append(
+            torch.cat([g.reshape(-1) for g in torch.autograd.grad(one, list(model.parameters()))])
+        )
     units = torch.stack(rows).view(5 // each, each, -1).mean(1)
     expected = (units * (0.3 / units.norm(dim=1).clamp(min=1e-300)).clamp(max=1)[:, None]).sum(0)
     sums = PerExample(model, layout, loss)
     assert isinstance(sums._rule, ByChain)
     for lengths in (None, squared_norms(x)):
-        found, _ = sums.clipped_sum(x, y, 0.3, each=each, lengths=lengths if sums.reads_examples else None)
+        found, _ = sums.clipped_sum(
+            x, y, 0.3, each=each, lengths=lengths if sums.reads_examples else None
+        )
         assert isinstance(sums._rule, ByChain)
         torch.testing.assert_close(found, expected, rtol=2e-6, atol=1e-9)
 
@@ -1031,5 +1177,7 @@ def test_the_first_round_of_a_process_has_the_bits_of_any_other(make):
     noisy = NoisySteps(steps=2, rate=0.5, clip=1.0, deviation=0.5, denominator=10.0)
     trainer = PrivateTrainer(model, layout, LocalTraining(lr=0.5), noisy)
     given = (layout.read(model)[None], [ClientData(x, y)], [(0,)])
-    first, again = (trainer.train_noisily(*given, [ReproducibleSource(3)])[0].model for _ in range(2))
+    first, again = (
+        trainer.train_noisily(*given, [ReproducibleSource(3)])[0].model for _ in range(2)
+    )
     assert torch.equal(first, again)

@@ -19,7 +19,9 @@ from fedveil.learning.training import SequentialTrainer
 
 
 def test_centred_by_hand() -> None:
-    assert ScaledInputs("centred")(torch.tensor([[0.0, 0.25, 1.0]])).tolist() == [[-0.5, -0.25, 0.5]]
+    assert ScaledInputs("centred")(torch.tensor([[0.0, 0.25, 1.0]])).tolist() == [
+        [-0.5, -0.25, 0.5]
+    ]
 
 
 def test_standardised_by_hand() -> None:
@@ -48,7 +50,9 @@ def test_clipped_sums_are_those_of_single_examples(scaling: str, each: int) -> N
     for rows in torch.arange(12).view(-1, each):
         model.zero_grad()
         nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-        gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).double()
+        gradient = torch.cat(
+            [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
+        ).double()
         units.append(gradient * min(1.0, 0.3 / float(gradient.norm())))
     assert torch.allclose(together, torch.stack(units).sum(0), atol=1e-5)
 

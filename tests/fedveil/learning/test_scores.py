@@ -5,7 +5,14 @@ from torch.nn import functional as F
 
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning import ClientData, LocalTraining, layer_scores, region_mask, score_maps, score_models
+from fedveil.learning import (
+    ClientData,
+    LocalTraining,
+    layer_scores,
+    region_mask,
+    score_maps,
+    score_models,
+)
 from fedveil.learning.learner import Learner
 from fedveil.learning.scoring import Scoring
 
@@ -14,7 +21,12 @@ def net(activation, pool):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(
-            nn.Conv2d(2, 3, 3), activation(), pool(2), nn.Dropout(0.5), nn.Flatten(), nn.Linear(3 * 2 * 2, 3)
+            nn.Conv2d(2, 3, 3),
+            activation(),
+            pool(2),
+            nn.Dropout(0.5),
+            nn.Flatten(),
+            nn.Linear(3 * 2 * 2, 3),
         ).double()
 
 
@@ -35,7 +47,9 @@ def naive(module, x, y, mask):
         squares = {name: torch.zeros(6, 6, dtype=torch.float64) for name in scores}
         for block, gradient in zip(layout.blocks, gradients, strict=True):
             for value in gradient.reshape(-1):
-                (row,) = torch.autograd.grad(value, image, retain_graph=True, allow_unused=True, materialize_grads=True)
+                (row,) = torch.autograd.grad(
+                    value, image, retain_graph=True, allow_unused=True, materialize_grads=True
+                )
                 squares[block.module] += row[0].square().sum(0)
         for name, square in squares.items():
             scores[name] += float(square.sqrt()[mask].mean()) / len(x)
@@ -60,11 +74,16 @@ def test_the_estimate_is_close_and_seeded():
     module, (x, y) = net(nn.Tanh, nn.AvgPool2d), images(4)
     exact = layer_scores(module, "cross_entropy", x, y, (0, 0, 6, 6))
     before = torch.get_rng_state()
-    a, b = (layer_scores(module, "cross_entropy", x, y, (0, 0, 6, 6), "estimate", probes=256) for _ in range(2))
+    a, b = (
+        layer_scores(module, "cross_entropy", x, y, (0, 0, 6, 6), "estimate", probes=256)
+        for _ in range(2)
+    )
     assert torch.equal(before, torch.get_rng_state())
     assert a == b
     assert a == pytest.approx(exact, rel=0.05)
-    other = layer_scores(module, "cross_entropy", x, y, (0, 0, 6, 6), "estimate", probes=256, seed=1)
+    other = layer_scores(
+        module, "cross_entropy", x, y, (0, 0, 6, 6), "estimate", probes=256, seed=1
+    )
     assert other != a
 
 
@@ -83,7 +102,9 @@ def test_many_models_in_layout_order():
 def test_float32_is_close_to_float64():
     module, (x, y) = net(nn.Tanh, nn.MaxPool2d), images()
     exact = layer_scores(module, "cross_entropy", x, y, (0, 0, 3, 3))
-    assert layer_scores(module.float(), "cross_entropy", x, y, (0, 0, 3, 3)) == pytest.approx(exact, rel=1e-4)
+    assert layer_scores(module.float(), "cross_entropy", x, y, (0, 0, 3, 3)) == pytest.approx(
+        exact, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize(

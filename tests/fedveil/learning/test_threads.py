@@ -10,7 +10,13 @@ import torch
 from torch import nn
 
 from fedveil.layout import Layout
-from fedveil.learning import BatchedTrainer, ClientData, LocalTraining, SequentialTrainer, WorkerTrainer
+from fedveil.learning import (
+    BatchedTrainer,
+    ClientData,
+    LocalTraining,
+    SequentialTrainer,
+    WorkerTrainer,
+)
 from fedveil.learning.threads import Threads
 
 
@@ -25,18 +31,28 @@ def interruptible() -> Iterator[None]:
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(4 * 9, 3)
+        nn.Conv2d(1, 4, 3),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(4 * 9, 3),
     )
 
 
 def dense() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3)
+    )
 
 
 def clients(sizes: list[int]) -> list[ClientData]:
     g = torch.Generator().manual_seed(1)
-    return [ClientData(torch.rand(n, 1, 8, 8, generator=g), torch.randint(0, 3, (n,), generator=g)) for n in sizes]
+    return [
+        ClientData(torch.rand(n, 1, 8, 8, generator=g), torch.randint(0, 3, (n,), generator=g))
+        for n in sizes
+    ]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -61,7 +77,9 @@ def test_bits_do_not_depend_on_the_number_of_workers(workers: int) -> None:
 
 def test_a_client_that_raises_leaves_the_others_alone() -> None:
     model, data = network(), clients([6, 6, 6])
-    bad = ClientData(torch.rand(6, 2, 8, 8), torch.zeros(6, dtype=torch.int64))  # two channels where one is needed
+    bad = ClientData(
+        torch.rand(6, 2, 8, 8), torch.zeros(6, dtype=torch.int64)
+    )  # two channels where one is needed
     layout = Layout.from_module(model)
     trainer = WorkerTrainer(model, layout, LocalTraining(lr=0.1), workers=2)
     starts, keys = layout.read(model).expand(4, -1), [(0, 1, p) for p in range(4)]
@@ -102,7 +120,9 @@ def test_an_interruption_ends_all_threads_within_a_step(
 
     monkeypatch.setattr(Threads, "raise_if_stopped", counted)
     before, local = threading.active_count(), LocalTraining(epochs=10, batch_size=4, lr=0.01)
-    trainer = kind(model, layout, local, workers=2, **({"block": 1} if kind is BatchedTrainer else {}))
+    trainer = kind(
+        model, layout, local, workers=2, **({"block": 1} if kind is BatchedTrainer else {})
+    )
     starts, keys = layout.read(model).expand(4, -1), [(0, 1, p) for p in range(4)]
     with pytest.raises(KeyboardInterrupt):
         trainer.train(starts, data, keys)
@@ -178,4 +198,6 @@ class Pools(nn.Module):
 
 
 def test_a_module_of_ones_own_that_can_be_read_has_several_workers() -> None:
-    assert WorkerTrainer(Pools(), Layout.from_module(Pools()), LocalTraining(), workers=2).workers == 2
+    assert (
+        WorkerTrainer(Pools(), Layout.from_module(Pools()), LocalTraining(), workers=2).workers == 2
+    )

@@ -45,7 +45,9 @@ class Waves(nn.Module):
 def trained(model, loss="cross_entropy"):
     clients = [(torch.randn(6, 5, 3, generator=G), torch.arange(6) % 2) for _ in range(2)]
     method = fv.methods.build("record", epsilon=8.0, delta=1e-5, rounds=1, examples=6, clip=1.0)
-    return fv.Federation(model=model, clients=clients, method=method, local=fv.LocalTraining(loss=loss)).run(1)
+    return fv.Federation(
+        model=model, clients=clients, method=method, local=fv.LocalTraining(loss=loss)
+    ).run(1)
 
 
 @pytest.mark.parametrize("make", [Chooses, Sorting])
@@ -66,7 +68,11 @@ def test_no_warning_of_pytorchs_own_reaches_the_user(make, caplog):
 def test_the_model_is_not_blamed_for_the_loss(model, loss, named, caplog):
     with caplog.at_level(logging.WARNING):
         trained(model(), loss)
-    [said] = [record.getMessage() for record in caplog.records if "one example a call" in record.getMessage()]
+    [said] = [
+        record.getMessage()
+        for record in caplog.records
+        if "one example a call" in record.getMessage()
+    ]
     assert f"{named} uses" in said
 
 
@@ -135,7 +141,9 @@ class Block(nn.Module):
         return self.head(self.layer(x + self.drop(x)).mean(1))
 
 
-@pytest.mark.parametrize("make", [Block, lambda: Drops(nn.Dropout(0.2)), lambda: Drops(nn.Dropout1d(0.2))])
+@pytest.mark.parametrize(
+    "make", [Block, lambda: Drops(nn.Dropout(0.2)), lambda: Drops(nn.Dropout1d(0.2))]
+)
 def test_a_network_with_dropout_goes_in_batches(make, caplog):
     with caplog.at_level(logging.WARNING):
         first, again = (trained_from(3, make()) for _ in range(2))

@@ -27,7 +27,10 @@ from fedveil.methods.facts import NoisySteps
 
 def client(n=7, features=3, classes=4, seed=0, dtype=torch.float32):
     g = torch.Generator().manual_seed(seed)
-    return ClientData(torch.randn(n, features, generator=g, dtype=dtype), torch.randint(0, classes, (n,), generator=g))
+    return ClientData(
+        torch.randn(n, features, generator=g, dtype=dtype),
+        torch.randint(0, classes, (n,), generator=g),
+    )
 
 
 def linear(features=3, classes=4, dtype=torch.float32):
@@ -54,12 +57,19 @@ class Scale(nn.Module):
         return self.w * x
 
 
-ONE = ClientData(torch.tensor([[2.0]], dtype=torch.float64), torch.tensor([[6.0]], dtype=torch.float64))
+ONE = ClientData(
+    torch.tensor([[2.0]], dtype=torch.float64), torch.tensor([[6.0]], dtype=torch.float64)
+)
 
 
 def test_one_sgd_step_by_hand():
     # loss (2w - 6)^2, gradient 4 (2w - 6) = -16 at w = 1, so w = 1 + .1 * 16
-    result = run(Scale(), ONE, LocalTraining(lr=0.1, loss="mse"), start=torch.tensor([1.0], dtype=torch.float64))
+    result = run(
+        Scale(),
+        ONE,
+        LocalTraining(lr=0.1, loss="mse"),
+        start=torch.tensor([1.0], dtype=torch.float64),
+    )
     assert result.model.tolist() == pytest.approx([2.6], abs=1e-12)
     assert result.examples == 1
     assert result.loss == pytest.approx(16.0)
@@ -67,14 +77,22 @@ def test_one_sgd_step_by_hand():
 
 def test_a_proximal_term_with_slack_is_silent_nearby():
     # as below, but after the first step w is 1.6 from its start: within a slack of 2 nothing pulls, beyond one of 1 all
-    start, told = torch.tensor([1.0], dtype=torch.float64), {"epochs": 2, "lr": 0.1, "loss": "mse", "prox": 0.5}
-    near, far = (run(Scale(), ONE, LocalTraining(**told, slack=s), start=start).model for s in (2.0, 1.0))
+    start, told = (
+        torch.tensor([1.0], dtype=torch.float64),
+        {"epochs": 2, "lr": 0.1, "loss": "mse", "prox": 0.5},
+    )
+    near, far = (
+        run(Scale(), ONE, LocalTraining(**told, slack=s), start=start).model for s in (2.0, 1.0)
+    )
     assert near.tolist() == pytest.approx([2.6 + 0.32], abs=1e-12)
     assert far.tolist() == pytest.approx([2.6 + 0.32 - 0.08], abs=1e-12)
 
 
 def test_the_rate_falls_from_round_to_round():
-    start, local = torch.tensor([1.0], dtype=torch.float64), LocalTraining(lr=0.1, loss="mse", decay=0.5)
+    start, local = (
+        torch.tensor([1.0], dtype=torch.float64),
+        LocalTraining(lr=0.1, loss="mse", decay=0.5),
+    )
     found = [run(Scale(), ONE, local, key=(0, r, 0), start=start).model.item() for r in (1, 2, 3)]
     assert found == pytest.approx([1 + 1.6, 1 + 0.8, 1 + 0.4], abs=1e-12)
 
@@ -105,7 +123,9 @@ def test_only_the_longest_part_of_an_update_is_kept():
     assert torch.equal(kept[kept != 0], whole[kept != 0])
 
 
-@pytest.mark.parametrize(("name", "value"), [("slack", 1.0), ("keep", 0.5), ("decay", 0.5), ("schedule", "cosine")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("slack", 1.0), ("keep", 0.5), ("decay", 0.5), ("schedule", "cosine")]
+)
 def test_only_one_client_after_another_follows_unusual_local_training(name, value):
     model = linear()
     layout = Layout.from_module(model)
@@ -141,9 +161,14 @@ def test_fedprox_term_by_hand():
 )
 def test_steps_are_those_of_torch_optim_to_the_bit(options, make):
     generator = torch.Generator().manual_seed(0)
-    theirs = [nn.Parameter(torch.randn(size, generator=generator)) for size in ((5, 7), (1000,), (3,))]
+    theirs = [
+        nn.Parameter(torch.randn(size, generator=generator)) for size in ((5, 7), (1000,), (3,))
+    ]
     ours = [nn.Parameter(p.detach().clone()) for p in theirs]
-    optimizer, own = make(theirs, lr=0.1, fused=True), Stepper(ours, LocalTraining(lr=0.1, **options))
+    optimizer, own = (
+        make(theirs, lr=0.1, fused=True),
+        Stepper(ours, LocalTraining(lr=0.1, **options)),
+    )
     for _ in range(4):
         for p, q in zip(theirs[:2], ours[:2], strict=True):  # the third has no gradient
             p.grad = torch.randn(p.shape, generator=generator)
@@ -163,7 +188,9 @@ def test_momentum_by_hand():
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_agrees_with_an_ordinary_loop(optimizer):
     model, data = linear(dtype=torch.float64), client(dtype=torch.float64)
-    local = LocalTraining(epochs=5, batch_size=7, lr=0.01, optimizer=optimizer)  # one batch an epoch: no order
+    local = LocalTraining(
+        epochs=5, batch_size=7, lr=0.01, optimizer=optimizer
+    )  # one batch an epoch: no order
     ours = run(model, data, local)
     make = torch.optim.Adam if optimizer == "adam" else torch.optim.SGD
     opt = make(model.parameters(), lr=0.01)
@@ -172,7 +199,9 @@ def test_agrees_with_an_ordinary_loop(optimizer):
         loss = F.cross_entropy(model(data.x), data.y)
         loss.backward()
         opt.step()
-    torch.testing.assert_close(ours.model, Layout.from_module(model).read(model), atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        ours.model, Layout.from_module(model).read(model), atol=1e-12, rtol=0
+    )
     assert ours.loss == pytest.approx(float(loss.detach()), abs=1e-12)
 
 
@@ -193,7 +222,9 @@ class Noisy(nn.Module):
         self.dense, self.drop, self.out = nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 4)
 
     def forward(self, x):
-        return self.out(F.dropout(self.drop(self.dense(x)), 0.3, self.training))  # one keyed, one of torch's own
+        return self.out(
+            F.dropout(self.drop(self.dense(x)), 0.3, self.training)
+        )  # one keyed, one of torch's own
 
 
 def test_results_depend_neither_on_order_nor_on_the_others_nor_on_the_global_state():
@@ -230,7 +261,9 @@ def test_one_client_that_raises_does_not_stop_the_rest():
     bad = ClientData(torch.randn(4, 9), torch.zeros(4, dtype=torch.int64))
     trainer = SequentialTrainer(model, layout, LocalTraining())
     first, second, third = trainer.train(
-        layout.read(model).repeat(3, 1), [client(), bad, client()], [(0, 1, 0), (0, 1, 1), (0, 1, 0)]
+        layout.read(model).repeat(3, 1),
+        [client(), bad, client()],
+        [(0, 1, 0), (0, 1, 1), (0, 1, 0)],
     )
     assert isinstance(second, RuntimeError)
     assert torch.equal(first.model, third.model)
@@ -263,7 +296,11 @@ def test_frozen_parameters_and_buffers_are_the_same_for_every_client():
 
 
 def test_a_diverged_model_is_returned_as_it_is():
-    result = run(linear(), client(), LocalTraining(loss=lambda outputs, y: F.cross_entropy(outputs, y) * float("inf")))
+    result = run(
+        linear(),
+        client(),
+        LocalTraining(loss=lambda outputs, y: F.cross_entropy(outputs, y) * float("inf")),
+    )
     assert not torch.isfinite(result.model).all()
 
 
@@ -317,7 +354,12 @@ def test_choose_takes_the_least_loss_the_lowest_index_and_never_nan():
     assert torch.equal(layout.read(model), start)
 
 
-@given(n=st.integers(1, 12), batch=st.integers(1, 14), epochs=st.integers(1, 3), prox=st.sampled_from([0.0, 0.3]))
+@given(
+    n=st.integers(1, 12),
+    batch=st.integers(1, 14),
+    epochs=st.integers(1, 3),
+    prox=st.sampled_from([0.0, 0.3]),
+)
 @settings(max_examples=25, deadline=None)
 def test_the_same_key_gives_the_same_bits(n, batch, epochs, prox):
     local = LocalTraining(epochs=epochs, batch_size=batch, prox=prox)
@@ -337,7 +379,12 @@ def test_the_same_key_gives_the_same_bits(n, batch, epochs, prox):
         ({"x": torch.zeros(1, 3), "y": torch.tensor([-2])}, "y = -2"),
         ({"x": torch.zeros(1, 3), "y": torch.zeros(1), "test_x": torch.zeros(1, 3)}, "test_y"),
         (
-            {"x": torch.zeros(1, 3), "y": torch.zeros(1), "test_x": torch.zeros(1, 2), "test_y": torch.zeros(1)},
+            {
+                "x": torch.zeros(1, 3),
+                "y": torch.zeros(1),
+                "test_x": torch.zeros(1, 2),
+                "test_y": torch.zeros(1),
+            },
             "test_x",
         ),
     ],
@@ -349,25 +396,34 @@ def test_client_data_refuses_by_field(fields, message):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_convolutions_give_the_same_bits_again_and_agree_with_an_ordinary_loop(dtype):
-    model = build_model("small_cnn", input_shape=(2, 8, 8), outputs=3, seed=0, channels=(4, 4), dense=8).to(dtype)
+    model = build_model(
+        "small_cnn", input_shape=(2, 8, 8), outputs=3, seed=0, channels=(4, 4), dense=8
+    ).to(dtype)
     g = torch.Generator().manual_seed(0)
     data = ClientData(torch.randn(6, 2, 8, 8, generator=g, dtype=dtype), torch.arange(6) % 3)
     local = LocalTraining(epochs=3, batch_size=6, lr=0.05)
     first, second = run(model, data, local), run(model, data, local)
     assert torch.equal(first.model, second.model)
     layout = Layout.from_module(model)
-    assert choose(model, layout, torch.stack([layout.read(model), first.model]), data, "cross_entropy") == 1
+    assert (
+        choose(model, layout, torch.stack([layout.read(model), first.model]), data, "cross_entropy")
+        == 1
+    )
     opt = torch.optim.SGD(model.parameters(), lr=0.05)
     for _ in range(3):
         opt.zero_grad()
         F.cross_entropy(model(data.x), data.y).backward()
         opt.step()
-    torch.testing.assert_close(first.model, layout.read(model), atol=1e-5 if dtype == torch.float32 else 1e-12, rtol=0)
+    torch.testing.assert_close(
+        first.model, layout.read(model), atol=1e-5 if dtype == torch.float32 else 1e-12, rtol=0
+    )
 
 
 def test_classes_that_the_model_does_not_have_are_named():
     data = ClientData(torch.randn(6, 3), torch.tensor([1, 2, 3, 4, 1, 2]))
-    with pytest.raises(FieldError, match=r"y = 'from 1 to 4': classes must be numbered from 0 to 3"):
+    with pytest.raises(
+        FieldError, match=r"y = 'from 1 to 4': classes must be numbered from 0 to 3"
+    ):
         run(linear(), data, LocalTraining(batch_size=6))
 
 
@@ -386,7 +442,9 @@ def test_dice_by_hand_and_where_it_is_refused():
     local = LocalTraining(epochs=60, batch_size=4, lr=0.03, optimizer="adam", loss="dice")
     x = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     client = ClientData(x, (x[:, 0] > 0.8).long())
-    [trained] = SequentialTrainer(model, layout, local).train(layout.read(model)[None], [client], [(0, 1, 0)])
+    [trained] = SequentialTrainer(model, layout, local).train(
+        layout.read(model)[None], [client], [(0, 1, 0)]
+    )
     found = predict(model, layout, trained.model, x).argmax(1)
     both, either = ((found & client.y).sum(), (found | client.y).sum())
     assert both / either > 0.7

@@ -35,7 +35,9 @@ def test_the_model_of_a_name_is_tuned(tmp_path):
     base = build_model("small_cnn", **SHAPE, weights=str(file), anew=("dense2",))
     assert torch.equal(base.conv1.weight, torch.load(file)["conv1.weight"])
     assert weights_in(base).anew == ("dense2",)
-    small = build_model("small_cnn", **SHAPE, weights=str(file), lora=("dense1",), rank=2, train=("dense2",))
+    small = build_model(
+        "small_cnn", **SHAPE, weights=str(file), lora=("dense1",), rank=2, train=("dense2",)
+    )
     trained = {name for name, p in small.named_parameters() if p.requires_grad}
     assert trained == {"dense1.down.weight", "dense1.up.weight", "dense2.weight", "dense2.bias"}
     assert weights_in(small).sha256 == weights_in(base).sha256
@@ -78,7 +80,16 @@ def test_a_run_on_cached_features_is_the_run_on_the_frozen_model():
 
 def test_adapters_and_a_file_in_a_run(tmp_path):
     file = saved(tmp_path)
-    config = parse(spec(weights=str(file), source="ours", licence="MIT", lora=["dense1"], rank=2, train=["dense2"]))
+    config = parse(
+        spec(
+            weights=str(file),
+            source="ours",
+            licence="MIT",
+            lora=["dense1"],
+            rank=2,
+            train=["dense2"],
+        )
+    )
     done = run(config, tmp_path / "run")
     assert done.values["weights"]["file"] == "w.pt"
     assert (done.values["weights"]["source"], done.values["weights"]["licence"]) == ("ours", "MIT")
@@ -87,4 +98,6 @@ def test_adapters_and_a_file_in_a_run(tmp_path):
     assert str(tmp_path) not in described
     assert "lora" in described
     layers = lora(build_model("small_cnn", **SHAPE), 2, ("dense1",), train=("dense2",))
-    assert prepare(config).learner.layout.size == sum(p.numel() for p in layers.parameters() if p.requires_grad)
+    assert prepare(config).learner.layout.size == sum(
+        p.numel() for p in layers.parameters() if p.requires_grad
+    )

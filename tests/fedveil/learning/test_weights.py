@@ -18,7 +18,10 @@ def network(outputs=3):
 @pytest.mark.parametrize("form", ["plain", "state_dict", "model", "parallel", "safetensors"])
 def test_a_file_is_loaded_whatever_it_is_wrapped_in(form, tmp_path):
     torch.manual_seed(1)
-    kept, file = network().state_dict(), tmp_path / ("w.safetensors" if form == "safetensors" else "w.pt")
+    kept, file = (
+        network().state_dict(),
+        tmp_path / ("w.safetensors" if form == "safetensors" else "w.pt"),
+    )
     if form == "safetensors":
         pytest.importorskip("safetensors.torch").save_file(kept, str(file))
     else:
@@ -45,9 +48,14 @@ def test_another_architecture_is_refused_by_names_and_shapes(tmp_path):
     assert not torch.equal(model[0].weight, before["0.weight"])
     with pytest.raises(FieldError, match=r"anew.*head"):
         load_weights(model, file, anew=("head",))
-    other = {"first.weight": torch.zeros(2, 2), **{k: v for k, v in before.items() if not k.startswith("0")}}
+    other = {
+        "first.weight": torch.zeros(2, 2),
+        **{k: v for k, v in before.items() if not k.startswith("0")},
+    }
     torch.save(other, file)
-    with pytest.raises(FieldError, match=r"lacks 0\.weight \(5, 4\), 0\.bias \(5,\).*first\.weight \(2, 2\)"):
+    with pytest.raises(
+        FieldError, match=r"lacks 0\.weight \(5, 4\), 0\.bias \(5,\).*first\.weight \(2, 2\)"
+    ):
         load_weights(model, file)
 
 

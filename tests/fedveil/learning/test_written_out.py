@@ -44,7 +44,10 @@ class Positions(nn.Module):
     def __init__(self):
         super().__init__()
         self.words, self.places = nn.Embedding(7, 4), nn.Embedding(5, 4)
-        self.start, self.shift = nn.Parameter(torch.randn(1, 1, 4)), nn.Parameter(torch.randn(1, 6, 4))
+        self.start, self.shift = (
+            nn.Parameter(torch.randn(1, 1, 4)),
+            nn.Parameter(torch.randn(1, 6, 4)),
+        )
         self.norm, self.head = nn.LayerNorm(4), nn.Linear(24, 3)
 
     def forward(self, x):
@@ -58,7 +61,12 @@ class Attends(nn.Module):
 
     def __init__(self, mask=None, **options):
         super().__init__()
-        self.inner, self.head, self.mask, self.options = nn.Linear(4, 24), nn.Linear(40, 3), mask, options
+        self.inner, self.head, self.mask, self.options = (
+            nn.Linear(4, 24),
+            nn.Linear(40, 3),
+            mask,
+            options,
+        )
 
     def forward(self, x):
         q, k, v = self.inner(x).unflatten(-1, (2, 12)).transpose(1, 2).chunk(3, -1)
@@ -216,7 +224,9 @@ def by_hand(model, x, y, clip):
 
 
 def found(model, x, y, clip=CLIP):
-    sums = PerExample(model, Layout.from_module(model, buffers="keep"), "cross_entropy", torch.Generator())
+    sums = PerExample(
+        model, Layout.from_module(model, buffers="keep"), "cross_entropy", torch.Generator()
+    )
     total, _ = sums.clipped_sum(x, y, clip)
     return sums.rule_name, total
 
@@ -269,7 +279,9 @@ class Sorted(nn.Module):
     [
         lambda rows, at: torch.gather(rows, 1, at[:, :, None].expand(rows.shape)),
         lambda rows, at: rows[:, at[0]],
-        lambda rows, at: torch.take_along_dim(rows, at[:, :, None].clamp(0, 9), 1),  # clamped to other numbers
+        lambda rows, at: torch.take_along_dim(
+            rows, at[:, :, None].clamp(0, 9), 1
+        ),  # clamped to other numbers
         lambda rows, at: rows.sort(1).values,
         lambda rows, at: rows.topk(2, 1).values,
     ],
@@ -319,7 +331,10 @@ def test_recording_keeps_no_tensor_and_says_what_was_called():
     graph = traced.recorded(twice, torch.ones(2, 3))
     x = torch.randn(2, 3)
     assert torch.equal(graph(x)[0], twice(x))
-    assert {str(node.target) for node in graph.graph.nodes} >= {"aten.sin.default", "aten.mul.Tensor"}
+    assert {str(node.target) for node in graph.graph.nodes} >= {
+        "aten.sin.default",
+        "aten.mul.Tensor",
+    }
 
 
 @pytest.mark.parametrize("turned", [False, True])

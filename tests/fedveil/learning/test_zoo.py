@@ -30,7 +30,9 @@ def clients(cell):
 
 
 def record():
-    return fv.methods.build("record", fv.FedAvg(), noise_multiplier=1e-5, clip=1.0, examples=6, rounds=1)
+    return fv.methods.build(
+        "record", fv.FedAvg(), noise_multiplier=1e-5, clip=1.0, examples=6, rounds=1
+    )
 
 
 def by_hand(cell, model, layout):
@@ -132,7 +134,9 @@ def test_record_level_trains_or_refuses_by_name(cell):
 
 
 @pytest.mark.few(12)
-@pytest.mark.parametrize("cell", [pytest.param(c, id=c.name) for c in ZOO if not c.record or c.mended])
+@pytest.mark.parametrize(
+    "cell", [pytest.param(c, id=c.name) for c in ZOO if not c.record or c.mended]
+)
 def test_which_take_one_example_a_call_is_said(cell):
     """Attention, tables, recurrent layers and InstanceNorm did, 17 of these networks."""
     model = fv.learning.mend(built(cell)) if cell.mended else built(cell)

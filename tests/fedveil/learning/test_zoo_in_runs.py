@@ -60,7 +60,10 @@ lr = 0.05
 [privacy]
 {privacy}
 """
-PRIVACY = {"plain": 'method = "vanilla"', "record": 'method = "record"\nexamples = 4\nnoise_multiplier = 1.0'}
+PRIVACY = {
+    "plain": 'method = "vanilla"',
+    "record": 'method = "record"\nexamples = 4\nnoise_multiplier = 1.0',
+}
 
 
 def test_there_are_eight():
@@ -92,17 +95,24 @@ def test_fedveil_run_trains_them_or_says_why_not(cell, kind, tmp_path, monkeypat
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_flower_client_trains_them_at_record_level_or_says_why_not(cell):
     pytest.importorskip("flwr")
-    method = fv.methods.build("record", fv.FedAvg(), noise_multiplier=1e-5, clip=1.0, examples=6, rounds=1)
+    method = fv.methods.build(
+        "record", fv.FedAvg(), noise_multiplier=1e-5, clip=1.0, examples=6, rounds=1
+    )
 
     def trainer_of(model, layout):
         steps = method.client.noisy_steps
-        return PrivateTrainer(model, layout, LocalTraining(lr=0.05), steps, example=(cell.x, cell.y))
+        return PrivateTrainer(
+            model, layout, LocalTraining(lr=0.05), steps, example=(cell.x, cell.y)
+        )
 
     torch.manual_seed(1)
     model = cell.make()
     if cell.record:
         with pytest.raises(fv.FieldError, match=cell.record):
-            trainer_of(model, fv.Layout.from_module(model, buffers="keep" if cell.record != "mend" else "refuse"))
+            trainer_of(
+                model,
+                fv.Layout.from_module(model, buffers="keep" if cell.record != "mend" else "refuse"),
+            )
         if not cell.mended:
             return
         model = fv.learning.mend(model)
@@ -118,7 +128,9 @@ def test_a_flower_client_trains_them_at_record_level_or_says_why_not(cell):
 def test_a_flower_simulation_of_which_every_client_fails_raises():
     """No server could tell: what leaves is noise."""
     pytest.importorskip("flwr")
-    method = fv.methods.build("record", fv.FedAvg(), noise_multiplier=1.0, clip=1.0, examples=6, rounds=1)
+    method = fv.methods.build(
+        "record", fv.FedAvg(), noise_multiplier=1.0, clip=1.0, examples=6, rounds=1
+    )
     model = torch.nn.Sequential(torch.nn.Linear(6, 3))
     layout = fv.Layout.from_module(model)
     trainer = PrivateTrainer(model, layout, LocalTraining(), method.client.noisy_steps)
@@ -145,7 +157,10 @@ def played(model, layout, method, trainer, x, y):
         write_trained,
     )
 
-    client, server = ClientApp(mods=[privacy_mod(layout, method, seed=3, trainer=trainer)]), ServerApp()
+    client, server = (
+        ClientApp(mods=[privacy_mod(layout, method, seed=3, trainer=trainer)]),
+        ServerApp(),
+    )
 
     @client.train()
     def train(message, context):

@@ -12,7 +12,11 @@ class Quickstart(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv1, self.conv2, self.pool = nn.Conv2d(3, 4, 5), nn.Conv2d(4, 6, 3), nn.MaxPool2d(2, 2)
+        self.conv1, self.conv2, self.pool = (
+            nn.Conv2d(3, 4, 5),
+            nn.Conv2d(4, 6, 3),
+            nn.MaxPool2d(2, 2),
+        )
         self.fc1, self.fc2 = nn.Linear(6 * 2 * 2, 8), nn.Linear(8, 3)
 
     def forward(self, x):
@@ -25,7 +29,12 @@ class Quickstart(nn.Module):
 def vgg(norm=nn.BatchNorm2d):
     """Torchvision's VGG with normalisation: in-place ReLU in a chain."""
     layers = [nn.Conv2d(3, 4, 3, padding=1), norm(4), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
-    layers += [nn.Conv2d(4, 6, 3, padding=1), norm(6), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d((2, 2))]
+    layers += [
+        nn.Conv2d(4, 6, 3, padding=1),
+        norm(6),
+        nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d((2, 2)),
+    ]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(24, 8), nn.ReLU(True), nn.Linear(8, 3))
 
 
@@ -35,7 +44,11 @@ class BasicBlock(nn.Module):
         self.conv1, self.n1 = nn.Conv2d(a, b, 3, stride, 1, bias=False), norm(b)
         self.conv2, self.n2 = nn.Conv2d(b, b, 3, 1, 1, bias=False), norm(b)
         self.relu = nn.ReLU(inplace=inplace)
-        self.down = nn.Sequential(nn.Conv2d(a, b, 1, stride, bias=False), norm(b)) if stride > 1 or a != b else None
+        self.down = (
+            nn.Sequential(nn.Conv2d(a, b, 1, stride, bias=False), norm(b))
+            if stride > 1 or a != b
+            else None
+        )
 
     def forward(self, x):
         identity = x if self.down is None else self.down(x)
@@ -52,7 +65,10 @@ class ResNet(nn.Module):
         super().__init__()
         self.conv1, self.n1 = nn.Conv2d(3, 4, 3, 1, 1, bias=False), norm(4)
         self.relu, self.pool = nn.ReLU(inplace=inplace), nn.MaxPool2d(3, 2, 1)
-        self.layer1, self.layer2 = BasicBlock(4, 4, 1, norm, inplace), BasicBlock(4, 8, 2, norm, inplace)
+        self.layer1, self.layer2 = (
+            BasicBlock(4, 4, 1, norm, inplace),
+            BasicBlock(4, 8, 2, norm, inplace),
+        )
         self.avgpool, self.fc = nn.AdaptiveAvgPool2d((1, 1)), nn.Linear(8, 3)
 
     def forward(self, x):
@@ -88,7 +104,8 @@ class DenseNet(nn.Module):
         super().__init__()
         self.first = nn.Conv2d(3, 4, 3, padding=1)
         self.layers = nn.ModuleList(
-            nn.Sequential(groups(4 + 4 * i), nn.ReLU(), nn.Conv2d(4 + 4 * i, 4, 3, padding=1)) for i in range(2)
+            nn.Sequential(groups(4 + 4 * i), nn.ReLU(), nn.Conv2d(4 + 4 * i, 4, 3, padding=1))
+            for i in range(2)
         )
         self.norm, self.head = groups(12), nn.Linear(12, 3)
 
@@ -103,7 +120,11 @@ class DenseNet(nn.Module):
 class SqueezeExcite(nn.Module):
     def __init__(self, c):
         super().__init__()
-        self.pool, self.fc1, self.fc2 = nn.AdaptiveAvgPool2d(1), nn.Conv2d(c, 2, 1), nn.Conv2d(2, c, 1)
+        self.pool, self.fc1, self.fc2 = (
+            nn.AdaptiveAvgPool2d(1),
+            nn.Conv2d(c, 2, 1),
+            nn.Conv2d(2, c, 1),
+        )
 
     def forward(self, x):
         return x * F.hardsigmoid(self.fc2(F.relu(self.fc1(self.pool(x)))))
@@ -171,7 +192,12 @@ class Attention(nn.Module):
 
     def forward(self, x, bias=None):
         b, n, c = x.shape
-        q, k, v = self.qkv(x).reshape(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(x)
+            .reshape(b, n, 3, self.heads, c // self.heads)
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
         attn = (q * self.scale) @ k.transpose(-2, -1)
         attn = attn if bias is None else attn + bias
         return self.proj((attn.softmax(-1) @ v).transpose(1, 2).reshape(b, n, c))
@@ -184,7 +210,12 @@ class ViT(nn.Module):
         super().__init__()
         self.patch, self.cls = nn.Conv2d(3, 8, 4, 4), nn.Parameter(torch.zeros(1, 1, 8))
         self.pos = nn.Parameter(torch.randn(1, 17, 8) * 0.02)
-        self.n1, self.n2, self.norm, self.fused = nn.LayerNorm(8), nn.LayerNorm(8), nn.LayerNorm(8), fused
+        self.n1, self.n2, self.norm, self.fused = (
+            nn.LayerNorm(8),
+            nn.LayerNorm(8),
+            nn.LayerNorm(8),
+            fused,
+        )
         self.attn = nn.MultiheadAttention(8, 2, batch_first=True) if fused else Attention(8, 2)
         self.mlp = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.0), nn.Linear(16, 8))
         self.head = nn.Linear(8, 3)
@@ -215,7 +246,12 @@ class Swin(nn.Module):
         y = torch.roll(self.norm(x), (-1, -1), (1, 2))
         y = y.view(b, h // 2, 2, w // 2, 2, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 4, c)
         bias = self.table[self.relative_position_index].view(4, 4, 2).permute(2, 0, 1)
-        y = self.attn(y, bias[None]).view(b, h // 2, w // 2, 2, 2, c).permute(0, 1, 3, 2, 4, 5).reshape(b, h, w, c)
+        y = (
+            self.attn(y, bias[None])
+            .view(b, h // 2, w // 2, 2, 2, c)
+            .permute(0, 1, 3, 2, 4, 5)
+            .reshape(b, h, w, c)
+        )
         return self.head((x + torch.roll(y, (1, 1), (1, 2))).mean((1, 2)))
 
 
@@ -261,7 +297,11 @@ class UNet(nn.Module):
     def __init__(self):
         super().__init__()
         self.down, self.mid = self.block(3, 4), self.block(4, 8)
-        self.up, self.last, self.head = nn.ConvTranspose2d(8, 4, 2, 2), self.block(8, 4), nn.Conv2d(4, 3, 1)
+        self.up, self.last, self.head = (
+            nn.ConvTranspose2d(8, 4, 2, 2),
+            self.block(8, 4),
+            nn.Conv2d(4, 3, 1),
+        )
 
     @staticmethod
     def block(a, b):
@@ -290,7 +330,9 @@ class Frozen(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.backbone = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.GroupNorm(2, 4), nn.ReLU(inplace=True))
+        self.backbone = nn.Sequential(
+            nn.Conv2d(3, 4, 3, 2, 1), nn.GroupNorm(2, 4), nn.ReLU(inplace=True)
+        )
         self.backbone.requires_grad_(False)
         self.norm, self.head = nn.GroupNorm(2, 4), nn.Linear(4, 3)
 
@@ -331,7 +373,11 @@ class Volume(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv, self.norm, self.pool = nn.Conv3d(3, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.MaxPool3d(2)
+        self.conv, self.norm, self.pool = (
+            nn.Conv3d(3, 4, 3, padding=1),
+            nn.GroupNorm(2, 4),
+            nn.MaxPool3d(2),
+        )
         self.head = nn.Linear(4, 3)
 
     def forward(self, x):

@@ -25,7 +25,9 @@ class Lightning(nn.Module):
     def __init__(self, lr=0.1):
         super().__init__()
         self.hparams = {"lr": lr}
-        self.net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Dropout(0.0), nn.Linear(8, 3))
+        self.net = nn.Sequential(
+            nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Dropout(0.0), nn.Linear(8, 3)
+        )
         self.criterion = nn.CrossEntropyLoss()
         self.logged = []
 
@@ -125,7 +127,10 @@ class Pairs(nn.Module):
 
     def forward(self, x):
         left, right = x.chunk(2, 1)
-        return {"logits": self.head(torch.cat([self.tower(left), self.tower(right)], 1)), "features": left}
+        return {
+            "logits": self.head(torch.cat([self.tower(left), self.tower(right)], 1)),
+            "features": left,
+        }
 
 
 class Cast(nn.Module):
@@ -249,11 +254,27 @@ NORM = {"plain": "mend", "record": "mend"}
 ZOO = [
     Cell("CNN of the first tutorials, `.view`", I.Quickstart, IMAGES, quick=True),
     Cell("VGG with BatchNorm", I.vgg, IMAGES, **NORM, mended=True),
-    Cell('VGG with BatchNorm, `buffers="keep"`', I.vgg, IMAGES, record="mend", options={"shared": KEEP}),
-    Cell("VGG with GroupNorm, in-place ReLU", lambda: I.vgg(I.groups), IMAGES, record=IN_PLACE, mended=True),
+    Cell(
+        'VGG with BatchNorm, `buffers="keep"`',
+        I.vgg,
+        IMAGES,
+        record="mend",
+        options={"shared": KEEP},
+    ),
+    Cell(
+        "VGG with GroupNorm, in-place ReLU",
+        lambda: I.vgg(I.groups),
+        IMAGES,
+        record=IN_PLACE,
+        mended=True,
+    ),
     Cell("ResNet with BatchNorm", I.ResNet, IMAGES, **NORM, mended=True),
     Cell("ResNet with GroupNorm", lambda: I.ResNet(I.groups, False), IMAGES),
-    Cell("ResNet with frozen BatchNorm as buffers", lambda: I.ResNet(I.FrozenBatchNorm, False), IMAGES),
+    Cell(
+        "ResNet with frozen BatchNorm as buffers",
+        lambda: I.ResNet(I.FrozenBatchNorm, False),
+        IMAGES,
+    ),
     Cell("DenseNet", I.DenseNet, IMAGES),
     Cell("MobileNet: depthwise, squeeze and excitation", I.MobileNet, IMAGES),
     Cell("ConvNeXt", I.ConvNeXt, IMAGES),
@@ -274,7 +295,11 @@ ZOO = [
         quick=True,
     ),
     Cell("Autoencoder, squared error", I.Autoencoder, IMAGES, IMAGES, loss=nn.MSELoss()),
-    Cell("Weight norm, a parametrisation", lambda: I.WeightNormed(nn.utils.parametrizations.weight_norm), IMAGES),
+    Cell(
+        "Weight norm, a parametrisation",
+        lambda: I.WeightNormed(nn.utils.parametrizations.weight_norm),
+        IMAGES,
+    ),
     Cell(
         "Spectral norm",
         lambda: I.WeightNormed(nn.utils.parametrizations.spectral_norm),
@@ -291,11 +316,23 @@ ZOO = [
     ),
     Cell("Convolutions of volumes", I.Volume, VOLUMES),
     Cell("Convolutions of series, a lazy head called once", lambda: ready(S.ECG(), SERIES), SERIES),
-    Cell("A lazy head that was never called", S.ECG, SERIES, plain="call it once", record="call it once"),
+    Cell(
+        "A lazy head that was never called",
+        S.ECG,
+        SERIES,
+        plain="call it once",
+        record="call it once",
+    ),
     Cell("LSTM over words", S.TextLSTM, WORDS),
     Cell("LSTM of two layers, both directions", lambda: S.TextLSTM(2, True), WORDS),
     Cell("GRU over numbers", S.SeriesGRU, SERIES),
-    Cell("GRU without `batch_first`", lambda: S.SeriesGRU(False), SERIES, record="batch_first", quick=True),
+    Cell(
+        "GRU without `batch_first`",
+        lambda: S.SeriesGRU(False),
+        SERIES,
+        record="batch_first",
+        quick=True,
+    ),
     Cell("GRU over packed texts", S.Packed, WORDS, alone=True),
     Cell("GRU that keeps its state between batches", S.Stateful, SERIES, record="other examples"),
     Cell("Temporal convolutions, weight norm by a hook", S.TCN, SERIES),
@@ -307,7 +344,14 @@ ZOO = [
     Cell("GPT, untied", lambda: S.GPT(False), WORDS, WORDS),
     Cell("Llama: rotary positions, RMS norm, tuple", S.Llama, WORDS),
     Cell("fastText: bag of words", lambda: S.Bag(False), WORDS),
-    Cell("fastText, `sparse=True`", lambda: S.Bag(True), WORDS, record="sparse=True", mended=True, quick=True),
+    Cell(
+        "fastText, `sparse=True`",
+        lambda: S.Bag(True),
+        WORDS,
+        record="sparse=True",
+        mended=True,
+        quick=True,
+    ),
     Cell("Wide and deep: categories among numbers", S.Columns, COLUMNS),
     Cell("FT-Transformer: a token a column", S.FeatureTokens, COLUMNS),
     Cell("Graph convolutions", S.Graph, SERIES),
@@ -319,7 +363,9 @@ ZOO = [
     Cell("Mixture of experts, the best two", Experts, alone=True),
     Cell("Two towers, dictionary with `logits`", Pairs),
     Cell(
-        "Dropout", lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3)), compared=False
+        "Dropout",
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3)),
+        compared=False,
     ),
     Cell("autocast inside", Cast, within=1e-3),
     Cell(
@@ -327,13 +373,25 @@ ZOO = [
         lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).bfloat16(),
         within=3e-3,
     ),
-    Cell("Parameters in float64", lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()),
+    Cell(
+        "Parameters in float64",
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double(),
+    ),
     Cell("float32 backbone, frozen, float64 head", Mixed),
-    Cell("Stored channels last", lambda: I.ResNet(I.groups, False).to(memory_format=torch.channels_last), IMAGES),
+    Cell(
+        "Stored channels last",
+        lambda: I.ResNet(I.groups, False).to(memory_format=torch.channels_last),
+        IMAGES,
+    ),
     Cell("Features centred by the batch", Centred, record="other examples"),
     Cell("`model.compile()`", compiled_in_place),
     Cell("`torch.compile(model)`", lambda: torch.compile(Shared(), backend="eager")),
-    Cell("`nn.DataParallel(model)`", lambda: nn.DataParallel(Shared()), plain="model.module", record="model.module"),
+    Cell(
+        "`nn.DataParallel(model)`",
+        lambda: nn.DataParallel(Shared()),
+        plain="model.module",
+        record="model.module",
+    ),
     Cell(
         "`torch.jit.script(model)`",
         lambda: torch.jit.script(nn.Sequential(nn.Linear(6, 3))),
@@ -341,7 +399,12 @@ ZOO = [
         record="scripted",
     ),
     Cell("Pruned by masks", pruned, plain="persistent=False", record="persistent=False"),
-    Cell('Pruned by masks, `buffers="keep"`', pruned, options={"shared": KEEP}, record="persistent=False"),
+    Cell(
+        'Pruned by masks, `buffers="keep"`',
+        pruned,
+        options={"shared": KEEP},
+        record="persistent=False",
+    ),
     Cell("Complex weights", complex_layer, plain="complex", record="complex"),
 ]
 
@@ -364,7 +427,11 @@ def page() -> str:
         "|---|---|---|",
     ]
     for cell in ZOO:
-        plain = _said(cell.plain) if cell.plain or cell.compared else "trains (it draws its own numbers)"
+        plain = (
+            _said(cell.plain)
+            if cell.plain or cell.compared
+            else "trains (it draws its own numbers)"
+        )
         if not cell.plain and cell.within > 1e-4:
             plain = f"trains, within {cell.within:g}"
         record = _said(cell.record) + (", *mend*" if cell.mended else "")

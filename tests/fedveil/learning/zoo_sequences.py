@@ -22,7 +22,9 @@ class TextLSTM(nn.Module):
 
     def forward(self, x):
         _, (hidden, _) = self.lstm(self.table(x))
-        return self.head(torch.cat([hidden[-2], hidden[-1]], 1) if self.lstm.bidirectional else hidden[-1])
+        return self.head(
+            torch.cat([hidden[-2], hidden[-1]], 1) if self.lstm.bidirectional else hidden[-1]
+        )
 
 
 class SeriesGRU(nn.Module):
@@ -47,7 +49,9 @@ class Packed(nn.Module):
 
     def forward(self, x):
         lengths = (x != 0).sum(1).clamp(min=1).cpu()
-        out, _ = self.gru(pack_padded_sequence(self.table(x), lengths, batch_first=True, enforce_sorted=False))
+        out, _ = self.gru(
+            pack_padded_sequence(self.table(x), lengths, batch_first=True, enforce_sorted=False)
+        )
         out, _ = pad_packed_sequence(out, batch_first=True, total_length=x.shape[1])
         return self.head(out.sum(1) / lengths[:, None])
 
@@ -75,7 +79,9 @@ class PositionalEncoding(nn.Module):
     def __init__(self, length=16):
         super().__init__()
         self.dropout = nn.Dropout(0.0)
-        at = torch.arange(length)[:, None] * torch.exp(torch.arange(0, WIDTH, 2) * (-math.log(10000.0) / WIDTH))
+        at = torch.arange(length)[:, None] * torch.exp(
+            torch.arange(0, WIDTH, 2) * (-math.log(10000.0) / WIDTH)
+        )
         pe = torch.zeros(1, length, WIDTH)
         pe[0, :, 0::2], pe[0, :, 1::2] = torch.sin(at), torch.cos(at)
         self.register_buffer("pe", pe)
@@ -90,14 +96,20 @@ class Encoder(nn.Module):
 
     def __init__(self, masked=False):
         super().__init__()
-        self.table, self.positions, self.masked = nn.Embedding(WORDS, WIDTH), PositionalEncoding(), masked
+        self.table, self.positions, self.masked = (
+            nn.Embedding(WORDS, WIDTH),
+            PositionalEncoding(),
+            masked,
+        )
         layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, 3)
 
     def forward(self, x):
         mask = (x == 0) & (torch.arange(x.shape[1]) > 0) if self.masked else None
-        return self.head(self.encoder(self.positions(self.table(x)), src_key_padding_mask=mask).mean(1))
+        return self.head(
+            self.encoder(self.positions(self.table(x)), src_key_padding_mask=mask).mean(1)
+        )
 
 
 @dataclass
@@ -112,13 +124,19 @@ class Answer:
 class SelfAttention(nn.Module):
     def __init__(self, causal=0, rotary=False):
         super().__init__()
-        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=not rotary) for _ in range(4))
+        self.q, self.k, self.v, self.o = (
+            nn.Linear(WIDTH, WIDTH, bias=not rotary) for _ in range(4)
+        )
         self.rotary = rotary
         if causal:
-            self.register_buffer("bias", torch.ones(causal, causal).tril().view(1, 1, causal, causal))
+            self.register_buffer(
+                "bias", torch.ones(causal, causal).tril().view(1, 1, causal, causal)
+            )
         self.causal = causal
         if rotary:
-            self.register_buffer("inv_freq", 1.0 / 10000 ** (torch.arange(0, 4, 2).float() / 4), persistent=False)
+            self.register_buffer(
+                "inv_freq", 1.0 / 10000 ** (torch.arange(0, 4, 2).float() / 4), persistent=False
+            )
 
     def split(self, x):
         return x.view(*x.shape[:2], 2, WIDTH // 2).transpose(1, 2)
@@ -138,7 +156,9 @@ class SelfAttention(nn.Module):
             scores = q @ k.transpose(-1, -2) / 2.0
             if self.causal:
                 n = x.shape[1]
-                scores = torch.where(self.bias[:, :, :n, :n] > 0, scores, torch.finfo(scores.dtype).min)
+                scores = torch.where(
+                    self.bias[:, :, :n, :n] > 0, scores, torch.finfo(scores.dtype).min
+                )
             if keep is not None:
                 scores = scores + (1.0 - keep[:, None, None, :].float()) * -1e4
             out = scores.softmax(-1) @ v
@@ -150,9 +170,17 @@ class Bert(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.words, self.at, self.kinds = nn.Embedding(WORDS, WIDTH), nn.Embedding(16, WIDTH), nn.Embedding(2, WIDTH)
+        self.words, self.at, self.kinds = (
+            nn.Embedding(WORDS, WIDTH),
+            nn.Embedding(16, WIDTH),
+            nn.Embedding(2, WIDTH),
+        )
         self.register_buffer("position_ids", torch.arange(16)[None])
-        self.norm, self.attention, self.n1 = nn.LayerNorm(WIDTH), SelfAttention(), nn.LayerNorm(WIDTH)
+        self.norm, self.attention, self.n1 = (
+            nn.LayerNorm(WIDTH),
+            SelfAttention(),
+            nn.LayerNorm(WIDTH),
+        )
         self.up, self.out, self.n2 = nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH), nn.LayerNorm(WIDTH)
         self.pooler, self.classifier = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
 
@@ -171,8 +199,14 @@ class GPT(nn.Module):
     def __init__(self, tied=True):
         super().__init__()
         self.wte, self.wpe = nn.Embedding(WORDS, WIDTH), nn.Embedding(16, WIDTH)
-        self.n1, self.attention, self.n2 = nn.LayerNorm(WIDTH), SelfAttention(causal=16), nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 16), nn.GELU(approximate="tanh"), nn.Linear(16, WIDTH))
+        self.n1, self.attention, self.n2 = (
+            nn.LayerNorm(WIDTH),
+            SelfAttention(causal=16),
+            nn.LayerNorm(WIDTH),
+        )
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 16), nn.GELU(approximate="tanh"), nn.Linear(16, WIDTH)
+        )
         self.lm_head = nn.Linear(WIDTH, WORDS, bias=False)
         if tied:
             self.lm_head.weight = self.wte.weight
@@ -190,7 +224,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, x):
         wide = x.to(torch.float32)
-        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(
+            x.dtype
+        )
 
 
 class Llama(nn.Module):
@@ -198,9 +234,16 @@ class Llama(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.table, self.n1, self.n2, self.norm = nn.Embedding(WORDS, WIDTH), RMSNorm(), RMSNorm(), RMSNorm()
+        self.table, self.n1, self.n2, self.norm = (
+            nn.Embedding(WORDS, WIDTH),
+            RMSNorm(),
+            RMSNorm(),
+            RMSNorm(),
+        )
         self.attention = SelfAttention(rotary=True)
-        self.gate, self.up, self.down = (nn.Linear(*s, bias=False) for s in ((WIDTH, 16), (WIDTH, 16), (16, WIDTH)))
+        self.gate, self.up, self.down = (
+            nn.Linear(*s, bias=False) for s in ((WIDTH, 16), (WIDTH, 16), (16, WIDTH))
+        )
         self.head = nn.Linear(WIDTH, 3, bias=False)
 
     def forward(self, x):
@@ -249,7 +292,10 @@ class TCN(nn.Module):
     def __init__(self):
         super().__init__()
         self.c1 = nn.utils.weight_norm(nn.Conv1d(6, 4, 2, padding=1))
-        self.c2, self.head = nn.utils.weight_norm(nn.Conv1d(4, 4, 2, padding=2, dilation=2)), nn.Linear(4, 3)
+        self.c2, self.head = (
+            nn.utils.weight_norm(nn.Conv1d(4, 4, 2, padding=2, dilation=2)),
+            nn.Linear(4, 3),
+        )
 
     def forward(self, x):
         x = x.transpose(1, 2)
@@ -262,7 +308,9 @@ class ECG(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Conv1d(5, 4, 3, padding="same"), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool1d(2))
+        self.net = nn.Sequential(
+            nn.Conv1d(5, 4, 3, padding="same"), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool1d(2)
+        )
         self.head = nn.LazyLinear(3)
 
     def forward(self, x):
@@ -289,13 +337,20 @@ class FeatureTokens(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(6, WIDTH)), nn.Parameter(torch.randn(6, WIDTH))
+        self.weight, self.bias = (
+            nn.Parameter(torch.randn(6, WIDTH)),
+            nn.Parameter(torch.randn(6, WIDTH)),
+        )
         self.cls = nn.Parameter(torch.randn(WIDTH))
-        self.block = nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0, batch_first=True, norm_first=True)
+        self.block = nn.TransformerEncoderLayer(
+            WIDTH, 2, 16, dropout=0.0, batch_first=True, norm_first=True
+        )
         self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.ReLU(), nn.Linear(WIDTH, 3))
 
     def forward(self, x):
-        tokens = torch.cat([self.cls.expand(len(x), 1, -1), x[:, :, None] * self.weight + self.bias], 1)
+        tokens = torch.cat(
+            [self.cls.expand(len(x), 1, -1), x[:, :, None] * self.weight + self.bias], 1
+        )
         return self.head(self.block(tokens)[:, 0])
 
 

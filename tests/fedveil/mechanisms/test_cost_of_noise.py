@@ -9,7 +9,10 @@ from fedveil.learning import build_model
 from fedveil.mechanisms import EuclideanLaplaceNoise, ReproducibleSource
 
 G = torch.Generator().manual_seed(0)
-X, Y = torch.rand(60, 3, generator=G, dtype=torch.float64), torch.rand(60, generator=G, dtype=torch.float64)
+X, Y = (
+    torch.rand(60, 3, generator=G, dtype=torch.float64),
+    torch.rand(60, generator=G, dtype=torch.float64),
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +39,9 @@ def test_laplace_noise_costs_at_most_its_length_times_the_jacobian(fitted, epsil
     slope, source = float(torch.linalg.matrix_norm(jacobian, 2)), ReproducibleSource(1)
     for i in range(300):
         noise = EuclideanLaplaceNoise(epsilon).sample(len(theta), source=source.child(i))
-        assert rise(outputs, theta, noise) <= slope * float(noise.norm()) * 1.05  # o(length), small here
+        assert (
+            rise(outputs, theta, noise) <= slope * float(noise.norm()) * 1.05
+        )  # o(length), small here
 
 
 def test_the_bound_is_reached_and_names_no_direction(fitted):
@@ -48,4 +53,6 @@ def test_the_bound_is_reached_and_names_no_direction(fitted):
     for i in range(100):  # half the slope would be too little: the constant is the right one
         noise = EuclideanLaplaceNoise(1e4).sample(len(theta), source=source.child(i))
         turned = noise.norm() * worst
-        assert float((outputs(theta + turned) - outputs(theta)).norm()) > 0.5 * slope * float(noise.norm())
+        assert float((outputs(theta + turned) - outputs(theta)).norm()) > 0.5 * slope * float(
+            noise.norm()
+        )

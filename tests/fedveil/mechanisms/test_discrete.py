@@ -49,7 +49,9 @@ def test_a_rounded_normal_is_another_distribution():
     assert fit_p(rounded, 1) < IMPOSSIBLE
 
 
-@pytest.mark.parametrize("source", [ReproducibleSource(0), SecureSource()], ids=["reproducible", "secure"])
+@pytest.mark.parametrize(
+    "source", [ReproducibleSource(0), SecureSource()], ids=["reproducible", "secure"]
+)
 def test_the_widest_noise_has_its_deviation_and_shape(source):
     drawn = DiscreteGaussianNoise(2048).sample(DRAWS, source=source).double().numpy()
     assert variance_p(drawn, 2048) > 1e-6
@@ -59,7 +61,9 @@ def test_the_widest_noise_has_its_deviation_and_shape(source):
     assert np.abs(drawn).max() < 7 * 2048
 
 
-@pytest.mark.parametrize("bound", [3, 7, (1 << 62) + 1])  # of the last, every other draw is rejected
+@pytest.mark.parametrize(
+    "bound", [3, 7, (1 << 62) + 1]
+)  # of the last, every other draw is rejected
 def test_whole_numbers_below_a_bound_are_uniform(bound):
     drawn = module._uniform(DRAWS, bound, ReproducibleSource(1))
     assert drawn.min() >= 0

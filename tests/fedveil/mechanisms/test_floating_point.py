@@ -10,7 +10,13 @@ from core_kit import assert_deviation
 from fedveil.accounting import Release
 from fedveil.layout import Layout
 from fedveil.learning import LocalTraining, PrivateTrainer
-from fedveil.mechanisms import EuclideanLaplaceNoise, GaussianNoise, ReproducibleSource, SecureSource, noised
+from fedveil.mechanisms import (
+    EuclideanLaplaceNoise,
+    GaussianNoise,
+    ReproducibleSource,
+    SecureSource,
+    noised,
+)
 from fedveil.methods import Broadcast, ClientFacts, PublicFacts, build
 from fedveil.methods.publishing import Publishing, Validation
 
@@ -33,8 +39,12 @@ def layout():
 def sent(method, update, source):
     """What a client sends of an update under a hostile broadcast of zeros, which lets every bit of it through."""
     public = PublicFacts(round=1, rounds=9, cohort=9, dimension=D, layer_scores=(1.0, 1.0))
-    facts = ClientFacts(broadcast=Broadcast(models=torch.zeros(1, D), public=public), layout=layout())
-    protected = method.client.protect((Release("model", update),), facts, method.client.init(), source)
+    facts = ClientFacts(
+        broadcast=Broadcast(models=torch.zeros(1, D), public=public), layout=layout()
+    )
+    protected = method.client.protect(
+        (Release("model", update),), facts, method.client.init(), source
+    )
     return protected.releases[0].value, protected.spend.scale
 
 
@@ -81,14 +91,18 @@ def test_so_does_the_noise_inside_training_and_that_on_figures():
     model = nn.Linear(100, 1, bias=False).double()
     noisy = build("record", examples=1, noise_multiplier=1.0).client.noisy_steps
     trainer = PrivateTrainer(model, Layout.from_module(model), LocalTraining(lr=1.0), noisy)
-    assert on_grid(trainer.idle(torch.zeros(100, dtype=torch.float64), SecureSource()).model, noisy.deviation)
+    assert on_grid(
+        trainer.idle(torch.zeros(100, dtype=torch.float64), SecureSource()).model, noisy.deviation
+    )
     [loss], spend = Validation().release(0.3, "local", SecureSource())
     assert on_grid(loss.value, spend.scale[0])
     figures, counts = torch.tensor([[0.3], [0.1]]), torch.ones(2)
     published = Publishing(metrics="noised", loss_range=1.0)
     (mean, *_), spend = published.release(("loss",), figures, counts, "zero-out", SecureSource())
     assert on_grid(mean.value, spend.scale[0])
-    assert on_grid(GaussianNoise(0.7).add_to(torch.rand(50, dtype=torch.float64), source=SecureSource()), 0.7)
+    assert on_grid(
+        GaussianNoise(0.7).add_to(torch.rand(50, dtype=torch.float64), source=SecureSource()), 0.7
+    )
 
 
 @pytest.mark.parametrize("noise", [GaussianNoise(0.7), EuclideanLaplaceNoise(3.0)])
@@ -98,7 +112,11 @@ def test_the_grid_changes_no_more_than_half_a_step(noise):
     exact = vector.double() + noise.sample(len(vector), source=Deployed(3))
     spread = 0.7 if isinstance(noise, GaussianNoise) else math.sqrt(5_001) / 3
     assert found.dtype == vector.dtype
-    assert (found.double() - exact).abs().max() <= spread * 2.0**-21 + float(exact.abs().max()) * 2.0**-24
+    assert (found.double() - exact).abs().max() <= spread * 2.0**-21 + float(
+        exact.abs().max()
+    ) * 2.0**-24
     assert_deviation((found - vector).double().numpy(), spread)
     seeded = noised(vector, noise, ReproducibleSource(3))
-    assert torch.equal(seeded, vector + noise.sample(len(vector), source=ReproducibleSource(3), dtype=vector.dtype))
+    assert torch.equal(
+        seeded, vector + noise.sample(len(vector), source=ReproducibleSource(3), dtype=vector.dtype)
+    )

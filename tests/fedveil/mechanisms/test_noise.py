@@ -35,7 +35,10 @@ DRAWS = 200_000
 
 
 def sources():
-    return [pytest.param(lambda: ReproducibleSource(3), id="reproducible"), pytest.param(SecureSource, id="secure")]
+    return [
+        pytest.param(lambda: ReproducibleSource(3), id="reproducible"),
+        pytest.param(SecureSource, id="secure"),
+    ]
 
 
 def threshold(make):
@@ -93,12 +96,17 @@ def test_laplace_radius_and_direction(make, n, epsilon):
     law = lambda e: stats.gamma(n, scale=1 / e).cdf  # noqa: E731
     assert stats.kstest(radius, law(epsilon)).pvalue > threshold(make)
     factor = 1.6 if n == 1 else 1.25  # one radius of n = 1 says little about the scale
-    for wrong in (epsilon / factor, epsilon * factor):  # too much noise and too little fail the same test
+    for wrong in (
+        epsilon / factor,
+        epsilon * factor,
+    ):  # too much noise and too little fail the same test
         assert stats.kstest(radius, law(wrong)).pvalue < IMPOSSIBLE
     # the direction: mean 0, covariance I / n, and in three dimensions (Archimedes) a uniform height
     direction = noise / radius[:, None]
     assert np.abs(direction.mean(0)).max() < 5 / math.sqrt(1500 * n)
-    assert np.abs(direction.T @ direction / 1500 - np.eye(n) / n).max() < 6 / (n * math.sqrt(1500 / 2))
+    assert np.abs(direction.T @ direction / 1500 - np.eye(n) / n).max() < 6 / (
+        n * math.sqrt(1500 / 2)
+    )
     if n == 3:
         for column in direction.T:
             assert stats.kstest(column, stats.uniform(-1, 2).cdf).pvalue > threshold(make)
@@ -115,7 +123,9 @@ def test_laplace_in_one_dimension_is_laplace():
 
 def test_laplace_in_high_dimension_has_the_expected_length():
     # E[radius] = n / epsilon, with relative deviation 1 / sqrt(n) = .1% here
-    noise = EuclideanLaplaceNoise(4.0).sample(1_000_000, source=ReproducibleSource(0), dtype=torch.float32)
+    noise = EuclideanLaplaceNoise(4.0).sample(
+        1_000_000, source=ReproducibleSource(0), dtype=torch.float32
+    )
     assert float(noise.double().norm()) == pytest.approx(250_000, rel=0.005)
 
 
@@ -241,7 +251,9 @@ def test_streams_of_a_large_study_do_not_collide():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_noise_in_place_has_the_bits_of_noise_at_once(monkeypatch, dtype):
-    monkeypatch.setattr(noise_module, "_BLOCK", 7)  # odd: a float32 draw may end in the middle of a word
+    monkeypatch.setattr(
+        noise_module, "_BLOCK", 7
+    )  # odd: a float32 draw may end in the middle of a word
     vector = torch.randn(100, dtype=dtype)
     expected = vector + GaussianNoise(2.5).sample(100, source=ReproducibleSource(1), dtype=dtype)
     result = GaussianNoise(2.5).add_to(vector, source=ReproducibleSource(1))
@@ -252,7 +264,10 @@ def test_noise_in_place_has_the_bits_of_noise_at_once(monkeypatch, dtype):
 @pytest.mark.parametrize("make", sources())
 def test_noise_in_place_has_its_deviation(monkeypatch, make):
     monkeypatch.setattr(noise_module, "_BLOCK", DRAWS // 8)
-    noise = GaussianNoise(2.5).add_to(torch.full((DRAWS,), 10.0, dtype=torch.float64), source=make()) - 10
+    noise = (
+        GaussianNoise(2.5).add_to(torch.full((DRAWS,), 10.0, dtype=torch.float64), source=make())
+        - 10
+    )
     assert variance_p(noise, 2.5) > threshold(make)
     assert variance_p(noise, 0.98 * 2.5) < IMPOSSIBLE
     assert variance_p(noise, 1.02 * 2.5) < IMPOSSIBLE
@@ -290,9 +305,13 @@ def keystream(blocks, start):
 
 @pytest.mark.parametrize("start", [int.from_bytes(ENTROPY[:16], "big"), (1 << 128) - 3])
 def test_bits_are_the_keystream_and_each_block_is_used_once(known_key, monkeypatch, start):
-    monkeypatch.setattr(os, "urandom", lambda size: ENTROPY if size == 32 else start.to_bytes(16, "big"))
+    monkeypatch.setattr(
+        os, "urandom", lambda size: ENTROPY if size == 32 else start.to_bytes(16, "big")
+    )
     source = SecureSource()
-    drawn = [source.bits(size).tolist() for size in (4, 3, 0, 2)]  # an odd draw leaves half a block, which is dropped
+    drawn = [
+        source.bits(size).tolist() for size in (4, 3, 0, 2)
+    ]  # an odd draw leaves half a block, which is dropped
     expected = np.frombuffer(keystream(5, start), dtype=np.int64) & np.int64((1 << 63) - 1)
     assert drawn == [expected[:4].tolist(), expected[4:7].tolist(), [], expected[8:10].tolist()]
 
@@ -302,11 +321,17 @@ def test_normals_are_box_mullers_of_the_keystream(known_key):
     for dtype, integers, bits in ((torch.float32, np.int32, 31), (torch.float64, np.int64, 63)):
         raw = keystream(16, start)
         u = np.abs(np.frombuffer(raw[:40], dtype=np.int64).astype(np.float64)) * 2.0**-63
-        angle = np.pi * np.frombuffer(raw[40 : 40 + 5 * integers().itemsize], dtype=integers) * 2.0**-bits
+        angle = (
+            np.pi
+            * np.frombuffer(raw[40 : 40 + 5 * integers().itemsize], dtype=integers)
+            * 2.0**-bits
+        )
         radius = np.sqrt(-2 * np.log(u))
         expected = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:9]
         tolerance = 1e-6 if dtype == torch.float32 else 1e-12
-        np.testing.assert_allclose(SecureSource().normal(9, dtype), expected, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(
+            SecureSource().normal(9, dtype), expected, rtol=tolerance, atol=tolerance
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -351,7 +376,9 @@ def test_no_counter_is_encrypted_twice(monkeypatch, threads):
     for child in children:
         child.normal(1000)
     streams = {stream for stream, _, _ in used}
-    assert 3 <= len(streams) <= 5  # the children's, and the source's (threads that come first at once may key one each)
+    assert (
+        3 <= len(streams) <= 5
+    )  # the children's, and the source's (threads that come first at once may key one each)
     for stream in streams:
         intervals = sorted((first, last) for s, first, last in used if s == stream)
         assert all(last <= first for (_, last), (first, _) in itertools.pairwise(intervals))
@@ -363,7 +390,9 @@ def test_no_counter_is_encrypted_twice(monkeypatch, threads):
 def test_a_forked_process_draws_from_a_key_of_its_own(monkeypatch, by):
     if by == "Python":
         monkeypatch.setattr(os, "getpid", lambda: 7)  # process ids come again
-    fork = os.fork if by == "Python" else ctypes.PyDLL(None).fork  # which tells Python nothing, and keeps its lock
+    fork = (
+        os.fork if by == "Python" else ctypes.PyDLL(None).fork
+    )  # which tells Python nothing, and keeps its lock
     source = SecureSource()
     source.bits(1)
     receive, send = os.pipe()
@@ -386,7 +415,13 @@ def test_a_forked_process_draws_from_a_key_of_its_own(monkeypatch, by):
 def test_what_was_begun_has_the_bits_of_what_is_drawn_when_asked_for(asked):
     def draws(source):
         child = source.child("server", 3)
-        return torch.cat([*(child.normal(size) for size in asked), child.uniform(5), child.normal(4, torch.float32)])
+        return torch.cat(
+            [
+                *(child.normal(size) for size in asked),
+                child.uniform(5),
+                child.normal(4, torch.float32),
+            ]
+        )
 
     begun = ReproducibleSource(1)
     begin_normals(begun, 100, "server", 3)

@@ -12,7 +12,9 @@ def test_streams_are_philox_with_that_key(key):
     ours, theirs = (np.random.Generator(p) for p in (_philox(key), np.random.Philox(key=key)))
     for _ in range(2):
         assert (ours.standard_normal(33) == theirs.standard_normal(33)).all()
-        assert (ours.standard_normal(7, dtype=np.float32) == theirs.standard_normal(7, dtype=np.float32)).all()
+        assert (
+            ours.standard_normal(7, dtype=np.float32) == theirs.standard_normal(7, dtype=np.float32)
+        ).all()
         assert (ours.integers(0, 1 << 53, size=9) == theirs.integers(0, 1 << 53, size=9)).all()
 
 

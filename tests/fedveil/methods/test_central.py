@@ -50,7 +50,11 @@ def test_formal_by_hand():
     spend = result.spend
     assert (spend.scale, spend.sensitivity) == ((pytest.approx(1.25),), pytest.approx(0.625))
     assert (spend.guarantee.status, spend.guarantee.mu) == ("formal", pytest.approx(0.5))  # 1 / z
-    assert (spend.guarantee.unit, spend.guarantee.trust, spend.guarantee.scope) == ("client", "central", "round")
+    assert (spend.guarantee.unit, spend.guarantee.trust, spend.guarantee.scope) == (
+        "client",
+        "central",
+        "round",
+    )
     assert result.report["clients"] == 2
     assert result.report["sigma"] == pytest.approx(1.25)
     assert result.report["clipped_fraction"] == 0.5
@@ -59,11 +63,15 @@ def test_formal_by_hand():
 
 def test_printed_by_hand():
     # two valid replies: their mean, noise z C / 2, whatever was planned
-    result = combine(GlobalDP(noise_multiplier=Z, clip=C, order="printed"), THETA, UPDATES, cohort=4)
+    result = combine(
+        GlobalDP(noise_multiplier=Z, clip=C, order="printed"), THETA, UPDATES, cohort=4
+    )
     assert result.models.tolist() == [near([10.9, 1.2])]
     assert result.spend.scale == (pytest.approx(2.5),)
     assert result.spend.guarantee.status == "conditional"
-    assert result.spend.guarantee.conditions == ("who replies with a usable model does not depend on private data",)
+    assert result.spend.guarantee.conditions == (
+        "who replies with a usable model does not depend on private data",
+    )
     assert result.spend.guarantee.mu == pytest.approx(1 / Z)
 
 
@@ -77,7 +85,9 @@ def test_replace_one_costs_twice_as_much(order, relation):
 
 
 def test_add_remove_holds_for_a_public_divisor_only():
-    formal = combine(GlobalDP(noise_multiplier=Z, clip=C, relation="add/remove"), THETA, UPDATES, cohort=4).spend
+    formal = combine(
+        GlobalDP(noise_multiplier=Z, clip=C, relation="add/remove"), THETA, UPDATES, cohort=4
+    ).spend
     assert (formal.guarantee.status, formal.guarantee.mu) == ("conditional", pytest.approx(1 / Z))
     assert "cohort stays the same" in formal.guarantee.conditions[0]
     side = GlobalDP(noise_multiplier=Z, clip=C, relation="add/remove", order="printed")
@@ -104,14 +114,21 @@ def test_formal_weights_by_examples_need_a_declared_bound():
     result = combine(side, THETA, UPDATES, counts=[50, 250], cohort=4)
     assert result.models.tolist() == [near([10 + 1.5 / 8 + 0.3 / 4, 2 / 8 + 0.4 / 4])]
     assert result.spend.scale == (pytest.approx(Z * C / 4),)
-    assert (result.spend.guarantee.status, result.spend.guarantee.mu) == ("formal", pytest.approx(1 / Z))
+    assert (result.spend.guarantee.status, result.spend.guarantee.mu) == (
+        "formal",
+        pytest.approx(1 / Z),
+    )
 
 
-@pytest.mark.parametrize(("n", "printed_mu", "formal_sigma"), [(3, 3 / Z, Z * C), (4, 2 / Z, Z * C / 2)])
+@pytest.mark.parametrize(
+    ("n", "printed_mu", "formal_sigma"), [(3, 3 / Z, Z * C), (4, 2 / Z, Z * C / 2)]
+)
 def test_median_is_not_accounted_as_a_mean(n, printed_mu, formal_sigma):
     # printed: noise z C / n against a sensitivity of C (odd) or C / 2 (even)
     updates = (UPDATES * 2)[:n]
-    printed = combine(GlobalDP(FedMedian(), noise_multiplier=Z, clip=C, order="printed"), THETA, updates)
+    printed = combine(
+        GlobalDP(FedMedian(), noise_multiplier=Z, clip=C, order="printed"), THETA, updates
+    )
     assert printed.spend.scale == (pytest.approx(Z * C / n),)
     assert printed.spend.guarantee.mu == pytest.approx(printed_mu)
     assert printed.spend.guarantee.status == "conditional"
@@ -121,28 +138,40 @@ def test_median_is_not_accounted_as_a_mean(n, printed_mu, formal_sigma):
 
 
 def test_absent_clients_are_zero_updates_of_a_median():
-    result = combine(GlobalDP(FedMedian(), noise_multiplier=Z, clip=C), [0.0], [[1.0], [2.0]], cohort=3)
+    result = combine(
+        GlobalDP(FedMedian(), noise_multiplier=Z, clip=C), [0.0], [[1.0], [2.0]], cohort=3
+    )
     assert result.models.item() == near(1.0)  # the median of 0, 1, 2
 
 
 def test_krum_with_absent_clients_stays_finite():
-    result = combine(GlobalDP(Krum(), noise_multiplier=Z, clip=9.0), [5.0], [[1.0], [8.0]], cohort=5)
+    result = combine(
+        GlobalDP(Krum(), noise_multiplier=Z, clip=9.0), [5.0], [[1.0], [8.0]], cohort=5
+    )
     assert result.models.item() == 5.0  # three absent clients agree best
     assert result.spend.sensitivity == 18.0
 
 
-@pytest.mark.parametrize("name", [n for n in AGGREGATORS if n != "fltrust"])  # which has no sensitivity
+@pytest.mark.parametrize(
+    "name", [n for n in AGGREGATORS if n != "fltrust"]
+)  # which has no sensitivity
 def test_every_rule_formally_costs_one_over_z(name):
-    result = combine(GlobalDP(AGGREGATORS[name](), noise_multiplier=Z, clip=C), THETA, UPDATES * 3, cohort=7)
+    result = combine(
+        GlobalDP(AGGREGATORS[name](), noise_multiplier=Z, clip=C), THETA, UPDATES * 3, cohort=7
+    )
     assert result.spend.guarantee.status == "formal"
     assert result.spend.guarantee.mu == pytest.approx(1 / Z)
     assert result.spend.sensitivity == pytest.approx(result.spend.scale[0] / Z)
 
 
-@pytest.mark.parametrize("name", [n for n in AGGREGATORS if n != "fltrust"])  # which needs public data
+@pytest.mark.parametrize(
+    "name", [n for n in AGGREGATORS if n != "fltrust"]
+)  # which needs public data
 def test_printed_optimisers_are_heuristic(name):
     rule = AGGREGATORS[name]()
-    spend = combine(GlobalDP(rule, noise_multiplier=Z, clip=C, order="printed"), THETA, UPDATES * 3).spend
+    spend = combine(
+        GlobalDP(rule, noise_multiplier=Z, clip=C, order="printed"), THETA, UPDATES * 3
+    ).spend
     assert spend.guarantee.status == ("conditional" if rule.identity_step else "heuristic")
     assert spend.scale == (pytest.approx(Z * C / 6),)
     if not rule.identity_step:
@@ -158,7 +187,9 @@ def test_a_rule_without_a_bound_is_heuristic_printed_and_refused_formally():
     with pytest.raises(FieldError, match="Sum"):
         GlobalDP(Sum(), noise_multiplier=0.01)
     assert (
-        combine(GlobalDP(Sum(), order="printed", noise_multiplier=0.01), THETA, UPDATES).spend.guarantee.status
+        combine(
+            GlobalDP(Sum(), order="printed", noise_multiplier=0.01), THETA, UPDATES
+        ).spend.guarantee.status
         == "heuristic"
     )
 
@@ -197,7 +228,9 @@ def test_weights_that_the_sensitivity_does_not_know_are_refused(make, order, giv
 def test_a_rule_without_a_bound_for_the_relation_is_refused_when_it_is_made():
     class OneWay(FedMedian):
         def sensitivity(self, clip, weights, relation):
-            return None if relation == "replace-one" else super().sensitivity(clip, weights, relation)
+            return (
+                None if relation == "replace-one" else super().sensitivity(clip, weights, relation)
+            )
 
     with pytest.raises(FieldError, match="OneWay"):
         GlobalDP(OneWay(), relation="replace-one", noise_multiplier=0.01)
@@ -212,7 +245,10 @@ def test_the_optimiser_never_sees_an_unnoised_mean_in_formal_order(make):
     side = make(rule, noise_multiplier=Z, clip=1.0)
     result = combine(side, theta, updates, cohort=2, layout=flat(d), source=ReproducibleSource(1))
     silently = combine(side, theta, updates, cohort=2, layout=flat(d), source=silent())
-    noisy, clean = result.state.rule.first / 0.1, silently.state.rule.first / 0.1  # first moment: .1 of what it saw
+    noisy, clean = (
+        result.state.rule.first / 0.1,
+        silently.state.rule.first / 0.1,
+    )  # first moment: .1 of what it saw
     assert_deviation(noisy - clean, result.report["sigma"])
     # and the model is that optimiser's step on the noised mean, with nothing added afterwards
     expected, _ = rule.step(theta, noisy, rule.init(d, torch.float64))
@@ -239,19 +275,29 @@ def test_rounding_to_the_model_s_digits_comes_after_the_noise(order):
     theta, facts = torch.ones(1), server_facts([1.0], 100)
     facts = replace(facts, broadcast=replace(facts.broadcast, models=theta[None]))
     here, gone = ((theta + 2.0**-23,) * 99 + (last,) for last in (theta + 2.0**-23, theta))
-    mean = float(side.combine([reply(m) for m in here], facts, side.init(1, torch.float32), silent()).models - 1)
+    mean = float(
+        side.combine([reply(m) for m in here], facts, side.init(1, torch.float32), silent()).models
+        - 1
+    )
     assert mean == 2.0**-23
     source = ReproducibleSource(5)
 
     def score(world):
-        return float(side.combine([reply(m) for m in world], facts, side.init(1, torch.float32), source).models - 1)
+        return float(
+            side.combine(
+                [reply(m) for m in world], facts, side.init(1, torch.float32), source
+            ).models
+            - 1
+        )
 
     found = bound(*np.array([[score(world) for _ in range(200)] for world in (gone, here)])[::-1])
     assert found.ceiling > 2
     assert found.mu_lower <= 1.0
 
 
-@pytest.mark.parametrize("rule", [FedAvg(), FedMedian(), TrimmedMean()], ids=["mean", "median", "trimmed"])
+@pytest.mark.parametrize(
+    "rule", [FedAvg(), FedMedian(), TrimmedMean()], ids=["mean", "median", "trimmed"]
+)
 @pytest.mark.parametrize("order", ["formal", "printed"])
 def test_the_release_carries_the_stated_noise(rule, order):
     d, theta = 20_000, torch.zeros(20_000, dtype=torch.float64)
@@ -259,7 +305,9 @@ def test_the_release_carries_the_stated_noise(rule, order):
     side = GlobalDP(rule, noise_multiplier=0.3, clip=1.0, order=order)
     noisy = combine(side, theta, updates, source=ReproducibleSource(3))
     clean = combine(side, theta, updates, source=silent())
-    assert float(clean.models.norm()) <= 1.0  # no rule of clipped updates leaves the ball of radius C here
+    assert (
+        float(clean.models.norm()) <= 1.0
+    )  # no rule of clipped updates leaves the ball of radius C here
     assert_deviation(noisy.models - clean.models, noisy.spend.scale[0])
 
 
@@ -322,7 +370,9 @@ def test_an_adaptive_norm_is_used_paid_for_and_carried_on():
     # one of two replies within 2.5, and two absent clients as zero updates: share 3/4
     assert result.state.clip == pytest.approx(2.5 * math.exp(-0.2 * 0.25))
     replaced = GlobalDP(noise_multiplier=Z, clip=rule, relation="replace-one")
-    assert combine(replaced, THETA, UPDATES).spend.guarantee.mu == pytest.approx(compose_mu([2 / Z, 1 / 4]))
+    assert combine(replaced, THETA, UPDATES).spend.guarantee.mu == pytest.approx(
+        compose_mu([2 / Z, 1 / 4])
+    )
     # the next round clips to the state's norm
     again = combine(side, THETA, UPDATES, cohort=4, state=replace(result.state, clip=0.5))
     assert again.models.tolist() == [near([10 + (0.3 + 0.3) / 4, (0.4 + 0.4) / 4])]
@@ -333,7 +383,9 @@ def test_an_adaptive_norm_has_no_curve_over_distance():
     # an update that moves ever so little across C flips its bit, which costs the same whatever the distance
     fixed = combine(GlobalDP(noise_multiplier=Z, clip=2.5), THETA, UPDATES).spend.guarantee
     assert fixed.epsilon_at(0.0, DELTA) == 0.0
-    moving = combine(GlobalDP(noise_multiplier=Z, clip=QuantileClip(initial=2.5)), THETA, UPDATES).spend.guarantee
+    moving = combine(
+        GlobalDP(noise_multiplier=Z, clip=QuantileClip(initial=2.5)), THETA, UPDATES
+    ).spend.guarantee
     with pytest.raises(HeuristicError, match="distance"):
         moving.epsilon_at(0.0, DELTA)
 
@@ -342,17 +394,22 @@ def test_an_adaptive_norm_has_no_curve_over_distance():
 
 
 @pytest.mark.parametrize(
-    ("rule", "slope"), [(FedAvg(), 1 / 4), (FedMedian(), 1 / 2), (TrimmedMean(0.25), 1 / 2), (Krum(), None)]
+    ("rule", "slope"),
+    [(FedAvg(), 1 / 4), (FedMedian(), 1 / 2), (TrimmedMean(0.25), 1 / 2), (Krum(), None)],
 )
 def test_curve_over_distance(rule, slope):
     # a cohort of four; the noise is z times the zero-out sensitivity
-    guarantee = combine(GlobalDP(rule, noise_multiplier=Z, clip=C), THETA, UPDATES * 2).spend.guarantee
+    guarantee = combine(
+        GlobalDP(rule, noise_multiplier=Z, clip=C), THETA, UPDATES * 2
+    ).spend.guarantee
     if slope is None:  # Krum jumps: another client may be selected
         assert guarantee.bound.slope == 0
         return
     sigma = Z * rule.sensitivity(C, torch.full((4,), 0.25), "zero-out")
     assert guarantee.bound.mu_per_distance == pytest.approx(slope / sigma)
-    assert guarantee.epsilon_at(C, DELTA) == pytest.approx(guarantee.epsilon(DELTA))  # moving by C is a zero-out
+    assert guarantee.epsilon_at(C, DELTA) == pytest.approx(
+        guarantee.epsilon(DELTA)
+    )  # moving by C is a zero-out
 
 
 def test_private_counts_leave_no_curve_over_the_updates_distance():
@@ -374,7 +431,9 @@ def test_discrete_noise_by_hand(relation):
     spend = combine(side, THETA, UPDATES, cohort=4).spend
     assert spend.scale == (pytest.approx(1.25),)
     assert spend.guarantee.mu is None
-    assert spend.guarantee.bound.rho == pytest.approx((2 if relation == "replace-one" else 1) ** 2 / Z**2 / 2)
+    assert spend.guarantee.bound.rho == pytest.approx(
+        (2 if relation == "replace-one" else 1) ** 2 / Z**2 / 2
+    )
     assert spend.guarantee.bound.slope == 0
 
 
@@ -383,7 +442,9 @@ def test_discrete_noise_has_its_deviation_and_lies_on_a_grid():
     updates = 50 * torch.randn(3, d, dtype=torch.float64)
     side = GlobalDP(noise_multiplier=0.3, clip=1.0, noise="discrete")
     noisy = combine(side, theta, updates, cohort=4, source=ReproducibleSource(3))
-    clean = combine(Plain(), theta, clip(updates, 1.0)).models * 3 / 4  # rounding to the grid is a thousandth of sigma
+    clean = (
+        combine(Plain(), theta, clip(updates, 1.0)).models * 3 / 4
+    )  # rounding to the grid is a thousandth of sigma
     sigma = 0.3 / 4
     assert_deviation(noisy.models - clean, sigma)
     steps = noisy.models / (sigma / 1024)
@@ -391,7 +452,11 @@ def test_discrete_noise_has_its_deviation_and_lies_on_a_grid():
 
 
 def test_discrete_noise_is_for_uniform_means_in_formal_order():
-    for bad in ({"order": "printed"}, {"aggregator": FedMedian()}, {"aggregator": FedAvg("examples", max_examples=9)}):
+    for bad in (
+        {"order": "printed"},
+        {"aggregator": FedMedian()},
+        {"aggregator": FedAvg("examples", max_examples=9)},
+    ):
         with pytest.raises(FieldError, match="discrete"):
             GlobalDP(noise="discrete", **bad, noise_multiplier=0.01)
 
@@ -476,10 +541,16 @@ def test_two_outliers_of_five_are_left_out():
 def test_the_guard_does_nothing_within_ten_medians(lengths):
     # the shortest is 1 and the longest at most 10, so none is beyond ten times the median
     directions = torch.randn(len(lengths), 4, dtype=torch.float64)
-    updates = directions / directions.norm(dim=1, keepdim=True) * torch.tensor(lengths, dtype=torch.float64)[:, None]
+    updates = (
+        directions
+        / directions.norm(dim=1, keepdim=True)
+        * torch.tensor(lengths, dtype=torch.float64)[:, None]
+    )
     result = metric(updates)
     assert result.report["outliers"] == 0
-    assert result.report["distance"] == pytest.approx(max_pairwise_distance(updates, LAYOUT), rel=1e-9)
+    assert result.report["distance"] == pytest.approx(
+        max_pairwise_distance(updates, LAYOUT), rel=1e-9
+    )
 
 
 def test_the_guard_begins_beyond_ten_medians():
@@ -489,7 +560,13 @@ def test_the_guard_begins_beyond_ten_medians():
 
 
 @pytest.mark.parametrize(
-    "updates", [[[1.0, 2, 3, 4]], [[1.0, 2, 3, 4]] * 3, [[0.0] * 4] * 3, [[0.0] * 4, [0.0] * 4, [0, 0, 1e9, 0]]]
+    "updates",
+    [
+        [[1.0, 2, 3, 4]],
+        [[1.0, 2, 3, 4]] * 3,
+        [[0.0] * 4] * 3,
+        [[0.0] * 4, [0.0] * 4, [0, 0, 1e9, 0]],
+    ],
 )
 def test_without_a_distance_the_scale_is_the_global_one(updates):
     result = metric(updates)
@@ -502,31 +579,47 @@ def test_metric_noise_is_added():
     d, theta = 20_000, torch.zeros(20_000, dtype=torch.float64)
     updates = torch.randn(4, d, dtype=torch.float64)
     side = MetricPrivacy(noise_multiplier=0.3, clip=1.0)
-    noisy, clean = (combine(side, theta, updates, source=s) for s in (ReproducibleSource(3), silent()))
+    noisy, clean = (
+        combine(side, theta, updates, source=s) for s in (ReproducibleSource(3), silent())
+    )
     distance = max_pairwise_distance(updates, flat(d))
     assert_deviation(noisy.models - clean.models, 0.3 / (4 * distance))
 
 
 def test_released_distance_by_hand():
     # first round: nothing was released, the global scale; then d is how far the model moved, its noise taken off
-    side = MetricPrivacy(noise_multiplier=Z, clip=100.0, distance_on="released", released_range=(0.5, 4.0))
+    side = MetricPrivacy(
+        noise_multiplier=Z, clip=100.0, distance_on="released", released_range=(0.5, 4.0)
+    )
     first = combine(side, [0.0] * 4, NEAR_ONE, layout=LAYOUT, cohort=3)
     assert first.report["sigma"] == pytest.approx(Z * 100 / 3)
     assert first.spend.guarantee.status == "formal"
-    assert first.spend.guarantee.mu == pytest.approx(4.0 / Z)  # the public worst case: a distance of 4
+    assert first.spend.guarantee.mu == pytest.approx(
+        4.0 / Z
+    )  # the public worst case: a distance of 4
     state = replace(first.state, sigma=0.0)
-    for theta, moved in (([3.0, 4, 2, 1], 8 / 3), ([0.03, 0.04, 0, 0], 0.5), ([300.0, 0, 0, 0], 4.0)):
+    for theta, moved in (
+        ([3.0, 4, 2, 1], 8 / 3),
+        ([0.03, 0.04, 0, 0], 0.5),
+        ([300.0, 0, 0, 0], 4.0),
+    ):
         later = combine(side, theta, NEAR_ONE, layout=LAYOUT, cohort=3, state=state)
         assert later.report["distance"] == pytest.approx(moved)
         sigma = Z * 100 / 3 / moved
         assert later.report["sigma"] == pytest.approx(sigma)
-        assert later.spend.charge == pytest.approx((100 / 3) / sigma)  # the sensitivity over what was drawn
+        assert later.spend.charge == pytest.approx(
+            (100 / 3) / sigma
+        )  # the sensitivity over what was drawn
         assert later.spend.guarantee.mu == pytest.approx(4.0 / Z)
     # the clients' own models change nothing about the scale
-    others = combine(side, [3.0, 4, 2, 1], [[9.0, 9, 9, 9]] * 3, layout=LAYOUT, cohort=3, state=state)
+    others = combine(
+        side, [3.0, 4, 2, 1], [[9.0, 9, 9, 9]] * 3, layout=LAYOUT, cohort=3, state=state
+    )
     assert others.report["sigma"] == pytest.approx(Z * 100 / 3 / (8 / 3))
     # noise of deviation 1: of the layers' squares 25, 4, 1 the sizes 2, 1, 1 are taken off
-    noisy = combine(side, [3.0, 4, 2, 1], NEAR_ONE, layout=LAYOUT, state=replace(first.state, sigma=1.0))
+    noisy = combine(
+        side, [3.0, 4, 2, 1], NEAR_ONE, layout=LAYOUT, state=replace(first.state, sigma=1.0)
+    )
     assert noisy.report["distance"] == pytest.approx((math.sqrt(23) + math.sqrt(3) + 0) / 3)
 
 
@@ -539,7 +632,9 @@ def test_bad_metric_options_are_refused_by_name(field):
 
 def test_global_dp_without_a_noise_that_somebody_chose_is_refused_with_how_to_plan_one():
     for make in (GlobalDP, lambda: build(*["global"])):
-        with pytest.raises(FieldError, match=r"noise_multiplier is missing: .*fedveil plan --epsilon"):
+        with pytest.raises(
+            FieldError, match=r"noise_multiplier is missing: .*fedveil plan --epsilon"
+        ):
             make()
 
 

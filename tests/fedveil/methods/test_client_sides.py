@@ -28,9 +28,15 @@ def test_each_client_spends_by_its_own_parameters():
     careful = replace(common.client, epsilon_min=0.1, epsilon_max=0.5)
     record = federation("sga-ldp", client_sides={2: careful}).run(1).rounds[0]
     plain = federation("sga-ldp").run(1).rounds[0]
-    assert record.client_scales[2][0] == pytest.approx(gaussian_sigma(0.1, careful.delta, careful.clip))
-    assert plain.client_scales[2][0] == pytest.approx(gaussian_sigma(1.0, careful.delta, careful.clip))
-    assert [record.client_scales[p] for p in (0, 1, 3)] == [plain.client_scales[p] for p in (0, 1, 3)]
+    assert record.client_scales[2][0] == pytest.approx(
+        gaussian_sigma(0.1, careful.delta, careful.clip)
+    )
+    assert plain.client_scales[2][0] == pytest.approx(
+        gaussian_sigma(1.0, careful.delta, careful.clip)
+    )
+    assert [record.client_scales[p] for p in (0, 1, 3)] == [
+        plain.client_scales[p] for p in (0, 1, 3)
+    ]
 
 
 def test_guarantees_are_each_clients_own():
@@ -48,13 +54,15 @@ def test_a_client_without_a_proof_is_the_worst_whatever_the_others_promise():
     unproven = build("sga-ldp", epsilon_min=0.5, epsilon_max=8.0).client
     made = federation("x", method=method, client_sides={2: unproven, 3: unproven})
     history = made.run(2)
-    assert {p: g.status for p, g in history.guarantees.items()} == dict.fromkeys("01", "conditional") | dict.fromkeys(
-        "23", "heuristic"
-    )
+    assert {p: g.status for p, g in history.guarantees.items()} == dict.fromkeys(
+        "01", "conditional"
+    ) | dict.fromkeys("23", "heuristic")
     assert history.guarantee.status == "heuristic"
     counts, told = guarantees_of(method, {str(p): made.party(p).ledger for p in range(4)}, 1e-5)
     assert counts.status == told["worst client"]["status"] == "heuristic"
-    assert told["median client"]["status"] == "conditional"  # two of four: those without a proof come last
+    assert (
+        told["median client"]["status"] == "conditional"
+    )  # two of four: those without a proof come last
 
 
 def test_promises_of_several_kinds_have_no_worst_one():
@@ -66,7 +74,9 @@ def test_promises_of_several_kinds_have_no_worst_one():
     made = federation("x", method=method, client_sides={2: gaussian})
     mixed = made.run(1)
     assert {g.status for g in mixed.guarantees.values()} == {"conditional"}
-    assert mixed.guarantee.status == "heuristic"  # an epsilon and a mu a distance are not to be compared
+    assert (
+        mixed.guarantee.status == "heuristic"
+    )  # an epsilon and a mu a distance are not to be compared
     counts, shown = guarantees_of(method, {str(p): made.party(p).ledger for p in range(4)}, 1e-5)
     assert counts.status == shown["worst client"]["status"] == "heuristic"
 
@@ -74,7 +84,9 @@ def test_promises_of_several_kinds_have_no_worst_one():
 def test_what_holds_for_every_client_holds_at_any_distance():
     loud = replace(build("group", radius=1.0).client, radius=0.055)
     once = Budgets(clients=lambda partition: ParticipationFilter(cap=1) if partition == 2 else None)
-    run = federation("x", method=build("group", radius=1.0, hypotheses=1), client_sides={2: loud}, budgets=once).run(20)
+    run = federation(
+        "x", method=build("group", radius=1.0, hypotheses=1), client_sides={2: loud}, budgets=once
+    ).run(20)
     own = {p: g.epsilon_at(0.3, 1e-5) for p, g in run.guarantees.items()}
     assert run.guarantees["0"].cost > run.guarantees["2"].cost  # twenty times one against once 18.2
     assert own["2"] > own["0"]  # which tells more than twenty that compose
@@ -89,7 +101,10 @@ def test_what_holds_for_every_client_is_on_the_conditions_of_each():
     assert (both.cost, both.status, both.conditions) == (2.0, "conditional", (LIVENESS,))
     assert both.epsilon_at(1.0, 1e-5) == small.epsilon_at(1.0, 1e-5)
     assert worst_of([whole]) == whole
-    many, other = PLD(((Poisson(0.5, Gaussian(8.0)), 9),)), PLD(((Poisson(0.01, Gaussian(1.2)), 2),))
+    many, other = (
+        PLD(((Poisson(0.5, Gaussian(8.0)), 9),)),
+        PLD(((Poisson(0.01, Gaussian(1.2)), 2),)),
+    )
     joint = worst_of([replace(whole, bound=bound) for bound in (many, other)])
     assert other.cost < many.cost
     assert joint.epsilon(1e-5) >= max(b.epsilon(1e-5, "zero-out") for b in (many, other))
@@ -117,8 +132,13 @@ def test_layers_are_scored_on_each_clients_own_masks():
     learner = Learner(module, layout, LocalTraining(), region=REGION)
     start = layout.read(module)
     data = [images(0), masked(0, 0), masked(0, 2)]
-    found = learner.learn(start[None], data, [(0, 1, p) for p in range(3)], frozenset({"layer_scores"}))
-    expected = [layer_scores(module, "cross_entropy", data[0].x, data[0].y, r) for r in (REGION, REGION, (2, 0, 4, 2))]
+    found = learner.learn(
+        start[None], data, [(0, 1, p) for p in range(3)], frozenset({"layer_scores"})
+    )
+    expected = [
+        layer_scores(module, "cross_entropy", data[0].x, data[0].y, r)
+        for r in (REGION, REGION, (2, 0, 4, 2))
+    ]
     for outcome, scores in zip(found, expected, strict=True):
         assert outcome.layer_scores == pytest.approx(scores)
     assert found[1].layer_scores != found[2].layer_scores
@@ -126,7 +146,9 @@ def test_layers_are_scored_on_each_clients_own_masks():
 
 def test_images_without_a_mark_are_passed_over_unless_there_is_no_other():
     module = tiny()
-    learner = Learner(module, Layout.from_module(module), LocalTraining(), scoring=Scoring(images=2))
+    learner = Learner(
+        module, Layout.from_module(module), LocalTraining(), scoring=Scoring(images=2)
+    )
     data = masked(0, 0)
     some = data.masks.clone()
     some[[0, 2, 4]] = False
@@ -142,7 +164,9 @@ def test_images_without_a_mark_are_passed_over_unless_there_is_no_other():
 
 def scores(learner, data):
     start = learner.layout.read(learner.model)
-    return learner.learn(start[None], [data], [(0, 1, 0)], frozenset({"layer_scores"}))[0].layer_scores
+    return learner.learn(start[None], [data], [(0, 1, 0)], frozenset({"layer_scores"}))[
+        0
+    ].layer_scores
 
 
 @pytest.mark.parametrize("method", ["exact", "estimate"])
@@ -150,9 +174,12 @@ def test_a_mask_an_image_is_the_mean_of_each_images_own(method):
     module, data = tiny(), images(0)
     regions = [(0, 0, 2, 2), (1, 1, 4, 3)]
     masks = torch.cat([region_masks(r, 1, 4, 4) for r in regions])
-    together = layer_scores(module, "cross_entropy", data.x[:2], data.y[:2], masks, method, probes=400)
+    together = layer_scores(
+        module, "cross_entropy", data.x[:2], data.y[:2], masks, method, probes=400
+    )
     alone = [
-        layer_scores(module, "cross_entropy", data.x[i : i + 1], data.y[i : i + 1], r) for i, r in enumerate(regions)
+        layer_scores(module, "cross_entropy", data.x[i : i + 1], data.y[i : i + 1], r)
+        for i, r in enumerate(regions)
     ]
     for name, value in together.items():
         mean = (alone[0][name] + alone[1][name]) / 2
@@ -162,9 +189,13 @@ def test_a_mask_an_image_is_the_mean_of_each_images_own(method):
 def test_masks_are_checked_and_dealt_out_with_the_images():
     x = torch.rand(8, 1, 4, 4)
     with pytest.raises(FieldError, match="masks"):
-        ClientData(x, torch.zeros(8, dtype=torch.int64), masks=torch.zeros(8, 4, 5, dtype=torch.bool))
+        ClientData(
+            x, torch.zeros(8, dtype=torch.int64), masks=torch.zeros(8, 4, 5, dtype=torch.bool)
+        )
     with pytest.raises(FieldError, match="masks"):
-        ClientData(x[:, 0], torch.zeros(8, dtype=torch.int64), masks=torch.zeros(8, 4, 4, dtype=torch.bool))
+        ClientData(
+            x[:, 0], torch.zeros(8, dtype=torch.int64), masks=torch.zeros(8, 4, 4, dtype=torch.bool)
+        )
     with pytest.raises(FieldError, match="one mask for each of 3"):
         region_masks(torch.ones(2, 4, 4, dtype=torch.bool), 3, 4, 4)
     regions = (torch.arange(8 * 16).reshape(8, 4, 4) % 3).to(torch.uint8)
@@ -178,20 +209,33 @@ def test_masks_are_checked_and_dealt_out_with_the_images():
 @pytest.mark.parametrize("unmarked", ["everything", "uniform", "refuse"])
 def test_a_client_that_marks_nothing_does_what_it_chose(unmarked):
     module = tiny()
-    layout, nothing = Layout.from_module(module), replace(masked(0, 0), masks=torch.zeros(6, 4, 4, dtype=torch.bool))
+    layout, nothing = (
+        Layout.from_module(module),
+        replace(masked(0, 0), masks=torch.zeros(6, 4, 4, dtype=torch.bool)),
+    )
     learner = Learner(
-        module, layout, LocalTraining(), scoring=Scoring(unmarked="refuse"), unmarked={1: unmarked, 2: unmarked}
+        module,
+        layout,
+        LocalTraining(),
+        scoring=Scoring(unmarked="refuse"),
+        unmarked={1: unmarked, 2: unmarked},
     )
     clients, keys = [nothing, nothing, masked(2, 0)], [(0, 1, p) for p in range(3)]
-    default, own, marked = learner.learn(layout.read(module)[None], clients, keys, frozenset({"layer_scores"}))
+    default, own, marked = learner.learn(
+        layout.read(module)[None], clients, keys, frozenset({"layer_scores"})
+    )
     assert isinstance(default, FieldError)
     scored = scores(Learner(module, layout, LocalTraining()), clients[2])
-    assert marked.layer_scores == pytest.approx(scored)  # who marks something is scored, whatever it chose
+    assert marked.layer_scores == pytest.approx(
+        scored
+    )  # who marks something is scored, whatever it chose
     if unmarked == "refuse":
         assert isinstance(own, FieldError)
         return
     whole = layer_scores(module, "cross_entropy", nothing.x, nothing.y, (0, 0, 4, 4))
-    assert own.layer_scores == pytest.approx({"1": 1.0, "3": 1.0} if unmarked == "uniform" else whole)
+    assert own.layer_scores == pytest.approx(
+        {"1": 1.0, "3": 1.0} if unmarked == "uniform" else whole
+    )
     with pytest.raises(FieldError, match=r"unmarked\[3\]"):
         Learner(module, layout, LocalTraining(), unmarked={3: "nothing"})
 
@@ -200,7 +244,11 @@ def test_an_even_split_for_lack_of_marks_shows_in_the_noise_as_a_failure_does():
     nothing = replace(images(0), masks=torch.zeros(6, 4, 4, dtype=torch.bool))
     module = tiny()
     learner = Learner(
-        module, Layout.from_module(module), LocalTraining(), region=REGION, unmarked={0: "uniform", 1: "refuse"}
+        module,
+        Layout.from_module(module),
+        LocalTraining(),
+        region=REGION,
+        unmarked={0: "uniform", 1: "refuse"},
     )
     data = [nothing, nothing, masked(2, 0)]
     record = federation("fedre", clients=data, learner=learner).run(1).rounds[0]

@@ -23,7 +23,11 @@ def worlds(relation, d, n=3):
     direction = torch.ones(d, dtype=torch.float64) / d**0.5
     others = torch.zeros(n - 1, d, dtype=torch.float64)
     other = 0.0 if relation == "zero-out" else -1.0
-    return torch.cat([direction[None], others]), torch.cat([other * direction[None], others]), direction
+    return (
+        torch.cat([direction[None], others]),
+        torch.cat([other * direction[None], others]),
+        direction,
+    )
 
 
 def play(relation, d, source, runs):
@@ -34,7 +38,9 @@ def play(relation, d, source, runs):
     for world, updates in enumerate(pair):
         replies = {p: reply(u) for p, u in enumerate(updates)}
         for run in range(runs):
-            server = server_party(side, d, source=source.child("world", world, run))  # every run is one of its own
+            server = server_party(
+                side, d, source=source.child("world", world, run)
+            )  # every run is one of its own
             after, log = server.combine(broadcast_of(theta, 1, cohort=len(updates)), replies)
             scores[world, run] = float(after.models[0] @ direction)
             claimed = log.spend.guarantee.mu

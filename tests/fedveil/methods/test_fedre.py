@@ -34,7 +34,11 @@ def test_budgets_that_are_none_are_refused(scores, field, value):
         ({"noise_to_clip": 1e-300}, "privacy.noise_to_clip", "raise it, or raise"),
         ({"clip": {"nope": 1.0}}, "privacy.clip", "is no layer"),
         ({"clip": {"1": 1.0}}, "privacy.clip", "missing: 3"),
-        ({"clip": {f"{i}.{kind}": 1.0 for i in (1, 3) for kind in ("weight", "bias")}}, "privacy.clip", "each layer"),
+        (
+            {"clip": {f"{i}.{kind}": 1.0 for i in (1, 3) for kind in ("weight", "bias")}},
+            "privacy.clip",
+            "each layer",
+        ),
     ],
 )
 def test_noise_of_nothing_or_of_no_float_is_refused_before_anybody_trains(options, field, fix):
@@ -60,13 +64,17 @@ def test_a_bound_below_what_floats_clip_to_is_refused():
 @pytest.mark.parametrize("total", ["epsilon", "delta"])
 def test_totals_that_have_no_shares_are_refused(total):
     with pytest.raises(FieldError, match=f"{total} = 1e-310"):
-        LayerSensitivity(**{"epsilon": 1.0, "delta": 1e-5, total: 1e-310}, clip=1.0, rounds=1).split([1.0, 2.0])
+        LayerSensitivity(
+            **{"epsilon": 1.0, "delta": 1e-5, total: 1e-310}, clip=1.0, rounds=1
+        ).split([1.0, 2.0])
 
 
 @pytest.mark.parametrize("scores", VARIANTS)
 def test_a_layer_without_parameters_has_no_share(scores):
     normal = nn.LayerNorm(3, elementwise_affine=False)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3), normal, nn.Dropout(0.5), nn.Tanh(), nn.Linear(3, 2))
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(16, 3), normal, nn.Dropout(0.5), nn.Tanh(), nn.Linear(3, 2)
+    )
 
     def of(clip):
         method = build("fedre", scores=scores, clip=clip)

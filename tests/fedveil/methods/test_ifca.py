@@ -45,10 +45,16 @@ def test_clients_report_their_cluster_and_models_become_personal():
 
 
 def test_group_privacy_without_noise_and_one_hypothesis_is_fedavg():
-    arguments = {"clients": lines(), "local": LocalTraining(loss="mse", lr=0.1, batch_size=20), "seed": 3}
+    arguments = {
+        "clients": lines(),
+        "local": LocalTraining(loss="mse", lr=0.1, batch_size=20),
+        "seed": 3,
+    }
     silent = build("group", noise_multiplier=0.0, hypotheses=1)
     runs = [
-        Federation(model=nn.Linear(2, 1, bias=False), method=method, shared=ONES, **arguments).run(5)
+        Federation(model=nn.Linear(2, 1, bias=False), method=method, shared=ONES, **arguments).run(
+            5
+        )
         for method in (build("vanilla"), silent, build("ifca", hypotheses=1))
     ]
     for other in runs[1:]:
@@ -56,7 +62,11 @@ def test_group_privacy_without_noise_and_one_hypothesis_is_fedavg():
 
 
 def test_group_privacy_with_one_hypothesis_is_fedavg_with_the_same_noise():
-    arguments = {"clients": lines(), "local": LocalTraining(loss="mse", lr=0.1, batch_size=20), "seed": 3}
+    arguments = {
+        "clients": lines(),
+        "local": LocalTraining(loss="mse", lr=0.1, batch_size=20),
+        "seed": 3,
+    }
     method = build("group", noise_multiplier=2.0, hypotheses=1)
     averaged = Method("group", method.client, Plain())
     a, b = (
@@ -70,7 +80,9 @@ def test_group_privacy_with_one_hypothesis_is_fedavg_with_the_same_noise():
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "silent"), [("group", {"noise_multiplier": 0.0}), ("ifca", {})])
 @pytest.mark.parametrize("divide", [0, 3])
-def test_a_hypothesis_that_nobody_chooses_begins_anew_beside_the_one_that_all_choose(name, silent, divide):
+def test_a_hypothesis_that_nobody_chooses_begins_anew_beside_the_one_that_all_choose(
+    name, silent, divide
+):
     fed = Federation(
         model=nn.Linear(2, 1, bias=False),
         clients=lines(),
@@ -82,12 +94,18 @@ def test_a_hypothesis_that_nobody_chooses_begins_anew_beside_the_one_that_all_ch
     divided = [record.round.report.get("divided", 0.0) for record in history.rounds]
     assert divided[:2] == [0.0, 0.0]  # three rounds without a member come first
     assert sum(divided) == (divide > 0)
-    assert torch.allclose(history.models.sort(dim=0)[0], TRUE.sort(dim=0)[0], atol=0.2) == (divide > 0)
+    assert torch.allclose(history.models.sort(dim=0)[0], TRUE.sort(dim=0)[0], atol=0.2) == (
+        divide > 0
+    )
 
 
 @pytest.mark.parametrize("name", ["group", "ifca"])
 def test_more_hypotheses_than_clients_equal_ones_one_row_and_a_loss_of_nan_end_no_run(name):
-    clients = [*lines(2), *lines(1, examples=1), ClientData(torch.full((4, 2), 1e30), torch.ones(4))]
+    clients = [
+        *lines(2),
+        *lines(1, examples=1),
+        ClientData(torch.full((4, 2), 1e30), torch.ones(4)),
+    ]
     fed = Federation(
         model=nn.Linear(2, 1, bias=False),
         clients=clients,
@@ -98,12 +116,18 @@ def test_more_hypotheses_than_clients_equal_ones_one_row_and_a_loss_of_nan_end_n
     history = fed.run(3)
     assert history.models.shape == (6, 2)
     assert bool(history.models.isfinite().all())
-    assert all(record.round.used[:3] == (0, 1, 2) for record in history.rounds)  # only the fourth may be missing
-    assert all(record.zeroed or record.round.failed or record.round.invalid for record in history.rounds)
+    assert all(
+        record.round.used[:3] == (0, 1, 2) for record in history.rounds
+    )  # only the fourth may be missing
+    assert all(
+        record.zeroed or record.round.failed or record.round.invalid for record in history.rounds
+    )
 
 
 @pytest.mark.parametrize(("hypotheses", "told"), [(1, None), (2, math.log(2)), (3, math.log(3))])
-def test_the_index_is_charged_in_the_ledger_of_whoever_reports_it_and_in_the_summary(hypotheses, told):
+def test_the_index_is_charged_in_the_ledger_of_whoever_reports_it_and_in_the_summary(
+    hypotheses, told
+):
     fed = Federation(
         model=nn.Linear(2, 1, bias=False),
         clients=lines(4),
@@ -135,13 +159,16 @@ def test_an_index_that_is_none_is_left_out():
     starts = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
     layout = Layout.from_shapes({"w": (2,)})
     facts = ServerFacts(
-        broadcast=Broadcast(models=starts, public=PublicFacts(round=1, rounds=1, cohort=4, dimension=2)),
+        broadcast=Broadcast(
+            models=starts, public=PublicFacts(round=1, rounds=1, cohort=4, dimension=2)
+        ),
         layout=layout,
         partitions=(0, 1, 2, 3),
     )
     sent = [(0.0, [2.0, 2.0]), (0.5, [9.0, 9.0]), (float("nan"), [9.0, 9.0]), (7.0, [9.0, 9.0])]
     replies = [
-        (Release("model", torch.tensor(m)), Release("index", torch.tensor(i, dtype=torch.float64))) for i, m in sent
+        (Release("model", torch.tensor(m)), Release("index", torch.tensor(i, dtype=torch.float64)))
+        for i, m in sent
     ]
     combined = server.combine(replies, facts, server.init(2, torch.float32), None)
     assert combined.models.tolist() == [[2.0, 2.0], [1.0, 1.0]]

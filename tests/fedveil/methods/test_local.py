@@ -51,7 +51,9 @@ from fedveil_studies.sga_central import References, SGACentral
 
 DELTA = 1e-5
 D = 20_000
-LAYOUT = Layout.from_shapes({"a.weight": (100, 99), "a.bias": (100,), "b.weight": (10_000,)}, torch.float64)
+LAYOUT = Layout.from_shapes(
+    {"a.weight": (100, 99), "a.bias": (100,), "b.weight": (10_000,)}, torch.float64
+)
 PRINTED = {"group": GroupPrivacy(), "fedre": FedRE(), "sga-ldp": SGALDP()}
 SOUND = {
     "group, public radius": GroupPrivacy(radius=3.0),
@@ -74,9 +76,13 @@ def everything(model):
 
 
 def protect(side, start, step, *, source=None, state=None, **facts):
-    facts = client_facts(start, **{"layout": LAYOUT, "scores": SCORES, "public_scores": (1.0, 3.0), **facts})
+    facts = client_facts(
+        start, **{"layout": LAYOUT, "scores": SCORES, "public_scores": (1.0, 3.0), **facts}
+    )
     state = side.init() if state is None else state
-    return side.protect(everything(facts.start + step), facts, state, source or ReproducibleSource(1))
+    return side.protect(
+        everything(facts.start + step), facts, state, source or ReproducibleSource(1)
+    )
 
 
 def noise_of(protected, start, sent):
@@ -100,7 +106,10 @@ def test_nothing_but_the_model_leaves(name):
 @pytest.mark.parametrize("name", LOCAL)
 def test_without_a_model_nothing_leaves(name):
     side, facts = LOCAL[name], client_facts(START, layout=LAYOUT)
-    metrics = (Release("metric", torch.tensor(0.5), "accuracy"), Release("count", torch.tensor(17.0)))
+    metrics = (
+        Release("metric", torch.tensor(0.5), "accuracy"),
+        Release("count", torch.tensor(17.0)),
+    )
     protected = side.protect(metrics, facts, side.init(), ReproducibleSource(0))
     assert protected.releases == ()
     assert protected.spend.guarantee.status == "none"
@@ -108,16 +117,23 @@ def test_without_a_model_nothing_leaves(name):
 
 def test_central_trust_passes_everything_on():
     sent = everything(START)
-    protected = TrustedServer().protect(sent, client_facts(START), TrustedServer().init(), ReproducibleSource(0))
+    protected = TrustedServer().protect(
+        sent, client_facts(START), TrustedServer().init(), ReproducibleSource(0)
+    )
     assert protected.releases == sent
-    assert (protected.spend.guarantee.status, protected.spend.guarantee.trust) == ("none", "central")
+    assert (protected.spend.guarantee.status, protected.spend.guarantee.trust) == (
+        "none",
+        "central",
+    )
 
 
 @pytest.mark.parametrize("name", LOCAL)
 def test_a_quote_is_pure_and_states_the_cost_of_the_release(name):
     side = LOCAL[name]
     state, opened = side.init(), broadcast_of(START, scores=(1.0, 3.0))
-    quoted = side.quote(opened, state)  # sees the broadcast and the state: there is no data to look at
+    quoted = side.quote(
+        opened, state
+    )  # sees the broadcast and the state: there is no data to look at
     assert side.quote(opened, state) == quoted
     assert state == side.init()
     spend = protect(side, START, STEP).spend
@@ -161,7 +177,11 @@ def test_the_type_is_kept(name):
 def test_counts_cannot_weigh_under_local_trust():
     with pytest.raises(FieldError, match="weighting"):
         Method("sga-ldp", SGALDP(), Plain(FedAvg("examples")))
-    Method("global", TrustedServer(), GlobalDP(FedAvg("examples"), order="printed", noise_multiplier=0.01))
+    Method(
+        "global",
+        TrustedServer(),
+        GlobalDP(FedAvg("examples"), order="printed", noise_multiplier=0.01),
+    )
 
 
 # ---- group privacy
@@ -200,18 +220,24 @@ def test_without_a_private_scale_the_declared_public_one_is_used():
     # group privacy, of a client that did not move and of one that failed: nu times the public radius
     side = GroupPrivacy(noise_multiplier=2.0, fallback_radius=3.0)
     for facts in (client_facts(START, layout=LAYOUT), failed):
-        protected = side.protect((Release("model", START),), facts, side.init(), ReproducibleSource(1))
+        protected = side.protect(
+            (Release("model", START),), facts, side.init(), ReproducibleSource(1)
+        )
         assert_laplace(protected.releases[0].value - START, D / 6)
         assert protected.spend.guarantee.status == "heuristic"
     # FedRE: the same budget for every layer, whatever the scores would have been
-    protected = FedRE(clip=0.5).protect((Release("model", START),), failed, FedRE().init(), ReproducibleSource(1))
+    protected = FedRE(clip=0.5).protect(
+        (Release("model", START),), failed, FedRE().init(), ReproducibleSource(1)
+    )
     first, second = protected.spend.scale
     assert first == second
     assert_deviation(protected.releases[0].value - START, first)
     # SGA-LDP: epsilon_min, also where there is a reference along which the update would be
     side = SGALDP(epsilon_min=1.0, epsilon_max=8.0)
     state = LastBroadcast(round=0, model=START - STEP, released=START)
-    protected = side.protect((Release("model", START + STEP),), failed, state, ReproducibleSource(1))
+    protected = side.protect(
+        (Release("model", START + STEP),), failed, state, ReproducibleSource(1)
+    )
     assert protected.spend.scale == (pytest.approx(gaussian_sigma(1.0, DELTA, 1.0)),)
 
 
@@ -236,7 +262,10 @@ def test_a_public_radius_sets_the_scale_whatever_the_step():
         assert protected.spend.scale == (pytest.approx(D / 6),)
         assert_laplace(noise_of(protected, START, step), D / 6)
         guarantee = protected.spend.guarantee
-        assert (guarantee.status, guarantee.bound.epsilon_per_distance) == ("conditional", pytest.approx(D / 6))
+        assert (guarantee.status, guarantee.bound.epsilon_per_distance) == (
+            "conditional",
+            pytest.approx(D / 6),
+        )
         assert (guarantee.unit, guarantee.relation) == ("parameter vector", "replace-one")
     assert side.quote(broadcast_of(START), side.init()) == protected.spend
     for bad in (0, -1.0, float("nan"), float("inf")):
@@ -269,7 +298,9 @@ def test_fedre_noise_layer_by_layer():
 def test_fedre_takes_a_sample_s_part_of_the_clip_where_that_is_the_reading():
     # the reference's sensitivity is 2 C_l / |D_k|; `everything` counts 17 examples
     client = protect(FedRE(epsilon=40.0, delta=DELTA, clip=0.5), START, STEP, rounds=7)
-    sample = protect(FedRE(epsilon=40.0, delta=DELTA, clip=0.5, sensitivity="sample"), START, STEP, rounds=7)
+    sample = protect(
+        FedRE(epsilon=40.0, delta=DELTA, clip=0.5, sensitivity="sample"), START, STEP, rounds=7
+    )
     assert sample.spend.scale == pytest.approx([scale * 2 / 17 for scale in client.spend.scale])
     assert sample.spend.guarantee.status == "heuristic"
     noise = noise_of(sample, START, clip(STEP, dict.fromkeys("ab", 0.5), LAYOUT))
@@ -282,7 +313,9 @@ def test_fedre_refuses_a_sample_s_part_that_nothing_gives():
     facts = client_facts(START, layout=LAYOUT, scores=SCORES)
     for count in ((), (Release("count", torch.tensor(0.0)),)):
         with pytest.raises(FieldError, match="sensitivity"):
-            side.protect((Release("model", START), *count), facts, side.init(), ReproducibleSource(1))
+            side.protect(
+                (Release("model", START), *count), facts, side.init(), ReproducibleSource(1)
+            )
     for other in ({"scores": "public"}, {"noise_to_clip": 0.1}):
         with pytest.raises(FieldError, match="sensitivity"):
             FedRE(sensitivity="sample", **other)
@@ -309,9 +342,14 @@ def test_fedre_gives_a_layer_without_a_score_everything_and_drowns_the_others():
 def test_fedre_with_public_scores_splits_mu_and_covers_any_two_inputs():
     # mu of epsilon 8 over 4 rounds; scores 1 and 3 share it as 3 : 1, so the squares are 9/10 and 1/10
     side = FedRE(epsilon=8.0, delta=DELTA, clip={"a": 0.5, "b": 2.0}, scores="public")
-    protected = protect(side, START, STEP, rounds=4, scores={"a": 99.0, "b": 1e-9})  # the private ones do not matter
+    protected = protect(
+        side, START, STEP, rounds=4, scores={"a": 99.0, "b": 1e-9}
+    )  # the private ones do not matter
     mu = mu_of_epsilon(8.0, DELTA) / 2
-    expected = (2 * 0.5 / (mu * math.sqrt(0.9)), 2 * 2.0 / (mu * math.sqrt(0.1)))  # sensitivity 2 C_l
+    expected = (
+        2 * 0.5 / (mu * math.sqrt(0.9)),
+        2 * 2.0 / (mu * math.sqrt(0.1)),
+    )  # sensitivity 2 C_l
     assert protected.spend.scale == pytest.approx(expected)
     noise = noise_of(protected, START, clip(STEP, {"a": 0.5, "b": 2.0}, LAYOUT))
     for deviation, (cut,) in zip(expected, LAYOUT.groups("module").values(), strict=True):
@@ -326,7 +364,9 @@ def test_fedre_with_public_scores_splits_mu_and_covers_any_two_inputs():
             protect(side, START, STEP, public_scores=scores)
 
 
-@pytest.mark.parametrize("scores", [None, {"a": 1.0}, {"b": 3.0, "a": 1.0}, {"a": 1.0, "b": 3.0, "c": 1.0}])
+@pytest.mark.parametrize(
+    "scores", [None, {"a": 1.0}, {"b": 3.0, "a": 1.0}, {"a": 1.0, "b": 3.0, "c": 1.0}]
+)
 def test_fedre_refuses_missing_or_misplaced_scores(scores):
     with pytest.raises(FieldError, match="layer_scores"):
         protect(FedRE(), START, STEP, scores=scores)
@@ -340,20 +380,30 @@ def test_fedre_with_a_uniform_split_by_hand():
     assert protected.spend.scale == pytest.approx((0.5 * sigma, 2.0 * sigma))
     assert not protected.spend.guarantee.proven
     # sound: each layer has half of the round's mu^2, at sensitivity 2 C_l
-    protected = protect(replace(side, scores="public"), START, STEP, rounds=4, scores=None, public_scores=None)
+    protected = protect(
+        replace(side, scores="public"), START, STEP, rounds=4, scores=None, public_scores=None
+    )
     mu = mu_of_epsilon(40.0, DELTA) / 2
-    assert protected.spend.scale == pytest.approx((2 * 0.5 * math.sqrt(2) / mu, 2 * 2.0 * math.sqrt(2) / mu))
+    assert protected.spend.scale == pytest.approx(
+        (2 * 0.5 * math.sqrt(2) / mu, 2 * 2.0 * math.sqrt(2) / mu)
+    )
     assert protected.spend.guarantee.mu == pytest.approx(mu)
 
 
 def test_fedre_split_by_size_is_the_shortest_noise_at_the_same_guarantee():
-    layout = Layout.from_module(torch.nn.Sequential(torch.nn.Linear(15, 3), torch.nn.Linear(3, 400)))
+    layout = Layout.from_module(
+        torch.nn.Sequential(torch.nn.Linear(15, 3), torch.nn.Linear(3, 400))
+    )
     bounds, sizes = (torch.tensor(v, dtype=torch.float64) for v in ([0.5, 2.0], [48.0, 1600.0]))
-    side = FedRE(epsilon=40.0, delta=DELTA, clip={"0": 0.5, "1": 2.0}, scores="public", split="size")
+    side = FedRE(
+        epsilon=40.0, delta=DELTA, clip={"0": 0.5, "1": 2.0}, scores="public", split="size"
+    )
     start, mu, length, promised = torch.zeros(layout.size), mu_of_epsilon(40.0, DELTA), {}, {}
     for split in ("size", "uniform"):
         own = replace(side, split=split)
-        spend = protect(own, start, start, layout=layout, scores=None, public_scores=None, rounds=1).spend
+        spend = protect(
+            own, start, start, layout=layout, scores=None, public_scores=None, rounds=1
+        ).spend
         scale = torch.tensor(spend.scale, dtype=torch.float64)
         assert float((2 * bounds / scale).norm()) == pytest.approx(mu)
         length[split], promised[split] = float((sizes * scale**2).sum().sqrt()), spend.guarantee
@@ -400,11 +450,17 @@ SMALL = Layout.from_shapes({"a.weight": (1,), "b.weight": (1,)}, torch.float64)
 def test_perturbation_aware_by_hand():
     # layer a: scores 0 and ln 3 weigh 3/4 and 1/4; layer b: equal scores weigh 1/2 each
     scores = torch.tensor([[0.0, 2.0], [math.log(3), 2.0]], dtype=torch.float64)
-    result = combine(PerturbationAware(), [1.0, 1.0], [[4.0, 6.0], [8.0, 2.0]], layout=SMALL, scores=scores)
+    result = combine(
+        PerturbationAware(), [1.0, 1.0], [[4.0, 6.0], [8.0, 2.0]], layout=SMALL, scores=scores
+    )
     assert result.models.tolist() == [pytest.approx([1 + 3 + 2, 1 + 4])]
     # as printed the weights are 1/(2 alpha): 2 and 2/3, and 1 and 1
     printed = combine(
-        PerturbationAware(normalised=False), [1.0, 1.0], [[4.0, 6.0], [8.0, 2.0]], layout=SMALL, scores=scores
+        PerturbationAware(normalised=False),
+        [1.0, 1.0],
+        [[4.0, 6.0], [8.0, 2.0]],
+        layout=SMALL,
+        scores=scores,
     )
     assert printed.models.tolist() == [pytest.approx([1 + 8 + 16 / 3, 1 + 6 + 2])]
 
@@ -419,7 +475,9 @@ def test_equal_weights_are_the_mean(normalised):
 @pytest.mark.parametrize("scores", [None, torch.ones(2, 1), torch.ones(1, 2), torch.ones(2)])
 def test_perturbation_aware_needs_one_score_a_client_and_layer(scores):
     with pytest.raises(FieldError, match="public_scores"):
-        combine(PerturbationAware(), [1.0, 1.0], [[4.0, 6.0], [8.0, 2.0]], layout=SMALL, scores=scores)
+        combine(
+            PerturbationAware(), [1.0, 1.0], [[4.0, 6.0], [8.0, 2.0]], layout=SMALL, scores=scores
+        )
 
 
 # ---- SGA-LDP
@@ -451,7 +509,9 @@ def test_sga_takes_the_cosine_from_the_second_consecutive_round():
     across = torch.zeros_like(STEP)
     across[0::2], across[1::2] = STEP[1::2], -STEP[0::2]
     epsilon = 1 + 4 / math.sqrt(2)
-    assert sga_round(state, 2, START + STEP, STEP + across)[1] == pytest.approx(gaussian_sigma(epsilon, DELTA, 2.0))
+    assert sga_round(state, 2, START + STEP, STEP + across)[1] == pytest.approx(
+        gaussian_sigma(epsilon, DELTA, 2.0)
+    )
 
 
 def test_sga_after_a_missed_round_spends_the_least():
@@ -460,7 +520,9 @@ def test_sga_after_a_missed_round_spends_the_least():
     assert sigma == pytest.approx(LEAST)
     # having received round 3, it has a reference in round 4 again: the last two broadcasts, not an old one
     assert sga_round(late, 4, START + 2 * STEP, STEP)[1] == pytest.approx(MOST)
-    assert sga_round(late, 4, START, STEP)[1] == pytest.approx(LEAST)  # the model moved by -STEP since
+    assert sga_round(late, 4, START, STEP)[1] == pytest.approx(
+        LEAST
+    )  # the model moved by -STEP since
 
 
 def test_sga_with_a_model_that_stood_still_spends_the_least():
@@ -476,14 +538,21 @@ def test_sga_by_released_similarity_spends_what_its_noise_costs():
         quoted = side.quote(broadcast_of(start, number), state)
         protected = protect(side, start, step, round_=number, state=state)
         guarantee = protected.spend.guarantee
-        assert quoted.guarantee == guarantee  # known before training: it follows from earlier releases alone
+        assert (
+            quoted.guarantee == guarantee
+        )  # known before training: it follows from earlier releases alone
         assert guarantee.status == "conditional"
-        assert protected.spend.charge == pytest.approx(2 * 2.0 / protected.spend.scale[0])  # any two inputs: 2C
+        assert protected.spend.charge == pytest.approx(
+            2 * 2.0 / protected.spend.scale[0]
+        )  # any two inputs: 2C
         assert guarantee.mu == pytest.approx(mu_of_epsilon(5.0, DELTA))  # the public worst case
         assert_deviation(noise_of(protected, start, clip(step, 2.0)), protected.spend.scale[0])
         scales.append(protected.spend.scale[0])
         released = protected.releases[0].value - start
-        state, start = protected.state, start + 10 * released  # the model follows the released update exactly
+        state, start = (
+            protected.state,
+            start + 10 * released,
+        )  # the model follows the released update exactly
     # first round: the least; then the last release was along the model's last move, whatever the private step is
     assert scales == pytest.approx([2 * LEAST, 2 * MOST, 2 * MOST])
 
@@ -497,21 +566,32 @@ def test_sga_by_released_similarity_without_a_reference_spends_the_least():
 
 
 def test_sga_charges_the_noised_similarity_and_uses_it_one_round_later():
-    side = SGALDP(epsilon_min=1.0, epsilon_max=5.0, delta=DELTA, clip=2.0, similarity="noised", similarity_noise=0.5)
+    side = SGALDP(
+        epsilon_min=1.0,
+        epsilon_max=5.0,
+        delta=DELTA,
+        clip=2.0,
+        similarity="noised",
+        similarity_noise=0.5,
+    )
     state, _ = sga_state(side, side.init(), 1, START, STEP)
     quoted = side.quote(broadcast_of(START + STEP, 2), state)
     protected = protect(side, START + STEP, STEP, round_=2, state=state)
     assert quoted.guarantee == protected.spend.guarantee
     assert quoted.charge == protected.spend.charge
     assert protected.spend.guarantee.mu == pytest.approx(math.hypot(mu_of_epsilon(5.0, DELTA), 2.0))
-    assert protected.spend.charge == pytest.approx(math.hypot(2 * 2.0 / protected.spend.scale[0], 2.0))
+    assert protected.spend.charge == pytest.approx(
+        math.hypot(2 * 2.0 / protected.spend.scale[0], 2.0)
+    )
     # whatever this round's private update is, the noise is what last round's noised similarity says
     against = protect(side, START + STEP, -STEP, round_=2, state=state)
     assert against.spend.scale == protected.spend.scale
     # many draws of the similarity: its mean is the cosine (1 along the last move, 0 against it), its deviation .5
     for step, expected in ((STEP, 1.0), (-STEP, 0.0)):
         drawn = [
-            protect(side, START + STEP, step, round_=2, state=state, source=ReproducibleSource(i)).state.similarity
+            protect(
+                side, START + STEP, step, round_=2, state=state, source=ReproducibleSource(i)
+            ).state.similarity
             for i in range(400)
         ]
         assert np.mean(drawn) == pytest.approx(expected, abs=0.1)
@@ -545,7 +625,9 @@ def test_the_server_of_section_b_noises_by_each_raw_update_and_promises_nothing(
     first = combine(side, theta, [[3.0, 0.0], [0.0, 4.0]])
     assert first.spend.guarantee.status == "heuristic"
     assert first.spend.guarantee.trust == "central"
-    assert first.report["sigma"] == pytest.approx(LEAST / math.sqrt(2))  # no reference yet: both spend the least
+    assert first.report["sigma"] == pytest.approx(
+        LEAST / math.sqrt(2)
+    )  # no reference yet: both spend the least
     assert first.report["clipped_fraction"] == 1.0
     # reference e1: the first update goes along it, the second across
     state = References(first.state.rule, torch.tensor([[1.0, 0.0]]))
@@ -554,12 +636,14 @@ def test_the_server_of_section_b_noises_by_each_raw_update_and_promises_nothing(
     # a second direction, of which the nearest counts; and thresholds that stretch over the round
     both = References(first.state.rule, torch.eye(2))
     wide = replace(side, clusters=2)
-    assert combine(wide, theta, [[3.0, 0.0], [0.0, 4.0]], state=both).report["sigma"] == pytest.approx(
-        MOST / math.sqrt(2)
-    )
+    assert combine(wide, theta, [[3.0, 0.0], [0.0, 4.0]], state=both).report[
+        "sigma"
+    ] == pytest.approx(MOST / math.sqrt(2))
     stretched = replace(side, thresholds="round")
     tilted = [[3.0, 4.0], [4.0, 3.0]]  # cosines .6 and .8
-    assert combine(stretched, theta, tilted, state=state).report["sigma"] == pytest.approx(math.hypot(MOST, LEAST) / 2)
+    assert combine(stretched, theta, tilted, state=state).report["sigma"] == pytest.approx(
+        math.hypot(MOST, LEAST) / 2
+    )
     with pytest.raises(FieldError, match="global"):
         SGACentral(epsilon_min=2.0, epsilon_max=2.0)
 
@@ -578,9 +662,16 @@ def test_the_server_of_section_b_noises_by_each_raw_update_and_promises_nothing(
         (Release("model", torch.tensor([0.0, float("nan"), 0.0])),),
         (Release("model", torch.tensor([0.0, float("inf"), 0.0])),),
         (Release("model", torch.zeros(3)), Release("model", torch.zeros(3))),
-        *[(Release("model", torch.zeros(3)), Release("count", torch.tensor(c))) for c in (-1.0, math.nan, math.inf)],
+        *[
+            (Release("model", torch.zeros(3)), Release("count", torch.tensor(c)))
+            for c in (-1.0, math.nan, math.inf)
+        ],
         (Release("model", torch.zeros(3)), Release("count", torch.ones(2))),
-        (Release("model", torch.zeros(3)), Release("count", torch.tensor(1.0)), Release("count", torch.tensor(-9.0))),
+        (
+            Release("model", torch.zeros(3)),
+            Release("count", torch.tensor(1.0)),
+            Release("count", torch.tensor(-9.0)),
+        ),
     ],
 )
 def test_unusable_replies_are_refused_as_replies(releases):
@@ -591,13 +682,19 @@ def test_unusable_replies_are_refused_as_replies(releases):
 def test_a_model_too_large_to_measure_is_refused_as_a_reply():
     # finite in float64, but its norm is not: clipping it would end the round for everybody
     with pytest.raises(ReplyError, match="too large"):
-        check_reply((Release("model", torch.full((3,), 1e200, dtype=torch.float64)),), 3, torch.float64)
+        check_reply(
+            (Release("model", torch.full((3,), 1e200, dtype=torch.float64)),), 3, torch.float64
+        )
 
 
 def test_usable_replies():
     model = Release("model", torch.zeros(3))
     check_reply((model,), 3, torch.float32)
-    check_reply((model, Release("count", torch.tensor(0)), Release("metric", torch.tensor(math.nan))), 3, torch.float32)
+    check_reply(
+        (model, Release("count", torch.tensor(0)), Release("metric", torch.tensor(math.nan))),
+        3,
+        torch.float32,
+    )
     one, two = reply([1.0, 2.0], 3), reply([3.0, 4.0])
     assert stack_models([one, two]).tolist() == [[1, 2], [3, 4]]
     assert stack_counts([one, two]) is None  # one of them sent none
@@ -641,7 +738,10 @@ class Halved(ServerDefaults):
 
 
 def test_a_side_that_lacks_a_part_is_refused_before_it_runs():
-    for client, server, part in ((Forgetful(), Plain(), "quote"), (TrustedServer(), Halved(), "combine")):
+    for client, server, part in (
+        (Forgetful(), Plain(), "quote"),
+        (TrustedServer(), Halved(), "combine"),
+    ):
         with pytest.raises(FieldError) as refused:
             Method("mine", client, server)
         assert refused.value.value == "mine"
@@ -688,7 +788,11 @@ class Undeclared(ServerDefaults):
 
     def combine(self, replies, facts, state, source):
         mean = stack_models(replies).mean(0)
-        spend = Spend(guarantee=of_round(GDP(0.5), "central", self.promised), mechanism="gaussian", scale=(1.0,))
+        spend = Spend(
+            guarantee=of_round(GDP(0.5), "central", self.promised),
+            mechanism="gaussian",
+            scale=(1.0,),
+        )
         return Combined(models=mean[None], state=state, spend=spend)
 
 

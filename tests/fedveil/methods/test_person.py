@@ -26,9 +26,13 @@ from fedveil.methods import build
 CLIP = 0.05
 NETS = {
     "head": lambda: nn.Linear(6, 3),
-    "chain": lambda: nn.Sequential(nn.Linear(6, 3)),  # a head that is clipped by factors of its inputs
+    "chain": lambda: nn.Sequential(
+        nn.Linear(6, 3)
+    ),  # a head that is clipped by factors of its inputs
     "dense": lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)),
-    "conv": lambda: nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(8, 3)),
+    "conv": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(8, 3)
+    ),
 }
 
 
@@ -52,11 +56,20 @@ def silo(counts, seed=0, scale=1.0):
     x = scale * torch.randn(n, 6, generator=generator)
     person = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     order = torch.randperm(n, generator=generator)
-    return ClientData(x[order], torch.randint(0, 3, (n,), generator=generator), person=person[order])
+    return ClientData(
+        x[order], torch.randint(0, 3, (n,), generator=generator), person=person[order]
+    )
 
 
 def trainer(model, images, clip=CLIP, deviation=1e-12, **noisy):
-    method = build("record", unit="person", people=1, records_per_person=images, noise_multiplier=1.0, clip=clip)
+    method = build(
+        "record",
+        unit="person",
+        people=1,
+        records_per_person=images,
+        noise_multiplier=1.0,
+        clip=clip,
+    )
     steps = replace(method.noisy.noisy_steps, deviation=deviation, denominator=1.0, **noisy)
     return PrivateTrainer(model, Layout.from_module(model), LocalTraining(lr=1.0), steps)
 
@@ -65,7 +78,9 @@ def step(model, client, images, start=None, clip=CLIP, **noisy):
     """What one noiseless step of learning rate 1 takes off the model: the clipped sum."""
     layout = Layout.from_module(model)
     start = layout.read(model).to(torch.float32) if start is None else start
-    made = trainer(model, images, clip, **noisy)._noisy(start, client, (0, 1, 2), ReproducibleSource(0))
+    made = trainer(model, images, clip, **noisy)._noisy(
+        start, client, (0, 1, 2), ReproducibleSource(0)
+    )
     if made.failure is not None:
         raise made.failure
     return start - made.model
@@ -88,7 +103,9 @@ def means(model, client, images):
 def test_a_step_is_the_sum_of_persons_clipped_means(net, images):
     torch.manual_seed(1)
     model, client = NETS[net](), silo([1, 2, 9, 3, 1])
-    assert torch.allclose(step(model, client, images).double(), means(model, client, images).sum(0), atol=2e-7)
+    assert torch.allclose(
+        step(model, client, images).double(), means(model, client, images).sum(0), atol=2e-7
+    )
 
 
 @pytest.mark.parametrize("net", NETS)
@@ -99,7 +116,9 @@ def test_one_person_moves_a_sum_by_at_most_the_clip_whatever_she_has(net, count)
     others = silo([2, 3, 1])
     hers = silo([count], seed=7, scale=50.0)
     both = ClientData(
-        torch.cat([hers.x, others.x]), torch.cat([hers.y, others.y]), person=torch.cat([hers.person, others.person + 1])
+        torch.cat([hers.x, others.x]),
+        torch.cat([hers.y, others.y]),
+        person=torch.cat([hers.person, others.person + 1]),
     )
     gone = ClientData(both.x.clone(), both.y, person=both.person)
     gone.x[: len(hers.x)] = math.nan  # what zero-out makes of her
@@ -151,14 +170,28 @@ def test_a_person_is_whole_in_every_chunk_and_every_lot(monkeypatch, elements):
     person = torch.cat([torch.arange(people), torch.arange(people // 2), torch.arange(people // 2)])
     x = torch.eye(people)[person] * -10
     x[: people // 2] *= -2
-    model, start = nn.Linear(people, 1, bias=True), torch.cat([torch.zeros(people), torch.tensor([1e3])])
-    method = build("record", unit="person", people=people, records_per_person=3, noise_multiplier=1.0, clip=CLIP)
+    model, start = (
+        nn.Linear(people, 1, bias=True),
+        torch.cat([torch.zeros(people), torch.tensor([1e3])]),
+    )
+    method = build(
+        "record",
+        unit="person",
+        people=people,
+        records_per_person=3,
+        noise_multiplier=1.0,
+        clip=CLIP,
+    )
     steps = replace(method.noisy.noisy_steps, deviation=1e-12, denominator=1.0, rate=0.5)
     client = ClientData(x, torch.zeros(len(x), 1), person=person)
-    made = PrivateTrainer(model, Layout.from_module(model), LocalTraining(lr=1.0, loss="mse"), steps)
+    made = PrivateTrainer(
+        model, Layout.from_module(model), LocalTraining(lr=1.0, loss="mse"), steps
+    )
     drawn = torch.zeros(people)
     for seed in range(40):
-        found = (start - made._noisy(start, client, (0, 1, 2), ReproducibleSource(seed)).model)[:people]
+        found = (start - made._noisy(start, client, (0, 1, 2), ReproducibleSource(seed)).model)[
+            :people
+        ]
         drawn += found.abs() > CLIP / 100
         assert float(found[: people // 2].abs().max()) < 1e-6
     assert 10 * 40 * 0.4 < float(drawn.sum()) < 10 * 40 * 0.6  # the others, each by her own coin
@@ -172,7 +205,15 @@ def test_a_step_in_which_nobody_is_drawn_is_noise_alone(net, others):
     model, client = NETS[net](), silo([3, 1, 2])
     layout = Layout.from_module(model)
     start = layout.read(model)
-    method = build("record", unit="person", people=3, records_per_person=4, noise_multiplier=1.0, clip=CLIP, rate=1e-9)
+    method = build(
+        "record",
+        unit="person",
+        people=3,
+        records_per_person=4,
+        noise_multiplier=1.0,
+        clip=CLIP,
+        rate=1e-9,
+    )
     made = PrivateTrainer(model, layout, LocalTraining(lr=1.0), method.noisy.noisy_steps)
     found, none = (
         made._noisy(start, one, (0, 1, 2), ReproducibleSource(others)).model
@@ -211,11 +252,23 @@ def test_nothing_that_leaves_a_silo_tells_how_many_images_a_person_has(sum_, rul
         hers = ClientData(x, y, person=torch.cat([shared.person, torch.full((copies,), 9)]))
         clients = [hers, *(silo([1, 2, 3, 1, 1], seed=i) for i in range(1, 4))]
         watch = Watch()
-        own = {"none": {}, "trusted": {"silos": 4}, "secure": {"least_sites": 4, "colluding": 1}}[sum_]
-        values = {"unit": "person", "people": 5, "records_per_person": 40, "noise_multiplier": 2.0, "clip": CLIP}
+        own = {"none": {}, "trusted": {"silos": 4}, "secure": {"least_sites": 4, "colluding": 1}}[
+            sum_
+        ]
+        values = {
+            "unit": "person",
+            "people": 5,
+            "records_per_person": 40,
+            "noise_multiplier": 2.0,
+            "clip": CLIP,
+        }
         method = build("record", rule(), sum=sum_, rounds=2, **values, **own)
         fed = fv.Federation(
-            model=nn.Linear(6, 3), clients=clients, method=method, seed=0, evaluation=Evaluation(probes=[watch])
+            model=nn.Linear(6, 3),
+            clients=clients,
+            method=method,
+            seed=0,
+            evaluation=Evaluation(probes=[watch]),
         )
         fed.models = torch.zeros_like(fed.models)
         fed.run(2)
@@ -242,7 +295,9 @@ class Watch:
 
     def __call__(self, seen):
         number = seen.broadcast.public.round
-        self.received |= {(number, partition): releases for partition, releases in seen.received.items()}
+        self.received |= {
+            (number, partition): releases for partition, releases in seen.received.items()
+        }
         return {}
 
 
@@ -256,7 +311,9 @@ def test_images_beyond_the_declared_number_are_left_out_by_her_own_order_alone()
         kept = units.rows[person][units.present[person]]
         assert kept.tolist() == rows[: len(kept)].tolist()
     fewer = ClientData(
-        client.x[client.person != 1], client.y[client.person != 1], person=client.person[client.person != 1]
+        client.x[client.person != 1],
+        client.y[client.person != 1],
+        person=client.person[client.person != 1],
     )
     for a, b in ((0, 0), (2, 1)):
         before = client.x[units.rows[a]][units.present[a]]
@@ -267,7 +324,11 @@ def test_images_beyond_the_declared_number_are_left_out_by_her_own_order_alone()
 def test_everybody_and_nobody():
     one = silo([30])
     assert Units.of(one, 30).rows.shape == (1, 30)
-    nobody = ClientData(torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64), person=torch.zeros(0, dtype=torch.int64))
+    nobody = ClientData(
+        torch.zeros(0, 6),
+        torch.zeros(0, dtype=torch.int64),
+        person=torch.zeros(0, dtype=torch.int64),
+    )
     assert len(Units.of(nobody, 3)) == 0
     assert float(step(nn.Linear(6, 3), nobody, 3, public_size=False, most=5).norm()) < 1e-9
 
@@ -280,27 +341,43 @@ def test_without_ids_nothing_is_trained():
 
 
 def person(sum_="none", **values):
-    shared = {"unit": "person", "people": 6, "records_per_person": 4, "noise_multiplier": 2.0, "rounds": 3}
+    shared = {
+        "unit": "person",
+        "people": 6,
+        "records_per_person": 4,
+        "noise_multiplier": 2.0,
+        "rounds": 3,
+    }
     silos = {"silos": 4} if sum_ == "trusted" else {}
     return build("record", sum=sum_, **{**shared, "clip": CLIP, **silos, **values})
 
 
 @pytest.mark.parametrize("sum_", ["none", "trusted"])
-@pytest.mark.parametrize(("relation", "factor"), [("zero-out", 1), ("add/remove", 1), ("replace-one", 2)])
+@pytest.mark.parametrize(
+    ("relation", "factor"), [("zero-out", 1), ("add/remove", 1), ("replace-one", 2)]
+)
 def test_a_run_promises_a_person(sum_, relation, factor):
     clients = [silo([1, 2, 4, 3, 1, 7], seed=i) for i in range(4)]
-    fed = fv.Federation(model=nn.Linear(6, 3), clients=clients, method=person(sum_, relation=relation), seed=0)
+    fed = fv.Federation(
+        model=nn.Linear(6, 3), clients=clients, method=person(sum_, relation=relation), seed=0
+    )
     guarantee = fed.run(3).guarantee
     assert (guarantee.unit, guarantee.relation) == ("person", relation)
     assert guarantee.mu == pytest.approx(factor * math.sqrt(3) / 2)
     doubled = 1 if relation == "replace-one" else 2
     values = guarantee_values(guarantee, 1e-5)
-    assert values["epsilon_of_one_record"] == pytest.approx(epsilon_of_mu(doubled * guarantee.mu, 1e-5))
+    assert values["epsilon_of_one_record"] == pytest.approx(
+        epsilon_of_mu(doubled * guarantee.mu, 1e-5)
+    )
     assert fed.run(4).stopped  # beyond the plan
 
 
 def test_one_record_of_a_sampled_person_comes_and_goes_with_her():
-    sampled = person(rate=0.25, relation="zero-out", rounds=4, noise_multiplier=8.0).client.spend().guarantee
+    sampled = (
+        person(rate=0.25, relation="zero-out", rounds=4, noise_multiplier=8.0)
+        .client.spend()
+        .guarantee
+    )
     expected = epsilon([(Poisson(0.25, Gaussian(8.0)), 1)], 1e-5, "replace-one")
     assert sampled.of_part("record").epsilon(1e-5) == pytest.approx(expected, rel=1e-3)
     with pytest.raises(FieldError):
@@ -310,7 +387,9 @@ def test_one_record_of_a_sampled_person_comes_and_goes_with_her():
 @pytest.mark.parametrize("silos", [2, 3])
 def test_a_person_of_several_silos_is_promised_the_same_at_the_price_of_more_noise(silos):
     alone, shared = person(), person(silos_per_person=silos)
-    assert shared.client.spend().guarantee.mu == pytest.approx(alone.client.spend().guarantee.mu * math.sqrt(silos))
+    assert shared.client.spend().guarantee.mu == pytest.approx(
+        alone.client.spend().guarantee.mu * math.sqrt(silos)
+    )
     summed = person("trusted", silos_per_person=silos)
     single = person("trusted").client.spend().guarantee.mu
     assert summed.client.spend().guarantee.mu == pytest.approx(single * silos)
@@ -326,9 +405,9 @@ def test_a_person_of_several_silos_is_promised_the_same_at_the_price_of_more_noi
     with pytest.raises(FieldError, match="silos_per_person"):
         person("trusted", silos_per_person=2, rate=0.5)
     clients = [silo([1, 2, 4, 3, 1, 7], seed=i) for i in range(4)]
-    assert fv.Federation(model=nn.Linear(6, 3), clients=clients, method=shared).run(3).guarantee.mu == pytest.approx(
-        math.sqrt(3 * silos) / 2
-    )
+    assert fv.Federation(model=nn.Linear(6, 3), clients=clients, method=shared).run(
+        3
+    ).guarantee.mu == pytest.approx(math.sqrt(3 * silos) / 2)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +423,13 @@ def test_a_person_of_several_silos_is_promised_the_same_at_the_price_of_more_noi
         ({"unit": "record"}, "people"),
         ({"unit": "image"}, "unit"),
         (
-            {"unit": "record", "people": None, "records_per_person": None, "examples": 5, "silos_per_person": 2},
+            {
+                "unit": "record",
+                "people": None,
+                "records_per_person": None,
+                "examples": 5,
+                "silos_per_person": 2,
+            },
             "silos_per_person",
         ),
     ],
@@ -359,7 +444,11 @@ def test_fewer_people_than_a_few_are_refused_only_where_their_number_is_public()
     clients = [silo([5]), silo([1, 2, 3])]
     with pytest.raises(FieldError, match="persons of silo 0"):
         fv.Federation(model=nn.Linear(6, 3), clients=clients, method=person())
-    assert fv.Federation(model=nn.Linear(6, 3), clients=clients, method=person(relation="add/remove")).run(1).rounds
+    assert (
+        fv.Federation(model=nn.Linear(6, 3), clients=clients, method=person(relation="add/remove"))
+        .run(1)
+        .rounds
+    )
 
 
 # ---- policies
@@ -378,7 +467,9 @@ def test_a_policy_counts_persons_and_records_of_a_declared_number():
         assert (Policy(total=limits).refusal("record", "local", True, spend, ()) is None) == allowed
     declared = Policy(total=Limits(person_mu=2.0), records_per_person=3)
     assert declared.refusal("record", "local", True, record, ()) is None
-    assert declared.refusal("record", "local", True, record, [record]) is not None  # 3 x .5 twice is 2.12
+    assert (
+        declared.refusal("record", "local", True, record, [record]) is not None
+    )  # 3 x .5 twice is 2.12
     assert declared.refusal("record", "local", True, one, [record]) is None  # 1.58
     assert declared.standing([record, one])["person_mu"][1] == pytest.approx(math.hypot(1.5, 0.5))
     for bad in (0, 1.5, True, "3"):
@@ -401,18 +492,28 @@ def test_a_budget_for_persons_counts_no_release_for_single_records(plan):
 
 def test_releases_for_persons_count_against_a_limit_for_records():
     """2,000 of them, an epsilon of 77 for each record, passed under a record_epsilon of 4."""
-    person = build("record", unit="person", people=10, records_per_person=10, noise_multiplier=10.0, rounds=20)
+    person = build(
+        "record", unit="person", people=10, records_per_person=10, noise_multiplier=10.0, rounds=20
+    )
     spend, made = person.noisy.spend(), []
     policy = Policy(total=Limits(record_epsilon=4.0, person_epsilon=100.0))
     while len(made) < 100 and policy.refusal("record", "local", True, spend, made) is None:
         made.append(spend)
     assert len(made) == 21  # mu of one record is twice that of a person: sqrt(21) / 5
-    assert policy.standing(made)["record_epsilon"][1] == pytest.approx(epsilon_of_mu(21**0.5 / 5, 1e-5))
-    assert Policy(total=Limits(record_epsilon=4.0)).refusal("record", "local", True, spend, []) is not None
+    assert policy.standing(made)["record_epsilon"][1] == pytest.approx(
+        epsilon_of_mu(21**0.5 / 5, 1e-5)
+    )
+    assert (
+        Policy(total=Limits(record_epsilon=4.0)).refusal("record", "local", True, spend, [])
+        is not None
+    )
 
 
 def test_a_person_who_trains_does_not_validate():
-    own = [replace(c, person=c.person + 10 * i) for i, c in enumerate(silo([2, 3, 1], seed=i) for i in range(3))]
+    own = [
+        replace(c, person=c.person + 10 * i)
+        for i, c in enumerate(silo([2, 3, 1], seed=i) for i in range(3))
+    ]
     other = silo([2, 2], seed=9)
     for unit in ("person", "record"):
         sizes = {"people": 3, "records_per_person": 3} if unit == "person" else {"examples": 6}

@@ -39,7 +39,9 @@ def test_noised_metrics_have_the_stated_deviation_around_the_clipped_mean():
     assert_deviation(accuracy - 1.4 / 3, sigma)
 
 
-@pytest.mark.parametrize(("relation", "mu"), [("zero-out", 0.5), ("add/remove", 0.5), ("replace-one", 1.0)])
+@pytest.mark.parametrize(
+    ("relation", "mu"), [("zero-out", 0.5), ("add/remove", 0.5), ("replace-one", 1.0)]
+)
 def test_the_cost_follows_the_relation(relation, mu):
     _, spend = release(Publishing(metrics="noised", noise_multiplier=2.0), relation=relation)
     assert spend.guarantee.mu == pytest.approx(mu)
@@ -54,13 +56,18 @@ def test_the_cost_follows_the_relation(relation, mu):
     st.booleans(),
 )
 def test_no_client_moves_the_metrics_by_more_than_the_sensitivity(rows, other, gone):
-    publishing = Publishing(metrics="noised", noise_multiplier=1e-9, loss_range=2.0)  # as good as no noise
+    publishing = Publishing(
+        metrics="noised", noise_multiplier=1e-9, loss_range=2.0
+    )  # as good as no noise
     figures = torch.tensor(rows, dtype=torch.float64)
     changed = figures.clone()
     changed[0] = torch.nan if gone else torch.tensor(other, dtype=torch.float64)
     counts = torch.ones(len(rows))
     relation = "zero-out" if gone else "replace-one"
-    (a, spend), (b, _) = release(publishing, figures, counts, relation), release(publishing, changed, counts, relation)
+    (a, spend), (b, _) = (
+        release(publishing, figures, counts, relation),
+        release(publishing, changed, counts, relation),
+    )
     moved = math.hypot((a["loss"] - b["loss"]) / 2.0, a["accuracy"] - b["accuracy"])
     assert moved <= spend.sensitivity * (1 + 1e-6) + 1e-7
 
@@ -72,8 +79,12 @@ def test_clear_metrics_are_the_pooled_mean_and_end_every_promise():
     with pytest.raises(HeuristicError, match="aggregated metrics without noise"):
         spend.guarantee.epsilon(1e-5)
     missing = torch.tensor([[1.0, 0.5], [torch.nan, torch.nan], [3.0, 0.1]])
-    assert release(Publishing(metrics="clear"), missing, torch.tensor([1, 0, 1]))[0]["loss"] == pytest.approx(2.0)
-    assert list(release(Publishing(metrics="noised"), FIGURES[:, :1], names=("loss",))[0]) == ["loss"]
+    assert release(Publishing(metrics="clear"), missing, torch.tensor([1, 0, 1]))[0][
+        "loss"
+    ] == pytest.approx(2.0)
+    assert list(release(Publishing(metrics="noised"), FIGURES[:, :1], names=("loss",))[0]) == [
+        "loss"
+    ]
 
 
 def clients(n=3):
@@ -87,15 +98,26 @@ def clients(n=3):
 
 
 def federation(name="global", **options):
-    return Federation(model=tiny, clients=clients(), method=build(name, **OPTIONS[name]), seed=3, **grouped(options))
+    return Federation(
+        model=tiny,
+        clients=clients(),
+        method=build(name, **OPTIONS[name]),
+        seed=3,
+        **grouped(options),
+    )
 
 
 def test_the_cost_is_in_the_ledger_and_in_the_total():
-    plain, noised = federation(), federation(publishing=Publishing(metrics="noised", noise_multiplier=4.0))
+    plain, noised = (
+        federation(),
+        federation(publishing=Publishing(metrics="noised", noise_multiplier=4.0)),
+    )
     before, after = plain.run(3), noised.run(3)
     assert [e.key[1] for e in noised.server.ledger.entries] == ["combine", "publish"] * 3
     assert after.guarantee.mu == pytest.approx(compose_mu([before.guarantee.mu, *([0.25] * 3)]))
-    assert after.guarantee.bound.mu_per_distance is None  # a client's metrics may move where its update does not
+    assert (
+        after.guarantee.bound.mu_per_distance is None
+    )  # a client's metrics may move where its update does not
     assert all(set(r.published) == {"loss", "accuracy"} for r in after.rounds)
     assert torch.equal(before.models, after.models)  # publishing draws from a stream of its own
     assert {tuple(r.published) for r in before.rounds} == {()}
@@ -105,9 +127,14 @@ def test_clear_metrics_leave_no_epsilon():
     history = federation(publishing=Publishing(metrics="clear")).run(2)
     assert history.guarantee.status == "heuristic"
     assert "eps" not in history.guarantee.describe(1e-5)
-    assert history.rounds[0].published["accuracy"] == pytest.approx(history.rounds[0].metrics["accuracy"])
+    assert history.rounds[0].published["accuracy"] == pytest.approx(
+        history.rounds[0].metrics["accuracy"]
+    )
     assert history.rounds[0].published["loss"] == pytest.approx(history.rounds[0].metrics["loss"])
-    assert federation("vanilla", publishing=Publishing(metrics="noised")).run(1).guarantee.status == "none"
+    assert (
+        federation("vanilla", publishing=Publishing(metrics="noised")).run(1).guarantee.status
+        == "none"
+    )
 
 
 def test_metrics_that_the_budget_does_not_hold_are_withheld():
@@ -118,11 +145,15 @@ def test_metrics_that_the_budget_does_not_hold_are_withheld():
     assert [r.published for r in history.rounds] == [{}, {}]
     assert [e.key[1] for e in fed.server.ledger.entries] == ["combine"] * 2
     with pytest.raises(FieldError, match="cannot hold a heuristic release"):
-        federation(publishing=Publishing(metrics="clear"), server_budget=Filter(2 * cost, 1e-5)).run(1)
+        federation(
+            publishing=Publishing(metrics="clear"), server_budget=Filter(2 * cost, 1e-5)
+        ).run(1)
 
 
 def test_under_local_trust_and_under_flower_nothing_is_published():
-    with pytest.raises(FieldError, match=r"publish\.metrics = 'clear': under local trust no metric leaves a client"):
+    with pytest.raises(
+        FieldError, match=r"publish\.metrics = 'clear': under local trust no metric leaves a client"
+    ):
         federation("sga-ldp", publishing=Publishing(metrics="clear"))
     flower = pytest.importorskip("fedveil.engines.flower.app")
     with pytest.raises(FieldError, match="under Flower clients are shown no metrics"):
@@ -134,7 +165,9 @@ def test_under_local_trust_and_under_flower_nothing_is_published():
         )
 
 
-@pytest.mark.parametrize("values", [{"metrics": "some"}, {"noise_multiplier": 0.0}, {"loss_range": math.inf}])
+@pytest.mark.parametrize(
+    "values", [{"metrics": "some"}, {"noise_multiplier": 0.0}, {"loss_range": math.inf}]
+)
 def test_bad_options_are_refused(values):
     with pytest.raises(FieldError):
         Publishing(**values)

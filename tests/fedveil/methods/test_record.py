@@ -9,7 +9,15 @@ import torch
 from torch import nn
 
 from core_kit import Deployed, assert_deviation
-from fedveil.accounting import Gaussian, Ledger, ParticipationFilter, Poisson, Release, StepFilter, epsilon
+from fedveil.accounting import (
+    Gaussian,
+    Ledger,
+    ParticipationFilter,
+    Poisson,
+    Release,
+    StepFilter,
+    epsilon,
+)
 from fedveil.aggregation import FedAvg, FedAvgM, FedMedian, Krum
 from fedveil.engines import Budgets, Execution, Federation, ServerParty, Shared
 from fedveil.engines.client import ClientParty
@@ -89,7 +97,9 @@ def test_sampled_steps_are_composed_by_their_loss_distribution():
     fed = federation("none", noise_multiplier=4.4, rate=0.5, steps=2)
     history = fed.run(3)
     assert history.guarantee.bound.events == ((Poisson(0.5, Gaussian(4.4)), 6),)
-    assert history.guarantee.epsilon(DELTA) == pytest.approx(epsilon([(Poisson(0.5, Gaussian(4.4)), 6)], DELTA))
+    assert history.guarantee.epsilon(DELTA) == pytest.approx(
+        epsilon([(Poisson(0.5, Gaussian(4.4)), 6)], DELTA)
+    )
 
 
 def test_local_steps_cost_what_they_are():
@@ -101,7 +111,9 @@ def test_local_steps_cost_what_they_are():
 
 @pytest.mark.parametrize(("n", "t"), [(4, 1), (10, 1), (10, 3), (2, 1)])
 def test_any_n_minus_t_shares_make_up_the_noise(n, t):
-    method = RecordDP(sum="trusted", examples=6, clip=0.5, noise_multiplier=2.0, silos=n, tolerated=t)
+    method = RecordDP(
+        sum="trusted", examples=6, clip=0.5, noise_multiplier=2.0, silos=n, tolerated=t
+    )
     share = method.noisy_steps.deviation
     assert share * math.sqrt(n - t) == pytest.approx(2.0 * 0.5)
     assert method.quote(opened(cohort=n), method.init()).guarantee.mu == pytest.approx(
@@ -136,7 +148,9 @@ def test_shares_that_are_not_summed_each_step_promise_too_much():
     for _ in range(steps):
         shift = kept * shift + np.array([1.0] + [0.0] * (n - 1))
         variance = kept**2 * variance + z**2 / n
-    assert math.sqrt(steps) / z == pytest.approx(4.47, abs=0.01)  # claimed, as if every step were summed
+    assert math.sqrt(steps) / z == pytest.approx(
+        4.47, abs=0.01
+    )  # claimed, as if every step were summed
     assert shift.sum() / math.sqrt(variance.sum()) == pytest.approx(11.7, abs=0.05)
 
 
@@ -144,13 +158,32 @@ def test_a_sum_wants_rules_that_read_nothing_but_the_sum():
     for rule in (FedMedian(), Krum(), FedAvg(weighting="examples")):
         with pytest.raises(FieldError, match=r"aggregator|weighting"):
             build("record", rule, examples=6, noise_multiplier=1.0, sum="trusted", silos=4)
-    build("record", FedMedian(), examples=6, noise_multiplier=1.0)  # without trust, any rule is post-processing
+    build(
+        "record", FedMedian(), examples=6, noise_multiplier=1.0
+    )  # without trust, any rule is post-processing
 
 
 def test_noise_on_a_sum_is_what_the_shares_promise():
-    clients = [ClientData(torch.zeros(6, 3000), torch.zeros(6, dtype=torch.int64)) for _ in range(4)]
-    method = build("record", FedAvg(), examples=6, noise_multiplier=2.0, clip=1e-6, sum="trusted", silos=4, tolerated=2)
-    fed = Federation(model=nn.Linear(3000, 2), clients=clients, method=method, local=LocalTraining(lr=6.0), seed=1)
+    clients = [
+        ClientData(torch.zeros(6, 3000), torch.zeros(6, dtype=torch.int64)) for _ in range(4)
+    ]
+    method = build(
+        "record",
+        FedAvg(),
+        examples=6,
+        noise_multiplier=2.0,
+        clip=1e-6,
+        sum="trusted",
+        silos=4,
+        tolerated=2,
+    )
+    fed = Federation(
+        model=nn.Linear(3000, 2),
+        clients=clients,
+        method=method,
+        local=LocalTraining(lr=6.0),
+        seed=1,
+    )
     before = fed.models.clone()
     fed.run(1)
     summed = (fed.models - before) * 4  # lr over the denominator is 1
@@ -180,19 +213,26 @@ class _Never(ParticipationFilter):
 
 def share(value=0.0, **values):
     """What a silo sends that was trained on these terms."""
-    client = RecordDP(sum="trusted", **{"examples": 6, "noise_multiplier": 2.0, "clip": 0.5, "silos": 3, **values})
+    client = RecordDP(
+        sum="trusted", **{"examples": 6, "noise_multiplier": 2.0, "clip": 0.5, "silos": 3, **values}
+    )
     facts = ClientFacts(broadcast=opened(cohort=3), layout=None, noised=client.noisy_steps)
     model = Release("model", torch.full((18,), value))
     return client.protect((model,), facts, client.init(), ReproducibleSource(0)).releases
 
 
-@pytest.mark.parametrize("change", [{"clip": 1.0}, {"noise_multiplier": 3.0}, {"examples": 7}, {"tolerated": 1}, None])
+@pytest.mark.parametrize(
+    "change", [{"clip": 1.0}, {"noise_multiplier": 3.0}, {"examples": 7}, {"tolerated": 1}, None]
+)
 def test_a_silo_on_other_terms_is_left_out_and_the_others_go_on(change):
     """It counts as one that dropped out, whichever silo it is; the run ends only where that is one too many."""
     other = share(9.0)[:1] if change is None else share(9.0, **{"tolerated": 2, **change})
     for tolerated in (2, 1):
         method = build(
-            "record", FedAvg(), sum="trusted", **{**SHARES, "silos": 3, "rounds": None, "tolerated": tolerated}
+            "record",
+            FedAvg(),
+            sum="trusted",
+            **{**SHARES, "silos": 3, "rounds": None, "tolerated": tolerated},
         )
         layout = Layout.from_shapes({"w": (18,)})
         server = ServerParty(method, layout, Ledger("run", "server"), ReproducibleSource(0))
@@ -220,7 +260,9 @@ def test_a_model_without_the_noise_does_not_leave():
     for mark in (None, other.noisy_steps):
         facts = ClientFacts(broadcast=opened(), layout=None, noised=mark)
         with pytest.raises(FieldError, match="noised"):
-            client.protect((Release("model", torch.zeros(18)),), facts, client.init(), ReproducibleSource(0))
+            client.protect(
+                (Release("model", torch.zeros(18)),), facts, client.init(), ReproducibleSource(0)
+            )
 
 
 def test_nothing_but_the_model_leaves_a_silo():
@@ -231,7 +273,9 @@ def test_nothing_but_the_model_leaves_a_silo():
         Release("count", torch.tensor(6.0)),
         Release("metric", torch.tensor(0.3), "train_loss"),
     )
-    assert [r.kind for r in client.protect(given, facts, client.init(), ReproducibleSource(0)).releases] == ["model"]
+    assert [
+        r.kind for r in client.protect(given, facts, client.init(), ReproducibleSource(0)).releases
+    ] == ["model"]
     assert client.protect(given[1:], facts, client.init(), ReproducibleSource(0)).releases == ()
 
 
@@ -248,7 +292,9 @@ def test_a_server_that_repeats_a_round_gets_the_same_bits_and_a_new_one_meets_th
     layout = Layout.from_shapes({"w": (18,)})
     filter_ = client.budget()
     made = Method("record", client, Plain())
-    party = ClientParty(made, layout, Ledger("run", "0"), SecureSource(), budget=filter_, trainer=trainer_of(client))
+    party = ClientParty(
+        made, layout, Ledger("run", "0"), SecureSource(), budget=filter_, trainer=trainer_of(client)
+    )
     facts = ClientFacts(broadcast=opened(), layout=layout, noised=client.noisy_steps)
     assert party.admit(opened()) is None
     first = party.release((Release("model", torch.randn(18)),), facts)
@@ -263,7 +309,9 @@ def test_a_server_that_repeats_a_round_gets_the_same_bits_and_a_new_one_meets_th
         budget=client.budget(),
         trainer=trainer_of(client),
     )
-    assert isinstance(other.admit(opened(3)), Refusal)  # two of two steps are in the ledger, whoever asks
+    assert isinstance(
+        other.admit(opened(3)), Refusal
+    )  # two of two steps are in the ledger, whoever asks
 
 
 SHARES = {"examples": 6, "noise_multiplier": 2.0, "clip": 0.5, "silos": 4, "rounds": 2}
@@ -274,10 +322,14 @@ def silo(source, ledger=None, lines=None, d=3000, **values):
     client = RecordDP(sum="trusted", **{**SHARES, **values})
     method = build("record", FedAvg(), sum="trusted", **{**SHARES, **values})
     model = nn.Linear(d, 1, bias=False)
-    trainer = PrivateTrainer(model, Layout.from_module(model), LocalTraining(lr=6.0, loss="mse"), client.noisy_steps)
+    trainer = PrivateTrainer(
+        model, Layout.from_module(model), LocalTraining(lr=6.0, loss="mse"), client.noisy_steps
+    )
     store = (lambda line: None) if lines is None else lines.append
     ledger = Ledger("run", "0") if ledger is None else ledger
-    party = ClientParty(method, trainer.layout, ledger, source, budget=client.budget(), store=store, trainer=trainer)
+    party = ClientParty(
+        method, trainer.layout, ledger, source, budget=client.budget(), store=store, trainer=trainer
+    )
     data = ClientData(torch.ones(6, d) / d, torch.zeros(6, 1))
     return party, lambda round_: answered(party, trainer, data, round_, d)
 
@@ -289,7 +341,9 @@ def answered(party, trainer, data, round_, d):
     if isinstance(verdict, Refusal):
         return verdict
     if verdict is None:
-        [found] = trainer.train_noisily(asked.models, [data], [(0,)], [party.training_source(round_)])
+        [found] = trainer.train_noisily(
+            asked.models, [data], [(0,)], [party.training_source(round_)]
+        )
         facts = ClientFacts(broadcast=asked, layout=party.layout, noised=found.noised)
         verdict = party.release((Release("model", found.model),), facts)
     return verdict[0].value.double()
@@ -301,8 +355,13 @@ def test_a_share_is_never_handed_out_twice_and_a_second_one_is_a_release_more(so
     lines = []
     party, ask = silo(source(), lines=lines)
     first, second = ask(1), ask(1)
-    assert_deviation((first - second).numpy(), math.sqrt(2) * party.method.noisy.noisy_steps.deviation)
-    assert [(e.key, e.attempt) for e in party.ledger.entries] == [((1, "protect"), 0), ((1, "protect"), 1)]
+    assert_deviation(
+        (first - second).numpy(), math.sqrt(2) * party.method.noisy.noisy_steps.deviation
+    )
+    assert [(e.key, e.attempt) for e in party.ledger.entries] == [
+        ((1, "protect"), 0),
+        ((1, "protect"), 1),
+    ]
     assert party.budget.spent == 2
     assert isinstance(ask(1), Refusal)  # two steps were planned, whichever round asks for them
     assert isinstance(ask(2), Refusal)
@@ -352,7 +411,12 @@ def test_a_process_that_died_while_it_trained_anew_answers_with_noise_of_its_own
 def test_the_server_of_a_trusted_sum_makes_one_sum_a_round(name):
     """Without one silo a second sum shows that silo's share; a sum of models that nobody is trusted with may differ."""
     values = {k: v for k, v in SHARES.items() if name == "trusted" or k != "silos"}
-    method = build("record", FedAvg(), sum=name, **{**values, **({"tolerated": 2} if name == "trusted" else {})})
+    method = build(
+        "record",
+        FedAvg(),
+        sum=name,
+        **{**values, **({"tolerated": 2} if name == "trusted" else {})},
+    )
     layout = Layout.from_shapes({"w": (18,)})
     server = ServerParty(method, layout, Ledger("run", "server"), ReproducibleSource(0))
     replies = {p: share(float(p), silos=4, tolerated=2) for p in range(4)}
@@ -374,8 +438,15 @@ def test_a_deployed_sum_that_a_crash_took_ends_the_run_before_anybody_pays_for_a
             return books.setdefault(party, Ledger("run", party)), lambda line: None
 
         fed = federation("trusted")
-        values = {"model": nn.Linear(8, 2), "clients": silos(), "method": fed.method, "local": LocalTraining(lr=0.5)}
-        return Federation(**values, seed=1, source=source, execution=Execution(ledgers=ledgers, run_id="run"))
+        values = {
+            "model": nn.Linear(8, 2),
+            "clients": silos(),
+            "method": fed.method,
+            "local": LocalTraining(lr=0.5),
+        }
+        return Federation(
+            **values, seed=1, source=source, execution=Execution(ledgers=ledgers, run_id="run")
+        )
 
     whole = begun(ReproducibleSource(1), {}).run(3).models
     for source in (ReproducibleSource(1), Deployed(1)):
@@ -406,27 +477,43 @@ def test_a_silo_that_fails_answers_with_the_noise_of_its_training(method):
     """Whatever fails, and wherever: what is sent is what a silo without examples sends, its whole share included."""
     silo = ClientData(torch.zeros(6, 3000), torch.zeros(6, dtype=torch.int64))
     values = {"silos": 4} if method == "trusted" else {}
-    built = build("record", FedAvg(), sum=method, examples=6, noise_multiplier=2.0, clip=0.5, **values)
-    fed = Federation(model=nn.Linear(3000, 2), clients=[silo] * 4, method=built, local=LocalTraining(lr=6.0), seed=1)
+    built = build(
+        "record", FedAvg(), sum=method, examples=6, noise_multiplier=2.0, clip=0.5, **values
+    )
+    fed = Federation(
+        model=nn.Linear(3000, 2),
+        clients=[silo] * 4,
+        method=built,
+        local=LocalTraining(lr=6.0),
+        seed=1,
+    )
     fed.begin(1)
     fed.embedded.learned([RuntimeError("no memory")] * 4)
     sent = fed.embedded.collect()
     assert set(sent.zeroed) == set(sent.replies) == {0, 1, 2, 3}
-    updates = torch.stack([sent.replies[p][0].value - fed.models[0] for p in range(4)])  # lr over the denominator is 1
+    updates = torch.stack(
+        [sent.replies[p][0].value - fed.models[0] for p in range(4)]
+    )  # lr over the denominator is 1
     for update in updates:
         assert_deviation(update.double().numpy(), built.client.noisy_steps.deviation)
     assert_deviation(updates.double().sum(0).numpy(), 2 * built.client.noisy_steps.deviation)
     for reply in sent.replies.values():
         assert {r.name for r in reply[1:]} == ({r.name for r in share()[1:]} if values else set())
     with pytest.raises(FieldError, match="trainer"):  # said before data are touched
-        ClientParty(built, fed.layout, Ledger("run", "9"), fed.source).admit(fed.embedded.asked.broadcast)
+        ClientParty(built, fed.layout, Ledger("run", "9"), fed.source).admit(
+            fed.embedded.asked.broadcast
+        )
 
 
 def test_a_step_whose_examples_all_fail_takes_nothing_from_the_other_steps():
     """One record with a bad label, alone in a sampled step, used to take away what the silo's other steps had added."""
     model = nn.Linear(1, 2, bias=False).double()
-    method = RecordDP(examples=4, noise_multiplier=1e-3, rate=0.3, steps=40, relation="add/remove", clip=1.0)
-    trainer = PrivateTrainer(model, Layout.from_module(model), LocalTraining(lr=0.01), method.noisy_steps)
+    method = RecordDP(
+        examples=4, noise_multiplier=1e-3, rate=0.3, steps=40, relation="add/remove", clip=1.0
+    )
+    trainer = PrivateTrainer(
+        model, Layout.from_module(model), LocalTraining(lr=0.01), method.noisy_steps
+    )
     x, y = torch.ones(2, 1, dtype=torch.float64), torch.tensor([1, 7])  # there are classes 0 and 1
     start, moved = torch.zeros(1, 2, dtype=torch.float64), []
     for n in (1, 2):
@@ -477,7 +564,9 @@ def test_odd_silos_are_served_or_refused_with_a_word():
     for method, few in (("none", 0), ("none", 1), ("trusted", 1)):
         with pytest.raises(FieldError, match=r"examples of silo 3 = .* join the silo"):
             federation(method, [*silos(3), *silos(1, examples=few)])
-    assert federation("none", one, relation="add/remove").run(1).rounds  # nothing may follow sizes that are private
+    assert (
+        federation("none", one, relation="add/remove").run(1).rounds
+    )  # nothing may follow sizes that are private
     two = [*silos(3), *silos(1, examples=2)]
     with pytest.raises(FieldError, match="lot of 3"):
         federation("none", two, rate=0.5, noise_multiplier=1.0)
@@ -496,7 +585,9 @@ def test_two_relations_of_one_run_stand_side_by_side_and_are_never_added():
 
     record = federation("none").run(1).guarantee
     method = build("global", FedAvg(), noise_multiplier=1.0)
-    client = Federation(model=nn.Linear(8, 2), clients=silos(), method=method, seed=1).run(1).guarantee
+    client = (
+        Federation(model=nn.Linear(8, 2), clients=silos(), method=method, seed=1).run(1).guarantee
+    )
     assert (record.unit, client.unit) == ("record", "client")
     with pytest.raises(FieldError, match="unit"):
         total([record, client])
@@ -526,7 +617,9 @@ def world(method, with_record, source, shares=0):
     nn.init.zeros_(model.weight)
     x = torch.ones(3 + with_record, 1, dtype=torch.float64)
     y = torch.tensor([0.0, 0.0, 0.0, 50.0][: 3 + with_record], dtype=torch.float64)
-    trainer = PrivateTrainer(model, Layout.from_module(model), LocalTraining(lr=1.0, loss="mse"), method.noisy_steps)
+    trainer = PrivateTrainer(
+        model, Layout.from_module(model), LocalTraining(lr=1.0, loss="mse"), method.noisy_steps
+    )
     sources = [source.child(with_record, run) for run in range(RUNS)]
     starts = torch.zeros(RUNS, 1, dtype=torch.float64)
     found = trainer.train_noisily(starts, [ClientData(x, y)] * RUNS, [(0,)] * RUNS, sources)
@@ -550,9 +643,13 @@ def test_one_silos_release_keeps_its_promise():
 
 
 def test_a_sum_keeps_its_promise_against_a_curious_silo_and_a_single_share_does_not():
-    method = RecordDP(sum="trusted", examples=4, noise_multiplier=0.8, relation="add/remove", clip=0.3, silos=4)
+    method = RecordDP(
+        sum="trusted", examples=4, noise_multiplier=0.8, relation="add/remove", clip=0.3, silos=4
+    )
     claimed = method.quote(opened(), method.init()).guarantee.mu
-    sum_without_the_curious = played(method, shares=2)  # 4 silos: the record's own, two others, and the curious one
+    sum_without_the_curious = played(
+        method, shares=2
+    )  # 4 silos: the record's own, two others, and the curious one
     assert 0.3 * claimed < sum_without_the_curious.mu_lower <= claimed
     assert played(method).mu_lower > claimed  # whoever sees a single share is trusted
 
@@ -562,7 +659,9 @@ def test_a_sampled_release_keeps_its_promise():
     guarantee = method.quote(opened(), method.init()).guarantee
     source = ReproducibleSource(1)
     first, second = (world(method, w, source) for w in (0, 1))
-    threshold = method.noisy_steps.deviation / method.noisy_steps.denominator * 2.326  # 1% false positives
+    threshold = (
+        method.noisy_steps.deviation / method.noisy_steps.denominator * 2.326
+    )  # 1% false positives
     alarms, hits = float((first > threshold).mean()), float((second > threshold).mean())
     best = guarantee.meaning().power[0]
     assert alarms < 0.03
@@ -576,7 +675,10 @@ def test_a_step_filter_is_the_default_of_an_engine():
 
 def test_a_silo_with_a_learning_rate_of_its_own_joins_no_sum():
     """Issue 15: the noise of a share is scaled by it. One silo of ten at ten times the others, z = 1: mu is 2.9."""
-    rates, n = np.array([10.0] + [1.0] * 8), 10  # one of the nine others is curious, and knows its own share
+    rates, n = (
+        np.array([10.0] + [1.0] * 8),
+        10,
+    )  # one of the nine others is curious, and knows its own share
     assert 10 / math.sqrt((rates**2).sum() / (n - 1)) == pytest.approx(2.89, abs=0.01)
 
     model = nn.Linear(6, 3)
@@ -585,10 +687,15 @@ def test_a_silo_with_a_learning_rate_of_its_own_joins_no_sum():
 
     def sent(partition, lr):
         trainer = PrivateTrainer(model, layout, LocalTraining(lr=lr), method.client.noisy_steps)
-        source, broadcast = ReproducibleSource(partition), Broadcast(models=layout.read(model)[None], public=public)
+        source, broadcast = (
+            ReproducibleSource(partition),
+            Broadcast(models=layout.read(model)[None], public=public),
+        )
         idle = trainer.idle(broadcast.models[0], source)
         facts = ClientFacts(broadcast=broadcast, layout=layout, noised=idle.noised)
-        return method.client.protect((Release("model", idle.model),), facts, method.client.init(), source).releases
+        return method.client.protect(
+            (Release("model", idle.model),), facts, method.client.init(), source
+        ).releases
 
     public = PublicFacts(round=1, rounds=1, cohort=3, dimension=layout.size)
     broadcast = Broadcast(models=layout.read(model)[None], public=public)
@@ -612,7 +719,10 @@ def test_a_parameter_without_axes_is_trained_like_any_other():
         def forward(self, x):
             return super().forward(x) * self.by
 
-    model, steps = Scaled(), build("record", noise_multiplier=1.0, clip=1.0, examples=8, rounds=1).client.noisy_steps
+    model, steps = (
+        Scaled(),
+        build("record", noise_multiplier=1.0, clip=1.0, examples=8, rounds=1).client.noisy_steps,
+    )
     trainer = PrivateTrainer(model, Layout.from_module(model), LocalTraining(lr=0.1), steps)
     client = ClientData(torch.randn(8, 4), torch.arange(8) % 2)
     start = trainer.layout.read(model)[None]

@@ -11,7 +11,13 @@ from fedveil.errors import FieldError
 from fedveil.methods import METHODS, RecordPromise, build, parameters, touches_promise
 
 RECORD = {"examples": 40.0, "noise_multiplier": 2.0, "rounds": 5}
-PERSON = {"unit": "person", "people": 40.0, "records_per_person": 3, "noise_multiplier": 2.0, "rounds": 5}
+PERSON = {
+    "unit": "person",
+    "people": 40.0,
+    "records_per_person": 3,
+    "noise_multiplier": 2.0,
+    "rounds": 5,
+}
 TRUSTED = {**RECORD, "sum": "trusted", "silos": 4}
 SECURE = {**RECORD, "sum": "secure", "least_sites": 6}
 BUDGET = {"examples": 40.0, "epsilon": 4.0, "rounds": 5}
@@ -29,7 +35,10 @@ TOUCHING = {  # of each parameter: two sides that differ in it alone
     "rounds": (BUDGET, {**BUDGET, "rounds": 6}),
     "loop": (RECORD, {**RECORD, "loop": "app"}),
     "silos_per_person": (PERSON, {**PERSON, "silos_per_person": 2}),
-    "most": ({**RECORD, "relation": "add/remove", "most": 80}, {**RECORD, "relation": "add/remove", "most": 90}),
+    "most": (
+        {**RECORD, "relation": "add/remove", "most": 80},
+        {**RECORD, "relation": "add/remove", "most": 90},
+    ),
     "silos": (TRUSTED, {**TRUSTED, "silos": 5}),
     "tolerated": (TRUSTED, {**TRUSTED, "tolerated": 2}),
     "least_sites": (SECURE, {**SECURE, "least_sites": 7}),
@@ -101,11 +110,15 @@ def test_a_promise_alone_refuses_what_its_method_refuses():
             RecordPromise(**values)
 
 
-@pytest.mark.parametrize(("kind", "named"), [(fv.RecordDP, {**RECORD, "sum": "trusted", "silos": 2}), (fv.SGALDP, {})])
+@pytest.mark.parametrize(
+    ("kind", "named"), [(fv.RecordDP, {**RECORD, "sum": "trusted", "silos": 2}), (fv.SGALDP, {})]
+)
 def test_a_rule_stands_in_front_as_in_methods_of_the_server(kind, named):
     clients = [(torch.rand(4, 3), torch.zeros(4, dtype=torch.int64)) for _ in range(2)]
     rule = FedAvgM(momentum=0.5)
-    federation = fv.Federation(model=torch.nn.Linear(3, 2), clients=clients, method=kind(rule, **named), seed=1)
+    federation = fv.Federation(
+        model=torch.nn.Linear(3, 2), clients=clients, method=kind(rule, **named), seed=1
+    )
     assert federation.method.server.rule == rule
     with pytest.raises(FieldError, match="aggregator"):
         kind(3, **named)
@@ -116,7 +129,12 @@ def test_a_rule_that_the_sum_does_not_allow_is_refused_in_front_too():
         build("record", FedMedian(), **TRUSTED)
     clients = [(torch.rand(4, 3), torch.zeros(4, dtype=torch.int64)) for _ in range(4)]
     with pytest.raises(FieldError, match="aggregator"):
-        fv.Federation(model=torch.nn.Linear(3, 2), clients=clients, method=fv.RecordDP(FedMedian(), **TRUSTED), seed=1)
+        fv.Federation(
+            model=torch.nn.Linear(3, 2),
+            clients=clients,
+            method=fv.RecordDP(FedMedian(), **TRUSTED),
+            seed=1,
+        )
 
 
 def test_unless_a_side_says_otherwise_a_parameter_touches_the_promise():

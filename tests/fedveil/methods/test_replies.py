@@ -28,7 +28,9 @@ def ran(name, lone, monkeypatch, **options):
     with monkeypatch.context() as patched:
         if lone:
             train = BatchedTrainer.train
-            patched.setattr(BatchedTrainer, "train", lambda self, *a: [_copied(o) for o in train(self, *a)])
+            patched.setattr(
+                BatchedTrainer, "train", lambda self, *a: [_copied(o) for o in train(self, *a)]
+            )
         made = federation(name, evaluation=fv.Evaluation(probes=[Keeper()]), **options)
         history = made.run(3)
     lines = [entry.digest for entry in made.server.ledger.entries]
@@ -47,7 +49,9 @@ def _copied(outcome):
         ("global", {"noise_multiplier": 0.2, "order": "printed"}),
     ],
 )
-def test_bits_ledger_figures_and_replies_do_not_follow_where_the_models_lie(name, options, monkeypatch):
+def test_bits_ledger_figures_and_replies_do_not_follow_where_the_models_lie(
+    name, options, monkeypatch
+):
     method = build(name, **options)
     together = ran(name, False, monkeypatch, method=method)
     alone = ran(name, True, monkeypatch, method=method)
@@ -55,10 +59,18 @@ def test_bits_ledger_figures_and_replies_do_not_follow_where_the_models_lie(name
     assert together[1:] == alone[1:]
 
 
-@pytest.mark.parametrize("rule", [fv.FedMedian(), fv.FedAdam(), fv.FedAvg("examples"), fv.Krum(malicious=1)])
+@pytest.mark.parametrize(
+    "rule", [fv.FedMedian(), fv.FedAdam(), fv.FedAvg("examples"), fv.Krum(malicious=1)]
+)
 def test_every_rule_sees_the_same(rule, monkeypatch):
-    own = {"n": 5, "method": build("vanilla", rule), "clients": [images(p, 4 + p) for p in range(5)]}
-    assert torch.equal(ran("vanilla", False, monkeypatch, **own)[0], ran("vanilla", True, monkeypatch, **own)[0])
+    own = {
+        "n": 5,
+        "method": build("vanilla", rule),
+        "clients": [images(p, 4 + p) for p in range(5)],
+    }
+    assert torch.equal(
+        ran("vanilla", False, monkeypatch, **own)[0], ran("vanilla", True, monkeypatch, **own)[0]
+    )
 
 
 @pytest.mark.parametrize("fault", ["nan", "raise"])
@@ -83,7 +95,9 @@ def wide(**options):
         torch.nn.Flatten(), torch.nn.Linear(16, 2100), torch.nn.ReLU(), torch.nn.Linear(2100, 30)
     )
     data = [images(p) for p in range(5)]
-    return fv.Federation(model=model, clients=data, method=fv.GlobalDP(noise_multiplier=0.2, clip=0.01), **options)
+    return fv.Federation(
+        model=model, clients=data, method=fv.GlobalDP(noise_multiplier=0.2, clip=0.01), **options
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -102,7 +116,9 @@ def test_models_added_as_they_come_give_the_same_run(workers):
     added = wide(execution=execution).run(3)
     assert kept == [3, 3, 3]
     assert torch.equal(whole.models, added.models)
-    assert [dict(r.round.report) for r in whole.rounds] == [dict(r.round.report) for r in added.rounds]
+    assert [dict(r.round.report) for r in whole.rounds] == [
+        dict(r.round.report) for r in added.rounds
+    ]
 
 
 def test_of_models_added_as_they_come_one_that_breaks_is_its_clients_alone(monkeypatch):
@@ -127,10 +143,14 @@ def test_of_models_added_as_they_come_one_that_breaks_is_its_clients_alone(monke
 
 def test_models_are_added_as_they_come_and_none_is_kept(monkeypatch):
     made, seen = wide(execution=fv.Execution(trainer="sequential")), []
-    monkeypatch.setattr(made.server, "combine", lambda broadcast, replies, *_, **__: seen.append(replies) or 1 / 0)
+    monkeypatch.setattr(
+        made.server, "combine", lambda broadcast, replies, *_, **__: seen.append(replies) or 1 / 0
+    )
     with pytest.raises(ZeroDivisionError):
         made.run(1)
     [replies] = seen
-    assert {p: [r.kind for r in reply] for p, reply in replies.items()} == {p: ["count", "metric"] for p in range(5)}
+    assert {p: [r.kind for r in reply] for p, reply in replies.items()} == {
+        p: ["count", "metric"] for p in range(5)
+    }
     with pytest.raises(ReplyError):
         models_of(list(replies.values()))

@@ -37,13 +37,18 @@ SOURCE = ReproducibleSource(0)
 
 def broadcast(model: torch.Tensor | None = None, round_: int = 2, **public: object) -> Broadcast:
     facts = PublicFacts(round=round_, rounds=4, cohort=4, dimension=6, **public)  # type: ignore[arg-type]
-    return Broadcast(models=torch.zeros(1, 6, dtype=torch.float64) if model is None else model[None], public=facts)
+    return Broadcast(
+        models=torch.zeros(1, 6, dtype=torch.float64) if model is None else model[None],
+        public=facts,
+    )
 
 
 def protect(side, update, state=None, of=None):
     of = of or broadcast()
     facts = ClientFacts(broadcast=of, layout=LAYOUT)
-    return side.protect((Release("model", of.models[0] + update),), facts, state or side.init(), SOURCE)
+    return side.protect(
+        (Release("model", of.models[0] + update),), facts, state or side.init(), SOURCE
+    )
 
 
 def vector(*values: float) -> torch.Tensor:
@@ -74,7 +79,9 @@ def test_a_client_s_noise_does_not_depend_on_its_update(side) -> None:
 
 def test_metric_privacy_from_releases_ignores_the_clients_models() -> None:
     side = MetricPrivacy(noise_multiplier=1.0, clip=1.0, distance_on="released")
-    facts = ServerFacts(broadcast=broadcast(vector(0.6, 0, 0, 0, 0.8, 0)), layout=LAYOUT, partitions=(0, 1, 2, 3))
+    facts = ServerFacts(
+        broadcast=broadcast(vector(0.6, 0, 0, 0, 0.8, 0)), layout=LAYOUT, partitions=(0, 1, 2, 3)
+    )
     state = side.init(6, torch.float64)
     state = type(state)(state.clip, state.rule, torch.zeros(6, dtype=torch.float64), 0.0)
     results = []
@@ -90,18 +97,26 @@ def test_metric_privacy_from_releases_ignores_the_clients_models() -> None:
 
 
 def test_the_released_distance_takes_the_noise_off_and_stays_in_its_range() -> None:
-    side = MetricPrivacy(noise_multiplier=1.0, clip=1.0, distance_on="released", released_range=(0.5, 2.0))
-    facts = ServerFacts(broadcast=broadcast(vector(3, 0, 0, 0, 4, 0)), layout=LAYOUT, partitions=(0, 1, 2, 3))
+    side = MetricPrivacy(
+        noise_multiplier=1.0, clip=1.0, distance_on="released", released_range=(0.5, 2.0)
+    )
+    facts = ServerFacts(
+        broadcast=broadcast(vector(3, 0, 0, 0, 4, 0)), layout=LAYOUT, partitions=(0, 1, 2, 3)
+    )
     state, zero = side.init(6, torch.float64), torch.zeros(6, dtype=torch.float64)
     replies = [(Release("model", facts.broadcast.models[0]),)] * 4
     for sigma, expected in ((0.0, 2.0), (2.0, math.sqrt(16 - 2 * 4) / 2), (50.0, 0.5)):
         # 9 - 4 * 4 < 0 in the first layer, 16 - 2 * 4 = 8 in the second
         moved = type(state)(state.clip, state.rule, zero, sigma)
-        assert side.combine(replies, facts, moved, SOURCE.child("y")).report["distance"] == pytest.approx(expected)
+        assert side.combine(replies, facts, moved, SOURCE.child("y")).report[
+            "distance"
+        ] == pytest.approx(expected)
 
 
 def test_group_privacy_with_a_public_radius_is_d_private() -> None:
-    protected = protect(GroupPrivacy(noise_multiplier=2.0, radius=0.5), 0 * SHORT)  # a zero step is no special case
+    protected = protect(
+        GroupPrivacy(noise_multiplier=2.0, radius=0.5), 0 * SHORT
+    )  # a zero step is no special case
     guarantee = protected.spend.guarantee
     assert guarantee.bound.epsilon_per_distance == 6 / (2.0 * 0.5)
     assert guarantee.epsilon_at(0.5, 0.0) == pytest.approx(3.0)  # n / nu at the radius
@@ -127,7 +142,9 @@ def test_gaussian_noise_with_a_public_radius_has_a_mu_for_every_distance() -> No
     spend = protect(side, SHORT).spend
     (sigma,), one = spend.scale, spend.guarantee
     drawn = [protect_from(side, SHORT, i).releases[0].value - SHORT for i in range(3000)]
-    assert float(torch.stack(drawn).norm(dim=1).mean()) == pytest.approx(1.0, rel=0.03)  # nu times the radius
+    assert float(torch.stack(drawn).norm(dim=1).mean()) == pytest.approx(
+        1.0, rel=0.03
+    )  # nu times the radius
     assert float(torch.stack(drawn).std()) == pytest.approx(sigma, rel=0.03)
     all_ = total([one] * 9)
     assert all_.epsilon_at(0.3, 1e-5) == pytest.approx(epsilon_of_mu(3 * 0.3 / sigma, 1e-5))
@@ -148,7 +165,9 @@ def protect_from(side, update, seed):
 
 
 @pytest.mark.parametrize("distribution", ["laplace", "gaussian"])
-def test_a_summary_has_the_curves_of_worst_and_median_client_and_how_all_are_spread(distribution, monkeypatch) -> None:
+def test_a_summary_has_the_curves_of_worst_and_median_client_and_how_all_are_spread(
+    distribution, monkeypatch
+) -> None:
     monkeypatch.setattr("fedveil_lab.runs.promised.REACH", (0.5, 1.0))
     method = build("group", noise_multiplier=2.0, radius=0.5, distribution=distribution)
     made = federation("group", n=5, method=method, clients_per_round=2)
@@ -158,7 +177,9 @@ def test_a_summary_has_the_curves_of_worst_and_median_client_and_how_all_are_spr
     curves = {party: told[f"{party} client"]["curve"] for party in ("worst", "median")}
     for curve in curves.values():
         assert curve["epsilon"] == sorted(curve["epsilon"])
-    assert all(w >= m for w, m in zip(curves["worst"]["epsilon"], curves["median"]["epsilon"], strict=True))
+    assert all(
+        w >= m for w, m in zip(curves["worst"]["epsilon"], curves["median"]["epsilon"], strict=True)
+    )
     spread = told["worst client"]["over clients"]
     assert sum(spread["clients"]) == sum(bool(book.entries) for book in books.values())
     assert spread["epsilon"][-1] == pytest.approx(worst.epsilon_at(spread["distance"], 1e-5))
@@ -172,7 +193,9 @@ def test_fedre_splits_mu_by_public_scores() -> None:
     mus = [1.0 / deviation for deviation in spend.scale]
     assert mus[0] / mus[1] == pytest.approx(3.0)
     assert math.hypot(*mus) == pytest.approx(spend.guarantee.mu)
-    assert epsilon_of_mu(2 * spend.guarantee.mu, 1e-5) == pytest.approx(3.0)  # four rounds: sqrt(4) mu
+    assert epsilon_of_mu(2 * spend.guarantee.mu, 1e-5) == pytest.approx(
+        3.0
+    )  # four rounds: sqrt(4) mu
     with pytest.raises(FieldError, match="layer_scores"):
         protect(FedRE(scores="public"), LONG)
 
@@ -181,7 +204,9 @@ def test_sga_ldp_s_released_similarity_is_charged_at_2c() -> None:
     side = SGALDP(similarity="released", clip=1.5)
     first = protect(side, LONG)
     assert first.spend.charge == pytest.approx(mu_of_epsilon(1.0, 1e-5))
-    assert first.spend.guarantee.mu == pytest.approx(mu_of_epsilon(5.0, 1e-5))  # the public worst case
+    assert first.spend.guarantee.mu == pytest.approx(
+        mu_of_epsilon(5.0, 1e-5)
+    )  # the public worst case
     assert first.spend.scale[0] == pytest.approx(2 * 1.5 / mu_of_epsilon(1.0, 1e-5))
     released = first.releases[0].value
     # the next broadcast is exactly what the client released: cosine 1, epsilon_max
@@ -210,9 +235,13 @@ def test_the_curve_over_distance_is_the_lipschitz_constant_over_sigma() -> None:
     side = GlobalDP(noise_multiplier=2.0, clip=3.0)
     facts = ServerFacts(broadcast=broadcast(), layout=LAYOUT, partitions=(0, 1, 2, 3))
     replies = [(Release("model", SHORT),)] * 4
-    guarantee = side.combine(replies, facts, side.init(6, torch.float64), SOURCE.child("z")).spend.guarantee
+    guarantee = side.combine(
+        replies, facts, side.init(6, torch.float64), SOURCE.child("z")
+    ).spend.guarantee
     assert guarantee.mu == pytest.approx(0.5)
-    assert guarantee.bound.mu_per_distance == pytest.approx(0.5 / 3.0)  # at distance C the curve meets mu
+    assert guarantee.bound.mu_per_distance == pytest.approx(
+        0.5 / 3.0
+    )  # at distance C the curve meets mu
     assert guarantee.epsilon_at(3.0, 1e-5) == pytest.approx(guarantee.epsilon(1e-5))
     assert guarantee.epsilon_at(0.3, 1e-5) < guarantee.epsilon(1e-5)
 
@@ -245,10 +274,15 @@ def test_discrete_noise_refuses_what_it_does_not_cover() -> None:
 
 
 def test_quantile_clipping_converges_and_charges_its_bit() -> None:
-    side = GlobalDP(noise_multiplier=1.0, clip=QuantileClip(initial=50.0, quantile=0.5, bit_noise=0.25))
+    side = GlobalDP(
+        noise_multiplier=1.0, clip=QuantileClip(initial=50.0, quantile=0.5, bit_noise=0.25)
+    )
     facts = ServerFacts(broadcast=broadcast(), layout=LAYOUT, partitions=(0, 1, 2, 3))
     directions = torch.eye(6, dtype=torch.float64)[:4]
-    replies = [(Release("model", length * v),) for length, v in zip((0.8, 0.9, 1.1, 1.2), directions, strict=True)]
+    replies = [
+        (Release("model", length * v),)
+        for length, v in zip((0.8, 0.9, 1.1, 1.2), directions, strict=True)
+    ]
     state = side.init(6, torch.float64)
     bounds = []
     for seed in range(200):

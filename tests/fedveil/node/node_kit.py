@@ -60,9 +60,14 @@ def bundle(client=PLAIN, publisher="tests", name="study", **files):
     """
     held = BytesIO()
     with zipfile.ZipFile(held, "w") as archive:
-        held_files = {"pyproject.toml": textwrap.dedent(pyproject), "its_client.py": HEAD + textwrap.dedent(client)}
+        held_files = {
+            "pyproject.toml": textwrap.dedent(pyproject),
+            "its_client.py": HEAD + textwrap.dedent(client),
+        }
         for path, text in (held_files | files).items():
-            archive.writestr(zipfile.ZipInfo(path), text)  # of one date, so that its hash is always the same
+            archive.writestr(
+                zipfile.ZipInfo(path), text
+            )  # of one date, so that its hash is always the same
     return held.getvalue()
 
 
@@ -86,7 +91,9 @@ def request(kind="train", round_=1, models=1):
 
 
 def context(run_config=None, state=None, **own):
-    return Context(1, 99, {"partition-id": 2, **(own or GROUP)}, state or RecordDict(), dict(run_config or {}))
+    return Context(
+        1, 99, {"partition-id": 2, **(own or GROUP)}, state or RecordDict(), dict(run_config or {})
+    )
 
 
 def run(federation="@here/study", account="roe", number=1):

@@ -10,7 +10,19 @@ import pytest
 from fedveil.errors import FieldError
 from fedveil.node.guard import answer
 from fedveil.node.isolation import require_hidden
-from node_kit import GROUP, PLAIN, bundle, can_isolate, context, hash_of, lines, moved, request, run, site
+from node_kit import (
+    GROUP,
+    PLAIN,
+    bundle,
+    can_isolate,
+    context,
+    hash_of,
+    lines,
+    moved,
+    request,
+    run,
+    site,
+)
 
 pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("runtime")]
 QUIET = {**GROUP, "privacy.noise-multiplier": 0.01}  # far less noise than the 42 of training
@@ -45,7 +57,9 @@ def attempts(tmp_path, caplog):
 
     def play(code, config=None, **files):
         body = textwrap.indent(code.strip(), "    ")
-        text = TRYING + PLAIN.replace("    return raw(message)\n", f"{body}\n    return raw(message)\n", 1)
+        text = TRYING + PLAIN.replace(
+            "    return raw(message)\n", f"{body}\n    return raw(message)\n", 1
+        )
         content = bundle(text, **files)
         policy = site(tmp_path / "node", f'apps = ["{hash_of(content)}"]')
         reply = answer(policy, request(), context(**QUIET, **(config or {})), run(), content)
@@ -65,14 +79,33 @@ def ward_b(tmp_path):
     """The ledger, head and key of another data set, which the first node's policy does not name."""
     policy = site(tmp_path / "other", 'apps = ["' + "a" * 64 + '"]')
     head = tmp_path / "other-head"
-    return policy, [policy.parent / "ledgers" / "ward.jsonl", head / "ward.head", head / "ward.key", policy]
+    return policy, [
+        policy.parent / "ledgers" / "ward.jsonl",
+        head / "ward.head",
+        head / "ward.key",
+        policy,
+    ]
 
 
 # numbers of calls that C libraries have no name for
 NUMBERS = {
-    "x86_64": {"fcntl": 72, "add_key": 248, "request_key": 249, "keyctl": 250, "io_setup": 206, "bpf": 321}
+    "x86_64": {
+        "fcntl": 72,
+        "add_key": 248,
+        "request_key": 249,
+        "keyctl": 250,
+        "io_setup": 206,
+        "bpf": 321,
+    }
     | {"perf_event_open": 298, "ioprio_set": 251, "sched_setattr": 314, "clone": 56},
-    "aarch64": {"fcntl": 25, "add_key": 217, "request_key": 218, "keyctl": 219, "io_setup": 0, "bpf": 280}
+    "aarch64": {
+        "fcntl": 25,
+        "add_key": 217,
+        "request_key": 218,
+        "keyctl": 219,
+        "io_setup": 0,
+        "bpf": 280,
+    }
     | {"perf_event_open": 241, "ioprio_set": 30, "sched_setattr": 274, "clone": 220},
 }
 N = NUMBERS.get(os.uname().machine, {}) | {"io_uring_setup": 425, "clone3": 435}
@@ -105,7 +138,9 @@ for name in {[str(file) for file in files]!r}:
 
 
 @pytest.mark.few(0)
-def test_a_data_set_answers_while_code_of_another_tries_to_hold_its_files(attempts, ward_b, tmp_path):
+def test_a_data_set_answers_while_code_of_another_tries_to_hold_its_files(
+    attempts, ward_b, tmp_path
+):
     """What it would gain: whether the other answers is one bit that no ledger charges."""
     policy_b, files = ward_b
     content = bundle()
@@ -311,4 +346,6 @@ def test_of_folders_within_each_other_the_outer_one_is_hidden(tmp_path):
     inner.mkdir(parents=True)
     (tmp_path / "link").symlink_to(inner)
     gone = tmp_path / "gone"
-    assert require_hidden([inner, tmp_path / "a", tmp_path / "link", gone]) == ((tmp_path / "a").resolve(),)
+    assert require_hidden([inner, tmp_path / "a", tmp_path / "link", gone]) == (
+        (tmp_path / "a").resolve(),
+    )

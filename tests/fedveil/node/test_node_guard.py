@@ -20,7 +20,21 @@ from fedveil.flower import privacy_mod
 from fedveil.node import guard
 from fedveil.node.bundle import APPROVAL, approve, make_signer
 from fedveil.node.guard import DECISIONS, WORDS, NodePolicy, answer, own_client
-from node_kit import GROUP, HEAD, LAYOUT, PLAIN, SECRET, bundle, context, hash_of, lines, moved, request, run, site
+from node_kit import (
+    GROUP,
+    HEAD,
+    LAYOUT,
+    PLAIN,
+    SECRET,
+    bundle,
+    context,
+    hash_of,
+    lines,
+    moved,
+    request,
+    run,
+    site,
+)
 
 pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("runtime")]
 OWN = 'client = "own_client:app"'
@@ -73,11 +87,17 @@ def test_an_own_clients_mod_says_how_and_the_noise_is_added_once(own, monkeypatc
     )
     policy = own(text)
     made = []
-    monkeypatch.setattr(mods.records, "write_reply", lambda *a, _w=mods.records.write_reply: made.append(a) or _w(*a))
+    monkeypatch.setattr(
+        mods.records,
+        "write_reply",
+        lambda *a, _w=mods.records.write_reply: made.append(a) or _w(*a),
+    )
     reply = asked(policy, context=context(**{"num-partitions": 3}))
     assert not reply.has_error()
     assert len(made) == 1
-    assert moved(reply).abs().median() < 21  # trained, and not what a second mod without a ledger would make of it
+    assert (
+        moved(reply).abs().median() < 21
+    )  # trained, and not what a second mod without a ledger would make of it
     assert lines(policy) == 2
 
 
@@ -91,7 +111,12 @@ def test_each_message_leaves_a_decision_for_the_operator(own):
     policy = own()
     assert not asked(policy).has_error()
     [found] = decisions(policy)
-    assert (found["verdict"], found["message"], found["round"], found["trust"]) == ("allowed", "train", 1, "local")
+    assert (found["verdict"], found["message"], found["round"], found["trust"]) == (
+        "allowed",
+        "train",
+        1,
+        "local",
+    )
     assert (found["app"], found["run"]) == (hash_of(bundle()), str(run().run_id))
     assert found["rules"]
     for rule in found["rules"]:
@@ -320,7 +345,9 @@ def test_without_a_node_evaluation_in_the_clear_needs_the_policys_word_too():
 
 def test_text_of_an_exception_stays_on_the_node(own, caplog):
     caplog.set_level(logging.ERROR, "flwr")
-    policy = own(PLAIN.replace("    return raw(message)\n", f"    raise ValueError({SECRET!r})\n", 1))
+    policy = own(
+        PLAIN.replace("    return raw(message)\n", f"    raise ValueError({SECRET!r})\n", 1)
+    )
     reply = asked(policy)
     assert SECRET not in str(reply.content)
     assert SECRET in caplog.text
@@ -357,7 +384,12 @@ def test_the_greeting_is_answered_without_running_anything(own):
     policy = own()
     reply = asked(policy, Message(RecordDict({HELLO: ConfigRecord()}), 1, "train"))
     assert set(reply.content) == {REPLY}
-    refused(asked(policy, Message(RecordDict({HELLO: ConfigRecord()}), 1, "train"), content=b"no bundle"), code=FAILED)
+    refused(
+        asked(
+            policy, Message(RecordDict({HELLO: ConfigRecord()}), 1, "train"), content=b"no bundle"
+        ),
+        code=FAILED,
+    )
 
 
 def test_a_ledger_of_the_run_alone_is_no_nodes(own, tmp_path):
@@ -397,7 +429,9 @@ def test_a_signed_bundle_runs_until_its_day_is_over(own, tmp_path, monkeypatch):
     bad = [later, "", "x", good[:-2], approve(tmp_path / "another", hash_of(content), today), 3]
     for approval in bad:
         refused(asked(policy, content=content, context=context({APPROVAL: approval})), policy)
-    refused(asked(policy, content=bundle(name="changed"), context=context({APPROVAL: good})), policy)
+    refused(
+        asked(policy, content=bundle(name="changed"), context=context({APPROVAL: good})), policy
+    )
     assert not asked(policy, content=content, context=context({APPROVAL: good})).has_error()
 
 
@@ -434,7 +468,9 @@ def test_the_table_means_what_it_says_or_is_refused(tmp_path, table):
 def test_a_policy_for_a_node_is_refused_elsewhere(own, why):
     policy = own()
     given = context(**GROUP, **{"privacy.policy": str(policy)})
-    assert "fedveil node" in why(privacy_mod(LAYOUT, ledger="run")(request(), given, lambda m, c: m))
+    assert "fedveil node" in why(
+        privacy_mod(LAYOUT, ledger="run")(request(), given, lambda m, c: m)
+    )
 
 
 def test_an_own_client_whose_handlers_have_different_mods_is_refused(tmp_path, monkeypatch):
@@ -459,5 +495,7 @@ def test_a_bundle_that_pins_its_method_in_code_is_told_where_to_write_it(tmp_pat
     content = bundle()
     policy = site(tmp_path / "node", f"apps = [{hash_of(content)!r}]")
     caplog.set_level(logging.ERROR, "flwr")
-    refused(asked(policy, content=content, context=context(**{"num-partitions": 3})), policy, FAILED)
+    refused(
+        asked(policy, content=content, context=context(**{"num-partitions": 3})), policy, FAILED
+    )
     assert "--node-config" in caplog.text

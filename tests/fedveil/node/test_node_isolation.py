@@ -11,7 +11,19 @@ import pytest
 
 from fedveil.node import worker
 from fedveil.node.guard import answer
-from node_kit import GROUP, PLAIN, bundle, can_isolate, context, hash_of, lines, moved, request, run, site
+from node_kit import (
+    GROUP,
+    PLAIN,
+    bundle,
+    can_isolate,
+    context,
+    hash_of,
+    lines,
+    moved,
+    request,
+    run,
+    site,
+)
 
 pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("runtime")]
 QUIET = {**GROUP, "privacy.noise-multiplier": 0.01}  # far less noise than the 42 of training
@@ -25,11 +37,15 @@ def played(tmp_path):
 
     def play(code, rounds=1, more=""):
         body = "".join(f"    {line}\n" for line in code.strip().split("\n"))
-        content = bundle(PLAIN.replace("    return raw(message)\n", f"{body}    return raw(message)\n", 1))
+        content = bundle(
+            PLAIN.replace("    return raw(message)\n", f"{body}    return raw(message)\n", 1)
+        )
         policy = site(tmp_path / "node", f'apps = ["{hash_of(content)}"]')
         policy.write_text(more + policy.read_text())
         given = context(**QUIET)
-        return policy, [answer(policy, request(round_=n + 1), given, run(), content) for n in range(rounds)]
+        return policy, [
+            answer(policy, request(round_=n + 1), given, run(), content) for n in range(rounds)
+        ]
 
     return play
 
@@ -39,7 +55,9 @@ def trained(reply):
     return float(moved(reply).abs().median()) < 21
 
 
-def test_code_reaches_no_process_but_its_own_and_nothing_that_a_read_only_file_system_leaves_open(played):
+def test_code_reaches_no_process_but_its_own_and_nothing_that_a_read_only_file_system_leaves_open(
+    played,
+):
     """A socket of the machine, one that no network separates (it reaches the host of a virtual machine), a disk."""
     came = []
     before = signal.signal(signal.SIGUSR1, lambda *given: came.append(given))
@@ -73,7 +91,9 @@ socket.socket(socket.AF_UNIX).connect(own.getsockname())
 
 
 @pytest.mark.few(0)
-def test_what_an_app_leaves_behind_is_ended_before_its_answer_is_used(played, tmp_path, monkeypatch):
+def test_what_an_app_leaves_behind_is_ended_before_its_answer_is_used(
+    played, tmp_path, monkeypatch
+):
     """A process of its own session that takes the ledger's lock as soon as it is free, and would hold it."""
     monkeypatch.setattr("fedveil.files.locked.PATIENCE", 5.0)
     ledger = tmp_path / "node" / "ledgers" / "ward.jsonl"
@@ -112,7 +132,9 @@ time.sleep(600)
     )
     assert not trained(reply)
     assert time.monotonic() - began < 60
-    while alive(mark) and time.monotonic() - began < 60:  # the kernel ends a namespace in its own time
+    while (
+        alive(mark) and time.monotonic() - began < 60
+    ):  # the kernel ends a namespace in its own time
         time.sleep(0.1)
     assert not alive(mark)
 
@@ -149,7 +171,11 @@ os.write(1, b"printed\\r" + b"\\x1b[2J" + {(FORGED + chr(10)).encode()!r})
     own = capfd.readouterr().err
     assert trained(reply)
     assert own.startswith("the node's own line\n")
-    said = [r.getMessage() for r in caplog.records if FORGED in r.getMessage() or "xxx" in r.getMessage()]
+    said = [
+        r.getMessage()
+        for r in caplog.records
+        if FORGED in r.getMessage() or "xxx" in r.getMessage()
+    ]
     assert all(message.startswith(worker.WORDS) for message in said)
     assert FORGED in said[-1]
     assert 0 < len(said) <= worker.MOST_LINES

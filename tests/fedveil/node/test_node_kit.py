@@ -20,18 +20,30 @@ class Kit:
         (folder / "startup").mkdir(parents=True)
         (folder / "local").mkdir()
         begin_ledger(folder / "ledgers", "site-1", by="the tests", head=folder / "heads")
-        arguments = {"model": "torch.nn:Linear", "method": "sga-ldp", "rounds": 3, "dataset": "site-1"}
+        arguments = {
+            "model": "torch.nn:Linear",
+            "method": "sga-ldp",
+            "rounds": 3,
+            "dataset": "site-1",
+        }
         arguments |= {"ledger": str(folder / "ledgers"), "head": str(folder / "heads")}
         asks = {"path": "fedveil.nvflare.PrivacyFilter", "direction": "in", "args": arguments}
         sends = {"path": "fedveil.nvflare.ReleaseFilter", "direction": "out"}
         scope = {"name": "fedveil", "task_data_filters": [asks], "task_result_filters": [sends]}
         guard = {"id": "fedveil_guard", "path": "fedveil.nvflare.JobGuard", "args": {}}
         self.privacy = {"scopes": [scope], "default_scope": "fedveil", "components": [guard]}
-        launcher = "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
+        launcher = (
+            "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
+        )
         listed = ["hospital.train", "fedveil.engines.nvflare.executor.FedVeilExecutor"]
         self.resources = {"allow_log_streaming": False, "class_allow_list": listed}
         self.resources |= {"components": [{"id": "process_launcher", "path": launcher, "args": {}}]}
-        self.rights = {"permissions": {"lead": {"byoc": "none", "submit_job": "any"}, "member": {"view": "any"}}}
+        self.rights = {
+            "permissions": {
+                "lead": {"byoc": "none", "submit_job": "any"},
+                "member": {"view": "any"},
+            }
+        }
 
     @property
     def arguments(self):
@@ -68,15 +80,25 @@ CHANGES = {
     "privacy.json PrivacyFilter": lambda kit: kit.arguments.update(method="metrik"),
     "privacy.json PrivacyFilter seed": lambda kit: kit.arguments.update(seed=3),
     "privacy.json PrivacyFilter ledger": lambda kit: kit.arguments.update(dataset="site-9"),
-    "privacy.json JobGuard swarm": lambda kit: kit.privacy["components"][0].update(args={"swarm": True}),
-    "resources.json allow_log_streaming": lambda kit: kit.resources.update(allow_log_streaming=True),
+    "privacy.json JobGuard swarm": lambda kit: kit.privacy["components"][0].update(
+        args={"swarm": True}
+    ),
+    "resources.json allow_log_streaming": lambda kit: kit.resources.update(
+        allow_log_streaming=True
+    ),
     "resources.json components hospital.Sender": lambda kit: kit.resources["components"].append(
         {"id": "sender", "path": "hospital.Sender"}
     ),
     "resources.json class_allow_list": lambda kit: kit.resources.update(class_allow_list=["*"]),
-    "resources.json class_list_enforcement_mode": lambda kit: kit.resources.update(class_list_enforcement_mode="warn"),
-    "authorization.json lead byoc": lambda kit: kit.rights["permissions"]["lead"].update(byoc="any"),
-    "authorization.json project_admin byoc": lambda kit: kit.rights["permissions"].update(project_admin="any"),
+    "resources.json class_list_enforcement_mode": lambda kit: kit.resources.update(
+        class_list_enforcement_mode="warn"
+    ),
+    "authorization.json lead byoc": lambda kit: kit.rights["permissions"]["lead"].update(
+        byoc="any"
+    ),
+    "authorization.json project_admin byoc": lambda kit: kit.rights["permissions"].update(
+        project_admin="any"
+    ),
 }
 
 
@@ -89,12 +111,16 @@ def test_each_field_that_does_not_bind_is_named(what, kit):
 
 def test_filters_in_another_order_protect_nothing(kit):
     scope = kit.privacy["scopes"][0]
-    scope["task_result_filters"].append({"path": "nvflare.app_common.filters.exclude_vars.ExcludeVars"})
+    scope["task_result_filters"].append(
+        {"path": "nvflare.app_common.filters.exclude_vars.ExcludeVars"}
+    )
     assert "privacy.json scope fedveil" in found(kit)
 
 
 @pytest.mark.parametrize("name", ["privacy.json", "resources.json", "authorization.json"])
-@pytest.mark.parametrize("content", [None, "no JSON", "[]", '{"scopes": 3, "components": 3, "permissions": 3}'])
+@pytest.mark.parametrize(
+    "content", [None, "no JSON", "[]", '{"scopes": 3, "components": 3, "permissions": 3}']
+)
 def test_files_that_cannot_be_read_are_findings(name, content, kit):
     file = kit.written() / "local" / name
     file.unlink()
@@ -110,4 +136,6 @@ def test_a_default_file_is_read_where_flare_reads_it(kit):
 
 
 def test_a_rehearsal_is_for_nodes(kit):
-    assert CliRunner().invoke(app, ["node", "check", str(kit.written()), "--rehearse"]).exit_code == 2
+    assert (
+        CliRunner().invoke(app, ["node", "check", str(kit.written()), "--rehearse"]).exit_code == 2
+    )

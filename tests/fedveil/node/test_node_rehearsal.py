@@ -30,7 +30,11 @@ def played(tmp_path, monkeypatch):
         policy = site(tmp_path / "node", admission)
         before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
         found = rehearsed(policy.parent, node, told)
-        after = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+        after = {
+            p: p.read_bytes()
+            for p in tmp_path.rglob("*")
+            if p.is_file() and "__pycache__" not in p.parts
+        }
         assert after == before
         assert lines(policy) == 0
         return found
@@ -65,7 +69,9 @@ def test_a_bug_that_a_server_could_not_tell_is_told_to_the_operator(played, old,
 
 
 def test_what_a_server_tells_can_be_given(played):
-    text = TRAINED.replace("return raw(message)", "return raw(message, value=message.content['config']['lr'])")
+    text = TRAINED.replace(
+        "return raw(message)", "return raw(message, value=message.content['config']['lr'])"
+    )
     assert played(text, told="lr=0.5").binds == "yes"
 
 
@@ -79,7 +85,9 @@ def test_configurations_are_refused_by_their_place(played):
     ("text", "admission", "why"),
     [(TRAINED, "apps = []", "client"), (PLAIN, 'client = "own_client:app"', "privacy_mod")],
 )
-def test_code_that_is_not_the_operators_or_shares_nothing_known_is_not_rehearsed(played, text, admission, why):
+def test_code_that_is_not_the_operators_or_shares_nothing_known_is_not_rehearsed(
+    played, text, admission, why
+):
     found = played(text, admission=admission)
     assert found.binds == "no"
     assert why in found.why

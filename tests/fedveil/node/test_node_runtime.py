@@ -52,7 +52,9 @@ def supernode():
 def played(supernode, tmp_path, monkeypatch):
     """Have a task of a kind run by the launcher: the replies that the SuperNode would send, and the task."""
     state, address = supernode
-    (tmp_path / "own_client.py").write_text(HEAD + PLAIN.replace("def raw(", f"print('{SECRET}')\n\ndef raw("))
+    (tmp_path / "own_client.py").write_text(
+        HEAD + PLAIN.replace("def raw(", f"print('{SECRET}')\n\ndef raw(")
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own_client", raising=False)
     monkeypatch.setattr(utils, "disable_process_dumping", lambda strict: None)
@@ -66,13 +68,17 @@ def played(supernode, tmp_path, monkeypatch):
         state.store_fab(Fab(info.fab_hash, content, {}))
         context = Context(1, 1, {"partition-id": 2, **GROUP}, RecordDict(), {}, 7)
         state.set_run_series_context(7, context)
-        more = {TaskType.MODEL: {"model_ref": "m"}, TaskType.CONNECTOR: {"connector_ref": "c"}}.get(kind, {})
+        more = {TaskType.MODEL: {"model_ref": "m"}, TaskType.CONNECTOR: {"connector_ref": "c"}}.get(
+            kind, {}
+        )
         task = state.create_task(task_type=kind, run_id=1, fab_hash=info.fab_hash, **more)
         _insert_message(message or request(), state, state.object_store)
         client = RuntimeHttpClient.from_server_address(address, True, None, interceptors=[])
         token = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind])).token
         words = ["--runtime-api-address", address, "--token", token, "--insecure"]
-        code = launch.main([str(policy), str(kind), *words, "--allow-runtime-dependency-installation"])
+        code = launch.main(
+            [str(policy), str(kind), *words, "--allow-runtime-dependency-installation"]
+        )
         [found] = state.get_tasks(task_ids=[task])
         return code, list(state.get_messages_legacy(is_reply=True)), found, policy
 
@@ -95,17 +101,25 @@ def test_an_agents_task_gets_a_constant_word_and_runs_nothing(played):
     assert lines(policy) == 0
 
 
-@pytest.mark.parametrize("kind", [TaskType.CONNECTOR, TaskType.MODEL, TaskType.SERVER_APP, TaskType.SIMULATION])
+@pytest.mark.parametrize(
+    "kind", [TaskType.CONNECTOR, TaskType.MODEL, TaskType.SERVER_APP, TaskType.SIMULATION]
+)
 def test_other_tasks_end_without_a_word(played, kind):
     _, replies, task, policy = played(kind)
     assert replies == []
-    assert (task.status.status, task.status.sub_status, task.status.details) == ("finished", "failed", "")
+    assert (task.status.status, task.status.sub_status, task.status.details) == (
+        "finished",
+        "failed",
+        "",
+    )
     assert lines(policy) == 0
 
 
 def test_a_heartbeat_that_comes_late_interrupts_nothing(played, monkeypatch):
     """Of a task that was finished meanwhile it is unauthorised, and Flower then interrupts its process."""
-    monkeypatch.setattr(HeartbeatSender, "_heartbeat", lambda sender: time.sleep(0.5) or sender.heartbeat_fn())
+    monkeypatch.setattr(
+        HeartbeatSender, "_heartbeat", lambda sender: time.sleep(0.5) or sender.heartbeat_fn()
+    )
     _, _, task, _ = played(TaskType.CONNECTOR)
     time.sleep(0.7)
     assert task.status.sub_status == "failed"

@@ -23,17 +23,34 @@ pytestmark = pytest.mark.flower
 def made(tmp_path):
     folder = tmp_path / "node"
     done = CliRunner().invoke(
-        app, ["node", "init", str(folder), "--head", str(tmp_path / "heads"), "--dataset", "ward", "--by", "Dr. Roe"]
+        app,
+        [
+            "node",
+            "init",
+            str(folder),
+            "--head",
+            str(tmp_path / "heads"),
+            "--dataset",
+            "ward",
+            "--by",
+            "Dr. Roe",
+        ],
     )
     assert done.exit_code == 0, done.output
     return folder
 
 
 def test_init_writes_files_that_no_other_user_opens(made, tmp_path):
-    files = [made / "policy.toml", made / "ledgers" / "ward.jsonl", tmp_path / "heads" / "ward.head"]
+    files = [
+        made / "policy.toml",
+        made / "ledgers" / "ward.jsonl",
+        tmp_path / "heads" / "ward.head",
+    ]
     files.append(tmp_path / "heads" / "ward.key")
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
-    assert {f.stat().st_mode & 0o777 for f in (made, made / "bin", made / "ledgers", tmp_path / "heads")} == {0o700}
+    assert {
+        f.stat().st_mode & 0o777 for f in (made, made / "bin", made / "ledgers", tmp_path / "heads")
+    } == {0o700}
     assert read_head(made / "ledgers" / "ward.jsonl", tmp_path / "heads").count == 0
     node = NodePolicy.read(made / "policy.toml")
     assert node.admission.apps == ()
@@ -41,7 +58,17 @@ def test_init_writes_files_that_no_other_user_opens(made, tmp_path):
 
 
 def test_init_replaces_nothing(made, tmp_path):
-    again = ["node", "init", str(made), "--head", str(tmp_path / "h2"), "--dataset", "other", "--by", "x"]
+    again = [
+        "node",
+        "init",
+        str(made),
+        "--head",
+        str(tmp_path / "h2"),
+        "--dataset",
+        "other",
+        "--by",
+        "x",
+    ]
     assert CliRunner().invoke(app, again).exit_code == 2
     assert not (tmp_path / "h2").exists()
 
@@ -60,7 +87,9 @@ def test_what_is_to_decide_can_be_decided_by_uncommenting(made):
         "runs",
     )
     lines = path.read_text().splitlines()
-    path.write_text("\n".join(ln[2:] if ln.startswith(tuple(f"# {w} =" for w in words)) else ln for ln in lines))
+    path.write_text(
+        "\n".join(ln[2:] if ln.startswith(tuple(f"# {w} =" for w in words)) else ln for ln in lines)
+    )
     node = NodePolicy.read(path)
     assert node.costs.total.record_epsilon is not None
     assert node.admission.client == "hospital.app:client"
@@ -71,7 +100,12 @@ def test_every_command_of_a_task_is_ours_whatever_path_was(made):
     from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
 
     assert set(TASK_TYPE_TO_COMMAND.values()) == {launch.CLIENT, *launch.OTHERS}
-    for given in ({}, {"PATH": ""}, {"PATH": "/usr/bin:/bin"}, {"PATH": str(Path(sys.executable).parent)}):
+    for given in (
+        {},
+        {"PATH": ""},
+        {"PATH": "/usr/bin:/bin"},
+        {"PATH": str(Path(sys.executable).parent)},
+    ):
         own = site.environment(made, given)
         for command in TASK_TYPE_TO_COMMAND.values():
             assert shutil.which(command, path=own["PATH"]) == str(made / "bin" / command)
@@ -81,8 +115,17 @@ def test_every_command_of_a_task_is_ours_whatever_path_was(made):
 
 def test_what_flower_starts_is_a_command_that_releases_nothing_when_it_cannot(made):
     command = made / "bin" / "flwr-clientapp"
-    words = ["--runtime-api-address", "127.0.0.1:9", "--token", "x", "--root-certificates", "/nowhere"]
-    done = subprocess.run([command, *words], capture_output=True, text=True, env=os.environ, timeout=120, check=False)
+    words = [
+        "--runtime-api-address",
+        "127.0.0.1:9",
+        "--token",
+        "x",
+        "--root-certificates",
+        "/nowhere",
+    ]
+    done = subprocess.run(
+        [command, *words], capture_output=True, text=True, env=os.environ, timeout=120, check=False
+    )
     assert done.returncode != 0
     assert "fedveil" in command.read_text()
 
@@ -200,14 +243,18 @@ def test_check_does_not_import_the_client(made, tmp_path, monkeypatch):
 
 def test_a_sum_that_this_site_can_be_part_of_is_in_order(made):
     (made / "policy.toml").write_text(
-        USABLE.replace(f"{LOCAL}\n", 'trust = ["secure sum"]\n' + SUM.format("a" * 64, "b" * 64, 3, 1))
+        USABLE.replace(
+            f"{LOCAL}\n", 'trust = ["secure sum"]\n' + SUM.format("a" * 64, "b" * 64, 3, 1)
+        )
     )
     assert found(made)["secure sum"].binds == "not seen"
     assert not [f for f in site.check_site(made) if f.binds == "no" and f.needed]
 
 
 def test_a_central_server_needs_no_total(made):
-    (made / "policy.toml").write_text(USABLE.replace("participations = 3", "").replace(LOCAL, 'trust = ["central"]'))
+    (made / "policy.toml").write_text(
+        USABLE.replace("participations = 3", "").replace(LOCAL, 'trust = ["central"]')
+    )
     assert not [f for f in site.check_site(made) if f.binds == "no" and f.needed]
 
 
@@ -218,7 +265,9 @@ def test_the_table_of_secure_sums_is_there_to_be_filled(made):
     for line in ("[sum]", "peers =", "least_sites =", "colluding =", "attempts ="):
         assert f"\n# {line}" in text
         text = text.replace(f"\n# {line}", f"\n{line}")
-    path.write_text(text.replace('["<64 hexadecimal digits>", "..."]', f'["{"a" * 64}", "{"b" * 64}"]'))
+    path.write_text(
+        text.replace('["<64 hexadecimal digits>", "..."]', f'["{"a" * 64}", "{"b" * 64}"]')
+    )
     terms = NodePolicy.read(path).costs.sum
     assert (len(terms.peers), terms.least_sites, terms.colluding, terms.attempts) == (2, 3, 1, 3)
 
@@ -237,4 +286,7 @@ def test_hash_and_approval_on_the_command_line(tmp_path):
     name, _, line = done.output.strip().partition("=")
     assert name == APPROVAL
     assert approved([public], hash_of(bundle()), line.strip('"'), datetime.now(UTC))
-    assert call(app, ["node", "sign", str(fab), "--key", str(key), "--until", "2001-01-31"]).exit_code == 2
+    assert (
+        call(app, ["node", "sign", str(fab), "--key", str(key), "--until", "2001-01-31"]).exit_code
+        == 2
+    )

@@ -74,7 +74,9 @@ QUIET = {**GROUP, "privacy.noise-multiplier": 0.01}  # far less noise than the 4
 
 def instead(line, text=PLAIN):
     """The plain client with other lines in its training function."""
-    return text.replace("    return raw(message)\n", "".join(f"    {part}\n" for part in line.split("\n")), 1)
+    return text.replace(
+        "    return raw(message)\n", "".join(f"    {part}\n" for part in line.split("\n")), 1
+    )
 
 
 # one process each: together what is tried apart on the real chain (tests/deploy)
@@ -106,7 +108,10 @@ slow = pytest.mark.slow
         f"os.execv(sys.executable, [sys.executable, '-c', 'print(\"{SECRET}\")'])",
         pytest.param(f"os.write(1, b'{SECRET}'); os._exit(0)", marks=slow),
         pytest.param("os.kill(os.getpid(), 9)", marks=slow),
-        pytest.param("from flwr.app import Error\nreturn Message(Error(0, 'x'), reply_to=message)", marks=slow),
+        pytest.param(
+            "from flwr.app import Error\nreturn Message(Error(0, 'x'), reply_to=message)",
+            marks=slow,
+        ),
         pytest.param("return Message(RecordDict(), reply_to=message)", marks=slow),
         pytest.param("return 'patient-4711'", marks=slow),
     ],
@@ -176,7 +181,11 @@ def test_isolated_code_has_no_network_and_no_disk(tmp_path, isolating):
 def test_open_code_may_do_what_its_user_may_where_the_policy_says_so(tmp_path):
     ours = tmp_path / "theirs"
     content = bundle(
-        PLAIN.replace("    return raw(message)\n", f"    open({str(ours)!r}, 'w')\n    return raw(message)\n", 1)
+        PLAIN.replace(
+            "    return raw(message)\n",
+            f"    open({str(ours)!r}, 'w')\n    return raw(message)\n",
+            1,
+        )
     )
     policy = listed(tmp_path, content, 'foreign = "open"')
     acted(asked(policy, content, context=context(**QUIET)), policy)
@@ -187,7 +196,9 @@ def test_where_nothing_can_be_isolated_no_code_of_a_bundle_runs(tmp_path, monkey
     mark = tmp_path / "ran"
     content = bundle(f"open({str(mark)!r}, 'w')\n{PLAIN}")
     policy = listed(tmp_path, content)
-    monkeypatch.setattr(worker, "require_isolation", lambda folder: (_ for _ in ()).throw(FieldError("x", 1, "no")))
+    monkeypatch.setattr(
+        worker, "require_isolation", lambda folder: (_ for _ in ()).throw(FieldError("x", 1, "no"))
+    )
     reply = asked(policy, content)
     assert (reply.error.code, reply.error.reason) == (FAILED, WORDS[FAILED])
     assert lines(policy) == 0

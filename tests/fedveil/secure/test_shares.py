@@ -19,7 +19,18 @@ from fedveil.errors import FieldError, NoReplyError, ReplyError
 from fedveil.gdp import epsilon_of_mu
 from fedveil.mechanisms import KeyedSource, WideGaussianNoise
 from fedveil.mechanisms.discrete import LARGEST
-from fedveil.secure import Site, SiteKey, SumContext, SumTerms, on_grid, public_key, roster, share, shares, unmasked
+from fedveil.secure import (
+    Site,
+    SiteKey,
+    SumContext,
+    SumTerms,
+    on_grid,
+    public_key,
+    roster,
+    share,
+    shares,
+    unmasked,
+)
 
 TERMS = SumTerms(
     unit="person",
@@ -35,7 +46,9 @@ TERMS = SumTerms(
 ALICE = "77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a"
 BOB = "5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb"
 SHARED = "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
-LOW_ORDER = "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"  # RFC 7748's group, order 8
+LOW_ORDER = (
+    "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"  # RFC 7748's group, order 8
+)
 
 
 def site(i):
@@ -49,13 +62,17 @@ def asked(keys, **changes):
 
 
 def sums(n, terms=TERMS, seed=0):
-    rows = torch.randn(n, 7, terms.dimension, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rows = torch.randn(
+        n, 7, terms.dimension, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     return on_grid(rows / rows.norm(dim=2, keepdim=True) * terms.clip, terms.grid).sum(1)
 
 
 def noise_of(key, context, total):
     mark = int.from_bytes(hashlib.sha256(total.numpy().tobytes()).digest(), "big")
-    return context.terms.noise.sample(len(total), source=key.source(context.digest).child("noise", mark))
+    return context.terms.noise.sample(
+        len(total), source=key.source(context.digest).child("noise", mark)
+    )
 
 
 # ---- the sum
@@ -122,7 +139,9 @@ def test_a_site_that_is_told_anything_else_draws_other_masks(name):
 
 
 def test_every_field_of_a_question_is_bound():
-    fields = set(vars(asked([site(i) for i in range(3)]))) - {"terms"} | set(vars(TERMS)) - {"dimension"}
+    fields = set(vars(asked([site(i) for i in range(3)]))) - {"terms"} | set(vars(TERMS)) - {
+        "dimension"
+    }
     assert fields == set(CHANGES)
 
 
@@ -135,7 +154,9 @@ def test_the_same_round_with_and_without_a_site_differs_by_all_noise_of_both():
         shares = [share(totals[i], keys[i], context, context.roster) for i in some]
         answers.append(unmasked(shares, context))
     rest = (answers[0] - answers[1] - totals[4].double() * terms.grid) / terms.grid
-    assert variance_p(rest.numpy(), terms.noise.sigma * 3) > 1e-6  # nine shares; one alone if noise were kept
+    assert (
+        variance_p(rest.numpy(), terms.noise.sigma * 3) > 1e-6
+    )  # nine shares; one alone if noise were kept
     assert variance_p(rest.numpy(), terms.noise.sigma) < IMPOSSIBLE
 
 
@@ -148,13 +169,24 @@ def test_sites_that_pool_their_keys_with_the_server_finish_the_sum_of_all_honest
     for x, k in zip(totals[:2], keys[:2], strict=True):
         sent = share(x, k, context, context.roster).numpy().view(np.uint64).copy()
         for pooled in keys[2:]:  # a mask is computed from either end
-            shares._mask(sent, pooled.pair_key(k.public, b"mask" + context.digest), add=k.public > pooled.public)
+            shares._mask(
+                sent,
+                pooled.pair_key(k.public, b"mask" + context.digest),
+                add=k.public > pooled.public,
+            )
         assert stats.kstest(sent.astype(float) / 2**64, "uniform").pvalue > 1e-6  # one alone
         left.append(sent)
     rest = torch.from_numpy(sum(left).view(np.int64)) - totals[0] - totals[1]
-    assert torch.equal(rest, sum(noise_of(k, context, x) for k, x in zip(keys[:2], totals[:2], strict=True)))
-    assert variance_p((rest * terms.grid).numpy(), terms.noise_multiplier * terms.clip) > 1e-6  # what is promised
-    assert variance_p((rest * terms.grid).numpy(), terms.noise_multiplier * terms.clip / 1.1) < IMPOSSIBLE
+    assert torch.equal(
+        rest, sum(noise_of(k, context, x) for k, x in zip(keys[:2], totals[:2], strict=True))
+    )
+    assert (
+        variance_p((rest * terms.grid).numpy(), terms.noise_multiplier * terms.clip) > 1e-6
+    )  # what is promised
+    assert (
+        variance_p((rest * terms.grid).numpy(), terms.noise_multiplier * terms.clip / 1.1)
+        < IMPOSSIBLE
+    )
 
 
 # ---- a site that is asked again
@@ -163,9 +195,16 @@ def test_sites_that_pool_their_keys_with_the_server_finish_the_sum_of_all_honest
 def test_the_same_question_gives_the_same_bits_and_other_data_other_noise():
     keys, (one, other, *_) = [site(i) for i in range(3)], sums(3)
     context = asked(keys)
-    assert torch.equal(share(one, keys[0], context, context.roster), share(one, keys[0], context, context.roster))
-    apart = share(one, keys[0], context, context.roster) - share(other, keys[0], context, context.roster)
-    assert variance_p((apart - (one - other)).double().numpy(), TERMS.noise.sigma * math.sqrt(2)) > 1e-6
+    assert torch.equal(
+        share(one, keys[0], context, context.roster), share(one, keys[0], context, context.roster)
+    )
+    apart = share(one, keys[0], context, context.roster) - share(
+        other, keys[0], context, context.roster
+    )
+    assert (
+        variance_p((apart - (one - other)).double().numpy(), TERMS.noise.sigma * math.sqrt(2))
+        > 1e-6
+    )
 
 
 def test_noise_is_fresh_under_every_attempt_round_and_site():
@@ -224,10 +263,17 @@ def test_masks_follow_the_key_schedule_of_the_page():
     info = b"".join(sorted((alice.public, bob.public))) + b"mask" + context.digest
     key = hmac.digest(b"fedveil secure sum", bytes.fromhex(SHARED), "sha256")
     seed = hmac.digest(key, info + b"\x01", "sha256")
-    assert alice.pair_key(bob.public, b"mask" + context.digest) == seed == bob.pair_key(alice.public, info[64:])
-    mine = [share(torch.zeros(16, dtype=torch.int64), k, context, context.roster) for k in (alice, bob)]
+    assert (
+        alice.pair_key(bob.public, b"mask" + context.digest)
+        == seed
+        == bob.pair_key(alice.public, info[64:])
+    )
     mine = [
-        s - noise_of(k, context, torch.zeros(16, dtype=torch.int64)) for s, k in zip(mine, (alice, bob), strict=True)
+        share(torch.zeros(16, dtype=torch.int64), k, context, context.roster) for k in (alice, bob)
+    ]
+    mine = [
+        s - noise_of(k, context, torch.zeros(16, dtype=torch.int64))
+        for s, k in zip(mine, (alice, bob), strict=True)
     ]
     third = [k.pair_key(site(0).public, b"mask" + context.digest) for k in (alice, bob)]
     pair = np.frombuffer(chacha20(seed, 2), dtype="<u8")
@@ -245,7 +291,9 @@ def test_a_key_whose_secret_everybody_knows_is_refused(bad):
     assert refused.value.value == bad
 
 
-@pytest.mark.parametrize("bad", ["", "zz" * 32, "00" * 31, b"short", 7, None, "ff" * 32, "ed" + "ff" * 30 + "7f"])
+@pytest.mark.parametrize(
+    "bad", ["", "zz" * 32, "00" * 31, b"short", 7, None, "ff" * 32, "ed" + "ff" * 30 + "7f"]
+)
 def test_what_is_no_key_or_another_spelling_of_one_is_refused(bad):
     with pytest.raises(FieldError) as refused:
         public_key(bad, "peers")
@@ -280,10 +328,14 @@ def test_rosters_that_a_site_does_not_answer():
         ("record", 1, 2, True),  # a record is at one site
     ],
 )
-def test_a_server_cannot_say_that_persons_are_at_fewer_sites_than_the_contract(unit, said, pinned, answers):
+def test_a_server_cannot_say_that_persons_are_at_fewer_sites_than_the_contract(
+    unit, said, pinned, answers
+):
     keys = [site(i) for i in range(3)]
     terms = replace(TERMS, unit=unit, silos_per_person=said)
-    here = Site(keys[0], SumPolicy(peers=[k.public.hex() for k in keys[1:]], silos_per_person=pinned))
+    here = Site(
+        keys[0], SumPolicy(peers=[k.public.hex() for k in keys[1:]], silos_per_person=pinned)
+    )
     with nullcontext() if answers else pytest.raises(FieldError, match="silos_per_person"):
         here.require(asked(keys, terms=terms))
 
@@ -330,11 +382,15 @@ def test_terms_that_promise_nothing_are_refused(field, value):
 def test_honest_sites_of_the_least_roster_make_up_the_noise(m, c):
     terms = replace(TERMS, least_sites=m, colluding=c)
     counted = (m - c) * terms.noise.sigma**2 - 4
-    assert math.sqrt(counted) * terms.grid == pytest.approx(terms.noise_multiplier * terms.clip, rel=1e-12)
+    assert math.sqrt(counted) * terms.grid == pytest.approx(
+        terms.noise_multiplier * terms.clip, rel=1e-12
+    )
 
 
 def test_contributions_shorten_on_the_grid_and_nothing_is_refused():
-    rows = torch.tensor([[1.0, -1.0, 0.99999, 0.0], [math.nan, math.inf, -math.inf, 1e308]], dtype=torch.float64)
+    rows = torch.tensor(
+        [[1.0, -1.0, 0.99999, 0.0], [math.nan, math.inf, -math.inf, 1e308]], dtype=torch.float64
+    )
     steps = on_grid(rows, 1e-3)
     assert steps[0].tolist() == [1000, -1000, 999, 0]
     assert steps[1, :3].tolist() == [0, 0, 0]
@@ -372,7 +428,10 @@ def test_discrete_noise_is_rounded_continuous_noise_up_to_the_stated_residual(et
     discrete /= discrete.sum()
     middle = np.abs(integers) <= 30
     e = 2 * math.exp(-2 * math.pi**2 * eta**2)
-    assert np.abs(np.log(rounded[middle] / discrete[middle])).max() <= math.log((1 + e) / (1 - e)) + 1e-9
+    assert (
+        np.abs(np.log(rounded[middle] / discrete[middle])).max()
+        <= math.log((1 + e) / (1 - e)) + 1e-9
+    )
 
 
 def test_two_levels_are_one_wide_discrete_gaussian():

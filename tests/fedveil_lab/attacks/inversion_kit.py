@@ -27,15 +27,25 @@ def release(model, x, y, *, local=None, clip=None, nu=0.0, seed=0, **known):
     local = local or LocalTraining(epochs=1, batch_size=len(x), lr=0.1)
     layout = Layout.from_module(model, buffers="keep")
     start = layout.read(model)
-    trained = SequentialTrainer(model, layout, local).train(start[None], [ClientData(x, y)], [(0, 1, 0)])[0]
+    trained = SequentialTrainer(model, layout, local).train(
+        start[None], [ClientData(x, y)], [(0, 1, 0)]
+    )[0]
     update = trained.model - start
     if clip is not None:
         update = cut(update, clip, layout)
-    noise = torch.randn(update.shape, generator=torch.Generator().manual_seed(seed), dtype=update.dtype)
+    noise = torch.randn(
+        update.shape, generator=torch.Generator().manual_seed(seed), dtype=update.dtype
+    )
     deviation = nu * float(update.norm()) / len(update) ** 0.5
     received = Received(1, 0, start[None], start + update + deviation * noise)
     knowledge = ServerKnowledge(
-        model=model, layout=layout, local=local, shape=tuple(x.shape[1:]), examples=len(x), clip=clip, noise=deviation
+        model=model,
+        layout=layout,
+        local=local,
+        shape=tuple(x.shape[1:]),
+        examples=len(x),
+        clip=clip,
+        noise=deviation,
     )
     return received, replace(knowledge, **known)
 
@@ -53,10 +63,14 @@ def noised(net, found, clients, images, local, nu):
     parts = [slice(c * size, (c + 1) * size) for c in range(clients)]
     data = [ClientData(x[p][:images], y[p][:images], x[p][images:], y[p][images:]) for p in parts]
     method = Method("noise", GroupPrivacy(noise_multiplier=nu), Plain())
-    federation = Federation(model=net, clients=data, local=local, method=method, shared=Shared(buffers="keep"), seed=1)
+    federation = Federation(
+        model=net, clients=data, local=local, method=method, shared=Shared(buffers="keep"), seed=1
+    )
     reference = x[clients * size : clients * size + 100]
     releases = play_round(federation, reference=reference)
-    for release in releases if any(isinstance(p, torch.nn.BatchNorm2d) for p in net.modules()) else ():
+    for release in (
+        releases if any(isinstance(p, torch.nn.BatchNorm2d) for p in net.modules()) else ()
+    ):
         _tell_statistics(release)
     return releases
 

@@ -45,7 +45,9 @@ def test_equal_scores_count_against_the_adversary():
 def test_the_bound_on_epsilon_by_hand():
     # ten of ten right: (e^eps / (1 + e^eps))^10 < .05 up to eps = log(q / (1 - q)) with q = .05^(1/10)
     q = 0.05**0.1
-    assert epsilon_bound_of_guesses(10, 10, 10, 0.0, 0.95) == pytest.approx(math.log(q / (1 - q)), abs=1e-3)
+    assert epsilon_bound_of_guesses(10, 10, 10, 0.0, 0.95) == pytest.approx(
+        math.log(q / (1 - q)), abs=1e-3
+    )
     assert epsilon_bound_of_guesses(5, 10, 10, 0.0, 0.95) == 0
     with_delta = epsilon_bound_of_guesses(10, 10, 10, 1e-3, 0.95)
     assert 0 < with_delta < epsilon_bound_of_guesses(10, 10, 10, 0.0, 0.95)
@@ -99,7 +101,9 @@ def test_bad_scores_are_refused():
 def test_no_promise_is_broken_and_heuristics_promise_nothing():
     client = ("group", "FedRE", "SGA", "static")  # a canary is a client of its own: half as many
     every, half = audits(M), audits(M // 2)
-    table = {name: (half if name.startswith(client) else every)[name].honest(name) for name in every}
+    table = {
+        name: (half if name.startswith(client) else every)[name].honest(name) for name in every
+    }
     assert len(table) == 20
     for name, verdict in table.items():
         heuristic = "as published" in name
@@ -111,7 +115,9 @@ def test_no_promise_is_broken_and_heuristics_promise_nothing():
     assert table["global DP"].point > 0.4  # of 1: the audit has power
     assert table["global DP"].details["independent mu"] > 0.7
     assert table["static local DP"].point > 0.4
-    assert table["metric privacy, as published"].point > 1  # what the published calibration lets through
+    assert (
+        table["metric privacy, as published"].point > 1
+    )  # what the published calibration lets through
 
 
 # ---- planted bugs: the same audit, and the promise is broken
@@ -155,7 +161,8 @@ def test_the_table_finds_its_planted_bugs():
 
 
 @pytest.mark.parametrize(
-    ("name", "canaries"), [("global DP, discrete noise", 1000), ("record-level DP, four sampled steps", 2000)]
+    ("name", "canaries"),
+    [("global DP, discrete noise", 1000), ("record-level DP, four sampled steps", 2000)],
 )
 def test_half_the_noise_is_found_by_the_whole_curve_where_one_delta_shows_nothing(name, canaries):
     audit = audits(canaries)[name]
@@ -171,9 +178,15 @@ def test_rates_are_set_beside_a_curve_at_every_delta():
         return GameResult(0.0, 0.0, 0.0, 8, 0.95, (true, false))
 
     promised = {0.1: 1.0, 0.5: 0.2}
-    assert result(0.8, 0.2).beyond(promised.get, (0.1, 0.5)) == pytest.approx(math.log(0.7 / 0.2) - 1.0)
-    assert result(0.9, 0.2).beyond(promised.get, (0.1, 0.5)) == pytest.approx(math.log(0.4 / 0.2) - 0.2)
-    assert result(0.4, 0.2).beyond(promised.get, (0.1, 0.5)) == pytest.approx(math.log(0.3 / 0.2) - 1.0)
+    assert result(0.8, 0.2).beyond(promised.get, (0.1, 0.5)) == pytest.approx(
+        math.log(0.7 / 0.2) - 1.0
+    )
+    assert result(0.9, 0.2).beyond(promised.get, (0.1, 0.5)) == pytest.approx(
+        math.log(0.4 / 0.2) - 0.2
+    )
+    assert result(0.4, 0.2).beyond(promised.get, (0.1, 0.5)) == pytest.approx(
+        math.log(0.3 / 0.2) - 1.0
+    )
     assert result(0.05, 0.2).beyond(promised.get, (0.1, 0.5)) == -math.inf
 
 
@@ -182,11 +195,23 @@ def served(side):
 
 
 HALVED = {  # with the noise it declares, and with half of it; and the canaries' distance
-    "a client replaced": (served, [GlobalDP(noise_multiplier=z, clip=1.0, relation="replace-one") for z in (2, 1)]),
+    "a client replaced": (
+        served,
+        [GlobalDP(noise_multiplier=z, clip=1.0, relation="replace-one") for z in (2, 1)],
+    ),
     "FedAdam": (served, [GlobalDP(FedAdam(), noise_multiplier=z, clip=1.0) for z in (1, 0.5)]),
-    "norm bounding": (served, [GlobalDP(NormBounding(0.5), noise_multiplier=z, clip=1.0) for z in (1, 0.5)]),
-    "as printed": (served, [GlobalDP(noise_multiplier=z, clip=1.0, order="printed") for z in (1, 0.5)]),
-    "centred clipping": (served, [GlobalDP(CentredClipping(1.0, 1), noise_multiplier=z, clip=1.0) for z in (1, 0.5)]),
+    "norm bounding": (
+        served,
+        [GlobalDP(NormBounding(0.5), noise_multiplier=z, clip=1.0) for z in (1, 0.5)],
+    ),
+    "as printed": (
+        served,
+        [GlobalDP(noise_multiplier=z, clip=1.0, order="printed") for z in (1, 0.5)],
+    ),
+    "centred clipping": (
+        served,
+        [GlobalDP(CentredClipping(1.0, 1), noise_multiplier=z, clip=1.0) for z in (1, 0.5)],
+    ),
     "group privacy": (
         lambda side: client_canaries(side, M, 2, 0.5, delta=1e-5),
         [GroupPrivacy(noise_multiplier=nu, radius=0.5) for nu in (5, 2.5)],
@@ -263,11 +288,19 @@ def test_a_canary_that_is_out_sends_nothing_or_the_opposite():
     quiet = Scaled(0, 0.0)
     gone = server_canaries(CENTRAL, 20, 5.0, source=quiet)
     assert torch.equal(gone.inside, coins(20, 0))
-    torch.testing.assert_close(gone.scores, gone.inside.double() / 20, rtol=1e-5, atol=1e-9)  # C / n, clipped
+    torch.testing.assert_close(
+        gone.scores, gone.inside.double() / 20, rtol=1e-5, atol=1e-9
+    )  # C / n, clipped
     replaced = server_canaries(
-        GlobalDP(noise_multiplier=1.0, clip=1.0, relation="replace-one"), 20, 5.0, relation="replace-one", source=quiet
+        GlobalDP(noise_multiplier=1.0, clip=1.0, relation="replace-one"),
+        20,
+        5.0,
+        relation="replace-one",
+        source=quiet,
     )
-    torch.testing.assert_close(replaced.scores, (2 * gone.inside.double() - 1) / 20, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(
+        replaced.scores, (2 * gone.inside.double() - 1) / 20, rtol=1e-5, atol=1e-9
+    )
     with pytest.raises(FieldError, match="relation"):
         server_canaries(CENTRAL, 20, 5.0, relation="add/remove")
 
@@ -305,7 +338,10 @@ def test_crafted_records_are_found_in_a_model_without_noise_and_not_under_dp():
 
     generator = torch.Generator().manual_seed(0)
     clients = [
-        ClientData(torch.rand(10, 1, 8, 8, generator=generator), torch.randint(0, 2, (10,), generator=generator))
+        ClientData(
+            torch.rand(10, 1, 8, 8, generator=generator),
+            torch.randint(0, 2, (10,), generator=generator),
+        )
         for _ in range(2)
     ]
     clients[0], canaries, inside = record_canaries(clients[0], 300, 2)
@@ -315,7 +351,9 @@ def test_crafted_records_are_found_in_a_model_without_noise_and_not_under_dp():
         local = LocalTraining(epochs=30, batch_size=20, lr=0.3)
         federation = Federation(model=model, clients=clients, local=local, method=aggregator)
         guarantee = federation.run(8).guarantee
-        odds = confidence(federation.learner.model, federation.layout, federation.models, canaries.x, canaries.y)[0]
+        odds = confidence(
+            federation.learner.model, federation.layout, federation.models, canaries.x, canaries.y
+        )[0]
         return one_run(odds[inside], odds[~inside]), guarantee
 
     clear, _ = proven(None)
@@ -327,7 +365,9 @@ def test_crafted_records_are_found_in_a_model_without_noise_and_not_under_dp():
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("sum_", ["none", "trusted"])
-def test_crafted_people_are_found_under_vacuous_noise_and_not_beyond_what_the_ledgers_add_up_to(sum_):
+def test_crafted_people_are_found_under_vacuous_noise_and_not_beyond_what_the_ledgers_add_up_to(
+    sum_,
+):
     """Through the engine: images of persons who do not exist are trained on, and looked for in the last model."""
     from fedveil import Federation
     from fedveil.learning import LocalTraining, build_model
@@ -336,18 +376,31 @@ def test_crafted_people_are_found_under_vacuous_noise_and_not_beyond_what_the_le
     from fedveil_lab.attacks.membership.records import of_people
 
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.rand(60, 1, 24, 24, generator=generator) - 0.5, torch.randint(0, 2, (60,), generator=generator)
+    x, y = (
+        torch.rand(60, 1, 24, 24, generator=generator) - 0.5,
+        torch.randint(0, 2, (60,), generator=generator),
+    )
     clients = [ClientData(x[i::3], y[i::3], person=torch.arange(60)[i::3] // 6) for i in range(3)]
     clients[0], canaries, inside = record_canaries(clients[0], 200, 2, each=3)
 
     def proven(noise):
         own = {"silos": 3} if sum_ == "trusted" else {}
-        values = {"unit": "person", "people": 20, "records_per_person": 3, "clip": 4.0, "noise_multiplier": noise}
+        values = {
+            "unit": "person",
+            "people": 20,
+            "records_per_person": 3,
+            "clip": 4.0,
+            "noise_multiplier": noise,
+        }
         method = build("record", sum=sum_, **values, **own)
         model = build_model("logistic", input_shape=(1, 24, 24), outputs=2, seed=0)
-        federation = Federation(model=model, clients=clients, local=LocalTraining(lr=0.1), method=method)
+        federation = Federation(
+            model=model, clients=clients, local=LocalTraining(lr=0.1), method=method
+        )
         guarantee = federation.run(60).guarantee
-        odds = confidence(federation.learner.model, federation.layout, federation.models, canaries.x, canaries.y)[0]
+        odds = confidence(
+            federation.learner.model, federation.layout, federation.models, canaries.x, canaries.y
+        )[0]
         scores = of_people(odds, canaries.person)
         return one_run(scores[inside], scores[~inside]), guarantee
 

@@ -41,22 +41,34 @@ def error(attack, received, known, x, threat=SERVER):
 
 @pytest.mark.parametrize(
     ("options", "clip"),
-    [({}, None), ({"prox": 0.3}, 0.05), ({"epochs": 2}, {"dense1": 0.02, "dense2": 0.5}), ({"batch_size": 2}, None)],
+    [
+        ({}, None),
+        ({"prox": 0.3}, 0.05),
+        ({"epochs": 2}, {"dense1": 0.02, "dense2": 0.5}),
+        ({"batch_size": 2}, None),
+    ],
 )
 def test_the_simulated_update_is_that_of_the_trainer(options, clip):
     net = model("mlp", X, activation="tanh").double()
     local = LocalTraining(**{"batch_size": 5, "lr": 0.1, **options})
     x, y = X[:1].double(), Y[:1]
     received, known = release(net, x, y, local=local, clip=clip)
-    assert torch.allclose(Matching(received, known).update(x[None], y), received.update, atol=1e-7, rtol=1e-5)
+    assert torch.allclose(
+        Matching(received, known).update(x[None], y), received.update, atol=1e-7, rtol=1e-5
+    )
 
 
 def test_examples_clipped_one_by_one_are_simulated_so():
     net = model("mlp", X, activation="tanh").double()
     received, known = release(net, X[:4].double(), Y[:4], example_clip=0.01)
     found = Matching(received, known).update(X[None, :4].double(), Y[:4])
-    rows = [Matching(received, known).update(X[None, i : i + 1].double(), Y[i : i + 1]) for i in range(4)]
-    assert all(float(r.norm()) == pytest.approx(0.001) for r in rows)  # the learning rate times the bound
+    rows = [
+        Matching(received, known).update(X[None, i : i + 1].double(), Y[i : i + 1])
+        for i in range(4)
+    ]
+    assert all(
+        float(r.norm()) == pytest.approx(0.001) for r in rows
+    )  # the learning rate times the bound
     assert torch.allclose(found, torch.stack(rows).mean(0))
 
 
@@ -70,7 +82,9 @@ def test_a_dense_first_layer_gives_the_example_away_whatever_the_clipping():
 
 def test_all_rows_of_a_dense_layer_speak_against_noise():
     wide, narrow = (
-        error(Analytic(), *release(model("mlp", X, hidden=(width,)), X[:1], Y[:1], nu=0.1), X[:1])[0]
+        error(Analytic(), *release(model("mlp", X, hidden=(width,)), X[:1], Y[:1], nu=0.1), X[:1])[
+            0
+        ]
         for width in (512, 8)
     )
     assert wide < 0.01
@@ -118,7 +132,9 @@ def test_cosine_inverts_a_relu_network_and_ignores_clipping():
 
 def test_knowing_of_the_noise_helps():
     """The same release, the noise known or not: the prior that the noise asks for wins."""
-    x = torch.nn.functional.avg_pool2d(torch.rand(1, 1, 40, 40, generator=torch.Generator().manual_seed(0)), 13, 1)
+    x = torch.nn.functional.avg_pool2d(
+        torch.rand(1, 1, 40, 40, generator=torch.Generator().manual_seed(0)), 13, 1
+    )
     x = (x - x.min()) / (x.max() - x.min())  # smooth pictures, as photographs are
     net = model("small_cnn", x, activation="tanh", channels=(16, 16))
     received, known = release(net, x, Y[:1], nu=0.1)
@@ -132,15 +148,21 @@ def test_label_counts_of_a_batch(clip):
     generator = torch.Generator().manual_seed(0)
     shares = []
     for i in range(10):
-        received, known = release(model("mlp", X, seed=i), X[8 * i : 8 * i + 8], Y[8 * i : 8 * i + 8], clip=clip)
-        shares.append(labels_recovered(Y[8 * i : 8 * i + 8], recover_labels(received, known, generator)))
+        received, known = release(
+            model("mlp", X, seed=i), X[8 * i : 8 * i + 8], Y[8 * i : 8 * i + 8], clip=clip
+        )
+        shares.append(
+            labels_recovered(Y[8 * i : 8 * i + 8], recover_labels(received, known, generator))
+        )
     assert sum(shares) / 10 > 0.95
 
 
 def test_labels_leak_after_images_stop():
     found = []
     for i in range(20):
-        received, known = release(model("mlp", X, seed=i), X[i : i + 1], Y[i : i + 1], nu=1.0, seed=i)
+        received, known = release(
+            model("mlp", X, seed=i), X[i : i + 1], Y[i : i + 1], nu=1.0, seed=i
+        )
         found.append(int(recover_labels(received, known, torch.Generator())) == int(Y[i]))
     assert sum(found) >= 18
 
@@ -172,7 +194,11 @@ class Normalised(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.parts = nn.Sequential(
-            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10)
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(512, 10),
         )
 
     def forward(self, x):
@@ -194,7 +220,12 @@ def test_normalisation_statistics_help_against_noise():
     assert running < plain / 5
     assert estimated < plain / 5
     with pytest.raises(ThreatError, match="statistics"):
-        invert(received, known, RunningStatistics(), ThreatModel("server", SERVER.capabilities | {"labels"}))
+        invert(
+            received,
+            known,
+            RunningStatistics(),
+            ThreatModel("server", SERVER.capabilities | {"labels"}),
+        )
     other, knows = release(model("small_cnn", X), X[:1], Y[:1], reference=X[100:200])
     with pytest.raises(FieldError, match="normalisation"):
         invert(other, knows, EstimatedStatistics())
@@ -227,7 +258,12 @@ def test_a_release_that_tells_nothing_is_refused_by_every_attack(name):
     with pytest.raises(FieldError, match="NaN"):
         invert(Received(1, 0, start[None], start * torch.nan), known, INVERSIONS[name](), threat)
     with pytest.raises(ThreatError, match="client models"):
-        invert(Received(1, 0, start[None], start + 1), known, INVERSIONS[name](), ThreatModel("client", frozenset()))
+        invert(
+            Received(1, 0, start[None], start + 1),
+            known,
+            INVERSIONS[name](),
+            ThreatModel("client", frozenset()),
+        )
 
 
 def test_known_labels_need_the_capability():
@@ -251,7 +287,12 @@ def test_known_labels_need_the_capability():
 )
 def test_knowledge_that_does_not_fit_is_refused(field, value):
     net = model("mlp", X)
-    values = {"model": net, "layout": Layout.from_module(net), "local": LocalTraining(), "shape": (1, 8, 8)}
+    values = {
+        "model": net,
+        "layout": Layout.from_module(net),
+        "local": LocalTraining(),
+        "shape": (1, 8, 8),
+    }
     with pytest.raises(FieldError, match=field):
         ServerKnowledge(**{**values, field: value})
 

@@ -17,7 +17,9 @@ def pictures(n, seed, shape=(3, 16, 12)):
 @pytest.mark.parametrize("data_range", [1.0, 2.0])
 def test_ssim_is_that_of_scikit_image(data_range):
     a = pictures(4, 0) * data_range
-    b = (a + 0.1 * torch.randn(a.shape, generator=torch.Generator().manual_seed(1))).clamp(0, data_range)
+    b = (a + 0.1 * torch.randn(a.shape, generator=torch.Generator().manual_seed(1))).clamp(
+        0, data_range
+    )
     for i in range(4):
         left, right = a[i].numpy(), b[i].numpy()
         wanted = structural_similarity(left, right, data_range=data_range, channel_axis=0)
@@ -36,8 +38,13 @@ def test_identified_means_nearer_to_the_original_than_to_every_other_image():
     assert m.identified(a, found, a[:0]).tolist() == [True, True]
     assert m.identified(a, found, torch.tensor([[0.5, 0.5]])).tolist() == [True, False]
     near = pictures(5, 0) + 1e-6
-    assert bool(m.identified(pictures(5, 0), near, pictures(40, 1)).all())  # rounding must not decide
-    assert m.identified(a, a, a).tolist() == [True, True]  # copies of an original do not count against it
+    assert bool(
+        m.identified(pictures(5, 0), near, pictures(40, 1)).all()
+    )  # rounding must not decide
+    assert m.identified(a, a, a).tolist() == [
+        True,
+        True,
+    ]  # copies of an original do not count against it
 
 
 def test_region_and_rest_by_hand():
@@ -60,7 +67,9 @@ def test_similarity_of_a_region_is_that_of_the_windows_centred_in_it():
     mask[:, 4:9, 2:7] = True
     found = m.region_and_rest(a, b, mask, data_range=1.0)
     for i in range(3):
-        _, each = structural_similarity(a[i].numpy(), b[i].numpy(), data_range=1.0, channel_axis=0, full=True)
+        _, each = structural_similarity(
+            a[i].numpy(), b[i].numpy(), data_range=1.0, channel_axis=0, full=True
+        )
         each, inside = each.mean(0)[3:-3, 3:-3], mask[i].numpy()[3:-3, 3:-3]
         assert float(found["region_ssim"][i]) == pytest.approx(each[inside].mean(), abs=1e-12)
         assert float(found["rest_ssim"][i]) == pytest.approx(each[~inside].mean(), abs=1e-12)
@@ -99,7 +108,8 @@ def test_shapes_and_ranges_that_do_not_fit_are_refused():
 
 def units(values):
     return [
-        {"mse": v, "success": float(v < 1e-3), "identified": 1.0, "labels": 1.0, "mean_image": 0.07} for v in values
+        {"mse": v, "success": float(v < 1e-3), "identified": 1.0, "labels": 1.0, "mean_image": 0.07}
+        for v in values
     ]
 
 
@@ -110,7 +120,9 @@ def test_a_verdict_is_valid_only_where_the_attack_succeeds_without_the_defence()
     assert found.point == pytest.approx(0.2)
     assert found.low < 0.2 < found.high
     assert found.without_defence == pytest.approx(3.025e-5)
-    assert not judge_inversion(Analytic(), "noise", defended, threat=SERVER, undefended=defended).valid
+    assert not judge_inversion(
+        Analytic(), "noise", defended, threat=SERVER, undefended=defended
+    ).valid
     assert judge_inversion(Analytic(), "noise", defended, threat=SERVER).valid is None
 
 

@@ -34,7 +34,9 @@ from fedveil_lab.report.audits import draw_inversion
 from inversion_kit import noised
 
 NOISE = (0.0, 0.001, 0.01, 0.1, 1.0, 3.0)
-MIGHTY = ThreatModel("server that knows normalisation statistics", SERVER.capabilities | {"statistics"})
+MIGHTY = ThreatModel(
+    "server that knows normalisation statistics", SERVER.capabilities | {"statistics"}
+)
 
 
 class Normalised(nn.Sequential):
@@ -51,7 +53,9 @@ class Normalised(nn.Sequential):
 
 
 def small(activation):
-    return lambda shape: build_model("small_cnn", input_shape=shape, outputs=10, seed=0, activation=activation)
+    return lambda shape: build_model(
+        "small_cnn", input_shape=shape, outputs=10, seed=0, activation=activation
+    )
 
 
 def dense(hidden, activation="relu"):
@@ -108,12 +112,31 @@ def test_noise_ends_every_attack_and_none_fails_without_it(name, source):
 
 
 def write(folder, source, result, seconds):
-    columns = ("mse", "psnr", "ssim", "success", "identified", "labels", "mean_image", "random_image")
+    columns = (
+        "mse",
+        "psnr",
+        "ssim",
+        "success",
+        "identified",
+        "labels",
+        "mean_image",
+        "random_image",
+    )
     with (folder / "inversion.csv").open("a", newline="") as file:
         writer = csv.writer(file)
         for v in result.verdicts:
             figures = [f"{v.details.get(c, float('nan')):.4g}" for c in columns]
             bounds = [f"{x:.4g}" for x in (v.low, v.high)]
             writer.writerow(
-                [source, v.attack, v.setting, v.n, v.replication, *figures, *bounds, v.valid, f"{seconds:.2f}"]
+                [
+                    source,
+                    v.attack,
+                    v.setting,
+                    v.n,
+                    v.replication,
+                    *figures,
+                    *bounds,
+                    v.valid,
+                    f"{seconds:.2f}",
+                ]
             )

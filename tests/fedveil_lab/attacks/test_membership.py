@@ -96,7 +96,13 @@ def test_every_record_is_in_half_of_the_shadow_models():
 def test_scores_by_hand():
     # one record, log-odds of the attacked model 0 (p = 1/2); shadow models with it at 1 and 3, without at -1 and -3
     inside = torch.tensor([[True], [True], [False], [False]])
-    s = Signals(f64(0.0), f64([1.0], [3.0], [-1.0], [-3.0]), inside, f64(0.0, 2.0, -2.0), torch.zeros(4, 3).double())
+    s = Signals(
+        f64(0.0),
+        f64([1.0], [3.0], [-1.0], [-3.0]),
+        inside,
+        f64(0.0, 2.0, -2.0),
+        torch.zeros(4, 3).double(),
+    )
     assert loss(s).item() == pytest.approx(-math.log(2))
     usual = (math.log1p(math.exp(1)) + math.log1p(math.exp(3))) / 2
     assert calibrated(s).item() == pytest.approx(usual - math.log(2))
@@ -121,7 +127,12 @@ def test_lira_is_the_ratio_of_fitted_gaussians():
     for side in (few.inside, ~few.inside):
         sets = [few.shadows[side[:, i], i].numpy() for i in range(30)]
         variance = sum(((v - v.mean()) ** 2).sum() for v in sets) / sum(len(v) - 1 for v in sets)
-        pooled.append([scipy.stats.norm(v.mean(), variance**0.5).logpdf(few.target[i]) for i, v in enumerate(sets)])
+        pooled.append(
+            [
+                scipy.stats.norm(v.mean(), variance**0.5).logpdf(few.target[i])
+                for i, v in enumerate(sets)
+            ]
+        )
     np.testing.assert_allclose(lira(few), np.subtract(*pooled), rtol=1e-9)
 
 
@@ -141,7 +152,9 @@ def test_bavaria_is_the_predictive_of_its_prior(m):
             freedom = weight + m - 1
             variance = (weight * usual + squares[i]) / freedom
             at, mean = s.target[i], sets[i].mean()
-            logs["t"].append(scipy.stats.t(freedom, mean, (variance * (1 + 1 / m)) ** 0.5).logpdf(at))
+            logs["t"].append(
+                scipy.stats.t(freedom, mean, (variance * (1 + 1 / m)) ** 0.5).logpdf(at)
+            )
             logs["normal"].append(scipy.stats.norm(mean, variance**0.5).logpdf(at))
         for tail, pair in logs.items():
             expected[tail].append(pair[0] - pair[1])
@@ -158,7 +171,9 @@ def test_the_prior_of_variances_is_found_again(weight):
     found = variance_prior(Moments(torch.full((20000,), 6.0).double(), torch.zeros(20000), squares))
     assert found[0] == pytest.approx(weight, rel=0.15)
     assert found[1] == pytest.approx(2.0, rel=0.05)
-    equal = variance_prior(Moments(torch.full((9,), 6.0).double(), torch.zeros(9), torch.full((9,), 10.0).double()))
+    equal = variance_prior(
+        Moments(torch.full((9,), 6.0).double(), torch.zeros(9), torch.full((9,), 10.0).double())
+    )
     assert equal[0] == 1e6  # they do not differ at all
 
 
@@ -168,7 +183,9 @@ def test_scores_prefer_members_and_say_nothing_of_nobody(name):
     inside, member = balanced(33, 800, 1)[1:], torch.rand(800, generator=generator) < 0.5
     level = 2 * torch.randn(800, generator=generator, dtype=torch.float64)  # easy and hard records
     noise = torch.randn(33, 800, generator=generator, dtype=torch.float64)
-    others = torch.randn(33, 400, generator=generator, dtype=torch.float64) + 2 * torch.randn(400, generator=generator)
+    others = torch.randn(33, 400, generator=generator, dtype=torch.float64) + 2 * torch.randn(
+        400, generator=generator
+    )
     shadows = level + noise[1:] + 1.5 * inside
     attacked = Signals(level + noise[0] + 1.5 * member, shadows, inside, others[0], others[1:])
     score = SCORES[name](attacked)
@@ -182,12 +199,18 @@ def test_scores_prefer_members_and_say_nothing_of_nobody(name):
 def test_shadow_models_memorise_what_they_are_given():
     # random labels: a model can only know those it was trained on
     generator = torch.Generator().manual_seed(0)
-    data = ClientData(torch.randn(200, 20, generator=generator), torch.randint(0, 2, (200,), generator=generator))
-    population = ClientData(torch.randn(200, 20, generator=generator), torch.randint(0, 2, (200,), generator=generator))
+    data = ClientData(
+        torch.randn(200, 20, generator=generator), torch.randint(0, 2, (200,), generator=generator)
+    )
+    population = ClientData(
+        torch.randn(200, 20, generator=generator), torch.randint(0, 2, (200,), generator=generator)
+    )
     model = build_model("mlp", input_shape=(20,), outputs=2, seed=0, hidden=(32,))
     layout, inside = Layout.from_module(model), balanced(10, 200, 0)
     starts = initial_models("mlp", k=10, seed=0, input_shape=(20,), outputs=2, hidden=(32,))
-    made = train_shadows(model, layout, LocalTraining(epochs=20, batch_size=20, lr=0.3), starts, data, inside)
+    made = train_shadows(
+        model, layout, LocalTraining(epochs=20, batch_size=20, lr=0.3), starts, data, inside
+    )
     odds = confidence(model, layout, made, data.x, data.y)
     assert float(odds[inside].mean()) > 2 + float(odds[~inside].mean())
     found = signals(model, layout, made[0], made[1:], inside[1:], data, population)
@@ -199,33 +222,46 @@ def test_shadow_models_memorise_what_they_are_given():
 
 def test_shadow_models_follow_the_rates_of_the_rounds_that_they_go_through():
     generator = torch.Generator().manual_seed(0)
-    data = ClientData(torch.randn(8, 5, generator=generator), torch.randint(0, 2, (8,), generator=generator))
+    data = ClientData(
+        torch.randn(8, 5, generator=generator), torch.randint(0, 2, (8,), generator=generator)
+    )
     model = build_model("logistic", input_shape=(5,), outputs=2, seed=0)
     layout, inside = Layout.from_module(model), balanced(4, 8, 0)
     local = LocalTraining(epochs=2, batch_size=8, lr=0.4, decay=0.5)
     made = train_shadows(model, layout, local, layout.read(model), data, inside, rounds=[1, 2, 3])
     vectors = layout.read(model)
     for lr in (0.4, 0.2, 0.1):
-        vectors = train_shadows(model, layout, replace(local, lr=lr, decay=1.0), vectors, data, inside)
+        vectors = train_shadows(
+            model, layout, replace(local, lr=lr, decay=1.0), vectors, data, inside
+        )
     torch.testing.assert_close(made, vectors)
 
 
 def test_scores_look_at_one_clients_update_and_at_its_trajectory():
     # what the server receives of one client: shadow models start where it started, on as many records
     generator = torch.Generator().manual_seed(3)
-    x, y = torch.randn(160, 20, generator=generator), torch.randint(0, 2, (160,), generator=generator)
+    x, y = (
+        torch.randn(160, 20, generator=generator),
+        torch.randint(0, 2, (160,), generator=generator),
+    )
     data, member = ClientData(x, y), torch.rand(160, generator=generator) < 0.5
     model = build_model("mlp", input_shape=(20,), outputs=2, seed=0, hidden=(32,))
     local, view = LocalTraining(epochs=4, batch_size=20, lr=0.3), ServerView()
     rest = [ClientData(torch.randn(80, 20), torch.randint(0, 2, (80,))) for _ in range(2)]
     clients = [ClientData(x[member], y[member]), *rest]
-    federation = Federation(model=model, clients=clients, local=local, evaluation=Evaluation(probes=[view]))
+    federation = Federation(
+        model=model, clients=clients, local=local, evaluation=Evaluation(probes=[view])
+    )
     federation.run(3)
     asked = []
     for seen in (r for r in view.received if r.partition == 0):
         inside = balanced(8, 160, seen.round)
-        made = train_shadows(federation.learner.model, federation.layout, local, seen.starts[0], data, inside)
-        asked.append(signals(federation.learner.model, federation.layout, seen.model, made, inside, data))
+        made = train_shadows(
+            federation.learner.model, federation.layout, local, seen.starts[0], data, inside
+        )
+        asked.append(
+            signals(federation.learner.model, federation.layout, seen.model, made, inside, data)
+        )
     single = [auc(calibrated(s)[member], calibrated(s)[~member]) for s in asked]
     whole = trajectory(asked, calibrated)
     assert min(single) > 0.6
@@ -307,13 +343,17 @@ def seen(request):
     model = build_model("mlp", input_shape=(1, 8, 8), outputs=10, seed=0, hidden=(32,))
     view = ServerView()
     local = LocalTraining(epochs=5, batch_size=16, lr=0.2)
-    federation = Federation(model=model, clients=clients, local=local, evaluation=Evaluation(probes=[view]))
+    federation = Federation(
+        model=model, clients=clients, local=local, evaluation=Evaluation(probes=[view])
+    )
     federation.run(5)
     partitions, table = by_round_and_client(view.received)
     assert partitions == list(range(6))
     assert len(table) == 5
     tools = federation.learner.model, federation.layout
-    odds = torch.stack([confidence(*tools, torch.stack([r.model for r in row]), x, y) for row in table])
+    odds = torch.stack(
+        [confidence(*tools, torch.stack([r.model for r in row]), x, y) for row in table]
+    )
     owner = torch.full((300,), -1)
     for i, part in enumerate(parts):
         owner[torch.as_tensor(part)] = i
@@ -374,7 +414,9 @@ def test_rates_at_few_false_positives_are_refused_where_too_few_non_members_are_
     verdict = judge("loss", "none", members, others)
     assert verdict.low < scipy.stats.norm.cdf(1 / math.sqrt(2)) < verdict.high
     rates = verdict.true_rates
-    assert rates["0.1"].low < scipy.stats.norm.cdf(1 + scipy.stats.norm.ppf(0.1)) < rates["0.1"].high
+    assert (
+        rates["0.1"].low < scipy.stats.norm.cdf(1 + scipy.stats.norm.ppf(0.1)) < rates["0.1"].high
+    )
     assert rates["0.01"] is rates["0.001"] is None  # 400 * .01 = 4 expected
 
 

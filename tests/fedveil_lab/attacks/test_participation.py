@@ -54,7 +54,11 @@ def watching(adversaries=(0,)):
     """What the clients of a federation of three see."""
     view, config = ParticipationView(), load("digits-cia", ["clients_per_round=3"])
     setup = prepare(AuditedConfig.of(config, World.of(3)))
-    view.begin(replace(setup, method=build("vanilla"), holders=replace(setup.holders, adversaries=adversaries)))
+    view.begin(
+        replace(
+            setup, method=build("vanilla"), holders=replace(setup.holders, adversaries=adversaries)
+        )
+    )
     return view
 
 
@@ -70,11 +74,20 @@ def seen(*models, **changes):
 
 def test_losses_are_those_of_each_broadcast_after_the_first():
     observation = seen([9.0, 9.0], [0.0, 0.0], [0.5, 7.0])
-    assert Loss(known(), ABLE).run(observation).tolist() == [-1.0, -0.25]  # (w_1 - 1)^2 on the one shadow example
+    assert Loss(known(), ABLE).run(observation).tolist() == [
+        -1.0,
+        -0.25,
+    ]  # (w_1 - 1)^2 on the one shadow example
     two = Observation(torch.tensor([[[9.0, 9], [9, 9]], [[0.0, 0], [2, 0]], [[3.0, 0], [0, 0]]]), 3)
-    assert Loss(known(), ABLE).run(two).tolist() == [-1.0, -1.0]  # of several hypotheses the one that fits best
+    assert Loss(known(), ABLE).run(two).tolist() == [
+        -1.0,
+        -1.0,
+    ]  # of several hypotheses the one that fits best
     published = [{"loss": 3.0}, {"loss": 2.0}]
-    assert SideChannel(known(), ABLE).run(replace(observation, published=published)).tolist() == [2.0, 1.75]
+    assert SideChannel(known(), ABLE).run(replace(observation, published=published)).tolist() == [
+        2.0,
+        1.75,
+    ]
     with pytest.raises(ThreatError, match="published loss in every round"):
         SideChannel(known(), ABLE).run(observation)
 
@@ -103,7 +116,11 @@ def test_own_update_projects_what_others_sent_on_the_target_s_trace():
 
 
 def test_with_all_others_in_the_coalition_the_target_s_update_is_left():
-    start, others, target = torch.zeros(2), torch.tensor([[[1.0, 2.0]], [[-3.0, 1.0]]]), torch.tensor([0.25, -4.0])
+    start, others, target = (
+        torch.zeros(2),
+        torch.tensor([[[1.0, 2.0]], [[-3.0, 1.0]]]),
+        torch.tensor([0.25, -4.0]),
+    )
     model = start + (others[:, 0].sum(0) + target) / 3
     observation = seen(start.tolist(), model.tolist(), sent=others)
     assert Colluding(known(), ABLE).run(observation).tolist() == pytest.approx([0.25], abs=1e-6)
@@ -116,7 +133,10 @@ def test_lengths_of_steps_have_no_direction():
 
 def test_crafted_updates_pull_the_model_back():
     assert craft(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0])).tolist() == [1.0, 1.0]
-    assert craft(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0]), gain=2.0).tolist() == [-1.0, 1.0]
+    assert craft(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0]), gain=2.0).tolist() == [
+        -1.0,
+        1.0,
+    ]
     assert PullBack.needs >= {"crafted updates"}
 
 
@@ -128,14 +148,18 @@ def test_an_attack_is_refused_without_each_thing_it_needs(name):
     kind(known(), ABLE, **arguments)
     for need in kind.needs:
         weak = ThreatModel("client", kind.needs - {need}, {need: "not today"})
-        with pytest.raises(ThreatError, match=rf"attack '{name}' needs what a client lacks: '{need}' \(not today\)"):
+        with pytest.raises(
+            ThreatError, match=rf"attack '{name}' needs what a client lacks: '{need}' \(not today\)"
+        ):
             kind(known(), weak, **arguments)
 
 
 def test_weighing_attacks_run_the_attacks_they_weigh():
     knowledge = known(reference=data(([0.0, 1.0], 2.0)), outsider=torch.tensor([0.5, 1.0]))
     sent = torch.tensor([[[0.6, 0.8], [0.0, 0.0]]])
-    observation = seen([0.0, 0.0], [1.0, 5.0], [1.0, 4.0], sent=sent, published=[{"loss": 1.0}, {"loss": 2.0}])
+    observation = seen(
+        [0.0, 0.0], [1.0, 5.0], [1.0, 4.0], sent=sent, published=[{"loss": 1.0}, {"loss": 2.0}]
+    )
     for kind, parts in (
         (Adaptive, (CalibratedLoss, OwnUpdate)),
         (Informed, (CalibratedLoss, OwnUpdate, SideChannel)),
@@ -143,7 +167,9 @@ def test_weighing_attacks_run_the_attacks_they_weigh():
         (NoiseSize, (StepLength,)),
     ):
         assert kind.weighs == parts
-        model = SequentialEvidence.fit(torch.randn(9, 2, len(parts)), torch.randn(9, 2, len(parts)), kind.steady)
+        model = SequentialEvidence.fit(
+            torch.randn(9, 2, len(parts)), torch.randn(9, 2, len(parts)), kind.steady
+        )
         scores = torch.stack([part(knowledge, ABLE).run(observation) for part in parts], dim=-1)
         assert torch.equal(kind(knowledge, ABLE, model).run(observation), model.weigh(scores))
 
@@ -177,7 +203,11 @@ def test_published_metrics_give_an_adversary_with_shadow_data_what_the_noise_too
         for seed in range(runs):
             g = torch.Generator().manual_seed(2 * seed + inside)
             target = regression(own, g)
-            clients = [regression(common, g), regression(common, g), target if inside else regression(common, g)]
+            clients = [
+                regression(common, g),
+                regression(common, g),
+                target if inside else regression(common, g),
+            ]
             shadows.append(ClientData(target.x, target.y))
             made.append(
                 Federation(
@@ -186,7 +216,9 @@ def test_published_metrics_give_an_adversary_with_shadow_data_what_the_noise_too
                     method=build("global", noise_multiplier=1.0, clip=1.0),
                     execution=Execution(learner=learner),
                     seed=2 * seed + inside,
-                    evaluation=Evaluation(publishing=Publishing(metrics="clear"), probes=[watching()]),
+                    evaluation=Evaluation(
+                        publishing=Publishing(metrics="clear"), probes=[watching()]
+                    ),
                 )
             )
         for _ in Lockstep(made).rounds(rounds):
@@ -194,9 +226,15 @@ def test_published_metrics_give_an_adversary_with_shadow_data_what_the_noise_too
         for federation, shadow in zip(made, shadows, strict=True):
             [view] = federation.probes
             knowledge = Knowledge(model, layout, "mse", shadow)
-            shown = [view.published(Publishing(metrics="clear"), True), view.published(noised, False)]
+            shown = [
+                view.published(Publishing(metrics="clear"), True),
+                view.published(noised, False),
+            ]
             sights = [replace(view.observation(), published=p) for p in shown]
-            kinds = [Loss(knowledge, ABLE).run(sights[0]), *(SideChannel(knowledge, ABLE).run(s) for s in sights)]
+            kinds = [
+                Loss(knowledge, ABLE).run(sights[0]),
+                *(SideChannel(knowledge, ABLE).run(s) for s in sights),
+            ]
             scores.append([float(k.mean()) for k in kinds])
     inside, outside = (torch.tensor(found[w]).numpy().T for w in (True, False))
     off, clear, covered = (auc(a, b) for a, b in zip(inside, outside, strict=True))

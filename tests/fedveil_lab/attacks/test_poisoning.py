@@ -49,20 +49,32 @@ from fedveil_lab.attacks.poisoning import (
 from fedveil_studies.robust_rules.selection import SelectionProbe, rare_clients
 
 # the figures named ByzFL are of ByzFL 0.0.11 on these six updates
-HONEST = torch.tensor([[math.sin(3 * i + j * j + 1) for j in range(4)] for i in range(6)], dtype=torch.float64)
+HONEST = torch.tensor(
+    [[math.sin(3 * i + j * j + 1) for j in range(4)] for i in range(6)], dtype=torch.float64
+)
 
 
 def f64(*rows):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def turn(trained, start, honest=None, released=None, fellows=(0,), round_=1, partition=0, cohort=10):
+def turn(
+    trained, start, honest=None, released=None, fellows=(0,), round_=1, partition=0, cohort=10
+):
     trained, start = f64(*trained), f64(*start)
     nobody = torch.zeros(0, len(start), dtype=torch.float64)
     honest = nobody if honest is None else honest
     public = PublicFacts(round=round_, rounds=9, cohort=cohort, dimension=len(start))
     released = honest if released is None else released
-    return Turn(partition, Broadcast(models=start[None], public=public), 0, trained, tuple(fellows), honest, released)
+    return Turn(
+        partition,
+        Broadcast(models=start[None], public=public),
+        0,
+        trained,
+        tuple(fellows),
+        honest,
+        released,
+    )
 
 
 # ---- data
@@ -96,7 +108,9 @@ def test_a_backdoor_stamps_a_share_of_the_other_classes():
     assert data.y[stamped].tolist() == [0] * 3
     assert torch.equal(data.y[~stamped], y[~stamped])
     assert float(data.x.sum()) == pytest.approx(3 * 4 * 0.9)
-    assert torch.equal(attack.data(ClientData(x, y), 3, 2).x, data.x)  # the same ones in every round
+    assert torch.equal(
+        attack.data(ClientData(x, y), 3, 2).x, data.x
+    )  # the same ones in every round
     goal = attack.goal(x, y)
     assert len(goal.x) == 6
     assert torch.equal(goal.x, stamp(x[2:], 2, 0.9))
@@ -111,7 +125,10 @@ def test_blind_attacks_by_hand():
     start, trained = [1.0, 1.0], [2.0, 3.0]
     assert SignFlip(factor=2.0).model(turn(trained, start)).tolist() == [-1, -3]
     assert Scaling(factor=3.0).model(turn(trained, start)).tolist() == [4, 7]
-    assert Scaling().model(turn(trained, start, fellows=(0, 1), cohort=10)).tolist() == [6, 11]  # 10 / 2 times
+    assert Scaling().model(turn(trained, start, fellows=(0, 1), cohort=10)).tolist() == [
+        6,
+        11,
+    ]  # 10 / 2 times
     sent = NoiseAttack(factor=2.0).model(turn(trained, start)) - 1
     assert float(sent.norm()) == pytest.approx(2 * math.sqrt(5))
     other = NoiseAttack(factor=2.0).model(turn(trained, start, partition=1)) - 1
@@ -134,13 +151,17 @@ def test_a_free_rider_sends_the_last_global_change():
     assert rider.model(turn([9, 9], [4, 4], round_=4)).tolist() == [4, 4]  # it missed a round
     noisy = FreeRider(disguise="noise")
     noisy.model(turn([9, 9], [1, 1], round_=1))
-    assert float((noisy.model(turn([9, 9], [4, 5], round_=2)) - f64(4, 5)).norm()) == pytest.approx(5)
+    assert float((noisy.model(turn([9, 9], [4, 5], round_=2)) - f64(4, 5)).norm()) == pytest.approx(
+        5
+    )
     assert FreeRider(disguise="none").model(turn([9, 9], [3, 2], round_=2)).tolist() == [3, 2]
 
 
 def test_informed_attacks_agree_with_byzfl():
     np.testing.assert_allclose(
-        IPM(factor=2.0).vector(HONEST, 2), [-0.1099659, 0.01034965, 0.00913371, 0.13436108], atol=1e-7
+        IPM(factor=2.0).vector(HONEST, 2),
+        [-0.1099659, 0.01034965, 0.00913371, 0.13436108],
+        atol=1e-7,
     )
     # its ALIE adds the deviations, the paper's subtracts them: z = -1.5
     np.testing.assert_allclose(
@@ -150,7 +171,9 @@ def test_informed_attacks_agree_with_byzfl():
 
 def test_alie_hides_behind_as_many_as_a_majority_needs():
     # n = 50, f = 12: s = 26 - 12 = 14 of 38 honest ones; z = Phi^-1(24 / 38) = .3360 (the paper prints s and n alike)
-    honest = torch.stack([torch.full((1,), v, dtype=torch.float64) for v in torch.linspace(-1, 1, 38).tolist()])
+    honest = torch.stack(
+        [torch.full((1,), v, dtype=torch.float64) for v in torch.linspace(-1, 1, 38).tolist()]
+    )
     expected = honest.mean() - 0.33604 * honest.std()
     assert ALIE().vector(honest, 12).item() == pytest.approx(expected.item(), rel=1e-3)
     # five of eleven need one of six: z = Phi^-1(5 / 6)
@@ -159,9 +182,16 @@ def test_alie_hides_behind_as_many_as_a_majority_needs():
     )
 
 
-@given(st.integers(2, 8), st.integers(1, 4), st.integers(0, 1000), st.sampled_from(["mean", "std", "sign"]))
+@given(
+    st.integers(2, 8),
+    st.integers(1, 4),
+    st.integers(0, 1000),
+    st.sampled_from(["mean", "std", "sign"]),
+)
 def test_min_max_goes_as_far_as_the_honest_diameter_and_no_further(h, d, seed, direction):
-    honest = torch.randn(h, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 0.3
+    honest = (
+        torch.randn(h, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 0.3
+    )
     vector, mean = MinMax(direction=direction).vector(honest, 2), honest.mean(0)
     diameter = torch.cdist(honest, honest).max()
     assert float((vector - honest).norm(dim=1).max()) == pytest.approx(float(diameter), rel=1e-6)
@@ -175,7 +205,11 @@ def test_the_strongest_factor_is_that_of_the_rule():
 
     def moved(vector, rule):
         rows = torch.cat([HONEST, vector.expand(2, -1)])
-        return float((rule.reduce(rows, torch.full((8,), 1 / 8, dtype=torch.float64)) - HONEST.mean(0)).norm())
+        return float(
+            (
+                rule.reduce(rows, torch.full((8,), 1 / 8, dtype=torch.float64)) - HONEST.mean(0)
+            ).norm()
+        )
 
     for rule in (FedAvg(), FedMedian(), Krum(malicious=2), GeometricMedian(), TrimmedMean(0.25)):
         vector, factor = IPM(rule=rule).vector(HONEST, 2), furthest(minus, HONEST, 2, rule)
@@ -195,7 +229,9 @@ def test_all_fellows_send_one_vector_and_follow_what_they_see():
     torch.testing.assert_close(attack.model(first), -clean.mean(0))
     torch.testing.assert_close(IPM(bypass=True).model(first), -noisy.mean(0))
     fresh = turn([0] * 4, [0] * 4, clean.flip(0) * 2, noisy, fellows=(0, 1))
-    torch.testing.assert_close(attack.model(fresh), -2 * clean.mean(0))  # of the same round number in another run
+    torch.testing.assert_close(
+        attack.model(fresh), -2 * clean.mean(0)
+    )  # of the same round number in another run
     for made in (ALIE(), IPM(), MinMax()):
         assert made.omniscient
         assert made.model(turn([0] * 4, [0] * 4, clean[:1])) is None
@@ -205,7 +241,10 @@ def test_lying_about_the_budget_leaves_the_noise_out():
     sent = LyingBudget(clip=1.0).model(turn([30.0, 40.0], [0.0, 0.0]))
     assert sent.tolist() == pytest.approx([0.6, 0.8], rel=2e-6)
     noisy = torch.stack(
-        [LyingBudget(clip=1.0, sigma=2.0, seed=s).model(turn([0.0] * 50, [0.0] * 50)) for s in range(40)]
+        [
+            LyingBudget(clip=1.0, sigma=2.0, seed=s).model(turn([0.0] * 50, [0.0] * 50))
+            for s in range(40)
+        ]
     )
     assert float(noisy.std()) == pytest.approx(2.0, rel=0.05)
     assert LyingBudget(clip=1.0).bypass
@@ -215,9 +254,14 @@ def test_pulling_keeps_one_direction_of_full_length():
     attack = PullReference(clip=2.0)
     first = attack.model(turn([3.0, 0.0], [0.0, 0.0], round_=1))
     assert first.tolist() == [2, 0]
-    assert attack.model(turn([0.0, 9.0], [0.0, 0.0], round_=1, partition=1)).tolist() == [2, 0]  # fellows agree
+    assert attack.model(turn([0.0, 9.0], [0.0, 0.0], round_=1, partition=1)).tolist() == [
+        2,
+        0,
+    ]  # fellows agree
     then = attack.model(turn([1.0, 5.0], [1.0, 1.0], round_=2)) - 1
-    assert then.tolist() == pytest.approx([math.sqrt(2), math.sqrt(2)])  # between (1, 0) and its own (0, 4)
+    assert then.tolist() == pytest.approx(
+        [math.sqrt(2), math.sqrt(2)]
+    )  # between (1, 0) and its own (0, 4)
     assert attack.model(turn([0.0, 1.0], [0.0, 0.0], round_=1)).tolist() == [0, 2]  # another run
 
 
@@ -285,7 +329,9 @@ class Place:
         return federation, {name: np.mean([row[name] for row in rows]) for name in probe.figures}
 
     def measured(self, federation, goal=None):
-        return measure(federation.learner.model, federation.layout, federation.models[0], *self.test, goal)
+        return measure(
+            federation.learner.model, federation.layout, federation.models[0], *self.test, goal
+        )
 
 
 @pytest.fixture(scope="module")
@@ -301,8 +347,13 @@ def place():
 
 def test_attacks_that_ruin_the_mean_leave_robust_rules_standing(place):
     rules = {"mean": FedAvg(), "krum": Krum(malicious=2)}
-    left = {n: place.measured(place.run(rule, SignFlip(factor=10.0))[0]).accuracy for n, rule in rules.items()}
-    tuned = {n: place.measured(place.run(rule, IPM(rule=rule))[0]).accuracy for n, rule in rules.items()}
+    left = {
+        n: place.measured(place.run(rule, SignFlip(factor=10.0))[0]).accuracy
+        for n, rule in rules.items()
+    }
+    tuned = {
+        n: place.measured(place.run(rule, IPM(rule=rule))[0]).accuracy for n, rule in rules.items()
+    }
     assert max(left["mean"], tuned["mean"]) < 0.5
     assert min(left["krum"], tuned["krum"]) > 0.9
     backdoor = Scaling(of=Backdoor(target=0, classes=3, size=1))
@@ -327,7 +378,13 @@ def test_every_attack_plays_against_every_rule(place):
         lambda rule: PullReference(clip=1.0),
     ]
     trimmed = TrimmedMean(0.25)
-    rules = [FedMedian(), trimmed, MultiKrum(malicious=2, selected=8), CentredClipping(1.0), NormBounding(1.0)]
+    rules = [
+        FedMedian(),
+        trimmed,
+        MultiKrum(malicious=2, selected=8),
+        CentredClipping(1.0),
+        NormBounding(1.0),
+    ]
     rules += [FLTrust(), NNM(trimmed, malicious=2), Bucketing(GeometricMedian(), size=2)]
     for rule in rules:
         for attack in attacks:
@@ -355,7 +412,12 @@ def test_pulling_the_reference_starves_honest_clients_of_budget(place):
     def budgets(behaviours):
         side = SGALDP(epsilon_min=1e7, epsilon_max=5e7, clip=1.0)
         federation = Federation(
-            model=place.model, clients=place.clients, method=side, local=place.local, behaviours=behaviours, seed=0
+            model=place.model,
+            clients=place.clients,
+            method=side,
+            local=place.local,
+            behaviours=behaviours,
+            seed=0,
         )
         scales = [r.client_scales for r in federation.run(6).rounds]
         return np.mean([s[p][0] for s in scales[2:] for p in s if p not in (1, 6)])
@@ -368,7 +430,9 @@ def test_honest_clients_rejected_under_local_noise_are_counted(place):
     # static local DP at epsilon 5: the rule sees noise, and drops honest clients as often as malicious ones
     rule, attack = MultiKrum(malicious=2, selected=5), SignFlip(factor=10.0)
     noise = SGALDP(epsilon_min=5.0, epsilon_max=5.0, similarity="released")
-    (clear, plain), (hidden, noised) = (place.run(rule, attack, privacy=privacy) for privacy in (None, noise))
+    (clear, plain), (hidden, noised) = (
+        place.run(rule, attack, privacy=privacy) for privacy in (None, noise)
+    )
     assert plain["malicious_share"] == 0
     assert plain["honest_rejected"] == pytest.approx(3 / 8)  # five of the eight are used
     assert noised["malicious_share"] > 0.05
@@ -379,5 +443,7 @@ def test_honest_clients_rejected_under_local_noise_are_counted(place):
 def test_the_probe_counts_whom_a_rule_left_out(place):
     figures = place.run(Krum(malicious=2), rounds=1)[1]
     assert set(figures) == {"honest_rejected", "rare_rejected", "malicious_share"}
-    assert figures["honest_rejected"] == pytest.approx(0.9)  # one of ten is used, and all are honest
+    assert figures["honest_rejected"] == pytest.approx(
+        0.9
+    )  # one of ten is used, and all are honest
     assert SelectionProbe(FedMedian(), (), ()).figures == ()

@@ -29,7 +29,10 @@ from fedveil_studies.metric_privacy.printed import multi_round, single_shot
 
 def test_the_area_and_the_curve_are_those_of_scikit_learn():
     rng = np.random.default_rng(0)
-    inside, outside = rng.integers(0, 6, 40).astype(float), rng.integers(0, 5, 25).astype(float)  # with ties
+    inside, outside = (
+        rng.integers(0, 6, 40).astype(float),
+        rng.integers(0, 5, 25).astype(float),
+    )  # with ties
     truth, scores = np.r_[np.ones(40), np.zeros(25)], np.r_[inside, outside]
     assert auc(inside, outside) == pytest.approx(roc_auc_score(truth, scores))
     false, true = roc(inside, outside)
@@ -45,7 +48,10 @@ def test_rates_have_exact_intervals(hits, runs):
 
 def test_with_the_target_in_neither_world_the_interval_covers_one_half():
     rng = np.random.default_rng(1)
-    found = [auc_interval(rng.normal(size=30), rng.normal(size=30), resamples=400, seed=i) for i in range(400)]
+    found = [
+        auc_interval(rng.normal(size=30), rng.normal(size=30), resamples=400, seed=i)
+        for i in range(400)
+    ]
     covered = np.mean([e.low <= 0.5 <= e.high for e in found])
     assert 0.90 <= covered <= 0.98  # 95% wanted; 400 nulls have a standard error of 1.1%
     assert np.mean([e.point for e in found]) == pytest.approx(0.5, abs=0.02)
@@ -72,11 +78,15 @@ def test_near_one_the_interval_still_covers_where_the_bootstrap_does_not(deviati
         found = auc_interval(inside, outside, resamples=300, seed=i)
         held.append(found.low <= area <= found.high)
         wins = (inside[:, None] > outside).astype(float)
-        resampled = [wins[rng.integers(0, 30, 30)][:, rng.integers(0, 30, 30)].mean() for _ in range(100)]
+        resampled = [
+            wins[rng.integers(0, 30, 30)][:, rng.integers(0, 30, 30)].mean() for _ in range(100)
+        ]
         alone.append(np.quantile(resampled, 0.025) <= area <= np.quantile(resampled, 0.975))
     assert np.mean(held) > 0.97
     assert np.mean(alone) < 0.94
-    assert auc_interval(outside, inside).high == pytest.approx(1 - auc_interval(inside, outside).low, abs=0.02)
+    assert auc_interval(outside, inside).high == pytest.approx(
+        1 - auc_interval(inside, outside).low, abs=0.02
+    )
 
 
 def test_perfect_separation_has_an_exact_bound_instead_of_a_degenerate_bootstrap():
@@ -88,24 +98,32 @@ def test_perfect_separation_has_an_exact_bound_instead_of_a_degenerate_bootstrap
     assert turned.high == pytest.approx(1 - 0.025 ** (1 / 20))
 
 
-@pytest.mark.parametrize(("runs", "ceiling"), [(20, 1.6), (50, 2.6), (100, 3.3), (300, 4.4), (1000, 5.6)])
+@pytest.mark.parametrize(
+    ("runs", "ceiling"), [(20, 1.6), (50, 2.6), (100, 3.3), (300, 4.4), (1000, 5.6)]
+)
 def test_the_ceiling_of_epsilon_follows_from_the_number_of_runs(runs, ceiling):
     miss = 1 - 0.025 ** (1 / runs)  # upper bound of a rate of which no case was seen
     assert epsilon_ceiling(runs) == pytest.approx(math.log((1 - miss) / miss))
     assert round(epsilon_ceiling(runs), 1) == ceiling
-    assert epsilon_bound(np.ones(runs), np.zeros(runs), 0.5).lower == pytest.approx(epsilon_ceiling(runs))
+    assert epsilon_bound(np.ones(runs), np.zeros(runs), 0.5).lower == pytest.approx(
+        epsilon_ceiling(runs)
+    )
 
 
 def test_the_bound_on_epsilon_holds_and_is_not_idle():
     rng, truth = np.random.default_rng(3), 1.0
     yes = math.exp(truth) / (1 + math.exp(truth))  # randomised response, the worst case of epsilon
     bounds = [
-        epsilon_bound((rng.random(200) < yes).astype(float), (rng.random(200) < 1 - yes).astype(float), 0.5).lower
+        epsilon_bound(
+            (rng.random(200) < yes).astype(float), (rng.random(200) < 1 - yes).astype(float), 0.5
+        ).lower
         for _ in range(300)
     ]
     assert np.mean(np.array(bounds) > truth) < 0.05
     assert np.mean(bounds) > 0.5
-    null = [epsilon_bound(rng.normal(size=100), rng.normal(size=100), 0.0).lower for _ in range(200)]
+    null = [
+        epsilon_bound(rng.normal(size=100), rng.normal(size=100), 0.0).lower for _ in range(200)
+    ]
     assert np.mean(np.array(null) > 0) < 0.05
     with_delta = epsilon_bound(np.ones(100), np.zeros(100), 0.5, delta=0.1).lower
     assert 0 < with_delta < epsilon_ceiling(100)
@@ -116,7 +134,8 @@ def test_several_attacks_prove_together_at_most_what_the_best_proves_alone():
     yes, wrong = math.exp(truth) / (1 + math.exp(truth)), 0
     for _ in range(300):  # ten attacks on mechanisms of this epsilon
         rows = [
-            ((rng.random(40) < yes).astype(float), (rng.random(40) < 1 - yes).astype(float), 0.5) for _ in range(10)
+            ((rng.random(40) < yes).astype(float), (rng.random(40) < 1 - yes).astype(float), 0.5)
+            for _ in range(10)
         ]
         found = joint_bound(rows).lower
         assert found <= max(epsilon_bound(*row).lower for row in rows)
@@ -152,7 +171,9 @@ def test_true_positive_rates_need_ten_expected_alarms():
 
 def test_below_chance_is_said_and_never_flipped():
     rng = np.random.default_rng(5)
-    result = judge("x", "y", rng.normal(-2, 1, 20), rng.normal(0, 1, 20), rehearsed=([1.0, 2.0], [0.0, -1.0]))
+    result = judge(
+        "x", "y", rng.normal(-2, 1, 20), rng.normal(0, 1, 20), rehearsed=([1.0, 2.0], [0.0, -1.0])
+    )
     assert result.point < 0.5
     assert not result.succeeds
     assert any("below chance" in note and "not fitted" in note for note in result.notes)
@@ -163,7 +184,9 @@ def test_below_chance_is_said_and_never_flipped():
 
 
 def test_the_single_shot_figure_is_the_paper_s():
-    found = single_shot("vanilla", 1.182, 1.032)  # table 10, FedAvg: printed 12.719 from unrounded losses
+    found = single_shot(
+        "vanilla", 1.182, 1.032
+    )  # table 10, FedAvg: printed 12.719 from unrounded losses
     assert found.point == pytest.approx(12.719, abs=0.05)
     assert "no run without the target" in found.notes[0]
 
@@ -181,7 +204,8 @@ def test_evidence_is_the_likelihood_ratio_after_every_round():
     runs = gaussian_worlds(300, 6, 0.5, 3)
     covariance = torch.full((6, 6), 0.5, dtype=torch.float64) + 0.5 * torch.eye(6)
     law = [
-        torch.distributions.MultivariateNormal(torch.full((6,), m, dtype=torch.float64), covariance) for m in (0.5, 0)
+        torch.distributions.MultivariateNormal(torch.full((6,), m, dtype=torch.float64), covariance)
+        for m in (0.5, 0)
     ]
     exact = law[0].log_prob(runs[..., 0]) - law[1].log_prob(runs[..., 0])
     assert torch.corrcoef(torch.stack([fitted.weigh(runs)[:, -1], exact]))[0, 1] > 0.99
@@ -191,7 +215,9 @@ def test_evidence_is_the_likelihood_ratio_after_every_round():
 
 
 def test_few_rehearsals_give_evidence_that_errs_about_as_often_as_wanted():
-    fitted = SequentialEvidence.fit(gaussian_worlds(15, 20, 1.0, 4), gaussian_worlds(15, 20, 0.0, 5))
+    fitted = SequentialEvidence.fit(
+        gaussian_worlds(15, 20, 1.0, 4), gaussian_worlds(15, 20, 0.0, 5)
+    )
     out = decide(fitted.weigh(gaussian_worlds(1000, 20, 0.0, 6)))
     into = decide(fitted.weigh(gaussian_worlds(1000, 20, 1.0, 7)))
     assert out.said.count(1) / 1000 < 0.15
@@ -262,5 +288,7 @@ def test_nothing_less_than_perfect_separation_is_surer_than_perfect_separation(r
 
 def test_the_runs_that_choose_the_threshold_do_not_judge():
     one, other = np.ones(50), np.zeros(50)
-    assert bound(np.concatenate([one, other]), np.concatenate([other, one])).mu_lower == 0  # told apart in half alone
+    assert (
+        bound(np.concatenate([one, other]), np.concatenate([other, one])).mu_lower == 0
+    )  # told apart in half alone
     assert bound(np.concatenate([one, one]), np.concatenate([other, other])).mu_lower > 2

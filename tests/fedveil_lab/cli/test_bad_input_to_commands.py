@@ -34,8 +34,12 @@ def call(*arguments, sets=()):
 
 
 def run(*sets, out="r"):
-    needs = not any("sga-ldp" in text or "noise_multiplier" in text for text in sets)  # global DP asks for its noise
-    return call("run", "tiny.toml", "--out", out, sets=(*sets, *["privacy.noise_multiplier=0.01"] * needs))
+    needs = not any(
+        "sga-ldp" in text or "noise_multiplier" in text for text in sets
+    )  # global DP asks for its noise
+    return call(
+        "run", "tiny.toml", "--out", out, sets=(*sets, *["privacy.noise_multiplier=0.01"] * needs)
+    )
 
 
 def assert_refused(result, field):
@@ -45,7 +49,9 @@ def assert_refused(result, field):
 
 
 @pytest.mark.parametrize("value", NUMBERS)
-@pytest.mark.parametrize("key", ["noise_multiplier", "clip", "budget.epsilon", "budget.delta", "budget.participations"])
+@pytest.mark.parametrize(
+    "key", ["noise_multiplier", "clip", "budget.epsilon", "budget.delta", "budget.participations"]
+)
 def test_numbers_that_are_none(here, key, value):
     assert_refused(run(f"privacy.{key}={value}"), f"privacy.{key}")
     assert not (here / "r").exists()
@@ -64,7 +70,10 @@ def test_numbers_that_are_none(here, key, value):
         (["aggregator.weighting=size"], "aggregator.weighting"),
         (["privacy.method=metric", "privacy.budget.epsilon=8.0"], "privacy.budget.epsilon"),
         (["privacy.method=sga-ldp", "privacy.budget.epsilon=8.0"], "privacy.budget.epsilon"),
-        (["privacy.order=printed", "aggregator.name=fedadam", "privacy.budget.epsilon=8.0"], "privacy.budget.epsilon"),
+        (
+            ["privacy.order=printed", "aggregator.name=fedadam", "privacy.budget.epsilon=8.0"],
+            "privacy.budget.epsilon",
+        ),
         (
             ["privacy.order=printed", "privacy.relation=add/remove", "privacy.budget.epsilon=8"],
             "privacy.budget.epsilon",
@@ -103,7 +112,9 @@ def test_a_delta_at_which_no_noise_has_a_small_epsilon_is_refused(here):
 @pytest.mark.parametrize("option", ["epsilon", "delta", "clip"])
 def test_plans_of_numbers_that_are_none(option, value):
     options = {"epsilon": "1", "delta": "1e-5", "rounds": "3", option: value}
-    result = call("plan", *(part for name, given in options.items() for part in (f"--{name}", given)))
+    result = call(
+        "plan", *(part for name, given in options.items() for part in (f"--{name}", given))
+    )
     assert_refused(result, option)
     assert result.stdout == ""
 

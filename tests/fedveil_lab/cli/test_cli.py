@@ -62,7 +62,11 @@ def test_a_run_prints_plain_lines_and_what_holds(here):
 
 
 def test_a_folder_that_looks_like_an_option_is_refused(here):
-    for command in (["run", "tiny.toml"], ["compare", "tiny.toml"], ["reproduce", "metric-privacy"]):
+    for command in (
+        ["run", "tiny.toml"],
+        ["compare", "tiny.toml"],
+        ["reproduce", "metric-privacy"],
+    ):
         result = call(*command, "--out", "--help")
         assert result.exit_code == 2
         assert "looks like an option" in result.stderr
@@ -91,22 +95,61 @@ def test_a_second_run_is_refused_and_resume_is_not(here):
             "holds a run that has lost its config.toml; restore it, or run it again with another --out",
         ),
         (["run", "torn", "--resume"], "torn/checkpoint/run.json': cannot be read"),
-        (["compare", "torn", "--resume"], "holds a run, not a comparison; go on with it by fedveil run torn --resume"),
-        (["run", "tiny.toml", "--out", "a run"], "go on with it by fedveil run 'a run' --resume, or"),
+        (
+            ["compare", "torn", "--resume"],
+            "holds a run, not a comparison; go on with it by fedveil run torn --resume",
+        ),
+        (
+            ["run", "tiny.toml", "--out", "a run"],
+            "go on with it by fedveil run 'a run' --resume, or",
+        ),
         (["run", "tiny.toml", "--out", "mine"], "is not empty; give another --out"),
-        (["run", "comparison", "--resume"], "not a run; go on with it by fedveil compare comparison --resume"),
-        (["compare", "run", "--resume"], "holds a run, not a comparison; go on with it by fedveil run run --resume"),
-        (["compare", "audit", "--resume"], "holds an audit, not a comparison; go on with it by the fedveil"),
-        (["compare", "tiny.toml", "--out", "study"], "holds a study already; go on with it by fedveil reproduce"),
-        (["compare", "tiny.toml", "--out", "empty", "--resume"], "holds no comparison to go on with; leave --resume"),
+        (
+            ["run", "comparison", "--resume"],
+            "not a run; go on with it by fedveil compare comparison --resume",
+        ),
+        (
+            ["compare", "run", "--resume"],
+            "holds a run, not a comparison; go on with it by fedveil run run --resume",
+        ),
+        (
+            ["compare", "audit", "--resume"],
+            "holds an audit, not a comparison; go on with it by the fedveil",
+        ),
+        (
+            ["compare", "tiny.toml", "--out", "study"],
+            "holds a study already; go on with it by fedveil reproduce",
+        ),
+        (
+            ["compare", "tiny.toml", "--out", "empty", "--resume"],
+            "holds no comparison to go on with; leave --resume",
+        ),
         (["audit", "tiny.toml", "--out", "run"], "holds a run, not an audit; give another --out"),
-        (["audit", "tiny.toml", "--out", "mine"], "holds other files, not an audit; give another --out"),
+        (
+            ["audit", "tiny.toml", "--out", "mine"],
+            "holds other files, not an audit; give another --out",
+        ),
         (["audit", "tiny.toml", "--out", "tiny.toml"], "is a file; give the path of a folder"),
-        (["reproduce", "metric-privacy", "--out", "run"], "holds a run, not a study; give another --out"),
-        (["reproduce", "metric-privacy", "--out", "run", "--dry-run"], "holds a run, not a study; give another --out"),
-        (["reproduce", "metric-privacy", "--out", "tables"], "holds tables of a study, and not its runs (cells/)"),
-        (["reproduce", "metric-privacy", "--out", "mine"], "holds other files, not a study; give another --out"),
-        (["reproduce", "metric-privacy", "--out", "tiny.toml"], "is a file; give the path of a folder"),
+        (
+            ["reproduce", "metric-privacy", "--out", "run"],
+            "holds a run, not a study; give another --out",
+        ),
+        (
+            ["reproduce", "metric-privacy", "--out", "run", "--dry-run"],
+            "holds a run, not a study; give another --out",
+        ),
+        (
+            ["reproduce", "metric-privacy", "--out", "tables"],
+            "holds tables of a study, and not its runs (cells/)",
+        ),
+        (
+            ["reproduce", "metric-privacy", "--out", "mine"],
+            "holds other files, not a study; give another --out",
+        ),
+        (
+            ["reproduce", "metric-privacy", "--out", "tiny.toml"],
+            "is a file; give the path of a folder",
+        ),
         (
             ["reproduce", "metric-privacy", "--table", "7", "--out", "empty", "--no-run"],
             "holds no runs yet: leave --no-run out",
@@ -116,7 +159,13 @@ def test_a_second_run_is_refused_and_resume_is_not(here):
 def test_what_a_folder_holds_is_named_and_left_alone(here, arguments, expected):
     (here / "study" / "cells" / "a-cell").mkdir(parents=True)
     (here / "empty").mkdir()
-    files = ["run/checkpoint/run.json", "a run/metrics.jsonl", "audit/spec.json", "mine/notes.txt", "lost/summary.json"]
+    files = [
+        "run/checkpoint/run.json",
+        "a run/metrics.jsonl",
+        "audit/spec.json",
+        "mine/notes.txt",
+        "lost/summary.json",
+    ]
     files += ["torn/metrics.jsonl", "tables/table-5.json"]
     files += [f"{folder}/config.toml" for folder in ("run", "a run", "torn", "comparison", "audit")]
     for file in files:
@@ -132,23 +181,45 @@ def test_what_a_folder_holds_is_named_and_left_alone(here, arguments, expected):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["run", "tiny.tml"], "CONFIG = 'tiny.tml': is neither a file nor a run folder nor a preset"),
-        (["run", "tiny.toml", "--set", "rouds=2"], "rouds = 2: is no key here; did you mean 'rounds'?"),
+        (
+            ["run", "tiny.tml"],
+            "CONFIG = 'tiny.tml': is neither a file nor a run folder nor a preset",
+        ),
+        (
+            ["run", "tiny.toml", "--set", "rouds=2"],
+            "rouds = 2: is no key here; did you mean 'rounds'?",
+        ),
         (["run", "tiny.toml", "--set", "rounds"], "--set = 'rounds': must look like key=value"),
         (["run", "tiny.toml", "--resume"], "--resume = 'runs/tiny': holds no run to go on with"),
-        (["run", "tiny.toml", "--set", "data.holdout=2"], "data.holdout = 2.0: must be at least 0 and below 1"),
+        (
+            ["run", "tiny.toml", "--set", "data.holdout=2"],
+            "data.holdout = 2.0: must be at least 0 and below 1",
+        ),
         (
             ["run", "tiny.toml", "--set", "data.partition=counts"],
             "data.counts is missing: it is needed by the scheme 'counts'",
         ),
         (["run", "tiny.toml", "--seed", "-1"], "seed = -1: must be a whole number of at least 0"),
         (
-            ["compare", "tiny.toml", "--set", "privacy.method=metric", "--set", "compare.sweep.distance=['mean']"],
+            [
+                "compare",
+                "tiny.toml",
+                "--set",
+                "privacy.method=metric",
+                "--set",
+                "compare.sweep.distance=['mean']",
+            ],
             "compare.sweep.distance = 'mean': accepted: cosine, euclidean, layer_frobenius",
         ),
-        (["compare", "tiny.toml", "--seeds", "0"], "--seeds = 0: must be a whole number of at least 1"),
+        (
+            ["compare", "tiny.toml", "--seeds", "0"],
+            "--seeds = 0: must be a whole number of at least 1",
+        ),
         (["plan", "--delta", "1e-5", "--rounds", "3"], "epsilon is missing: give either epsilon"),
-        (["plan", "--delta", "2", "--rounds", "3", "--epsilon", "1"], "delta = 2.0: must be a number strictly between"),
+        (
+            ["plan", "--delta", "2", "--rounds", "3", "--epsilon", "1"],
+            "delta = 2.0: must be a number strictly between",
+        ),
         (["data", "prepare", "digit"], "data.name = 'digit': did you mean 'digits'?"),
     ],
 )
@@ -222,7 +293,17 @@ def test_an_edited_ledger_is_one_line_too(here):
 def test_compare_end_to_end(here):
     result = call("compare", "tiny.toml", "--set", "compare.equal_sigma=true", "--out", "demo")
     assert result.exit_code == 0, result.output
-    for word in ("accuracy", "AUC", "sigma", "noise/clip", "guarantee", "seconds", "vanilla", "global", "heuristic"):
+    for word in (
+        "accuracy",
+        "AUC",
+        "sigma",
+        "noise/clip",
+        "guarantee",
+        "seconds",
+        "vanilla",
+        "global",
+        "heuristic",
+    ):
         assert word in result.stdout
     assert "metric privacy" in result.stdout
     assert "global (equal sigma)" in result.stdout
@@ -230,7 +311,12 @@ def test_compare_end_to_end(here):
     assert "zero-out, client, central, total" in result.stdout
     assert "who replies with a usable model does not depend on private data" in result.stdout
     stored = json.loads((here / "demo" / "comparison.json").read_text())
-    assert [s["setting"] for s in stored] == ["vanilla", "global DP", "metric privacy", "global (equal sigma)"]
+    assert [s["setting"] for s in stored] == [
+        "vanilla",
+        "global DP",
+        "metric privacy",
+        "global (equal sigma)",
+    ]
     for name in ("curves.png", "pareto.png"):
         assert (here / "demo" / name).read_bytes().startswith(b"\x89PNG")
     for folder in ("vanilla", "global-dp", "metric-privacy", "global-equal-sigma"):
@@ -252,13 +338,32 @@ def test_plan_gives_the_noise_of_a_budget_with_everything_it_means():
     result = call("plan", *budget, "--clients", "4", "--clip", "5", "--dimension", "6517476")
     assert result.exit_code == 0
     assert "6.71" in result.stdout  # per coordinate; 2 sqrt(20) / mu(8, 1e-5) * 5 / 4
-    meanings = ("per coordinate", "replace-one", "client: all data", "central", "total over all 20 rounds", "hopeless")
+    meanings = (
+        "per coordinate",
+        "replace-one",
+        "client: all data",
+        "central",
+        "total over all 20 rounds",
+        "hopeless",
+    )
     for words in meanings:
         assert words in result.stdout
 
 
 def test_plan_gives_the_budget_of_a_noise():
-    result = call(*["plan", "--noise-multiplier", "0.01", "--delta", "1e-5", "--rounds", "20", "--clients", "4"])
+    result = call(
+        *[
+            "plan",
+            "--noise-multiplier",
+            "0.01",
+            "--delta",
+            "1e-5",
+            "--rounds",
+            "20",
+            "--clients",
+            "4",
+        ]
+    )
     assert result.exit_code == 0
     assert "vacuous" in result.stdout
 
@@ -309,7 +414,9 @@ def test_help_explains_arguments_too():
 
 @pytest.mark.parametrize("module", ["fedveil", "fedveil.cli"])
 def test_the_version_from_either_module(module):
-    found = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True
+    )
     assert found.stdout == f"fedveil {fedveil.__version__}\n"
 
 
@@ -347,11 +454,20 @@ def test_verify_says_when_so_few_runs_test_nothing(here, monkeypatch):
 
     def game(mu):
         details = {"dimension": 1, "epsilon at delta 0": 0.0, "ceiling": 1.0, "broken": 0.0}
-        about = {"attack": "a", "setting": "m", "figure": "mu", "n": 8, "replication": "one", "notes": ["mu = 1"]}
+        about = {
+            "attack": "a",
+            "setting": "m",
+            "figure": "mu",
+            "n": 8,
+            "replication": "one",
+            "notes": ["mu = 1"],
+        }
         verdict = Verdict.of(mu, details=details, **about)
         return PartyGame("game", [lambda: [verdict]], {"runs": 8})
 
-    monkeypatch.setattr("fedveil_lab.games.guarantees.noise_game", lambda: PartyGame("noise", [], {}))
+    monkeypatch.setattr(
+        "fedveil_lab.games.guarantees.noise_game", lambda: PartyGame("noise", [], {})
+    )
     monkeypatch.setattr("fedveil_lab.games.guarantees.guarantees_game", lambda runs: game(0.0))
     assert "--runs" in call("verify", "--runs", "8").stdout
     monkeypatch.setattr("fedveil_lab.games.guarantees.guarantees_game", lambda runs: game(0.5))
@@ -367,21 +483,29 @@ def test_tables_are_lines_of_json_and_quiet_prints_nothing(tmp_path):
     told = json.loads(result.stdout)
     assert told["replies"]["used"] == 20
     assert told == json.loads((tmp_path / "a" / "summary.json").read_text())
-    compared = CliRunner().invoke(app, ["--json", "compare", *short, str(tmp_path / "c"), "--set", "data.clients=4"])
+    compared = CliRunner().invoke(
+        app, ["--json", "compare", *short, str(tmp_path / "c"), "--set", "data.clients=4"]
+    )
     assert [s["setting"] for s in json.loads(compared.stdout)][:2] == ["vanilla", "global DP"]
     assert json.loads(compared.stdout)[1]["noise"]["sigma"]["mean"] > 0
     result = CliRunner().invoke(app, ["-q", "run", *short, str(tmp_path / "b")])
     assert (result.exit_code, result.output) == (0, "")
     rows = list(csv.DictReader((tmp_path / "b" / "metrics.csv").open()))
     assert [row["round"] for row in rows] == ["1", "2"]
-    assert float(rows[-1]["accuracy"]) == Summary.read(tmp_path / "b").rows[-1]["metrics"]["accuracy"]
+    assert (
+        float(rows[-1]["accuracy"]) == Summary.read(tmp_path / "b").rows[-1]["metrics"]["accuracy"]
+    )
 
 
 def test_a_plan_is_read_from_a_configuration_and_options_come_first():
-    plan = lambda *more: json.loads(CliRunner().invoke(app, ["--json", "plan", "digits-compare", *more]).stdout)  # noqa: E731
+    plan = lambda *more: json.loads(  # noqa: E731
+        CliRunner().invoke(app, ["--json", "plan", "digits-compare", *more]).stdout
+    )
     config = load("digits-compare")
     assert plan()["clients"] == config.data.clients
-    z = fedveil.accounting.plan(epsilon=8, delta=config.privacy.budget.delta, rounds=config.rounds).noise_multiplier
+    z = fedveil.accounting.plan(
+        epsilon=8, delta=config.privacy.budget.delta, rounds=config.rounds
+    ).noise_multiplier
     assert plan("--epsilon", "8")["noise_multiplier"] == pytest.approx(z)
     result = CliRunner().invoke(app, ["plan", "digits-sga-ldp"])
     assert result.exit_code == 2
@@ -391,7 +515,9 @@ def test_a_plan_is_read_from_a_configuration_and_options_come_first():
 def test_options_for_all_commands_stand_behind_a_command_too():
     assert call("presets", "--json").stdout == call("--json", "presets").stdout
     assert call("presets", "-q").output == ""
-    assert call("presets", "--", "--json").exit_code == 2  # an argument, which the command does not take
+    assert (
+        call("presets", "--", "--json").exit_code == 2
+    )  # an argument, which the command does not take
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -401,7 +527,9 @@ def test_a_run_whose_epsilon_excludes_nothing_says_what_would_be_useful(here):
     assert "record (record, trusted sum) possible" in said
     assert "global (client, central) hard" in said
     assert "epsilon 8 in total: " in call("compare", "tiny.toml", "--set", small).stdout
-    strong = call("run", "tiny.toml", "--json", "--set", "privacy.noise_multiplier=5", "--out", "strong")
+    strong = call(
+        "run", "tiny.toml", "--json", "--set", "privacy.noise_multiplier=5", "--out", "strong"
+    )
     assert "to be useful" not in json.loads(strong.stdout)
 
 
@@ -411,7 +539,9 @@ def test_advice_on_data_with_ids_says_which_unit_is_meant(here):
         (here / "people.toml").write_bytes(tomli_w.dumps(config).encode())
         found = " ".join(call("advise", "people.toml").stdout.split())
         assert ('unit = "person" promises people' in found) == said
-    assert 'unit = "person" promises' not in " ".join(call("advise", "digits-person").stdout.split())
+    assert 'unit = "person" promises' not in " ".join(
+        call("advise", "digits-person").stdout.split()
+    )
 
 
 def test_advice_on_a_file_plans_for_the_sizes_that_it_plans_for(here):
@@ -419,8 +549,12 @@ def test_advice_on_a_file_plans_for_the_sizes_that_it_plans_for(here):
     (here / "people.toml").write_bytes(tomli_w.dumps(load("digits-person", own).to_dict()).encode())
     said = json.loads(call("--json", "advise", "people.toml").stdout.splitlines()[1])
     persons = [one["privacy"] for one in said if one["unit"] == "person"]
-    assert {one["people"] for one in persons if "people" in one} == {31}  # a client's promise may serve persons, too
-    (here / "images.toml").write_bytes(tomli_w.dumps(load("digits-record", ["privacy.examples=90"]).to_dict()).encode())
+    assert {one["people"] for one in persons if "people" in one} == {
+        31
+    }  # a client's promise may serve persons, too
+    (here / "images.toml").write_bytes(
+        tomli_w.dumps(load("digits-record", ["privacy.examples=90"]).to_dict()).encode()
+    )
     said = json.loads(call("--json", "advise", "images.toml").stdout.splitlines()[1])
     assert {one["privacy"]["examples"] for one in said if one["unit"] == "record"} == {90}
 
@@ -437,7 +571,10 @@ def test_a_header_in_brackets_is_shown():
 
 def test_pipes_break_no_row():
     text = CliRunner().invoke(app, ["reproduce", "--list"]).stdout
-    assert all(title in text for title in ("Group privacy for personalised federated learning: Laplace noise on each",))
+    assert all(
+        title in text
+        for title in ("Group privacy for personalised federated learning: Laplace noise on each",)
+    )
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -459,5 +596,7 @@ def test_what_is_finished_is_shown_when_a_comparison_is_interrupted(tmp_path, mo
 @pytest.mark.parametrize("command", [["reproduce", "--list"], ["data", "list"]])
 def test_listing_needs_no_torch(command):
     code = f"import sys; from fedveil.cli import app; app({command}, standalone_mode=False)"
-    run = subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], capture_output=True)
+    run = subprocess.run(
+        [sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], capture_output=True
+    )
     assert run.returncode == 0, run.stderr.decode()[-500:]

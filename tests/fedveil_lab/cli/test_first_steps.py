@@ -29,7 +29,9 @@ def call(*arguments, **options):
 
 
 def make(clients, method, seed):
-    return fv.Federation(model=lambda: torch.nn.Linear(4, 2), clients=clients, method=method, seed=seed)
+    return fv.Federation(
+        model=lambda: torch.nn.Linear(4, 2), clients=clients, method=method, seed=seed
+    )
 
 
 @pytest.fixture
@@ -37,7 +39,10 @@ def home(tmp_path, monkeypatch):
     """A folder with a table, an npz file and a folder of images."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
-    rows = [f"{age},{'fm'[age % 2]},{age / 3:.1f},{'ill' if age > 50 else 'well'}" for age in rng.integers(20, 90, 80)]
+    rows = [
+        f"{age},{'fm'[age % 2]},{age / 3:.1f},{'ill' if age > 50 else 'well'}"
+        for age in rng.integers(20, 90, 80)
+    ]
     (tmp_path / "ward.csv").write_text("\n".join(["age,sex,dose,outcome", *rows]))
     np.savez(tmp_path / "mine.npz", x=rng.random((80, 6), np.float32), y=np.arange(80) % 2)
     image = pytest.importorskip("PIL.Image")
@@ -68,7 +73,11 @@ def test_init_asks_for_what_is_not_given_and_never_overwrites(home):
     said = call("init", input="ward.csv\n4\nclient\n")
     assert said.exit_code == 0, said.output
     values = tomllib.loads((home / "my.toml").read_text())
-    assert (values["data"]["name"], values["data"]["clients"], values["privacy"]["method"]) == ("table", 4, "global")
+    assert (values["data"]["name"], values["data"]["clients"], values["privacy"]["method"]) == (
+        "table",
+        4,
+        "global",
+    )
     assert values["data"]["columns"]["sex"] == ["f", "m"]
     assert values["data"]["classes"] == ["ill", "well"]
     before = (home / "my.toml").read_bytes()
@@ -127,7 +136,10 @@ def test_a_file_a_table_with_the_answer_first(tmp_path):
     tables = [Table(("a", "b"), [(1, "x, y")], "one"), Table.facts([("n", "2")])]
     assert write(tmp_path, "t", tables, ["a note"], "The answer.") == ["t.md", "t.csv", "t-2.csv"]
     assert (tmp_path / "t.md").read_text().startswith("The answer.\n")
-    assert list(csv.reader(io.StringIO((tmp_path / "t.csv").read_text()))) == [["a", "b"], ["1", "x, y"]]
+    assert list(csv.reader(io.StringIO((tmp_path / "t.csv").read_text()))) == [
+        ["a", "b"],
+        ["1", "x, y"],
+    ]
     assert (tmp_path / "t-2.csv").read_text() == "n,2\n"
 
 
@@ -152,7 +164,9 @@ def test_comparisons_and_audits_say_how_they_go():
     assert "plain" in told.tasks[0][0]
     told = Told()
     found = fv.audit(make, CLIENTS, noise, rounds=1, replicates=4, progress=told)
-    assert [task[1:] for task in told.tasks] == [[48, 48, True]]  # 4 runs and 8 rehearsals in each of two worlds
+    assert [task[1:] for task in told.tasks] == [
+        [48, 48, True]
+    ]  # 4 runs and 8 rehearsals in each of two worlds
     first, *lines = str(found).splitlines()
     assert first.endswith(".")
     assert f"{max(v.point for v in found.verdicts if v.setting == 'with the method'):.3f}" in first
@@ -165,7 +179,9 @@ def verdict(low, point=0.8):
     return SimpleNamespace(attack="loss", auc=Estimate(point, low, 0.95))
 
 
-@pytest.mark.parametrize(("best", "word"), [(verdict(0.6), "yes"), (verdict(0.4), "not shown"), (None, "open")])
+@pytest.mark.parametrize(
+    ("best", "word"), [(verdict(0.6), "yes"), (verdict(0.4), "not shown"), (None, "open")]
+)
 def test_an_answer_says_no_more_than_the_interval(best, word):
     assert word in answered("mine", [verdict(0.4)] * 3, best)
     assert ("0.800" in answered("mine", [], best)) == (best is not None)
@@ -173,7 +189,9 @@ def test_an_answer_says_no_more_than_the_interval(best, word):
 
 def test_refused_attacks_are_one_line():
     reasons = {"x": "why", "y": "why", "z": "other"}
-    refused = [SimpleNamespace(attack=a, setting=s, reason=r) for a, r in reasons.items() for s in "ab"]
+    refused = [
+        SimpleNamespace(attack=a, setting=s, reason=r) for a, r in reasons.items() for s in "ab"
+    ]
     [line] = folded(refused)
     assert line.count("why") == line.count("x") == 1
     assert all(name in line for name in ("x", "y", "z", "other"))

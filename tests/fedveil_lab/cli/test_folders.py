@@ -40,7 +40,11 @@ def call(*arguments):
 
 
 def files(folder):
-    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file() and path.name != ".lock"}
+    return {
+        path: path.read_bytes()
+        for path in Path(folder).rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
 
 
 @pytest.mark.parametrize(
@@ -81,18 +85,31 @@ def test_without_a_name_another_audit_gets_a_folder_of_its_own(here):
 
 def test_verify_replaces_no_figures_of_another_question(here, monkeypatch):
     details = {"dimension": 1, "epsilon at delta 0": 0.0, "ceiling": 1.0, "broken": 0.0}
-    about = {"attack": "a", "setting": "m", "figure": "mu", "n": 8, "replication": "one", "notes": ["mu = 1"]}
+    about = {
+        "attack": "a",
+        "setting": "m",
+        "figure": "mu",
+        "n": 8,
+        "replication": "one",
+        "notes": ["mu = 1"],
+    }
     verdict = Verdict.of(0.5, details=details, **about)
     room = "fedveil_lab.games.guarantees"
     monkeypatch.setattr(f"{room}.noise_game", lambda: PartyGame("noise", [], {}))
-    monkeypatch.setattr(f"{room}.guarantees_game", lambda runs: PartyGame("game", [lambda: [verdict]], {"runs": runs}))
+    monkeypatch.setattr(
+        f"{room}.guarantees_game",
+        lambda runs: PartyGame("game", [lambda: [verdict]], {"runs": runs}),
+    )
     assert call("verify", "--runs", "8", "--out", "v").exit_code == 0
     before = files("v")
     assert call("verify", "--runs", "9", "--out", "v").exit_code == 2
     assert call("verify", "--runs", "8", "--out", ".").exit_code == 2  # beside somebody's TOML
     assert files("v") == before
     assert call("verify", "--runs", "8").exit_code == call("verify", "--runs", "9").exit_code == 0
-    assert {json.loads(path.read_text())["runs"] for path in Path("runs").glob("*/game.json")} == {8, 9}
+    assert {json.loads(path.read_text())["runs"] for path in Path("runs").glob("*/game.json")} == {
+        8,
+        9,
+    }
 
 
 def test_reports_and_pictures_go_beside_nobodys_files(here):

@@ -28,7 +28,9 @@ DRAW = "from fedveil_lab.report.plotting import Figure; f = Figure(); f.subplots
 
 
 def called(*arguments, cwd, **variables):
-    environment = {name: value for name, value in {**os.environ, **variables}.items() if value is not None}
+    environment = {
+        name: value for name, value in {**os.environ, **variables}.items() if value is not None
+    }
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, check=False)
 
@@ -54,7 +56,12 @@ def test_nobodys_settings_stop_a_figure(variables, tmp_path):
 def test_nobodys_style_changes_a_figure(tmp_path):
     rates = {"vanilla": {"loss": [[0.1, 0.5, 1.0], [0.2, 0.9, 1.0]]}}
     plain = keep(roc_figure(rates), tmp_path / "plain.png", 60).read_bytes()
-    styled = {"font.size": 30, "text.usetex": True, "savefig.transparent": True, "axes.facecolor": "black"}
+    styled = {
+        "font.size": 30,
+        "text.usetex": True,
+        "savefig.transparent": True,
+        "axes.facecolor": "black",
+    }
     with matplotlib.rc_context(styled):
         assert keep(roc_figure(rates), tmp_path / "styled.png", 60).read_bytes() == plain
         assert matplotlib.rcParams["font.size"] == 30
@@ -65,8 +72,24 @@ def test_a_comparison_in_a_notebooks_shell_whose_encoding_lacks_letters(tmp_path
     folder = tmp_path / "my 'Größe' \"data\""
     folder.mkdir()
     (folder / "s.toml").write_text(SMALL, encoding="utf-8")
-    variables = {"MPLBACKEND": "module://nowhere", "PYTHONIOENCODING": "ascii", "NO_COLOR": "1", "COLUMNS": "40"}
-    ended = called("-m", "fedveil", "compare", "s.toml", "--seeds", "2", "--out", "ö 1", cwd=folder, **variables)
+    variables = {
+        "MPLBACKEND": "module://nowhere",
+        "PYTHONIOENCODING": "ascii",
+        "NO_COLOR": "1",
+        "COLUMNS": "40",
+    }
+    ended = called(
+        "-m",
+        "fedveil",
+        "compare",
+        "s.toml",
+        "--seeds",
+        "2",
+        "--out",
+        "ö 1",
+        cwd=folder,
+        **variables,
+    )
     assert ended.returncode == 0, ended.stderr
     assert (folder / "ö 1" / "curves.png").is_file()
     assert "größe ±" in (folder / "ö 1" / "table.md").read_text(encoding="utf-8")

@@ -40,7 +40,9 @@ def test_own_images_from_a_folder_to_a_comparison_an_audit_and_more_rounds(home)
     for label, top in (("ill", 255), ("well", 90)):
         (home / "scans" / label).mkdir(parents=True)
         for i in range(24):
-            image.fromarray(rng.integers(0, top, (40, 36, 3), np.uint8)).save(home / "scans" / label / f"{i}.png")
+            image.fromarray(rng.integers(0, top, (40, 36, 3), np.uint8)).save(
+                home / "scans" / label / f"{i}.png"
+            )
     fedveil("init", "--data", "scans", "--clients", 4, "--protect", "client", "scans.toml")
     assert "clients" in fedveil("data", "show", "scans.toml")
     table = fedveil("compare", "scans.toml", *SHORT, "--out", "beside")
@@ -52,14 +54,19 @@ def test_own_images_from_a_folder_to_a_comparison_an_audit_and_more_rounds(home)
     fedveil("run", "mine", "--resume", "--set", "rounds=3")
     assert len((home / "mine" / "metrics.jsonl").read_text().splitlines()) == 3
     small = (*SHORT, "--set", "model.name=logistic")
-    told = fedveil("audit", "scans.toml", *small, "--attack", "loss", "--replicates", 4, "--out", "attacked")
+    told = fedveil(
+        "audit", "scans.toml", *small, "--attack", "loss", "--replicates", 4, "--out", "attacked"
+    )
     assert told.index("takes part?") < told.index("advantage")
 
 
 def test_own_table(home):
     pytest.importorskip("pandas")
     rng = np.random.default_rng(0)
-    rows = [f"{age},{rng.choice(['f', 'm'])},{'ill' if age > 55 else 'well'}" for age in rng.integers(20, 90, 120)]
+    rows = [
+        f"{age},{rng.choice(['f', 'm'])},{'ill' if age > 55 else 'well'}"
+        for age in rng.integers(20, 90, 120)
+    ]
     (home / "ward.csv").write_text("\n".join(["age,sex,outcome", *rows]))
     fedveil("init", "--data", "ward.csv", "--clients", 3, "--protect", "record", "ward.toml")
     assert "record" in fedveil("run", "ward.toml", *SHORT, "--out", "ward")
@@ -71,7 +78,9 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)
+        )
 
     def forward(self, x):
         return {"logits": self.body(x)}
@@ -118,7 +127,10 @@ def test_own_flower_app_turned_private():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         nn.functional.cross_entropy(model(x[mine]), y[mine]).backward()
         optimizer.step()
-        reply = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": 20})}
+        reply = {
+            "arrays": ArrayRecord(model.state_dict()),
+            "metrics": MetricRecord({"num-examples": 20}),
+        }
         return Message(RecordDict(reply), reply_to=message)
 
     @server.main()
@@ -140,9 +152,24 @@ def test_the_delta_that_noise_is_planned_for_is_looked_at_too():
 
 def test_a_column_without_a_list_is_named(tmp_path):
     (tmp_path / "t.csv").write_text("age,y\n30,0\n40,1\n")
-    values = {"name": "table", "path": str(tmp_path / "t.csv"), "target": "y", "classes": 2, "columns": {"age": 120}}
+    values = {
+        "name": "table",
+        "path": str(tmp_path / "t.csv"),
+        "target": "y",
+        "classes": 2,
+        "columns": {"age": 120},
+    }
     with pytest.raises(FieldError) as refused:
-        prepare(parse({"name": "a", "rounds": 1, "data": {**values, "clients": 2}, "model": {"name": "logistic"}}))
+        prepare(
+            parse(
+                {
+                    "name": "a",
+                    "rounds": 1,
+                    "data": {**values, "clients": 2},
+                    "model": {"name": "logistic"},
+                }
+            )
+        )
     assert refused.value.field == "data.columns.age"
 
 

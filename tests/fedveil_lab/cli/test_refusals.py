@@ -27,7 +27,12 @@ def test_a_comparison_is_no_run_and_its_runs_are_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["nowhere:Net", "torch.nn:Nowhere", "torch.nn:Linear"])
 def test_a_module_is_refused_by_the_key_that_names_it(name):
-    config = {"name": "m", "rounds": 1, "data": {"name": "breast-cancer", "clients": 3}, "model": {"module": name}}
+    config = {
+        "name": "m",
+        "rounds": 1,
+        "data": {"name": "breast-cancer", "clients": 3},
+        "model": {"module": name},
+    }
     with pytest.raises(fv.FedVeilError, match=r"model\.module") as refused:
         prepare(parse(config))
     assert "model.name" not in str(refused.value)
@@ -40,7 +45,13 @@ SHAPES = [
     (nn.Linear(3, 1), X, ONES, nn.SoftMarginLoss(), "y.reshape(-1, 1)"),
     (nn.Linear(3, 1), X, ONES.long(), nn.SoftMarginLoss(), "y.reshape(-1, 1)"),
     (nn.Linear(3, 2), X, ONES[:, None], nn.BCEWithLogitsLoss(), "[N, 1]"),
-    (nn.Linear(3, 2), X, ONES, nn.MultiLabelSoftMarginLoss(), "[N]"),  # two examples of two outputs would broadcast
+    (
+        nn.Linear(3, 2),
+        X,
+        ONES,
+        nn.MultiLabelSoftMarginLoss(),
+        "[N]",
+    ),  # two examples of two outputs would broadcast
     (nn.Linear(3, 2), X, ONES.long()[:, None], "cross_entropy", "y.reshape(-1)"),
     (nn.Conv2d(1, 3, 1), IMAGES, PIXELS[:, None], "cross_entropy", "y.squeeze(1)"),
     (nn.Conv2d(1, 3, 1), IMAGES, PIXELS[:, None], nn.CrossEntropyLoss(), "y.squeeze(1)"),

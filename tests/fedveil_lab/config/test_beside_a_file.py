@@ -16,7 +16,8 @@ def call(*arguments):
 
 def test_a_delta_that_is_asked_for_is_that_of_the_promise_and_of_what_is_ranked():
     usual, asked = (
-        call("--json", "advise", "digits-record", "--epsilon", "4", *more) for more in ((), ("--delta", "1e-7"))
+        call("--json", "advise", "digits-record", "--epsilon", "4", *more)
+        for more in ((), ("--delta", "1e-7"))
     )
     assert (usual.exit_code, asked.exit_code) == (0, 0)
     promised = [json.loads(one.stdout.splitlines()[0])["guarantee"] for one in (usual, asked)]

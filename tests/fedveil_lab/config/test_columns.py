@@ -33,33 +33,56 @@ def table(tmp_path, values, name="v", separator=",", quoted=True):
     [
         (["1,234", "987", "12,345"], ",", {"thousands": ","}, [987, 12345]),
         (["1,234.5", "987"], ";", {"separator": ";", "thousands": ","}, [987, 1235]),
-        (["1.234", "987,5", "12.345"], ";", {"separator": ";", "decimal": ",", "thousands": "."}, [987, 12345]),
+        (
+            ["1.234", "987,5", "12.345"],
+            ";",
+            {"separator": ";", "decimal": ",", "thousands": "."},
+            [987, 12345],
+        ),
         (["0,123", "0,456"], ";", {"separator": ";", "decimal": ","}, [0.1, 0.5]),
         (["0,5", "12,345"], ";", {"separator": ";", "decimal": ","}, [0, 13]),
         (["1'234.5", "3"], ",", {"thousands": "'"}, [3, 1235]),
         (["1 234", "3"], ",", {"thousands": " "}, [3, 1234]),
-        (["1\u00a0234,5", "3"], ";", {"separator": ";", "decimal": ",", "thousands": " "}, [3, 1235]),
+        (
+            ["1\u00a0234,5", "3"],
+            ";",
+            {"separator": ";", "decimal": ",", "thousands": " "},
+            [3, 1235],
+        ),
         (["12,34,567", "3"], ",", {"thousands": ","}, [3, 1234567]),
         (["1.234", "0.5"], ";", {"separator": ";"}, [0.5, 1.3]),
     ],
 )
-def test_separators_are_read_off_and_the_loader_reads_the_same(tmp_path, values, separator, style, limits):
+def test_separators_are_read_off_and_the_loader_reads_the_same(
+    tmp_path, values, separator, style, limits
+):
     about, _ = read_columns(table(tmp_path, values, separator=separator), "", "", "")
-    assert {key: about[key] for key in ("separator", "decimal", "thousands") if key in about} == style
+    assert {
+        key: about[key] for key in ("separator", "decimal", "thousands") if key in about
+    } == style
     assert about["columns"]["v"] == limits
     data = load(**about)
     assert 0 <= float(data.x.min()) <= float(data.x.max()) <= 1
 
 
-@pytest.mark.parametrize(("values", "separator"), [(["1.234", "450"], ";"), (["1,234", "450"], ";")])
+@pytest.mark.parametrize(
+    ("values", "separator"), [(["1.234", "450"], ";"), (["1,234", "450"], ";")]
+)
 def test_a_text_that_may_be_two_numbers_is_refused_until_it_is_said(tmp_path, values, separator):
     path = table(tmp_path, values, separator=separator)
     with pytest.raises(FieldError, match="row 1"):
         read_columns(path, "", "", "")
-    for decimal, thousands, highest in ((".", ",", 1234), (",", ".", 1234), (",", "", 450), (".", "", 450)):
+    for decimal, thousands, highest in (
+        (".", ",", 1234),
+        (",", ".", 1234),
+        (",", "", 450),
+        (".", "", 450),
+    ):
         readable = not (set(values[0]) & {".", ","}) - {decimal, thousands}
         if readable:
-            limits = read_columns(path, "", "", "", decimal=decimal, thousands=thousands)[0]["columns"]["v"]
+            limits = read_columns(path, "", "", "", decimal=decimal, thousands=thousands)[0][
+                "columns"
+            ]["v"]
             assert limits[1] == (highest if thousands and thousands in values[0] else 450)
 
 
@@ -90,7 +113,9 @@ def test_a_number_in_another_writing_is_refused_by_its_row(tmp_path, odd):
         read_columns(table(tmp_path, many if len(set(many)) > 1 else [odd]), "y", "", "")
 
 
-@pytest.mark.parametrize("mark", ["", "NA", "N/A", "?", "-", ".", "NULL", "none", "nan", "missing", "unknown", "<NA>"])
+@pytest.mark.parametrize(
+    "mark", ["", "NA", "N/A", "?", "-", ".", "NULL", "none", "nan", "missing", "unknown", "<NA>"]
+)
 def test_a_gap_among_numbers_is_refused_or_indicated(tmp_path, mark):
     path = table(tmp_path, [*map(str, range(29)), mark])
     with pytest.raises(FieldError, match=r"row 30 \(line 31\), column v"):
@@ -117,7 +142,9 @@ def test_a_text_among_numbers_is_no_class(tmp_path):
         read_columns(table(tmp_path, [*"0101010101", "score"]), "v", "", "")
 
 
-@pytest.mark.parametrize("values", [["TRUE", "FALSE", "1"], ["yes", "no", "y"], ["1", "0", "ja", "nein"]])
+@pytest.mark.parametrize(
+    "values", [["TRUE", "FALSE", "1"], ["yes", "no", "y"], ["1", "0", "ja", "nein"]]
+)
 def test_yes_and_no_are_written_in_one_way(tmp_path, values):
     for target in ("y", "v"):
         with pytest.raises(FieldError, match="column v"):
@@ -140,12 +167,17 @@ def test_a_category_spelt_twice_is_refused_by_its_row(tmp_path, values, target):
 
 
 def test_numbers_spelt_twice_are_numbers(tmp_path):
-    assert read_columns(table(tmp_path, ["0", "0.0", "1"]), "y", "", "")[0]["columns"]["v"] == [0, 1]
+    assert read_columns(table(tmp_path, ["0", "0.0", "1"]), "y", "", "")[0]["columns"]["v"] == [
+        0,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("header", ["Ann Lee,40,1", "2020-01-02,dose,y", "f,dose,y", "1.5,dose,y"])
 def test_a_table_without_a_header_is_refused_and_shows_no_name(tmp_path, header):
-    values = {"f": ["f", "m"], "1.5": ["2.5", "3.5"], "2020-01-02": ["2020-01-03"]}.get(header.split(",")[0], ["Bob"])
+    values = {"f": ["f", "m"], "1.5": ["2.5", "3.5"], "2020-01-02": ["2020-01-03"]}.get(
+        header.split(",")[0], ["Bob"]
+    )
     path = table(tmp_path, values)
     path.write_text("\n".join([header, *path.read_text().splitlines()[1:]]))
     with pytest.raises(FieldError) as refused:
@@ -213,7 +245,9 @@ def test_what_is_no_measurement_is_left_out(tmp_path, values, kind):
     assert any("rises" in line for line in found.said) == rises
 
 
-@pytest.mark.parametrize(("sentinel", "said"), [("-999", True), ("9999", True), ("-1", True), ("31", False)])
+@pytest.mark.parametrize(
+    ("sentinel", "said"), [("-999", True), ("9999", True), ("-1", True), ("31", False)]
+)
 def test_a_number_that_may_stand_for_a_gap_is_said_and_not_guessed(tmp_path, sentinel, said):
     found = read_off(table(tmp_path, [*map(str, range(0, 30, 2)), sentinel]), "y", "", "")
     assert any(f"marks = [{sentinel}]" in line for line in found.said) == said
@@ -222,7 +256,9 @@ def test_a_number_that_may_stand_for_a_gap_is_said_and_not_guessed(tmp_path, sen
     assert any(f"{sentinel} in" in line for line in target.said) == said
 
 
-@pytest.mark.parametrize(("name", "kind"), [("encounter_id", "id"), ("encounter", ""), ("LabNr", "id")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("encounter_id", "id"), ("encounter", ""), ("LabNr", "id")]
+)
 def test_numbers_that_name_each_row_are_left_out_by_their_name(tmp_path, name, kind):
     numbers = np.random.default_rng(0).permutation(COUNT * 1000)[:COUNT] + 10000
     found = read_off(table(tmp_path, [*map(str, numbers)], name=name), "y", "", "")
@@ -230,7 +266,10 @@ def test_numbers_that_name_each_row_are_left_out_by_their_name(tmp_path, name, k
 
 
 def test_codes_are_said_and_a_text_among_numbers_is_named(tmp_path):
-    assert any("codes" in line for line in read_off(table(tmp_path, ["1", "2", "5"], "type_code"), "y", "", "").said)
+    assert any(
+        "codes" in line
+        for line in read_off(table(tmp_path, ["1", "2", "5"], "type_code"), "y", "", "").said
+    )
     found = read_off(table(tmp_path, [*map(str, range(29)), "4O"]), "y", "", "")
     assert found.left_out == {"v": "codes"}
     assert any("row 30 (line 31), column v = '4O'" in line for line in found.said)
@@ -246,11 +285,21 @@ def test_pandas_row_index_is_no_input_and_no_target(tmp_path):
         about, left_out = read_columns(path, "", "", "")
         assert (about["target"], set(about["columns"])) == ("ill", {"age"})
         assert set(left_out.values()) <= {"index"}
-        assert load("table", path=path, target="ill", classes=2, scale="none").x.shape == (len(one), 1)
+        assert load("table", path=path, target="ill", classes=2, scale="none").x.shape == (
+            len(one),
+            1,
+        )
         index = next(iter(left_out), "__index_level_0__")
         with pytest.raises(FieldError):
             read_columns(path, index, "", "")
-    data = load("table", path=tmp_path / "1.parquet", target="ill", classes=2, scale="none", columns=["age", "visit"])
+    data = load(
+        "table",
+        path=tmp_path / "1.parquet",
+        target="ill",
+        classes=2,
+        scale="none",
+        columns=["age", "visit"],
+    )
     assert data.x.shape[1] == 2
     for one in (frame, frame[frame.age > 30], frame.sample(frac=1, random_state=0)):
         one.to_csv(tmp_path / "i.csv")
@@ -259,7 +308,12 @@ def test_pandas_row_index_is_no_input_and_no_target(tmp_path):
         data = load("table", path=tmp_path / "i.csv", target="ill", classes=2, scale="none")
         assert data.x.shape == (len(one), 1)
         assert "Unnamed: 0" in data.note
-    for unnamed in ("1.5,30,0", "a,30,0", "7,30,0", ",30,0"):  # no index: a number, a text, twice the same, empty
+    for unnamed in (
+        "1.5,30,0",
+        "a,30,0",
+        "7,30,0",
+        ",30,0",
+    ):  # no index: a number, a text, twice the same, empty
         (tmp_path / "i.csv").write_text(f",age,ill\n7,40,1\n{unnamed}\n")
         for attempt in (
             lambda: read_columns(tmp_path / "i.csv", "", "", ""),
@@ -269,7 +323,10 @@ def test_pandas_row_index_is_no_input_and_no_target(tmp_path):
                 attempt()
     frame.to_csv(tmp_path / "i.csv")
     pd.read_csv(tmp_path / "i.csv").to_csv(tmp_path / "j.csv", index=False)
-    assert load("table", path=tmp_path / "j.csv", target="ill", classes=2, scale="none").x.shape[1] == 1
+    assert (
+        load("table", path=tmp_path / "j.csv", target="ill", classes=2, scale="none").x.shape[1]
+        == 1
+    )
 
 
 def test_parquet_columns_of_every_type(tmp_path):
@@ -299,7 +356,14 @@ def test_parquet_columns_of_every_type(tmp_path):
     assert load(**about).x.shape == (n, 6)
     for column in left_out:
         with pytest.raises(FieldError, match=column):
-            load("table", path=tmp_path / "t.parquet", target="y", classes=2, scale="none", columns=[column])
+            load(
+                "table",
+                path=tmp_path / "t.parquet",
+                target="y",
+                classes=2,
+                scale="none",
+                columns=[column],
+            )
     columns["count"] = pd.array([3, None] * (n // 2), dtype="Int64")
     pd.DataFrame(columns).to_parquet(tmp_path / "t.parquet")
     with pytest.raises(FieldError, match="row 2, column count"):
@@ -327,7 +391,13 @@ def test_files_that_are_written_otherwise_are_refused_with_the_place(tmp_path, c
     for attempt in (
         lambda: read_columns(tmp_path / "t.csv", "ill", "", ""),
         lambda: load(
-            "table", path=tmp_path / "t.csv", target="ill", classes=2, absent=[1], scale="none", columns=["age"]
+            "table",
+            path=tmp_path / "t.csv",
+            target="ill",
+            classes=2,
+            absent=[1],
+            scale="none",
+            columns=["age"],
         ),
     ):
         with pytest.raises(FieldError, match=place):
@@ -337,20 +407,39 @@ def test_files_that_are_written_otherwise_are_refused_with_the_place(tmp_path, c
 def test_quoted_line_breaks_do_not_shift_what_a_refusal_says(tmp_path):
     (tmp_path / "t.csv").write_text('age,note,ill\n30,"two\nlines",0\nold,one,1\n')
     with pytest.raises(FieldError) as refused:
-        load("table", path=tmp_path / "t.csv", target="ill", classes=2, scale="none", columns=["age"])
+        load(
+            "table", path=tmp_path / "t.csv", target="ill", classes=2, scale="none", columns=["age"]
+        )
     assert "row 2" in str(refused.value)
     assert "line" not in str(refused.value).split("column")[0]
 
 
 def test_what_is_indicated_is_read_off_the_data(tmp_path):
-    text, _ = first_config("t", str(table(tmp_path, ["1", "2", ""])), 4, "record", missing="indicator")
+    text, _ = first_config(
+        "t", str(table(tmp_path, ["1", "2", ""])), 4, "record", missing="indicator"
+    )
     assert "data.missing" in tomllib.loads(text)["read_off"]
 
 
 def test_the_command_takes_how_numbers_are_written(tmp_path):
     path, out = table(tmp_path, ["1,234", "450", ""], separator=";"), tmp_path / "t.toml"
-    given = ["--clients", "3", "--protect", "client", "--missing", "indicator", "--decimal", ".", "--thousands", ","]
+    given = [
+        "--clients",
+        "3",
+        "--protect",
+        "client",
+        "--missing",
+        "indicator",
+        "--decimal",
+        ".",
+        "--thousands",
+        ",",
+    ]
     command = [sys.executable, "-m", "fedveil", "init", "--data", str(path), *given, str(out)]
     assert subprocess.run(command, check=False, capture_output=True).returncode == 0
     data = tomllib.loads(out.read_text())["data"]
-    assert (data["thousands"], data["missing"], data["columns"]["v"]) == (",", {"v": "indicator"}, [450, 1234])
+    assert (data["thousands"], data["missing"], data["columns"]["v"]) == (
+        ",",
+        {"v": "indicator"},
+        [450, 1234],
+    )

@@ -49,20 +49,35 @@ def problem(values):
         ({"name": "a/b"}, "name = 'a/b': names a folder"),
         ({"model": {}}, "model.name is missing: it is needed"),
         ({"model": 3}, "model = 3: must be a table"),
-        ({"model": {"name": "mlp", "hiden": [3]}}, "model.hiden = [3]: is no key of 'mlp'; did you mean 'hidden'?"),
+        (
+            {"model": {"name": "mlp", "hiden": [3]}},
+            "model.hiden = [3]: is no key of 'mlp'; did you mean 'hidden'?",
+        ),
         ({"model": {"name": "mlpp"}}, "model.name = 'mlpp': did you mean 'mlp'?"),
         ({"data": {"name": "digit", "clients": 3}}, "data.name = 'digit': did you mean 'digits'?"),
-        ({"data": {"name": "digits", "clints": 3}}, "data.clints = 3: is no key of 'digits'; did you mean 'clients'?"),
+        (
+            {"data": {"name": "digits", "clints": 3}},
+            "data.clints = 3: is no key of 'digits'; did you mean 'clients'?",
+        ),
         ({"data": {"name": "digits", "clients": 3, "partition": "id"}}, "did you mean 'iid'?"),
-        ({"data": {"name": "digits", "clients": 3, "counts": [[1, "x"]]}}, "data.counts[0][1] = 'x': must be a whole"),
-        ({"data": {"name": "alzheimer", "clients": 3, "resolution": "64"}}, "data.resolution = '64': must be a whole"),
+        (
+            {"data": {"name": "digits", "clients": 3, "counts": [[1, "x"]]}},
+            "data.counts[0][1] = 'x': must be a whole",
+        ),
+        (
+            {"data": {"name": "alzheimer", "clients": 3, "resolution": "64"}},
+            "data.resolution = '64': must be a whole",
+        ),
         ({"clients_per_round": 4}, "clients_per_round = 4: must be 1 to 3"),
         ({"local": {"lr": -1.0}}, "local.lr = -1.0: must be a finite number above 0"),
         ({"local": {"epochs": 1.5}}, "local.epochs = 1.5: must be a whole number"),
         ({"local": {"epoch": 1}}, "local.epoch = 1: is no key of [local]; did you mean 'epochs'?"),
         ({"aggregator": {"name": "fedavgg"}}, "aggregator.name = 'fedavgg': did you mean 'fedavg"),
         ({"aggregator": {"name": "fedadam", "beta1": 2.0}}, "aggregator.beta1 = 2.0"),
-        ({"aggregator": {"weighting": "size"}}, "aggregator.weighting = 'size': accepted: examples, uniform"),
+        (
+            {"aggregator": {"weighting": "size"}},
+            "aggregator.weighting = 'size': accepted: examples, uniform",
+        ),
         ({"privacy": {"method": "globl"}}, "privacy.method = 'globl': did you mean 'global'?"),
         (
             {"privacy": {**NOISED, "clip": -1.0}},
@@ -80,7 +95,10 @@ def problem(values):
             {"privacy": {**NOISED, "aggregator": "x"}},
             "privacy.aggregator = 'x': is no key of 'global'",
         ),
-        ({"privacy": {"method": "metric", "budget": {"epsilon": 3.0}}}, "privacy.budget.epsilon = 3.0: 'metric' as it"),
+        (
+            {"privacy": {"method": "metric", "budget": {"epsilon": 3.0}}},
+            "privacy.budget.epsilon = 3.0: 'metric' as it",
+        ),
         (
             {"privacy": {**NOISED, "budget": {"delta": 2.0}}},
             "privacy.budget.delta = 2.0: must be a number",
@@ -90,12 +108,27 @@ def problem(values):
             "states no leakage to cap",
         ),
         ({"privacy": {"method": "fedre"}}, "data.region is missing"),
-        ({"data": {"name": "digits", "clients": 3, "region": [3, 3, 5]}}, "data.region = [3, 3, 5]: must be [top"),
-        ({"data": {"name": "digits", "clients": 3, "region": [[0, 0, 1, 1], [2]]}}, "must be [top, left, bottom"),
-        ({"privacy": {"method": "group"}, "aggregator": {"name": "fedavg"}}, "brings its own aggregation"),
+        (
+            {"data": {"name": "digits", "clients": 3, "region": [3, 3, 5]}},
+            "data.region = [3, 3, 5]: must be [top",
+        ),
+        (
+            {"data": {"name": "digits", "clients": 3, "region": [[0, 0, 1, 1], [2]]}},
+            "must be [top, left, bottom",
+        ),
+        (
+            {"privacy": {"method": "group"}, "aggregator": {"name": "fedavg"}},
+            "brings its own aggregation",
+        ),
         ({"source": {"kind": "secret"}}, "source.kind = 'secret': did you mean 'secure'?"),
-        ({"compare": {"settings": [{"method": "vanila"}]}}, "compare.settings[0]: privacy.method = 'vanila'"),
-        ({"compare": {"settings": [{"method": "vanilla"}, {"method": "vanilla"}]}}, "must differ from the others"),
+        (
+            {"compare": {"settings": [{"method": "vanila"}]}},
+            "compare.settings[0]: privacy.method = 'vanila'",
+        ),
+        (
+            {"compare": {"settings": [{"method": "vanilla"}, {"method": "vanilla"}]}},
+            "must differ from the others",
+        ),
         (
             {"compare": {"settings": [{**NOISED, "match_sigma_of": "metric"}]}},
             "compare.settings[0].match_sigma_of = 'metric': must be the label of an earlier setting",
@@ -110,7 +143,15 @@ def test_refusals_name_key_value_and_what_is_accepted(changes, expected):
 
 
 def test_every_problem_has_its_line():
-    text = problem({**TINY, "rouds": 1, "engine": "x", "local": {"lr": "fast", "epoch": 2}, "data": {"name": "digits"}})
+    text = problem(
+        {
+            **TINY,
+            "rouds": 1,
+            "engine": "x",
+            "local": {"lr": "fast", "epoch": 2},
+            "data": {"name": "digits"},
+        }
+    )
     assert len(text.splitlines()) == 5
 
 
@@ -184,7 +225,15 @@ def test_set_takes_toml_values_and_bare_texts():
 
 
 @pytest.mark.parametrize(
-    "assignment", ["rounds", "=3", "a..b=1", "compare.settings.7.method=x", "compare.settings.x=1", "local.lr.x=1"]
+    "assignment",
+    [
+        "rounds",
+        "=3",
+        "a..b=1",
+        "compare.settings.7.method=x",
+        "compare.settings.x=1",
+        "local.lr.x=1",
+    ],
 )
 def test_set_refuses_what_leads_nowhere(assignment):
     values = {"local": {"lr": 1.0}, "compare": {"settings": [{"method": "vanilla"}]}}
@@ -208,12 +257,21 @@ def test_a_setting_may_have_its_own_training():
     assert (found["vanilla"].lr, found["global"].lr) == (0.5, 2.0)
     assert found["vanilla"].epochs == found["global"].epochs == 2
     with pytest.raises(ConfigError, match=r"compare\.settings\[0\].*local\.rate"):
-        load("digits-compare", ['compare.settings=[{method="vanilla", local={rate=0.5}}]', "compare.equal_sigma=false"])
+        load(
+            "digits-compare",
+            [
+                'compare.settings=[{method="vanilla", local={rate=0.5}}]',
+                "compare.equal_sigma=false",
+            ],
+        )
 
 
 def test_a_comparison_checks_all_settings_before_the_first_run_and_names_the_one(coarse, tmp_path):
     misfit = '{label="late", method="record", examples=1000, epsilon=4.0, rate=0.5}'
-    config = load("digits-compare", [f'compare.settings=[{{method="vanilla"}}, {misfit}]', "compare.equal_sigma=false"])
+    config = load(
+        "digits-compare",
+        [f'compare.settings=[{{method="vanilla"}}, {misfit}]', "compare.equal_sigma=false"],
+    )
     with pytest.raises(FieldError, match=r"^settings\['late'\]: "):
         grid.compare(config, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -221,7 +279,11 @@ def test_a_comparison_checks_all_settings_before_the_first_run_and_names_the_one
 
 def test_settings_inherit_only_where_it_makes_sense():
     config = tiny(
-        privacy={"method": "global", "noise_multiplier": 0.5, "budget": {"epsilon": 900.0, "participations": 2}},
+        privacy={
+            "method": "global",
+            "noise_multiplier": 0.5,
+            "budget": {"epsilon": 900.0, "participations": 2},
+        },
         compare={
             "settings": [
                 {"method": "vanilla"},
@@ -231,7 +293,9 @@ def test_settings_inherit_only_where_it_makes_sense():
             ]
         },
     )
-    vanilla, metric, group, same = (configure(config, v.label, v.setting).privacy for v in variants_of(config))
+    vanilla, metric, group, same = (
+        configure(config, v.label, v.setting).privacy for v in variants_of(config)
+    )
     assert vanilla.options == {}
     assert metric.options["noise_multiplier"] == 0.5
     assert group.options["noise_multiplier"] == 5.0  # nu is not z
@@ -244,13 +308,19 @@ def test_a_derived_multiplier_makes_the_release_a_heuristic():
     server = config.privacy.build(config.aggregator).server
     assert server.derived_from == "metric"
     assert not server.may_be_proven
-    assert problem({**TINY, "privacy": {"method": "metric", "derived_from": "x"}}).startswith("privacy.derived_from")
+    assert problem({**TINY, "privacy": {"method": "metric", "derived_from": "x"}}).startswith(
+        "privacy.derived_from"
+    )
 
 
 VALUES = st.recursive(
-    st.booleans() | st.integers(-(2**62), 2**62) | st.floats(allow_nan=False) | st.text(st.characters(codec="utf-8")),
+    st.booleans()
+    | st.integers(-(2**62), 2**62)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(codec="utf-8")),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=3)
     ),
     max_leaves=8,
 )

@@ -34,7 +34,10 @@ def home(tmp_path, monkeypatch):
     for i in range(180):
         who, crp, age = i // 3, rng.gamma(2, 20), int(rng.integers(20, 95))
         own = f"{who:05d};{('nord', 'süd', 'west')[who % 3]};{1 + i % 28:02d}.03.2024;{age}"
-        rows.append(f"{own};{crp:.1f}".replace(f"{crp:.1f}", f"{crp:.1f}".replace(".", ",")) + f";{'fm'[i % 2]};")
+        rows.append(
+            f"{own};{crp:.1f}".replace(f"{crp:.1f}", f"{crp:.1f}".replace(".", ","))
+            + f";{'fm'[i % 2]};"
+        )
         rows[-1] += "ja" if crp > 40 else "nein"
     (tmp_path / "visits.csv").write_bytes(b"\xef\xbb\xbf" + "\n".join(rows).encode())
     return tmp_path
@@ -45,7 +48,10 @@ def test_a_german_export_is_read_as_it_is_written_and_ids_are_no_inputs(home):
     data = tomllib.loads(text)["data"]
     assert (data["separator"], data["decimal"], data["target"]) == (";", ",", "outcome")
     assert set(data["columns"]) == {"age", "crp", "sex"}
-    for column, proposal in (("patient", 'person = "patient"'), ("hospital", 'client_column = "hospital"')):
+    for column, proposal in (
+        ("patient", 'person = "patient"'),
+        ("hospital", 'client_column = "hospital"'),
+    ):
         for place in (said, [line for line in text.splitlines() if line.startswith("#")]):
             assert any(repr(column) in line and proposal in line for line in place)
     assert any("'admitted'" in line for line in said)
@@ -83,7 +89,12 @@ def test_it_is_named_where_nothing_is_protected_yet(home):
 
 @pytest.mark.parametrize("protect", ["client", "record"])
 def test_a_report_lists_it_and_agrees_with_the_ledgers(home, protect):
-    assert call("init", "--data", "visits.csv", "--clients", 4, "--protect", protect, "a.toml").exit_code == 0
+    assert (
+        call(
+            "init", "--data", "visits.csv", "--clients", 4, "--protect", protect, "a.toml"
+        ).exit_code
+        == 0
+    )
     ran = call("run", "a.toml", "--set", "rounds=1", "--set", "privacy.rounds=20", "--out", "done")
     assert ran.exit_code == 0, ran.output
     write_report(gather([home / "done"], [], None, None), home / "signed")
@@ -91,12 +102,19 @@ def test_a_report_lists_it_and_agrees_with_the_ledgers(home, protect):
     [line] = [one["text"] for one in report["sections"][0]["lines"] if "holds if" in one["label"]]
     assert "data.columns" in line
     assert "conditions below" in report["headline"][0]["text"]
-    assert not [c for c in check(home / "signed" / "report.json", [home / "done"]) if c.holds is False]
+    assert not [
+        c for c in check(home / "signed" / "report.json", [home / "done"]) if c.holds is False
+    ]
 
 
 @pytest.mark.parametrize("protect", ["client", "nothing"])
 def test_an_export_says_that_its_ranges_were_read_off_until_they_are_agreed_on(home, protect):
-    assert call("init", "--data", "visits.csv", "--clients", 4, "--protect", protect, "a.toml").exit_code == 0
+    assert (
+        call(
+            "init", "--data", "visits.csv", "--clients", 4, "--protect", protect, "a.toml"
+        ).exit_code
+        == 0
+    )
     for name in ("as read", "agreed"):
         values = tomllib.loads((home / "a.toml").read_text())
         if name == "agreed":
@@ -108,7 +126,9 @@ def test_an_export_says_that_its_ranges_were_read_off_until_they_are_agreed_on(h
         card = (home / name / "export" / "README.md").read_text()
         read = ("data.columns", "data.classes") if name == "as read" else ()
         assert about.read_off == read
-        assert [key in card and key in said.output for key in ("data.columns", "data.classes")] == [bool(read)] * 2
+        assert [key in card and key in said.output for key in ("data.columns", "data.classes")] == [
+            bool(read)
+        ] * 2
         assert ("| declared |" in card) == (not read)
 
 

@@ -21,7 +21,9 @@ def read(tmp_path, columns, target="ill"):
 
 
 def leaking(reading, target="ill"):
-    said = [line for line in reading.said if "tells the target" in line or "scale and offset" in line]
+    said = [
+        line for line in reading.said if "tells the target" in line or "scale and offset" in line
+    ]
     return [line.split("'")[1] for line in said]
 
 
@@ -71,8 +73,14 @@ def test_three_classes_in_the_order_of_a_number(tmp_path):
 @pytest.mark.parametrize(("factor", "named"), [(1.19, ["v"]), (-2.0, ["v"])])
 def test_a_number_that_is_the_target_in_other_money_is_named(tmp_path, factor, named):
     cost = DRAWN.lognormal(8, 1, N).round(2)
-    assert leaking(read(tmp_path, {"v": (cost * factor + 3).round(4), "cost": cost}, "cost"), "cost") == named
-    assert leaking(read(tmp_path, {"v": cost + DRAWN.normal(0, 500, N), "cost": cost}, "cost"), "cost") == []
+    assert (
+        leaking(read(tmp_path, {"v": (cost * factor + 3).round(4), "cost": cost}, "cost"), "cost")
+        == named
+    )
+    assert (
+        leaking(read(tmp_path, {"v": cost + DRAWN.normal(0, 500, N), "cost": cost}, "cost"), "cost")
+        == []
+    )
 
 
 @pytest.mark.parametrize("name", ["pid", "PID", "mrn", "PatID", "fallnr"])
@@ -114,7 +122,11 @@ def test_numbers_that_are_classes_stand_by_size(tmp_path):
 def test_categories_of_digits_in_a_typed_file_are_no_amounts(tmp_path):
     pytest.importorskip("pyarrow")
     job = DRAWN.integers(1, 5, N)
-    typed = {"job": pd.Categorical(job.astype(str)), "grade": pd.Categorical(job), "said": job.astype(str)}
+    typed = {
+        "job": pd.Categorical(job.astype(str)),
+        "grade": pd.Categorical(job),
+        "said": job.astype(str),
+    }
     pd.DataFrame({"age": AGE, **typed, "ill": ILL}).to_parquet(tmp_path / "t.parquet")
     columns = read_off(tmp_path / "t.parquet", "ill", "", "").about["columns"]
     assert columns["job"] == ["1", "2", "3", "4"]

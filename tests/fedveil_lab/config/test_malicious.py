@@ -47,7 +47,9 @@ def test_every_behaviour_is_named_and_made_for_all_malicious_clients(name):
 def test_what_a_behaviour_does_not_know_comes_from_the_run():
     inner = {"behaviour": "label-flip", "source": 3, "target": 8}
     privacy = {"method": "sga-ldp", "clip": 0.5}
-    made = prepare(config({"behaviour": "lying-budget", "clients": [1], "of": inner}, privacy=privacy))
+    made = prepare(
+        config({"behaviour": "lying-budget", "clients": [1], "of": inner}, privacy=privacy)
+    )
     behaviour = made.behaviours[1]
     assert behaviour.clip == 0.5
     assert isinstance(behaviour.of, LabelFlip)
@@ -84,11 +86,23 @@ def test_a_share_is_drawn_by_the_seed():
         ({**FLIP, "share": 0.2, "colour": 1}, {}, "malicious.colour"),
         ({**FLIP, "share": 0.2, "knows_rule": True}, {}, "malicious.knows_rule"),
         ({**FLIP, "share": 0.2, "of": {"behaviour": "noise"}}, {}, "malicious.of"),
-        ({"behaviour": "scaling", "share": 0.2, "of": {"behaviour": "alie"}}, {}, "malicious.of.behaviour"),
-        ({"behaviour": "scaling", "share": 0.2, "of": {**FLIP, "source": 12}}, {}, "malicious.of.source"),
+        (
+            {"behaviour": "scaling", "share": 0.2, "of": {"behaviour": "alie"}},
+            {},
+            "malicious.of.behaviour",
+        ),
+        (
+            {"behaviour": "scaling", "share": 0.2, "of": {**FLIP, "source": 12}},
+            {},
+            "malicious.of.source",
+        ),
         ({"behaviour": "lying-budget", "share": 0.2}, {}, "malicious.clip"),
         ({"behaviour": "alie", "share": 0.2}, {"engine": "flower"}, "malicious.behaviour"),
-        ({"behaviour": "noise", "bypass": True, "share": 0.2}, {"engine": "flower"}, "malicious.behaviour"),
+        (
+            {"behaviour": "noise", "bypass": True, "share": 0.2},
+            {"engine": "flower"},
+            "malicious.behaviour",
+        ),
         ({"behaviour": "scaling", "share": 0.2}, {"engine": "flower"}, "malicious.behaviour"),
         ({"behaviour": "free-rider", "share": 0.2}, {"engine": "flower"}, "malicious.behaviour"),
         (FLIP | {"share": 0.2}, {"world": {"target": 0, "colluders": [1]}}, "malicious"),
@@ -108,7 +122,9 @@ def test_data_poisoning_goes_with_flower():
 
 def test_a_poisoned_run_says_how_far_the_attack_got():
     flip = {**FLIP, "clients": [0, 2, 5]}
-    found, clean = (run(config({**flip, "acting": acting})).values["malicious"] for acting in (True, False))
+    found, clean = (
+        run(config({**flip, "acting": acting})).values["malicious"] for acting in (True, False)
+    )
     own = prepare(config(flip)).dealt.clients
     assert (found["number"], found["clients"]) == (3, [0, 2, 5])
     assert found["relabelled"] == sum(int((own[p].y == 3).sum()) for p in (0, 2, 5)) > 0
@@ -126,7 +142,12 @@ def test_a_poisoned_run_says_how_far_the_attack_got():
 
 def test_a_run_says_whom_no_promise_holds_for():
     """Clients that go around their method are in no ledger, and so are not the worst client."""
-    lying = {"behaviour": "lying-budget", "clip": 1.0, "of": {"behaviour": "sign-flip"}, "clients": [0, 2]}
+    lying = {
+        "behaviour": "lying-budget",
+        "clip": 1.0,
+        "of": {"behaviour": "sign-flip"},
+        "clients": [0, 2],
+    }
     honest = {"behaviour": "sign-flip", "clients": [0, 2]}
     for malicious, method, unprotected in (
         (lying, "sga-ldp", True),
@@ -136,7 +157,9 @@ def test_a_run_says_whom_no_promise_holds_for():
         privacy = {"method": method, **({"noise_multiplier": 1.0} if method == "global" else {})}
         summary = run(config(malicious, privacy=privacy, rounds=1))
         assert summary.values["malicious"]["unprotected"] == unprotected
-        texts = [text for name, text in run_table(summary).rows if name.startswith("nothing promised")]
+        texts = [
+            text for name, text in run_table(summary).rows if name.startswith("nothing promised")
+        ]
         assert len(texts) == unprotected
         assert all("0, 2" in text for text in texts)
 
@@ -152,7 +175,11 @@ def test_a_run_says_whom_no_promise_holds_for():
     ],
 )
 def test_more_malicious_clients_than_the_rule_is_set_to_bear_are_said(rule, told):
-    warnings = [w for w in prepare(config({**FLIP, "clients": [0, 3]}, aggregator=rule)).warnings if "malicious" in w]
+    warnings = [
+        w
+        for w in prepare(config({**FLIP, "clients": [0, 3]}, aggregator=rule)).warnings
+        if "malicious" in w
+    ]
     assert len(warnings) == (told is not None)
     assert told is None or told in warnings[0]
 
@@ -171,13 +198,22 @@ def test_success_is_measured_on_the_set_s_own_test_half(tmp_path):
     y, test_y = np.arange(80) % 4, np.arange(24) % 4
     shown = rng.standard_normal((4, 6))
     arrays = {"x_train": shown[y], "y_train": y, "x_test": shown[test_y], "y_test": test_y}
-    np.savez(tmp_path / "four.npz", **{k: v.astype(np.float32 if k[0] == "x" else np.int64) for k, v in arrays.items()})
+    np.savez(
+        tmp_path / "four.npz",
+        **{k: v.astype(np.float32 if k[0] == "x" else np.int64) for k, v in arrays.items()},
+    )
     data = {"name": "npz", "path": str(tmp_path / "four.npz"), "clients": 7}
     values = run(config({**FLIP, "source": 1, "target": 2, "share": 0.3}, data=data)).values
-    assert (values["malicious"]["measured_on"], values["malicious"]["goal_examples"]) == ("test half", 6)
+    assert (values["malicious"]["measured_on"], values["malicious"]["goal_examples"]) == (
+        "test half",
+        6,
+    )
     assert values["malicious"]["accuracy"] == pytest.approx(values["test_metrics"]["accuracy"])
     keep = test_y != 1
-    np.savez(tmp_path / "none.npz", **{**arrays, "x_test": arrays["x_test"][keep], "y_test": test_y[keep]})
+    np.savez(
+        tmp_path / "none.npz",
+        **{**arrays, "x_test": arrays["x_test"][keep], "y_test": test_y[keep]},
+    )
     data["path"] = str(tmp_path / "none.npz")
     with pytest.raises(FieldError, match=r"malicious\.source"):
         prepare(config({**FLIP, "source": 1, "target": 2, "share": 0.3}, data=data))
@@ -190,5 +226,9 @@ def test_success_is_measured_on_the_set_s_own_test_half(tmp_path):
 def test_options_are_those_of_the_behaviours_alone():
     for name, behaviour in BEHAVIOURS.items():
         fields = {f.name for f in dataclasses.fields(behaviour) if f.init}
-        accepted = set(config({"behaviour": name, "share": 0.3, **OPTIONS.get(name, {})}).malicious.accepted(name))
+        accepted = set(
+            config({"behaviour": name, "share": 0.3, **OPTIONS.get(name, {})}).malicious.accepted(
+                name
+            )
+        )
         assert accepted == fields - {"classes", "seed", "rule", "of"}

@@ -21,7 +21,9 @@ ORDINARY = {
 
 
 def said(**changes):
-    values = {name: dict(value) if isinstance(value, dict) else value for name, value in ORDINARY.items()}
+    values = {
+        name: dict(value) if isinstance(value, dict) else value for name, value in ORDINARY.items()
+    }
     for name, value in changes.items():
         section, _, key = name.partition("__")
         if key:

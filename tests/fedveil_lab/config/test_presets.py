@@ -28,18 +28,27 @@ SAY = {
     "digits-matched": (("the noise on",), DROWNED),
     "digits-fedre": (("no public example shows",), "sixteen public images do not show ten classes"),
     "digits-group": (("15 of 20 clients hold no example of some class",), SKEWED),
-    "digits-sga-ldp": (("1 of 30", "27 of 30", "the noise on"), f"{SKEWED}; the noise of local privacy is that long"),
+    "digits-sga-ldp": (
+        ("1 of 30", "27 of 30", "the noise on"),
+        f"{SKEWED}; the noise of local privacy is that long",
+    ),
     "hospitals-digits": (("200 of 200 clients hold no example of some class",), SKEWED),
 }
 
 
 LONG = {"digits-fedre", "record-blood-cnn"}
-NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in sorted(presets())]
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.slow] if name in LONG else [])
+    for name in sorted(presets())
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_preset_says_nothing_but_what_is_listed(name, tmp_path, monkeypatch):
-    for variable in ("FEDVEIL_DATA", "FEDVEIL_CACHE"):  # what is packaged alone, without decoded copies of other data
+    for variable in (
+        "FEDVEIL_DATA",
+        "FEDVEIL_CACHE",
+    ):  # what is packaged alone, without decoded copies of other data
         monkeypatch.setenv(variable, str(tmp_path))
     config = load(name, ["rounds=2"])
     if config.privacy.options.get("rounds"):
@@ -76,11 +85,15 @@ def test_an_audit_does_not_warn_of_the_worlds_that_it_makes():
     clients = [(x[i::3], y[i::3]) for i in range(3)]
 
     def make(clients, method, seed):
-        return fv.Federation(model=lambda: nn.Linear(4, 2), clients=clients, method=method, seed=seed)
+        return fv.Federation(
+            model=lambda: nn.Linear(4, 2), clients=clients, method=method, seed=seed
+        )
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        fv.audit(make, clients, fv.GlobalDP(noise_multiplier=0.1, clip=0.05), rounds=1, replicates=4)
+        fv.audit(
+            make, clients, fv.GlobalDP(noise_multiplier=0.1, clip=0.05), rounds=1, replicates=4
+        )
 
 
 # ---- each line beside the settings in which it may appear
@@ -90,10 +103,16 @@ METHODS = {
     "client": fv.GlobalDP(noise_multiplier=1.0, clip=1.0),
     "local": fv.SGALDP(epsilon_min=1.0, epsilon_max=1.0, clip=1.0),
     "record": fv.methods.build("record", examples=9, epsilon=8, rounds=2, clip=1.0),
-    "record, summed": fv.methods.build("record", sum="trusted", silos=4, examples=9, epsilon=8, rounds=2, clip=1.0),
-    "record, secure": fv.methods.build("record", sum="secure", least_sites=3, examples=9, epsilon=8, rounds=2, clip=1),
+    "record, summed": fv.methods.build(
+        "record", sum="trusted", silos=4, examples=9, epsilon=8, rounds=2, clip=1.0
+    ),
+    "record, secure": fv.methods.build(
+        "record", sum="secure", least_sites=3, examples=9, epsilon=8, rounds=2, clip=1
+    ),
     "person": fv.methods.build("record", epsilon=8, rounds=2, clip=1.0, **PERSON),
-    "person, summed": fv.methods.build("record", sum="trusted", silos=4, epsilon=8, rounds=2, clip=1.0, **PERSON),
+    "person, summed": fv.methods.build(
+        "record", sum="trusted", silos=4, epsilon=8, rounds=2, clip=1.0, **PERSON
+    ),
 }
 
 
@@ -123,7 +142,13 @@ def test_a_clip_is_named_as_it_was_written():
 
 def test_a_large_delta_is_compared_with_the_number_of_what_is_protected(tmp_path):
     planned = ["rounds=1", "privacy.rounds=1", "privacy.delta=0.09", "privacy.budget.delta=0.09"]
-    for name, unit in (("digits-person", "person"), ("digits-record", "record"), ("digits-sga-ldp", "client")):
+    for name, unit in (
+        ("digits-person", "person"),
+        ("digits-record", "record"),
+        ("digits-sga-ldp", "client"),
+    ):
         settings = planned if unit != "client" else ["rounds=1", "privacy.budget.delta=0.09"]
         said = run(load(name, settings), tmp_path / name).values["data"]["warnings"]
-        assert [line for line in said if line.startswith("delta") and f" {unit}s whole" in line], said
+        assert [line for line in said if line.startswith("delta") and f" {unit}s whole" in line], (
+            said
+        )

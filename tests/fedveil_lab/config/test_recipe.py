@@ -29,7 +29,9 @@ def test_a_rate_leaves_so_much_noise_in_an_output_by_hand() -> None:
 
 
 def test_the_rate_does_not_hang_on_the_clip() -> None:
-    wide, narrow = (RecordDP(examples=100, epsilon=4.0, rounds=60, clip=clip) for clip in (1.0, 0.1))
+    wide, narrow = (
+        RecordDP(examples=100, epsilon=4.0, rounds=60, clip=clip) for clip in (1.0, 0.1)
+    )
     assert rate(narrow, 10, InputScaling("given", 1.0), "mse") == pytest.approx(
         10 * rate(wide, 10, InputScaling("given", 1.0), "mse"), rel=0.03
     )
@@ -37,11 +39,15 @@ def test_the_rate_does_not_hang_on_the_clip() -> None:
 
 def test_inputs_are_as_long_as_declared() -> None:
     def shaped(*shape: int) -> DataSet:
-        return DataSet(name="t", x=torch.zeros(1, *shape), y=torch.zeros(1, dtype=torch.int64), classes=2)
+        return DataSet(
+            name="t", x=torch.zeros(1, *shape), y=torch.zeros(1, dtype=torch.int64), classes=2
+        )
 
     columns = {"age": [0, 100], "sex": ["f", "m"]}
     assert inputs_of(shaped(3), columns, {}) == InputScaling("centred", 1 / 12 + 2 / 4)
-    assert inputs_of(shaped(4), columns, {"age": "indicator"}) == InputScaling("centred", 1 / 12 + 3 / 4)
+    assert inputs_of(shaped(4), columns, {"age": "indicator"}) == InputScaling(
+        "centred", 1 / 12 + 3 / 4
+    )
     assert inputs_of(shaped(1, 8, 8), {}, {}) == InputScaling("standardised", 64.0)
 
 
@@ -58,14 +64,20 @@ def test_a_person_counts_once() -> None:
     # person 0 has classes 0 and 1, half each; persons 1 to 3 class 0 alone: 3.5 to .5
     y, group = torch.tensor([0, 1, 0, 0, 0, 0]), torch.tensor([0, 0, 1, 2, 3, 3])
     dataset = DataSet(name="t", x=torch.zeros(6, 1), y=y, classes=2, group=group)
-    assert class_weights(dataset, "person") == [0.29, 1.0]  # a class that is rarer than one person counts as one
+    assert class_weights(dataset, "person") == [
+        0.29,
+        1.0,
+    ]  # a class that is rarer than one person counts as one
 
 
 @pytest.fixture
 def table(tmp_path, monkeypatch):
     """Ninety rows of three hospitals, a fifth of them ill."""
     monkeypatch.chdir(tmp_path)
-    rows = ["ward,age,outcome", *(f"w{i % 3},{20 + i % 70},{'ill' if i % 5 == 0 else 'well'}" for i in range(90))]
+    rows = [
+        "ward,age,outcome",
+        *(f"w{i % 3},{20 + i % 70},{'ill' if i % 5 == 0 else 'well'}" for i in range(90)),
+    ]
     (tmp_path / "t.csv").write_text("\n".join(rows))
     return "t.csv"
 

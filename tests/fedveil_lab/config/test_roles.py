@@ -15,7 +15,11 @@ N = 30
 @pytest.fixture
 def ward(tmp_path):
     frame = pd.DataFrame(
-        {"who": [f"p{i}" for i in range(N)], "ward": ["a", "b"] * (N // 2), "age": np.arange(N) * 7 % 11}
+        {
+            "who": [f"p{i}" for i in range(N)],
+            "ward": ["a", "b"] * (N // 2),
+            "age": np.arange(N) * 7 % 11,
+        }
     )
     frame["ill"] = [0, 0, 1] * (N // 3)
     frame.to_csv(tmp_path / "t.csv", index=False)
@@ -29,7 +33,11 @@ def test_a_column_in_two_roles_is_refused(ward, target, person, site):
     column = {"ward": "ward", "who": "who", "ill": "who"}[target]
     with pytest.raises(FieldError, match=column):
         read_columns(ward, target, person, site)
-    options = {"scale": "none", "columns": ["age"], "classes": ["a", "b"] if target == "ward" else 2}
+    options = {
+        "scale": "none",
+        "columns": ["age"],
+        "classes": ["a", "b"] if target == "ward" else 2,
+    }
     with pytest.raises(FieldError, match=column):
         load("table", path=ward, target=target, person=person, client_column=site, **options)
 
@@ -60,13 +68,17 @@ def test_a_site_in_the_last_column_is_not_the_target(ward):
     ],
 )
 def test_what_is_another_in_each_row_is_no_target(tmp_path, values):
-    pd.DataFrame({"age": np.arange(len(values)) % 7, "v": values}).to_csv(tmp_path / "t.csv", index=False)
+    pd.DataFrame({"age": np.arange(len(values)) % 7, "v": values}).to_csv(
+        tmp_path / "t.csv", index=False
+    )
     with pytest.raises(FieldError, match=r"target = 'v'"):
         read_columns(tmp_path / "t.csv", "v", "", "")
 
 
 def test_an_amount_with_a_point_is_a_target(tmp_path):
-    pd.DataFrame({"age": np.arange(N) % 7, "v": 100.0 * np.arange(N) + 5}).to_csv(tmp_path / "t.csv", index=False)
+    pd.DataFrame({"age": np.arange(N) % 7, "v": 100.0 * np.arange(N) + 5}).to_csv(
+        tmp_path / "t.csv", index=False
+    )
     assert "target_range" in read_columns(tmp_path / "t.csv", "v", "", "")[0]
 
 
@@ -82,16 +94,24 @@ TIMES = {
 @pytest.mark.parametrize("kind", TIMES)
 def test_times_that_are_written_as_numbers_are_said(tmp_path, kind):
     values = TIMES[kind]
-    pd.DataFrame({"t": values, "age": np.arange(len(values)) % 5, "ill": np.arange(len(values)) % 2}).to_csv(
-        tmp_path / "t.csv", index=False
+    pd.DataFrame(
+        {"t": values, "age": np.arange(len(values)) % 5, "ill": np.arange(len(values)) % 2}
+    ).to_csv(tmp_path / "t.csv", index=False)
+    assert any(
+        "'t'" in line and kind in line for line in read_off(tmp_path / "t.csv", "ill", "", "").said
     )
-    assert any("'t'" in line and kind in line for line in read_off(tmp_path / "t.csv", "ill", "", "").said)
 
 
 def test_spreadsheet_days_are_said_by_their_name_and_amounts_are_not(tmp_path):
-    columns = {"admission_date": 45_000 + np.arange(N) % 9, "cost": 45_000 + np.arange(N) % 9, "ill": np.arange(N) % 2}
+    columns = {
+        "admission_date": 45_000 + np.arange(N) % 9,
+        "cost": 45_000 + np.arange(N) % 9,
+        "ill": np.arange(N) % 2,
+    }
     pd.DataFrame(columns).to_csv(tmp_path / "t.csv", index=False)
-    said = [line for line in read_off(tmp_path / "t.csv", "ill", "", "").said if "looks like" in line]
+    said = [
+        line for line in read_off(tmp_path / "t.csv", "ill", "", "").said if "looks like" in line
+    ]
     assert len(said) == 1
     assert "admission_date" in said[0]
 
@@ -104,7 +124,9 @@ def test_infinity_is_shown_as_what_it_is(tmp_path, column):
     frame.to_parquet(tmp_path / "t.parquet")
     for attempt in (
         lambda: read_columns(tmp_path / "t.parquet", "y", "", ""),
-        lambda: load("table", path=tmp_path / "t.parquet", target="y", target_range=[0, 9], scale="none"),
+        lambda: load(
+            "table", path=tmp_path / "t.parquet", target="y", target_range=[0, 9], scale="none"
+        ),
     ):
         with pytest.raises(FieldError, match=rf"row 5, column {column} = '-inf'"):
             attempt()

@@ -49,7 +49,10 @@ def test_validation_clients_never_train_and_end_the_run(tmp_path):
     assert summary.values["rounds"] < 40
     assert "stopped early" in summary.stopped
     losses = [row["validation"] for row in summary.rows]
-    assert summary.values["best"] == {"validation": min(losses), "round": losses.index(min(losses)) + 1}
+    assert summary.values["best"] == {
+        "validation": min(losses),
+        "round": losses.index(min(losses)) + 1,
+    }
     assert len(losses) == losses.index(min(losses)) + 3
     assert summary.values["participations"] == {str(len(losses)): 6}
     assert summary.values["guarantees"]["validation clients"]["status"] == "none"
@@ -58,13 +61,23 @@ def test_validation_clients_never_train_and_end_the_run(tmp_path):
 
 
 def test_budgets_of_a_configuration_hold_validation_clients_too():
-    private = BASE.replace('"group"', '"sga-ldp"').replace("hypotheses = 2", "epsilon_min = 1.0\nepsilon_max = 1.0")
+    private = BASE.replace('"group"', '"sga-ldp"').replace(
+        "hypotheses = 2", "epsilon_min = 1.0\nepsilon_max = 1.0"
+    )
     private = private.replace("noise_multiplier = 3.0\n", "").replace("rounds = 40", "rounds = 3")
-    noised = STOPPING.replace('"public"', '"noised"').replace("patience = 2", "patience = 9\nnoise_multiplier = 1.0")
+    noised = STOPPING.replace('"public"', '"noised"').replace(
+        "patience = 2", "patience = 9\nnoise_multiplier = 1.0"
+    )
     # three rounds of training cost mu .93, epsilon 4.0; a loss costs mu 1: two of them epsilon 6.6, three 8.4
-    for budget, trained, validated in (("participations = 2", 2, 2), ("epsilon = 7.0", 3, 2), ("epsilon = 9.0", 3, 3)):
+    for budget, trained, validated in (
+        ("participations = 2", 2, 2),
+        ("epsilon = 7.0", 3, 2),
+        ("epsilon = 9.0", 3, 3),
+    ):
         rows = run(parse(f"{private}{noised}[privacy.budget]\n{budget}")).rows
-        assert [row.get("validation") is not None for row in rows] == [i < validated for i in range(trained)]
+        assert [row.get("validation") is not None for row in rows] == [
+            i < validated for i in range(trained)
+        ]
     with pytest.raises(FieldError, match="none release"):
         run(parse(f"{private}{STOPPING}[privacy.budget]\nepsilon = 8.0"))
 
@@ -76,12 +89,16 @@ def test_hypotheses_begin_where_the_configuration_says():
     assert abs(float(normal.std()) - 1) < 0.05
     assert abs(float(normal.mean())) < 0.1
     assert float((normal[0] * normal[1]).mean()) < 0.1
-    other = prepare(parse(BASE.replace('"logistic"', '"logistic"\nstart = "normal"'), seed=1)).starts
+    other = prepare(
+        parse(BASE.replace('"logistic"', '"logistic"\nstart = "normal"'), seed=1)
+    ).starts
     assert not torch.equal(normal, other)
 
 
 def test_metrics_by_name():
-    summary = run(parse(BASE.replace("rounds = 40", 'rounds = 1\nmetrics = ["balanced_accuracy", "loss"]')))
+    summary = run(
+        parse(BASE.replace("rounds = 40", 'rounds = 1\nmetrics = ["balanced_accuracy", "loss"]'))
+    )
     assert set(summary.rows[0]["metrics"]) >= {"balanced_accuracy", "loss"}
     assert "accuracy" not in summary.rows[0]["metrics"]
 

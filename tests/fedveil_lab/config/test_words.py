@@ -30,7 +30,9 @@ def test_people_have_other_words_for_a_unit(words, unit):
     assert {require_unit("--protect", word, WORDS) for word in words.split()} == {unit}
 
 
-@pytest.mark.parametrize("word", ["household", "visit", "case", "patiant", "", "clientele", None, 3])
+@pytest.mark.parametrize(
+    "word", ["household", "visit", "case", "patiant", "", "clientele", None, 3]
+)
 def test_a_word_that_may_mean_less_is_refused_and_none_is_guessed(word):
     with pytest.raises(FieldError, match="--protect") as refused:
         require_unit("--protect", word, WORDS)

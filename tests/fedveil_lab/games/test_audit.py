@@ -52,7 +52,9 @@ def few(monkeypatch):
 @pytest.fixture(scope="module")
 def hidden():
     """So much noise that nothing is left to see, beside the federation without it."""
-    return audit(small("privacy.noise_multiplier=1000.0"), attacks=(*HONEST, "side-channel"), replicates=12)
+    return audit(
+        small("privacy.noise_multiplier=1000.0"), attacks=(*HONEST, "side-channel"), replicates=12
+    )
 
 
 def test_without_defence_the_attacks_win_clearly(hidden):
@@ -66,7 +68,11 @@ def test_without_defence_the_attacks_win_clearly(hidden):
 
 
 def test_the_last_note_sets_the_promise_beside_what_was_measured_for_the_same_relation(hidden):
-    assert hidden.values["settings"]["global"]["guarantee_relation"] == hidden.values["relation"] == "zero-out"
+    assert (
+        hidden.values["settings"]["global"]["guarantee_relation"]
+        == hidden.values["relation"]
+        == "zero-out"
+    )
     [last] = compared(hidden)
     assert hidden.values["settings"]["global"]["guarantee"] in last
     assert f"{hidden.together['global'].ceiling:.2f}" in last
@@ -83,7 +89,10 @@ def test_noise_that_hides_everything_leaves_nothing(hidden):
 @pytest.mark.few(0)
 def test_with_the_target_in_both_worlds_every_attack_fails():
     found = audit(
-        load("digits-cia", [*SMALL, "privacy.noise_multiplier=0.01"]), attacks=HONEST, replicates=12, world="itself"
+        load("digits-cia", [*SMALL, "privacy.noise_multiplier=0.01"]),
+        attacks=HONEST,
+        replicates=12,
+        world="itself",
     )
     for setting in found.settings:
         assert found.together[setting].lower == 0
@@ -105,7 +114,9 @@ def test_what_publishing_would_show_is_what_it_shows_and_costs_what_the_ledger_s
     for mode in ("noised", "clear"):
         for off, on in zip(played["off"], played[mode], strict=True):
             assert off.scores == on.scores
-    off, noised, clear = (played[mode][0].summary.values["guarantee"] for mode in ("off", "noised", "clear"))
+    off, noised, clear = (
+        played[mode][0].summary.values["guarantee"] for mode in ("off", "noised", "clear")
+    )
     epsilon = [float(text.split("eps=")[1].split()[0]) for text in (off, noised)]
     assert epsilon[1] > epsilon[0]
     assert "heuristic" in clear
@@ -114,7 +125,10 @@ def test_what_publishing_would_show_is_what_it_shows_and_costs_what_the_ledger_s
 
 @pytest.mark.few(0)
 def test_every_setting_of_a_comparison_is_audited_and_sigma_matched(tmp_path, few):
-    config, asked = small("rounds=1"), {"attacks": ("noise-size",), "replicates": 4, "compare": True}
+    config, asked = (
+        small("rounds=1"),
+        {"attacks": ("noise-size",), "replicates": 4, "compare": True},
+    )
     found = audit(config, tmp_path / "a", **asked)
     assert found.settings == ("vanilla", "global DP", "metric privacy", "global (equal sigma)")
     about = found.values["settings"]
@@ -128,7 +142,11 @@ def test_every_setting_of_a_comparison_is_audited_and_sigma_matched(tmp_path, fe
     game = ParticipationGame(config, **asked)
 
     def mean(phase):
-        seeds = [case.seed(config.seed) for case in game.cases if (case.phase, case.inside) == (phase, True)]
+        seeds = [
+            case.seed(config.seed)
+            for case in game.cases
+            if (case.phase, case.inside) == (phase, True)
+        ]
         assert all(metric[seed][0] for seed in seeds)
         return sum(metric[seed][1] for seed in set(seeds)) / len(set(seeds))
 
@@ -159,15 +177,21 @@ def test_an_interrupted_audit_goes_on_to_the_same_figures(tmp_path, monkeypatch,
         audit(config, tmp_path / "cut", progress=Interrupting(4), **asked)
     assert 0 < len(played(tmp_path / "cut")) < len(played(tmp_path / "whole"))
     [unfinished] = played(tmp_path / "cut")[:1]
-    (tmp_path / "cut" / "cells" / unfinished / "summary.json").unlink()  # killed before it was whole
+    (
+        tmp_path / "cut" / "cells" / unfinished / "summary.json"
+    ).unlink()  # killed before it was whole
     resumed = audit(config, tmp_path / "cut", **asked)
     for key in ("results", "settings", "together"):
         assert resumed.values[key] == whole.values[key]
     assert played(tmp_path / "cut") == played(tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr("fedveil_lab.grid.store.run_together", lambda *_: pytest.fail("is played again"))
+        patch.setattr(
+            "fedveil_lab.grid.store.run_together", lambda *_: pytest.fail("is played again")
+        )
         audit(config, tmp_path / "cut", **asked)
-        audit(config, tmp_path / "cut", attacks=("loss", "own-update", "side-channel"), replicates=4)
+        audit(
+            config, tmp_path / "cut", attacks=("loss", "own-update", "side-channel"), replicates=4
+        )
     with pytest.raises(FieldError, match="shadow"):  # another question takes another folder
         audit(config, tmp_path / "cut", attacks=("loss",), replicates=4, shadow="noisy")
     assert audit(config, tmp_path / "cut", **asked).values["results"] == whole.values["results"]
@@ -186,14 +210,30 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--set", "data.clients=1", "--set", f"data.counts={[[9] * 10]}"], "needs at least two clients"),
-        (["--set", f"data.counts={[[9] * 10, [9] * 10, [0] * 10]}"], "it never trains; choose another client"),
+        (
+            ["--set", "data.clients=1", "--set", f"data.counts={[[9] * 10]}"],
+            "needs at least two clients",
+        ),
+        (
+            ["--set", f"data.counts={[[9] * 10, [9] * 10, [0] * 10]}"],
+            "it never trains; choose another client",
+        ),
         (["--attack", "lose"], "did you mean 'loss'"),
         (["--replicates", "3"], "at least 4"),
-        (["--attack", "colluding", "--colluders", "1"], "needs what a semi-honest client lacks: 'colluders'"),
+        (
+            ["--attack", "colluding", "--colluders", "1"],
+            "needs what a semi-honest client lacks: 'colluders'",
+        ),
         (["--attack", "paper-single-shot", "--set", "data.holdout=0.0"], "set data.holdout"),
         (
-            ["--attack", "side-channel", "--set", "privacy={method='sga-ldp'}", "--set", "compare={}"],
+            [
+                "--attack",
+                "side-channel",
+                "--set",
+                "privacy={method='sga-ldp'}",
+                "--set",
+                "compare={}",
+            ],
             "under local trust no metric leaves",
         ),
     ],
@@ -209,18 +249,37 @@ def test_what_cannot_be_audited_is_refused_in_one_line(tmp_path, monkeypatch, ar
 
 def test_a_target_that_is_in_no_cohort_is_refused():
     one_of_many = {"name": "digits", "clients": 60, "holdout": 0.2}
-    config = load("digits-cia", ["rounds=1", "clients_per_round=1"]).model_copy(update={"data": Data(**one_of_many)})
+    config = load("digits-cia", ["rounds=1", "clients_per_round=1"]).model_copy(
+        update={"data": Data(**one_of_many)}
+    )
     with pytest.raises(FieldError, match=r"--target = 59: is in no round's cohort in any run"):
         audit(config, attacks=("loss",), replicates=4)
 
 
 def test_the_command_prints_what_was_found_and_what_it_means(tmp_path, monkeypatch, few):
     monkeypatch.chdir(tmp_path)
-    changes = [part for change in (*SMALL, "publish.metrics='noised'") for part in ("--set", change)]
-    attacks = [part for name in ("adaptive", "informed", "side-channel", "active") for part in ("--attack", name)]
+    changes = [
+        part for change in (*SMALL, "publish.metrics='noised'") for part in ("--set", change)
+    ]
+    attacks = [
+        part
+        for name in ("adaptive", "informed", "side-channel", "active")
+        for part in ("--attack", name)
+    ]
     result = CliRunner().invoke(
         app,
-        ["audit", "digits-cia", *changes, *attacks, "--replicates", "4", "--shadow", "partial", "--out-world", "empty"],
+        [
+            "audit",
+            "digits-cia",
+            *changes,
+            *attacks,
+            "--replicates",
+            "4",
+            "--shadow",
+            "partial",
+            "--out-world",
+            "empty",
+        ],
     )
     assert result.exit_code == 0, result.output
     for words in (
@@ -240,12 +299,16 @@ def test_the_command_prints_what_was_found_and_what_it_means(tmp_path, monkeypat
     ):
         assert words in " ".join(result.output.split()), words
     assert result.output.index("attacks that work") < result.output.index("vanilla: guarantee none")
-    assert "cannot be compared" not in result.output  # the guarantee is for zero-out, and "empty" plays that
+    assert (
+        "cannot be compared" not in result.output
+    )  # the guarantee is for zero-out, and "empty" plays that
     assert "(noised) *" not in result.output
     assert all(ord(c) >= 32 or c == "\n" for c in result.stdout)
     folder = tmp_path / "runs" / "digits-cia-audit"
     assert min((folder / name).stat().st_size for name in ("audit.png", "evidence.png")) > 20_000
-    assert os.name != "posix" or {p.stat().st_mode & 0o777 for p in folder.iterdir() if p.is_file()} == {0o600}
+    assert os.name != "posix" or {
+        p.stat().st_mode & 0o777 for p in folder.iterdir() if p.is_file()
+    } == {0o600}
     values = json.loads((folder / "audit.json").read_text())
     assert values["unit"] == "one run of the federation"
     assert {r["valid_without_defence"] for r in values["results"]} <= {True, False}
@@ -257,7 +320,17 @@ def test_ctrl_c_meets_a_clear_message(tmp_path, monkeypatch):
 
     monkeypatch.setattr("fedveil_lab.grid.store.run_together", met)
     changes = [part for change in SMALL for part in ("--set", change)]
-    asked = ["audit", "digits-cia", *changes, "--attack", "loss", "--replicates", "4", "--out", str(tmp_path / "a")]
+    asked = [
+        "audit",
+        "digits-cia",
+        *changes,
+        "--attack",
+        "loss",
+        "--replicates",
+        "4",
+        "--out",
+        str(tmp_path / "a"),
+    ]
     result = CliRunner().invoke(app, asked)
     assert result.exit_code == 130
     assert result.stderr.strip() == "fedveil: interrupted; go on with: the same command"

@@ -33,7 +33,9 @@ def cases(d):
 
 
 def case_of(d, name):
-    return next(c for c in cases(d) if c.name == name or (c.name.startswith(name) and "distance" in c.name))
+    return next(
+        c for c in cases(d) if c.name == name or (c.name.startswith(name) and "distance" in c.name)
+    )
 
 
 def named(d):
@@ -46,7 +48,12 @@ ALL = [(d, name) for d in DIMENSIONS for name in named(d)]
 def scores(case, source, runs):
     """Scores [2, runs], in and out; each run with fresh parties and a stream of its own."""
     worlds = zip((1, 0), case.worlds, strict=True)
-    return np.array([[case.score(world(source.child(case.name, w, r))) for r in range(runs)] for w, world in worlds])
+    return np.array(
+        [
+            [case.score(world(source.child(case.name, w, r))) for r in range(runs)]
+            for w, world in worlds
+        ]
+    )
 
 
 def beaten(case, result):
@@ -111,7 +118,8 @@ def test_without_noise_every_claim_is_beaten(d, name, monkeypatch):
 
 @pytest.mark.few(0)
 @pytest.mark.parametrize(
-    ("name", "runs"), [("global DP, TrimmedMean", 500), ("metric privacy, scale from releases", 1000)]
+    ("name", "runs"),
+    [("global DP, TrimmedMean", 500), ("metric privacy, scale from releases", 1000)],
 )
 def test_half_the_noise_is_found_out_where_canaries_find_nothing(name, runs):
     """A canary is trimmed away, and moves no distance near the range's end: the worst case is what finds it."""
@@ -121,7 +129,9 @@ def test_half_the_noise_is_found_out_where_canaries_find_nothing(name, runs):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", ["global DP, FedAvg, a client replaced", "SGA-LDP, released similarity"])
+@pytest.mark.parametrize(
+    "name", ["global DP, FedAvg, a client replaced", "SGA-LDP, released similarity"]
+)
 @pytest.mark.parametrize("d", DIMENSIONS)
 def test_a_quarter_of_the_noise_is_found_out(d, name):
     case = case_of(d, name)

@@ -45,19 +45,25 @@ STRONG = {
 
 
 def play(name, options, **more):
-    clients = [ClientData(X[i : i + 1], Y[i : i + 1], X[100:140], Y[100:140]) for i in range(CLIENTS)]
+    clients = [
+        ClientData(X[i : i + 1], Y[i : i + 1], X[100:140], Y[100:140]) for i in range(CLIENTS)
+    ]
     values = {"model": lambda: model("mlp", X, hidden=(32,), activation="tanh"), "clients": clients}
     values |= {"shared": Shared(region=(0, 0, 4, 4), public_data=clients[0])}
     values["local"] = LocalTraining(batch_size=1, lr=0.1)
     values |= {"execution": Execution(single_examples=True)}
-    return play_round(Federation(**{**values, **more}, method=build(name, **options)), reference=X[200:240])
+    return play_round(
+        Federation(**{**values, **more}, method=build(name, **options)), reference=X[200:240]
+    )
 
 
 def judged(name, options, attack):
     units = []
     for release in play(name, options):
         found = invert(release.received, release.known, attack)
-        units.append(scores(release.data.x, release.data.y, found, data_range=1.0, others=release.others))
+        units.append(
+            scores(release.data.x, release.data.y, found, data_range=1.0, others=release.others)
+        )
     return units
 
 
@@ -91,10 +97,12 @@ def test_the_server_knows_clipping_and_the_size_of_the_noise(name):
     for release in play(name, STRONG[name]):
         known, told = release.known, release.known.deviations()
         # the noise dominates here, so that the update's squared length is its own
-        assert float(release.received.update.double().square().sum() / told.square().sum()) == pytest.approx(
-            1, abs=0.15
-        )
-        layers = dict.fromkeys(known.layout.groups("module"), 0.2)  # each layer to 0.2, not the update
+        assert float(
+            release.received.update.double().square().sum() / told.square().sum()
+        ) == pytest.approx(1, abs=0.15)
+        layers = dict.fromkeys(
+            known.layout.groups("module"), 0.2
+        )  # each layer to 0.2, not the update
         assert known.clip == {"fedre": layers, "sga-ldp": 0.5}.get(name)
         assert known.example_clip == (1.0 if name == "record" else None)
 
@@ -114,11 +122,20 @@ def test_per_example_clipping_with_little_noise_is_inverted():
     found = invert(release.received, release.known, IDLG())
     assert torch.equal(found.labels, release.data.y)
     assert float((found.images - release.data.x).square().mean()) < 1e-3
-    assert float((invert(release.received, release.known, Analytic()).images - release.data.x).square().mean()) < 1e-3
+    assert (
+        float(
+            (invert(release.received, release.known, Analytic()).images - release.data.x)
+            .square()
+            .mean()
+        )
+        < 1e-3
+    )
 
 
 def test_an_attacker_with_reference_images_is_never_worse_off_than_by_guessing_their_mean():
-    clients = [ClientData(X[i : i + 1], Y[i : i + 1], X[100:140], Y[100:140]) for i in range(CLIENTS)]
+    clients = [
+        ClientData(X[i : i + 1], Y[i : i + 1], X[100:140], Y[100:140]) for i in range(CLIENTS)
+    ]
     noise = Method("noise", GroupPrivacy(noise_multiplier=3.0), Plain())
     federation = Federation(model=lambda: model("lenet", X), clients=clients, method=noise)
     for release in play_round(federation, reference=X[200:400]):
@@ -147,14 +164,21 @@ def test_attacks_are_compared_each_beside_itself_without_a_defence(tmp_path):
     with pytest.raises(FieldError, match="statistics"):
         draw_inversion(found, "running-statistics", tmp_path / "none.png")
     with pytest.raises(FieldError, match="settings"):
-        compare_inversion({"none": settings["none"], "few": settings["loud"][:2]}, [Analytic()], undefended="none")
+        compare_inversion(
+            {"none": settings["none"], "few": settings["loud"][:2]}, [Analytic()], undefended="none"
+        )
 
 
 def test_what_clients_mark_as_sensitive_is_judged_apart():
     masks = torch.zeros(1, 8, 8, dtype=torch.bool)
     masks[:, :, :4] = True
-    marked = [ClientData(X[i : i + 1], Y[i : i + 1], X[100:140], Y[100:140], masks=masks) for i in range(CLIENTS - 1)]
-    bare = ClientData(X[5:6], Y[5:6], X[100:140], Y[100:140], masks=torch.zeros_like(masks))  # has no region
+    marked = [
+        ClientData(X[i : i + 1], Y[i : i + 1], X[100:140], Y[100:140], masks=masks)
+        for i in range(CLIENTS - 1)
+    ]
+    bare = ClientData(
+        X[5:6], Y[5:6], X[100:140], Y[100:140], masks=torch.zeros_like(masks)
+    )  # has no region
     settings = {"none": play("vanilla", {}, clients=[*marked, bare])}
     found = compare_inversion(settings, [Analytic()], undefended="none")
     details = found.verdicts[0].details
@@ -176,7 +200,8 @@ def test_what_clients_mark_as_sensitive_is_judged_apart():
 @pytest.mark.data
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("source", "options"), [("cifar10-subset", {}), ("bloodmnist", {}), ("alzheimer", {"resolution": 32})]
+    ("source", "options"),
+    [("cifar10-subset", {}), ("bloodmnist", {}), ("alzheimer", {"resolution": 32})],
 )
 def test_real_pictures_are_reconstructed_within_ten_seconds(source, options):
     try:

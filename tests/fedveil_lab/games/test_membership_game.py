@@ -69,7 +69,9 @@ def test_a_server_tells_members_without_a_defence_and_not_under_local_noise(conf
     assert again.verdicts[0].point == verdicts["vanilla", "fedmia"].point
 
 
-def test_shadow_models_find_members_without_a_defence_and_fewer_under_local_noise(config, tmp_path, monkeypatch):
+def test_shadow_models_find_members_without_a_defence_and_fewer_under_local_noise(
+    config, tmp_path, monkeypatch
+):
     monkeypatch.setattr("fedveil_lab.games.shadows.MODELS", 8)
     monkeypatch.setattr("fedveil_lab.games.shadows.CLIENTS", 1)
     names = ("rmia-offline", "rmia-offline-update", "lira-online-trajectory", "calibrated-loss")
@@ -90,8 +92,14 @@ def test_shadow_models_find_members_without_a_defence_and_fewer_under_local_nois
 def test_what_noises_every_step_refuses_shadow_updates_by_name(config, tmp_path, monkeypatch):
     monkeypatch.setattr("fedveil_lab.games.shadows.MODELS", 4)
     keys = ("method='record'", "noise_multiplier=1.0", "examples=200", "clip=1.0")
-    noised = load(str(tmp_path / "small.toml"), ["local.epochs=1", "rounds=1", *(f"privacy.{key}" for key in keys)])
-    found = play(game(noised, attacks=("lira-offline-update", "lira-offline"), replicates=1), tmp_path / "audit")
+    noised = load(
+        str(tmp_path / "small.toml"),
+        ["local.epochs=1", "rounds=1", *(f"privacy.{key}" for key in keys)],
+    )
+    found = play(
+        game(noised, attacks=("lira-offline-update", "lira-offline"), replicates=1),
+        tmp_path / "audit",
+    )
     assert {(v.setting, v.attack) for v in found.verdicts} >= {("record", "lira-offline")}
     refused = {(r.setting, r.attack): r.reason for r in found.refused}
     assert "every step" in refused["record", "lira-offline-update"]
@@ -105,7 +113,13 @@ def test_what_cannot_be_asked_is_refused(config):
         play(game(alone))
 
 
-ALONE = ["data.partition=quantity", "data.alpha=0.3", "data.clients=6", "data.min_size=1", "data.holdout=0.2"]
+ALONE = [
+    "data.partition=quantity",
+    "data.alpha=0.3",
+    "data.clients=6",
+    "data.min_size=1",
+    "data.holdout=0.2",
+]
 
 
 @pytest.fixture
@@ -142,7 +156,9 @@ def test_runs_that_could_not_be_judged_are_said(uneven, monkeypatch):
 
 def test_a_person_is_told_by_the_mean_of_her_images(tmp_path):
     path = tmp_path / "small.toml"
-    text = TEXT.replace("[model.options]\n", "").replace('name = "digits"', 'name = "digits"\nmade_up_people = 6')
+    text = TEXT.replace("[model.options]\n", "").replace(
+        'name = "digits"', 'name = "digits"\nmade_up_people = 6'
+    )
     path.write_text(text[: text.index("[privacy]")])
     found = play(game(load(str(path), []), attacks=("loss", "person-loss")), tmp_path / "audit")
     verdicts = {v.attack: v for v in found.verdicts}
@@ -162,7 +178,12 @@ def test_a_persons_score_is_the_mean_of_hers():
     assert of_people(scores, who).tolist() == [2.0, 3.5, 5.0]
 
 
-SHADOWS = ("person-lira-offline", "person-rmia-online", "person-rmia-offline", "person-calibrated-loss")
+SHADOWS = (
+    "person-lira-offline",
+    "person-rmia-online",
+    "person-rmia-offline",
+    "person-calibrated-loss",
+)
 
 
 @pytest.fixture
@@ -170,25 +191,44 @@ def people(tmp_path):
     """Ten times as many numbers in an example as decide its class: whoever is trained on is remembered."""
     rng = np.random.default_rng(0)
     who = np.repeat(np.arange(120), 3)
-    np.savez(tmp_path / "people.npz", x=rng.normal(size=(360, 60)), y=rng.integers(0, 2, 360), patient=who)
-    text = TEXT.replace('name = "digits"', f'name = "npz"\npath = "{tmp_path / "people.npz"}"\nperson = "patient"')
-    text = text.replace('name = "mlp"\n[model.options]\nhidden = [32]', 'name = "logistic"').replace("0.4", "0.5")
+    np.savez(
+        tmp_path / "people.npz",
+        x=rng.normal(size=(360, 60)),
+        y=rng.integers(0, 2, 360),
+        patient=who,
+    )
+    text = TEXT.replace(
+        'name = "digits"', f'name = "npz"\npath = "{tmp_path / "people.npz"}"\nperson = "patient"'
+    )
+    text = text.replace(
+        'name = "mlp"\n[model.options]\nhidden = [32]', 'name = "logistic"'
+    ).replace("0.4", "0.5")
     path = tmp_path / "people.toml"
     path.write_text(text[: text.index("[privacy]")] + "[privacy]\n")
     noise = "{method='record', unit='person', people=10, records_per_person=3, clip=1.0, epsilon=%s, delta=1e-5}"
 
     def at(epsilon):
-        changes = ["data.classes=2", "rounds=8", f"privacy={noise % epsilon}", "local.lr=2.0", "local.epochs=1"]
+        changes = [
+            "data.classes=2",
+            "rounds=8",
+            f"privacy={noise % epsilon}",
+            "local.lr=2.0",
+            "local.epochs=1",
+        ]
         return load(str(path), [*changes, "data.clients=4", "local.batch_size=1000"])
 
     return at
 
 
-def test_shadow_models_find_persons_where_noise_is_vacuous_and_not_where_it_protects(people, tmp_path, monkeypatch):
+def test_shadow_models_find_persons_where_noise_is_vacuous_and_not_where_it_protects(
+    people, tmp_path, monkeypatch
+):
     monkeypatch.setattr("fedveil_lab.games.shadows.MODELS", 8)
     found = {}
     for epsilon in (1e6, 0.5):
-        played = play(game(people(epsilon), attacks=SHADOWS, replicates=1), tmp_path / f"audit-{epsilon:g}")
+        played = play(
+            game(people(epsilon), attacks=SHADOWS, replicates=1), tmp_path / f"audit-{epsilon:g}"
+        )
         assert {v.attack for v in played.verdicts} == set(SHADOWS)
         found |= {(v.attack, v.setting, epsilon): v.point for v in played.verdicts}
     for attack in SHADOWS:
@@ -208,7 +248,9 @@ def test_a_shadow_federation_has_all_records_of_a_person_where_she_is_or_none(pe
     config = people(1e6)
     play(game(config, attacks=("person-lira-offline",), replicates=1))
     home = {
-        int(p): i for i, c in enumerate(deal_out(config.data, config.seed).clients) for p in (*c.person, *c.test_person)
+        int(p): i
+        for i, c in enumerate(deal_out(config.data, config.seed).clients)
+        for p in (*c.person, *c.test_person)
     }
     noisy = played[-4:]
     times = torch.zeros(120, dtype=torch.int64)
@@ -222,7 +264,9 @@ def test_a_shadow_federation_has_all_records_of_a_person_where_she_is_or_none(pe
     assert int((times == 2).sum()) > 60
 
 
-def test_a_persons_shadow_score_needs_to_know_whose_records_are_whose(config, tmp_path, monkeypatch):
+def test_a_persons_shadow_score_needs_to_know_whose_records_are_whose(
+    config, tmp_path, monkeypatch
+):
     monkeypatch.setattr("fedveil_lab.games.shadows.MODELS", 4)
     assert not any(name.startswith(PEOPLE) for name in game(config).chosen)
     config = load(str(tmp_path / "small.toml"), ["local.epochs=1", "rounds=1"])

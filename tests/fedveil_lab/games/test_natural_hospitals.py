@@ -24,7 +24,9 @@ def hospitals(tmp_path, monkeypatch):
     def written(protect):
         asked = ["--data", "h.csv", "--site", "hospital", "--target", "sick", "--protect", protect]
         assert CliRunner().invoke(app, ["init", f"{protect}.toml", *asked]).exit_code == 0
-        return load(f"{protect}.toml", ["rounds=1", *(["privacy.rounds=1"] if protect != "nothing" else [])])
+        return load(
+            f"{protect}.toml", ["rounds=1", *(["privacy.rounds=1"] if protect != "nothing" else [])]
+        )
 
     return written
 
@@ -34,7 +36,9 @@ def test_the_default_audit_plays_on_natural_hospitals(protect, hospitals):
     game = ParticipationGame(hospitals(protect), attacks=("loss",), replicates=4)
     found = play(game)
     assert found.verdicts
-    if protect != "hospital":  # where a client is promised something, its relation says what to play
+    if (
+        protect != "hospital"
+    ):  # where a client is promised something, its relation says what to play
         assert found.values["world"] == "remove"
         assert any("--out-world remove" in note for note in found.values["notes"])
 
@@ -44,4 +48,6 @@ def test_a_world_that_cannot_be_played_is_refused_before_the_first_run(hospitals
     with pytest.raises(FieldError, match="--out-world"):
         game.check()
     with pytest.raises(FieldError, match="--out-world"):
-        ParticipationGame(hospitals("nothing"), attacks=("loss",), replicates=4, world="replace").check()
+        ParticipationGame(
+            hospitals("nothing"), attacks=("loss",), replicates=4, world="replace"
+        ).check()

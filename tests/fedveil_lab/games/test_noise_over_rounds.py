@@ -69,12 +69,19 @@ BUGS = {
     "no noise in even rounds": Bug(change=lambda z, t: z * odd(t)),
     "no noise in round 7": Bug(change=lambda z, t: z * (t != 7)),
     "half the noise in every second round": Bug(change=lambda z, t: z * (0.5 if odd(t) else 1)),
-    "used again from the round before in odd rounds": Bug(lambda party, t: (party, t - (odd(t) and t > 1))),
+    "used again from the round before in odd rounds": Bug(
+        lambda party, t: (party, t - (odd(t) and t > 1))
+    ),
     "used again from two rounds before": Bug(lambda party, t: (party, t - 2 if t > 2 else t)),
     "used again from two rounds before, once": Bug(lambda party, t: (party, 4 if t == 6 else t)),
-    "used again, the sign turned": Bug(lambda party, t: (party, t - odd(t)), lambda z, t: -z if odd(t) else z),
+    "used again, the sign turned": Bug(
+        lambda party, t: (party, t - odd(t)), lambda z, t: -z if odd(t) else z
+    ),
     "half of it used again": Bug(
-        change=lambda z, t: (z + torch.randn(len(z), generator=torch.Generator().manual_seed(t // 2))) / math.sqrt(2)
+        change=lambda z, t: (
+            (z + torch.randn(len(z), generator=torch.Generator().manual_seed(t // 2)))
+            / math.sqrt(2)
+        )
     ),
     "none on 1 coordinate": Bug(change=on(SOME[:1], 0.0)),
     "none on 50 coordinates": Bug(change=on(SOME[:50], 0.0)),
@@ -94,11 +101,14 @@ BUGS = {
 PLAYED = {
     one.name: one
     for one in noise.methods(D)
-    if one.name in ("global DP, FedAvg", "metric privacy, scale from releases", "SGA-LDP, released similarity")
+    if one.name
+    in ("global DP, FedAvg", "metric privacy, scale from releases", "SGA-LDP, released similarity")
 }
 
 
-@pytest.mark.parametrize(("bug", "name"), [(bug, list(PLAYED)[i % 3]) for i, bug in enumerate(BUGS)])
+@pytest.mark.parametrize(
+    ("bug", "name"), [(bug, list(PLAYED)[i % 3]) for i, bug in enumerate(BUGS)]
+)
 def test_a_planted_bug_is_found(bug, name):
     least = PLAYED[name].examine(Planted(1, BUGS[bug]))
     assert least.p < FOUND, least
@@ -111,7 +121,10 @@ def test_every_methods_noise_is_sound_and_is_found_used_again(name, monkeypatch)
     sound = one.examine(Planted(2, Bug()))
     assert sound.p > FOUND, sound
     if name != "secure source":  # which is the operating system's
-        assert one.examine(Planted(2, BUGS["used again from the round before in odd rounds"])).p < FOUND
+        assert (
+            one.examine(Planted(2, BUGS["used again from the round before in odd rounds"])).p
+            < FOUND
+        )
 
 
 def test_clients_that_share_their_noise_are_found():
@@ -138,12 +151,17 @@ def test_the_library_itself_without_noise_on_a_coordinate_ends_the_command(monke
 
 
 def test_in_the_game_a_round_without_noise_decides_alone():
-    [case] = [case for case in guarantees.cases(11) if case.name == "global DP, FedAvg, three rounds"]
+    [case] = [
+        case for case in guarantees.cases(11) if case.name == "global DP, FedAvg, three rounds"
+    ]
 
     def proven(bug):
         source = Planted(1, bug)
         worlds = zip((1, 0), case.worlds, strict=True)
-        scores = [np.array([case.score(world(source.child(w, r))) for r in range(100)]) for w, world in worlds]
+        scores = [
+            np.array([case.score(world(source.child(w, r))) for r in range(100)])
+            for w, world in worlds
+        ]
         return bound(*scores).mu_lower
 
     assert proven(Bug()) <= case.claimed_mu
@@ -155,7 +173,9 @@ def test_in_the_game_a_round_without_noise_decides_alone():
 
 def plays(count, shape):
     return [
-        departures(torch.randn(*shape, generator=torch.Generator().manual_seed(s), dtype=torch.float64))[0].p
+        departures(
+            torch.randn(*shape, generator=torch.Generator().manual_seed(s), dtype=torch.float64)
+        )[0].p
         for s in range(count)
     ]
 

@@ -53,20 +53,29 @@ def test_more_attacks_and_more_replicates_find_the_runs_of_the_folder(tmp_path, 
     audit(config, folder, attacks=("side-channel",), replicates=5)
     first = json.loads((folder / "audit.json").read_text())
     with monkeypatch.context() as patch:
-        patch.setattr("fedveil_lab.grid.store.run_together", lambda *_: pytest.fail("is played again"))
+        patch.setattr(
+            "fedveil_lab.grid.store.run_together", lambda *_: pytest.fail("is played again")
+        )
         audit(config, folder, attacks=("loss", "side-channel"), replicates=5)
         second = json.loads((folder / "audit.json").read_text())
         assert audit(config, folder, attacks=("loss",), replicates=4).values["replicates"] == 4
     assert rows(first).items() <= rows(second).items()
     before = len(list((folder / "cells").iterdir()))
     audit(config, folder, attacks=("loss",), replicates=6)
-    assert len(list((folder / "cells").iterdir())) == before + 2 * 2  # one more in each world of each setting
+    assert (
+        len(list((folder / "cells").iterdir())) == before + 2 * 2
+    )  # one more in each world of each setting
 
 
 def test_blocks_are_as_small_as_replicates_are_slow():
     one, two = setup_of(), setup_of("workers=2")
     probes = [ParticipationView()]
-    assert [block_size(one, probes, seconds) for seconds in (0.01, 5.0, 30.0, math.inf)] == [20, 4, 1, 1]
+    assert [block_size(one, probes, seconds) for seconds in (0.01, 5.0, 30.0, math.inf)] == [
+        20,
+        4,
+        1,
+        1,
+    ]
     assert block_size(two, probes, 30.0) == 2  # or one of them would be idle
     assert block_size(setup_of("rounds=40000"), probes, 0.01) == 3  # of memory
 
@@ -87,17 +96,26 @@ def test_blocks_grow_when_it_is_known_how_long_a_run_takes(monkeypatch, few):
 def test_a_reply_that_the_server_drops_counts_as_nothing_sent():
     view = ParticipationView()
     setup = setup_of("clients_per_round=2")
-    view.begin(replace(setup, method=build("vanilla"), holders=replace(setup.holders, adversaries=(0, 1))))
+    view.begin(
+        replace(setup, method=build("vanilla"), holders=replace(setup.holders, adversaries=(0, 1)))
+    )
     sent = {0: torch.tensor([1.0, 2.0, 3.0]), 1: torch.tensor([1.0, float("nan"), 0.0])}
-    start, record = SimpleNamespace(models=torch.zeros(1, 3)), SimpleNamespace(client_metrics=(), published={})
+    start, record = (
+        SimpleNamespace(models=torch.zeros(1, 3)),
+        SimpleNamespace(client_metrics=(), published={}),
+    )
     received = {p: (Release("model", v),) for p, v in sent.items()}
-    view(SimpleNamespace(broadcast=start, received=received, models=torch.zeros(1, 3), record=record))
+    view(
+        SimpleNamespace(broadcast=start, received=received, models=torch.zeros(1, 3), record=record)
+    )
     assert view.observation().sent[:, 0].tolist() == [[1, 2, 3], [0, 0, 0]]
 
 
 def test_any_game_is_played_by_its_name(tmp_path):
     asked = ["audit", "digits-cia", "--set", "rounds=1", "--out", str(tmp_path / "a")]
-    result = CliRunner().invoke(app, [*asked, "--game", "membership", "--attack", "loss", "--replicates", "1"])
+    result = CliRunner().invoke(
+        app, [*asked, "--game", "membership", "--attack", "loss", "--replicates", "1"]
+    )
     assert result.exit_code == 0, result.output
     assert "AUC, over one run" in result.output
     assert json.loads((tmp_path / "a" / "audit.json").read_text())["game"] == "membership"
@@ -127,8 +145,16 @@ def test_attacks_tell_which_game_is_played(attacks, options, game):
     [
         (["loss", "dlg"], {}, "loss (participation), dlg (inversion)'"),
         (["dlgg"], {}, "did you mean 'dlg'"),
-        ([], {"images": 3}, "--images = 3: is no option of the game participation, but of inversion"),
-        (["fedmia"], {"world": "empty"}, "--out-world = 'empty': is no option of the game membership"),
+        (
+            [],
+            {"images": 3},
+            "--images = 3: is no option of the game participation, but of inversion",
+        ),
+        (
+            ["fedmia"],
+            {"world": "empty"},
+            "--out-world = 'empty': is no option of the game membership",
+        ),
         (["loss"], {"imagse": 3}, "imagse"),
     ],
 )
@@ -140,14 +166,20 @@ def test_what_no_game_plays_is_refused(attacks, options, words):
 class Step(Attack):
     """How far the loss on the shadow data falls in a round."""
 
-    name, summary, needs = "my-step", "fall of the target's loss in a round", frozenset({"models", "shadow"})
+    name, summary, needs = (
+        "my-step",
+        "fall of the target's loss in a round",
+        frozenset({"models", "shadow"}),
+    )
 
     def run(self, observation):
         losses = self.knowledge.loss_of(observation.models[:, :1], self.knowledge.shadow)
         return losses[:-1] - losses[1:]
 
 
-def test_an_attack_of_ones_own_is_played_also_in_a_folder_that_was_there(tmp_path, monkeypatch, few):
+def test_an_attack_of_ones_own_is_played_also_in_a_folder_that_was_there(
+    tmp_path, monkeypatch, few
+):
     asked = ["audit", "digits-cia", "--replicates", "4", "--out", str(tmp_path / "a")]
     asked += [part for change in SMALL for part in ("--set", change)]
     assert CliRunner().invoke(app, [*asked, "--attack", "loss"]).exit_code == 0
@@ -155,7 +187,10 @@ def test_an_attack_of_ones_own_is_played_also_in_a_folder_that_was_there(tmp_pat
     result = CliRunner().invoke(app, [*asked, "--attack", "my-step"])
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "a" / "audit.json").read_text())
-    assert [(r["attack"], r["setting"]) for r in found["results"]] == [("my-step", "vanilla"), ("my-step", "global")]
+    assert [(r["attack"], r["setting"]) for r in found["results"]] == [
+        ("my-step", "vanilla"),
+        ("my-step", "global"),
+    ]
     assert not found["refused"]
 
 
@@ -205,7 +240,9 @@ def test_seed_and_device_are_those_of_the_other_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(games, "play", stop)
     for options in ([], ["--seed", "7", "--device", "auto"]):
-        assert CliRunner().invoke(app, ["audit", "digits-cia", *options]).stderr == "fedveil: asked\n"
+        assert (
+            CliRunner().invoke(app, ["audit", "digits-cia", *options]).stderr == "fedveil: asked\n"
+        )
     assert [(c.seed, c.device) for c in asked] == [(0, "cpu"), (7, "auto")]
 
 
@@ -220,7 +257,9 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path, monkeypatch):
 def test_its_help_names_every_attack():
     shown = set(CliRunner().invoke(app, ["audit", "--help"]).stdout.split())
     names = {attack.removeprefix("person-") for game in GAMES.values() for attack in game.known}
-    assert {name for name in names if not name.endswith(("-update", "-trajectory"))} | {"own-update"} <= shown
+    assert {name for name in names if not name.endswith(("-update", "-trajectory"))} | {
+        "own-update"
+    } <= shown
     assert {"person-loss", "person-NAME"} <= {word.rstrip(",") for word in shown}
 
 
@@ -229,7 +268,9 @@ def test_an_attack_that_only_some_defences_exclude_is_played_against_the_others(
     config = load("digits-cia", SMALL)
     compared = config.model_copy(
         update={
-            "compare": Comparison.model_validate({"settings": [{"method": "global", "noise_multiplier": 0.01}, local]})
+            "compare": Comparison.model_validate(
+                {"settings": [{"method": "global", "noise_multiplier": 0.01}, local]}
+            )
         }
     )
     found = audit(compared, attacks=("side-channel",), replicates=4, compare=True)

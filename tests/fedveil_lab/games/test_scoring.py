@@ -28,7 +28,9 @@ def audited(gaps, runs=30, settings=SETTINGS, supposed=()):
         valid = None
         for setting, gap in zip(settings, by_setting, strict=True):
             inside, outside = rng.standard_normal(runs) + gap, rng.standard_normal(runs)
-            found = judge(attack, setting, inside, outside, threshold=gap / 2, delta=DELTA, relation=RELATION)
+            found = judge(
+                attack, setting, inside, outside, threshold=gap / 2, delta=DELTA, relation=RELATION
+            )
             valid = found.succeeds if setting == settings[0] else valid
             seen = (torch.from_numpy(scores)[:, None] for scores in (inside, outside))
             inside, outside = seen
@@ -66,7 +68,11 @@ def test_the_strongest_attack_is_named_with_its_interval_and_what_all_of_them_pr
     by = {(v.attack, v.setting): v for v in found.verdicts}
     best, plain = by["adaptive", "global"], by["adaptive", "vanilla"]
     bound = found.together["global"]
-    assert (row["against"], row["strongest"], row["attacks that work"]) == ("global", "adaptive", "3 of 3")
+    assert (row["against"], row["strongest"], row["attacks that work"]) == (
+        "global",
+        "adaptive",
+        "3 of 3",
+    )
     assert row["AUC (95%)"] == f"{best.point:.3f} ({best.auc.low:.2f}-{best.auc.high:.2f})"
     assert row["without the defence"].startswith(f"{plain.point:.3f} (")
     assert bound.lower > 0
@@ -94,19 +100,30 @@ def test_without_a_defence_or_with_supposed_metrics_alone_that_is_said():
     [row] = rows(audited({"loss": (3,)}, settings=("vanilla",))).values()
     assert row["strongest"] == "loss"
     assert "without the defence" not in row
-    [supposed] = rows(audited({"informed (clear)": (3, 3)}, supposed=("informed (clear)",))).values()
+    [supposed] = rows(
+        audited({"informed (clear)": (3, 3)}, supposed=("informed (clear)",))
+    ).values()
     assert (supposed["strongest"], supposed["attacks that work"]) == ("-", "0 of 0")
     nothing = audited({})
     assert headline(nothing) is None
-    compared = rows(audited({"loss": (3, 2, 1)}, settings=("vanilla", "global DP", "metric privacy")))
+    compared = rows(
+        audited({"loss": (3, 2, 1)}, settings=("vanilla", "global DP", "metric privacy"))
+    )
     assert list(compared) == ["global DP", "metric privacy"]
 
 
-@pytest.mark.parametrize(("runs", "figures"), [(4, ["4", "0.00"]), (6, ["6", "0.16"]), (7, ["7", "0.37"])])
+@pytest.mark.parametrize(
+    ("runs", "figures"), [(4, ["4", "0.00"]), (6, ["6", "0.16"]), (7, ["7", "0.37"])]
+)
 def test_too_few_runs_are_said_to_be(runs, figures):
     [note] = headline(audited({"loss": (50, 50)}, runs=runs)).notes  # perfect separation
     assert re.findall(r"\d+\.\d\d|^\d+", note) == figures
-    assert re.findall(r"(\d+) for ([\d.]+)", note) == [("6", "0"), ("8", "0.5"), ("12", "1"), ("30", "2.")]
+    assert re.findall(r"(\d+) for ([\d.]+)", note) == [
+        ("6", "0"),
+        ("8", "0.5"),
+        ("12", "1"),
+        ("30", "2."),
+    ]
 
 
 def test_the_fewest_runs_are_the_fewest():
@@ -116,10 +133,15 @@ def test_the_fewest_runs_are_the_fewest():
     enough = audited({"loss": (50, 50)}, runs=fewest_runs(0.5, DELTA))
     assert not headline(enough).notes
     perfect = [audited({"loss": (50, 50)}, runs=n).verdicts[0].succeeds for n in (5, 6)]
-    assert perfect == [False, True]  # where nothing can be proven, perfect separation is not "valid" either
+    assert perfect == [
+        False,
+        True,
+    ]  # where nothing can be proven, perfect separation is not "valid" either
 
 
-@pytest.mark.parametrize(("method", "relation"), [("global", "zero-out"), ("metric", ""), ("vanilla", "")])
+@pytest.mark.parametrize(
+    ("method", "relation"), [("global", "zero-out"), ("metric", ""), ("vanilla", "")]
+)
 def test_a_run_says_which_relation_its_epsilon_is_for(method, relation):
     privacy = f"method='{method}'" + ", noise_multiplier=1.0" * (method == "global")
     config = load("digits-cia", ["rounds=1", "compare={}", f"privacy={{{privacy}}}"])
@@ -133,7 +155,9 @@ def test_a_run_says_which_relation_its_epsilon_is_for(method, relation):
 @pytest.mark.parametrize("unit", ["record", "person"])
 def test_what_is_promised_for_a_part_of_a_client_is_no_promise_for_the_client(unit):
     """Who takes part may show under it: it chooses no world, and is set beside nothing measured."""
-    config = load("digits-person" if unit == "person" else "digits-record", ["rounds=1", "compare={}"])
+    config = load(
+        "digits-person" if unit == "person" else "digits-record", ["rounds=1", "compare={}"]
+    )
     game = ParticipationGame(config, attacks=("loss",))
     case = Case("record", "honest", "run", True, 0)
     replicate = Replicate.of(
@@ -146,7 +170,9 @@ def test_what_is_promised_for_a_part_of_a_client_is_no_promise_for_the_client(un
 
 def test_a_guarantee_for_another_relation_is_not_to_be_compared():
     def settings(played, **promised):
-        about = {k: {"guarantee": f"that of {k}", "guarantee_relation": v} for k, v in promised.items()}
+        about = {
+            k: {"guarantee": f"that of {k}", "guarantee_relation": v} for k, v in promised.items()
+        }
         proven = {key: {"lower": 0.1, "ceiling": 2.03} for key in promised}
         values = {"relation": played, "settings": about, "together": proven}
         return compared(Audit([], values=values, settings=tuple(promised)))
@@ -154,13 +180,19 @@ def test_a_guarantee_for_another_relation_is_not_to_be_compared():
     [line] = settings("zero-out", vanilla="", one="zero-out")
     assert "that of one" in line
     assert "0.10 of 2.03" in line
-    beside, line = settings("replace-one", vanilla="", one="zero-out", two="zero-out", three="replace-one")
+    beside, line = settings(
+        "replace-one", vanilla="", one="zero-out", two="zero-out", three="replace-one"
+    )
     assert "that of three" in beside
     assert line == (
         "one, two: the guarantee is for zero-out, the measured epsilon for replace-one, so they cannot be compared; "
         "--out-world empty (and another --out) measures zero-out."
     )
-    for promised, world in (("add/remove", "remove"), ("zero-out", "empty"), ("replace-one", "replace")):
+    for promised, world in (
+        ("add/remove", "remove"),
+        ("zero-out", "empty"),
+        ("replace-one", "replace"),
+    ):
         [line] = settings("no relation: both worlds are one", one=promised)
         assert f"--out-world {world} (and another" in line
 
@@ -188,7 +220,9 @@ def test_thresholds_come_from_rehearsals_alone():
         for inside in (True, False):
             for i in range(8):
                 case = Case("vanilla", "honest", phase, inside, i)
-                done[case] = Replicate(case, Summary({}, []), {"loss": [moved + 2.0 * inside + 0.01 * i]})
+                done[case] = Replicate(
+                    case, Summary({}, []), {"loss": [moved + 2.0 * inside + 0.01 * i]}
+                )
     [found] = judge_all(done, ["vanilla"], ["loss"], "replace", DELTA).verdicts
     assert 0.07 < found.threshold < 2.0
     assert found.point == 1.0

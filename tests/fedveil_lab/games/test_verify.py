@@ -13,13 +13,17 @@ from fedveil_lab.games.guarantees.noise import methods
 
 
 def test_every_claim_is_played_and_a_beaten_one_ends_the_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(guarantees, "guarantees_game", partial(game.guarantees_game, dimensions=(1,)))
+    monkeypatch.setattr(
+        guarantees, "guarantees_game", partial(game.guarantees_game, dimensions=(1,))
+    )
     monkeypatch.setattr(guarantees, "noise_game", partial(game.noise_game, dimensions=(1,)))
     monkeypatch.setattr(noise, "PARTIES", 4)
     result = CliRunner().invoke(app, ["verify", "--runs", "20", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "game.json").read_text())
-    assert [verdict["setting"] for verdict in record["verdicts"]] == [case.name for case in cases(1)]
+    assert [verdict["setting"] for verdict in record["verdicts"]] == [
+        case.name for case in cases(1)
+    ]
     assert {verdict["details"].get("broken") for verdict in record["verdicts"]} == {0.0, None}
     assert (record["runs"], record["provenance"]["seeds"]) == (20, [1])
     told = json.loads((tmp_path / "noise.json").read_text())["verdicts"]

@@ -67,7 +67,12 @@ def test_the_worlds_differ_in_the_target_alone(digits, world):
 
 def test_nobody_shares_examples(digits):
     inside, outside = both(digits, stand_in="replace", shadow="public")
-    parties = [*map(rows, inside.clients), rows(outside.clients[2]), rows(inside.reference), rows(inside.shadow)]
+    parties = [
+        *map(rows, inside.clients),
+        rows(outside.clients[2]),
+        rows(inside.reference),
+        rows(inside.shadow),
+    ]
     assert sum(map(len, parties)) == len(set().union(*parties))
     assert inside.shadow.examples == round(0.1 * inside.clients[2].examples)
 
@@ -76,10 +81,15 @@ def test_replicates_are_dealt_anew_and_independently_in_the_two_worlds(digits):
     first, second = both(digits, seed=1)[0], both(digits, seed=2)[0]
     assert not torch.equal(first.clients[0].x, second.clients[0].x)
     seeds = {
-        Case("x", "honest", p, w, i).seed(0) for p in ("rehearsal", "run") for w in (True, False) for i in range(5)
+        Case("x", "honest", p, w, i).seed(0)
+        for p in ("rehearsal", "run")
+        for w in (True, False)
+        for i in range(5)
     }
     assert len(seeds) == 20
-    assert Case("x", "honest", "run", True, 0).seed(0) == Case("y", "crafted", "run", True, 0).seed(0)
+    assert Case("x", "honest", "run", True, 0).seed(0) == Case("y", "crafted", "run", True, 0).seed(
+        0
+    )
 
 
 def test_shadow_data_are_what_their_kind_says(digits):
@@ -127,10 +137,14 @@ def test_roles_are_filled_in_and_checked():
 def test_what_nobody_can_hold_is_refused(digits):
     _, dealt = digits
     greedy = load("digits-cia", [counts([20] * 10, [0] * 10, [0] * 5 + [95] * 5)])
-    with pytest.raises(FieldError, match=r"--out-world = 'twin': needs another client with the target's classes"):
+    with pytest.raises(
+        FieldError, match=r"--out-world = 'twin': needs another client with the target's classes"
+    ):
         hand_out(greedy.data, dealt, World.of(3, stand_in="twin"), 0)
     full = load("digits-cia", [counts([80] * 10, [0] * 10, [80] * 10)])
-    with pytest.raises(FieldError, match=r"--out-world = 'replace': needs another client of 800 examples"):
+    with pytest.raises(
+        FieldError, match=r"--out-world = 'replace': needs another client of 800 examples"
+    ):
         hand_out(full.data, dealt, World.of(3), 0)
     with pytest.raises(FieldError, match=r"--target = 1: has no training examples"):
         hand_out(full.data, dealt, World.of(3, target=1), 0)
@@ -141,7 +155,9 @@ def test_a_pool_gives_each_example_once(digits):
     x, y = dealt.dataset.x[:100], dealt.dataset.y[:100]
     pool, rng = Pool(x, y, dealt.dataset), np.random.default_rng(0)
     share = np.full(10, 0.1)
-    taken = torch.cat([pool.take(30, share, rng), pool.take(40, share, rng), pool.take(30, share, rng)])
+    taken = torch.cat(
+        [pool.take(30, share, rng), pool.take(40, share, rng), pool.take(30, share, rng)]
+    )
     assert sorted(taken.tolist()) == list(range(100))
     assert pool.left == 0
     assert pool.short_of(10, share) == tuple(range(10))
@@ -153,17 +169,26 @@ def test_a_target_in_no_cohort_is_noticed():
     cases = [Case("global", "honest", "run", True, i) for i in range(30)]
     lost = never_drawn(config, 3, World.of(3), cases)
     assert 10 < len(lost) < 29  # two of three rounds go to others
-    assert not never_drawn(config.model_copy(update={"clients_per_round": None}), 3, World.of(3), cases)
+    assert not never_drawn(
+        config.model_copy(update={"clients_per_round": None}), 3, World.of(3), cases
+    )
 
 
 def test_settings_are_planned_with_the_undefended_one_first():
     config = load("digits-cia")
     assert [p.label for p in settings_of(config, False)] == ["vanilla", "global"]
     planned = settings_of(config, True)
-    assert [p.label for p in planned] == ["vanilla", "global DP", "metric privacy", "global (equal sigma)"]
+    assert [p.label for p in planned] == [
+        "vanilla",
+        "global DP",
+        "metric privacy",
+        "global (equal sigma)",
+    ]
     assert [p.matches for p in planned] == ["", "", "", "metric privacy"]
     cases = ParticipationGame(config, True, ("active",), 6).cases
-    assert len(cases) == len(set(cases)) == 4 * 2 * 2 * (6 + 8)  # honest ones too: sigma is matched on those
+    assert (
+        len(cases) == len(set(cases)) == 4 * 2 * 2 * (6 + 8)
+    )  # honest ones too: sigma is matched on those
     single = ParticipationGame(config, False, ("active",), 6)
     assert len(single.cases) == 2 * 2 * (6 + 8)
     keys = {cell.key for cell in single.cells()}
@@ -175,7 +200,9 @@ def test_settings_are_planned_with_the_undefended_one_first():
 def test_a_matched_setting_takes_the_sigma_of_all_rehearsals_with_the_target():
     game = ParticipationGame(load("digits-cia"), True, ("loss",), 30)
     last = game.of_case[Case("global (equal sigma)", "honest", "run", False, 3)]
-    sources = [game.of_case[Case("metric privacy", "honest", "rehearsal", True, i)].key for i in range(15)]
+    sources = [
+        game.of_case[Case("metric privacy", "honest", "rehearsal", True, i)].key for i in range(15)
+    ]
     assert [cell.key for cell in last.sources] == sources
 
 
@@ -185,7 +212,11 @@ def test_the_table_of_an_audit_makes_a_configuration_of_its_own():
     read = parse({**config.to_dict(), "world": world})
     assert isinstance(read, AuditedConfig)
     assert (read.world.target, read.world.inside, read.data_seed) == (2, False, 0)
-    assert parse(read.to_dict()) == read == AuditedConfig.of(config, World.of(3).model_copy(update={"inside": False}))
+    assert (
+        parse(read.to_dict())
+        == read
+        == AuditedConfig.of(config, World.of(3).model_copy(update={"inside": False}))
+    )
     assert not hasattr(config, "world")
     for table, field in (
         ({"stopping": {"clients": 0.3}}, "stopping"),
@@ -207,7 +238,8 @@ def test_every_run_of_a_shared_deal_has_the_same_data_and_shadow(digits):
     _, dealt = digits
     world = World.of(3, stand_in="remove", shadow="noisy").model_copy(update={"anew": False})
     inside, outside = (
-        hand_out(None, dealt, world.model_copy(update={"inside": here}), seed) for here, seed in ((True, 1), (False, 2))
+        hand_out(None, dealt, world.model_copy(update={"inside": here}), seed)
+        for here, seed in ((True, 1), (False, 2))
     )
     assert len(inside.clients) == len(outside.clients) + 1 == 3
     assert torch.equal(inside.clients[0].x, dealt.clients[0].x)

@@ -67,7 +67,8 @@ def test_every_setting_is_attacked_in_one_audit(folder):
         expected = {
             r["attack"]: r["auc"]["point"]
             for r in values["results"]
-            if r["setting"] == summary["setting"] and (r["valid_without_defence"] is not False or r["auc"]["low"] > 0.5)
+            if r["setting"] == summary["setting"]
+            and (r["valid_without_defence"] is not False or r["auc"]["low"] > 0.5)
         }
         assert {a["attack"]: a["auc"] for a in summary["audits"]} == expected
         assert [a["auc"] for a in summary["audits"]] == sorted(expected.values(), reverse=True)
@@ -86,14 +87,22 @@ def test_every_swept_point_is_named_in_every_panel(folder, values):
                 "base": base,
                 "swept": {"noise_multiplier": z},
                 "noise": {"noise_to_clip": {"mean": z + step}},
-                "audits": [{"attack": "loss", "auc": auc, "low": auc - 0.1, "high": auc + 0.02, "runs": 8}],
-                "guarantees": {"client": {**next(iter(noisy["guarantees"].values())), "epsilon": 10 / z}},
-                "last_rounds": {"accuracy": {"mean": 0.9 - 0.04 * i + step, "deviation": 0.01, "rounds": 2}},
+                "audits": [
+                    {"attack": "loss", "auc": auc, "low": auc - 0.1, "high": auc + 0.02, "runs": 8}
+                ],
+                "guarantees": {
+                    "client": {**next(iter(noisy["guarantees"].values())), "epsilon": 10 / z}
+                },
+                "last_rounds": {
+                    "accuracy": {"mean": 0.9 - 0.04 * i + step, "deviation": 0.01, "rounds": 2}
+                },
             }
             summaries.append(Summary({**noisy, **changed}, []))
     figure = pareto(summaries)
     key = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-    assert [text for text in key if ": z" in text] == [f"{n}: z {z}" for n, z in enumerate(values, 1)]
+    assert [text for text in key if ": z" in text] == [
+        f"{n}: z {z}" for n, z in enumerate(values, 1)
+    ]
     words = [str(n) for n in range(1, len(values) + 1)]
     for axes in figure.axes:
         said = [text.get_text() for text in axes.texts if not text.get_text().startswith("above")]
@@ -116,11 +125,23 @@ def test_what_cannot_be_audited_is_refused_before_anything_runs(tmp_path):
     assert result.exit_code == 2
     assert "--audit = 2: must be a whole number of at least 4" in result.output
     assert not (tmp_path / "out").exists()
-    one = parse({"name": "x", "rounds": 1, "data": {"name": "digits", "clients": 1}, "model": {"name": "logistic"}})
+    one = parse(
+        {
+            "name": "x",
+            "rounds": 1,
+            "data": {"name": "digits", "clients": 1},
+            "model": {"name": "logistic"},
+        }
+    )
     check_audit(one, 0)
     with pytest.raises(FieldError, match="at least two clients"):
         check_audit(one, 10)
-    every = {"name": "breast-cancer", "clients": 2, "partition": "counts", "counts": [[106, 178], [106, 179]]}
+    every = {
+        "name": "breast-cancer",
+        "clients": 2,
+        "partition": "counts",
+        "counts": [[106, 178], [106, 179]],
+    }
     whole = parse({"name": "x", "rounds": 1, "data": every, "model": {"name": "logistic"}})
     check_audit(whole, 10)
     assert (

@@ -103,7 +103,10 @@ def test_two_drivers_share_a_folder_and_no_cell_is_run_twice(tmp_path, monkeypat
     monkeypatch.setattr("fedveil_lab.grid.store.STEP", 0.02)
     cells, drivers, found = cells_of(6, rounds=4), [Remembers(), Remembers()], {}
     threads = [
-        threading.Thread(target=lambda one=one: found.update({id(one): Store(tmp_path).run(cells, one)}), daemon=True)
+        threading.Thread(
+            target=lambda one=one: found.update({id(one): Store(tmp_path).run(cells, one)}),
+            daemon=True,
+        )
         for one in drivers
     ]
     for thread in threads:
@@ -112,10 +115,16 @@ def test_two_drivers_share_a_folder_and_no_cell_is_run_twice(tmp_path, monkeypat
         thread.join(60)
     assert sum(len(one.begun) for one in drivers) == 6
     assert all(one.begun for one in drivers)
-    assert figures(found[id(drivers[0])]) == figures(found[id(drivers[1])]) == figures(Store(None).run(cells))
+    assert (
+        figures(found[id(drivers[0])])
+        == figures(found[id(drivers[1])])
+        == figures(Store(None).run(cells))
+    )
 
 
-def test_a_cell_that_another_driver_has_is_waited_for_and_taken_over_where_that_ends(tmp_path, monkeypatch):
+def test_a_cell_that_another_driver_has_is_waited_for_and_taken_over_where_that_ends(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("fedveil_lab.grid.store.STEP", 0.02)
     cells, said, done = cells_of(2), Remembers(), []
     held, free = threading.Event(), threading.Event()
@@ -129,7 +138,9 @@ def test_a_cell_that_another_driver_has_is_waited_for_and_taken_over_where_that_
     holder = threading.Thread(target=hold)
     holder.start()
     held.wait(60)
-    driver = threading.Thread(target=lambda: done.append(Store(tmp_path).run(cells, said)), daemon=True)
+    driver = threading.Thread(
+        target=lambda: done.append(Store(tmp_path).run(cells, said)), daemon=True
+    )
     driver.start()
     until = time.monotonic() + 60
     while Store(tmp_path).state(cells[1]) != "done" and time.monotonic() < until:
@@ -155,8 +166,19 @@ def test_an_executor_is_named_on_the_command_line(tmp_path, monkeypatch):
         "from concurrent.futures import ThreadPoolExecutor\n\ndef two():\n    return ThreadPoolExecutor(2)\n"
     )
     monkeypatch.chdir(tmp_path)
-    changes = ["--set", "rounds=1", "--set", "privacy.rounds=1", "--set", "data.clients=3", "--out", "c"]
-    result = CliRunner().invoke(app, ["compare", "digits-compare", *changes, "--executor", "cluster:two"])
+    changes = [
+        "--set",
+        "rounds=1",
+        "--set",
+        "privacy.rounds=1",
+        "--set",
+        "data.clients=3",
+        "--out",
+        "c",
+    ]
+    result = CliRunner().invoke(
+        app, ["compare", "digits-compare", *changes, "--executor", "cluster:two"]
+    )
     assert result.exit_code == 0, result.output
     assert (tmp_path / "c" / "comparison.json").is_file()
     with pytest.raises(FieldError) as refused:
@@ -176,7 +198,9 @@ class RayExecutor(Executor):
 @pytest.mark.slow
 def test_with_ray_and_a_killed_worker(tmp_path):
     ray = pytest.importorskip("ray")
-    cells = [Cell("one", config(seed=seed, rounds=12)) for seed in range(3)]  # a probe of this file is nowhere else
+    cells = [
+        Cell("one", config(seed=seed, rounds=12)) for seed in range(3)
+    ]  # a probe of this file is nowhere else
     wanted = Store(None).run(cells).outcomes
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 

@@ -54,10 +54,20 @@ class Largest:
 
 def test_a_key_follows_what_decides_the_figures_and_nothing_else():
     plain = Cell("a", config())
-    assert plain.key == Cell("b", config(name="other", workers=2, data__holdout=0.2)).key  # .2 is the default
-    others = [config(seed=1), config(data__holdout=0.3), config(local__lr=0.2), config(privacy__noise_multiplier=1.0)]
+    assert (
+        plain.key == Cell("b", config(name="other", workers=2, data__holdout=0.2)).key
+    )  # .2 is the default
+    others = [
+        config(seed=1),
+        config(data__holdout=0.3),
+        config(local__lr=0.2),
+        config(privacy__noise_multiplier=1.0),
+    ]
     keys = [Cell("a", c).key for c in others]
-    keys += [Cell("a", config(), (Largest(),)).key, Cell("a", config(), sigma_of=Cell("a", others[0])).key]
+    keys += [
+        Cell("a", config(), (Largest(),)).key,
+        Cell("a", config(), sigma_of=Cell("a", others[0])).key,
+    ]
     assert len({plain.key, *keys}) == 7
 
 
@@ -73,7 +83,13 @@ def test_numerics_and_data_are_part_of_the_key(monkeypatch):
 
 def test_a_key_holds_the_numbers_of_the_paths_it_takes_alone(monkeypatch):
     record = {"method": "record", "examples": 10, "noise_multiplier": 1.0}
-    person = {"method": "record", "unit": "person", "people": 10, "records_per_person": 3, "noise_multiplier": 1.0}
+    person = {
+        "method": "record",
+        "unit": "person",
+        "people": 10,
+        "records_per_person": 3,
+        "noise_multiplier": 1.0,
+    }
     cells = {
         "record": config(privacy=record),
         "person": config(privacy=person),
@@ -94,7 +110,9 @@ def test_a_key_holds_the_numbers_of_the_paths_it_takes_alone(monkeypatch):
         monkeypatch.setitem(NUMERICS, path, NUMERICS[path] - 1)
 
 
-@pytest.mark.parametrize("name", ["digits-fedre", "digits-group", "digits-record", "digits-sga-ldp", "digits-compare"])
+@pytest.mark.parametrize(
+    "name", ["digits-fedre", "digits-group", "digits-record", "digits-sga-ldp", "digits-compare"]
+)
 def test_a_configuration_of_every_method_has_a_key(name):
     assert Cell("x", load(name)).key == Cell("y", load(name)).key
 
@@ -110,12 +128,18 @@ def test_a_configuration_of_every_method_has_a_key(name):
 def test_a_key_holds_the_name_that_a_method_and_its_sum_had_at_first(sum_, former, own):
     record = {"examples": 10, "noise_multiplier": 1.0}
     setting = {"label": "x", "method": "record", "sum": sum_, "clip": 2.0}
-    found = config(privacy={"method": "record", "sum": sum_, **record}, compare={"settings": [setting]}).differing()
+    found = config(
+        privacy={"method": "record", "sum": sum_, **record}, compare={"settings": [setting]}
+    ).differing()
     assert found["privacy"] == {"method": former, "options": {**record, **own, "rounds": 2}}
-    assert found["compare"]["settings"] == [{"label": "x", "match_sigma_of": "", "method": former, "clip": 2.0}]
+    assert found["compare"]["settings"] == [
+        {"label": "x", "match_sigma_of": "", "method": former, "clip": 2.0}
+    ]
 
 
-@pytest.mark.parametrize(("former", "sum_"), [("record-sum", "trusted"), ("record-secure", "secure")])
+@pytest.mark.parametrize(
+    ("former", "sum_"), [("record-sum", "trusted"), ("record-secure", "secure")]
+)
 def test_former_names_are_refused_with_what_they_are_called_now(former, sum_):
     from fedveil.engines.lifetime import read_policy
     from fedveil.methods import build
@@ -133,7 +157,11 @@ def test_former_names_are_refused_with_what_they_are_called_now(former, sum_):
 
 def test_the_digest_is_of_the_examples():
     first, second = (config(data__name="digits").data, config(data__clients=2).data)
-    assert deal.data_digest(first) == deal.data_digest(second) != deal.data_digest(load("digits-cia").data)[:6]
+    assert (
+        deal.data_digest(first)
+        == deal.data_digest(second)
+        != deal.data_digest(load("digits-cia").data)[:6]
+    )
 
 
 def defaults():
@@ -146,8 +174,16 @@ def defaults():
 
     found = {("local", k): o.default for k, o in options_of(LocalTraining).items()}
     for kind, registry in (("aggregator", AGGREGATORS), ("model", MODELS)):
-        found |= {(kind, name, k): o.default for name, owner in registry.items() for k, o in options_of(owner).items()}
-    found |= {("data", n, k): o.default for n, info in SOURCES.items() for k, o in options_of(info.load).items()}
+        found |= {
+            (kind, name, k): o.default
+            for name, owner in registry.items()
+            for k, o in options_of(owner).items()
+        }
+    found |= {
+        ("data", n, k): o.default
+        for n, info in SOURCES.items()
+        for k, o in options_of(info.load).items()
+    }
     for name in METHODS:
         for key, side in parameters(name).items():
             found["privacy", name, key] = options_of(side)[key].default
@@ -160,9 +196,15 @@ def defaults():
 def test_a_default_does_not_change_unsaid():
     """Keys leave defaults out, so that a changed one must raise `NUMERICS`; a new option changes none of these."""
     pinned = json.loads(PINNED.read_text())
-    assert pinned["numerics"] == NUMERICS, "write defaults.json anew: python tests/fedveil_lab/grid/test_store.py"
+    assert pinned["numerics"] == NUMERICS, (
+        "write defaults.json anew: python tests/fedveil_lab/grid/test_store.py"
+    )
     now = {" ".join(key): repr(value) for key, value in defaults().items()}
-    changed = {key: (value, now[key]) for key, value in pinned["defaults"].items() if now.get(key, value) != value}
+    changed = {
+        key: (value, now[key])
+        for key, value in pinned["defaults"].items()
+        if now.get(key, value) != value
+    }
     assert not changed, f"raise fedveil.evidence.NUMERICS and write defaults.json anew: {changed}"
 
 
@@ -177,7 +219,12 @@ def test_every_cell_is_run_once_and_found_again(tmp_path):
     assert outcome.series("largest") == [row["figures"]["largest"] for row in outcome.rows]
     assert outcome.summary.values["numerics"] == cells[0].numerics
     again, other = Said(), Store(tmp_path)
-    assert dict(other.run([Cell("renamed", config(), (Largest(),))], again).outcomes)[cells[0].key].rows == outcome.rows
+    assert (
+        dict(other.run([Cell("renamed", config(), (Largest(),))], again).outcomes)[
+            cells[0].key
+        ].rows
+        == outcome.rows
+    )
     assert not again.begun
     assert other.state(cells[1]) == "done"
     assert other.state(Cell("one", config())) == "to run"  # without the probe it is another cell

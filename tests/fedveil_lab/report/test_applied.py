@@ -71,7 +71,9 @@ def test_pages_change_inside_their_masks_alone(scans, tmp_path):
 
 
 def test_boxes_say_where_text_stands(scans, tmp_path):
-    (scans / "boxes.json").write_text(json.dumps({f"p{i}.png": [[12, 20, 110, 38, "TOTAL 12.50"]] for i in range(6)}))
+    (scans / "boxes.json").write_text(
+        json.dumps({f"p{i}.png": [[12, 20, 110, 38, "TOTAL 12.50"]] for i in range(6)})
+    )
     forge_pages(scans, tmp_path / "out", kinds=["retype"])
     mask = np.asarray(Image.open(tmp_path / "out/masks/p3.png"))
     assert mask[20:38, 12:110].any()
@@ -101,9 +103,21 @@ def config(folder, **privacy):
         {
             "name": "mine",
             "rounds": 12,
-            "data": {"name": "documents", "path": str(folder), "tile": 32, "tiles": 8, "clients": 2},
+            "data": {
+                "name": "documents",
+                "path": str(folder),
+                "tile": 32,
+                "tiles": 8,
+                "clients": 2,
+            },
             "model": model,
-            "local": {"lr": 0.01, "optimizer": "adam", "loss": "dice", "epochs": 3, "batch_size": 8},
+            "local": {
+                "lr": 0.01,
+                "optimizer": "adam",
+                "loss": "dice",
+                "epochs": 3,
+                "batch_size": 8,
+            },
             "privacy": {"method": "vanilla", **privacy},
         }
     )
@@ -113,7 +127,9 @@ def test_a_model_that_learned_from_them_is_shown_other_scans(scans, tmp_path):
     forged, out = tmp_path / "forged", tmp_path / "found"
     forge_pages(scans, forged, words=2, kinds=["erase"])
     run(config(forged), tmp_path / "run")
-    result = CliRunner().invoke(app, ["apply", str(tmp_path / "run"), str(forged / "images"), "--out", str(out)])
+    result = CliRunner().invoke(
+        app, ["apply", str(tmp_path / "run"), str(forged / "images"), "--out", str(out)]
+    )
     assert result.exit_code == 0, result.output
     boxes = json.loads((out / "found.json").read_text())
     assert sorted(boxes) == [f"p{i}.png" for i in range(6)]
@@ -128,7 +144,9 @@ def test_a_model_that_learned_from_them_is_shown_other_scans(scans, tmp_path):
             assert mask[top:bottom, left:right].sum() >= LEAST
             assert 0.5 <= mean <= 1
     assert inside > outside + 0.6
-    again = CliRunner().invoke(app, ["apply", str(tmp_path / "run"), str(scans / "p0.png"), "--out", str(out)])
+    again = CliRunner().invoke(
+        app, ["apply", str(tmp_path / "run"), str(scans / "p0.png"), "--out", str(out)]
+    )
     assert again.exit_code == 2
     with pytest.raises(FieldError, match="threshold"):
         list(findings(tmp_path / "run", scans, 1.0))

@@ -30,7 +30,9 @@ def warnings_are_errors():
 MIXED = ("loss", "calibrated-loss", "likelihood-ratio")
 
 
-def audited(settings, attacks, *, known=tuple(ATTACKS), rounds=3, runs=6, named="global DP, z {}", gap=1):
+def audited(
+    settings, attacks, *, known=tuple(ATTACKS), rounds=3, runs=6, named="global DP, z {}", gap=1
+):
     """An audit whose scores are drawn, so far apart."""
     source = torch.Generator().manual_seed(0)
     labels = ("vanilla", *(named.format(i) for i in range(1, settings)))
@@ -39,7 +41,9 @@ def audited(settings, attacks, *, known=tuple(ATTACKS), rounds=3, runs=6, named=
         for label in labels:
             inside, outside = torch.randn(2, runs, rounds, generator=source, dtype=torch.float64)
             inside += gap
-            result = judge(attack, label, inside[:, -1].numpy(), outside[:, -1].numpy(), threshold=0.0)
+            result = judge(
+                attack, label, inside[:, -1].numpy(), outside[:, -1].numpy(), threshold=0.0
+            )
             verdicts.append(Scored(**vars(result), inside=inside, outside=outside))
     values = {"name": "drawn", "replicates": runs, "target": 2}
     return Audit(verdicts, values=values, settings=labels)
@@ -85,7 +89,10 @@ def test_no_two_settings_of_an_audit_look_alike_and_only_one_is_grey():
 
 
 def test_curves_that_coincide_are_seen_in_turn_and_others_are_whole():
-    perfect, poor = (np.array([0.0, 0.0, 1.0]), np.array([0.0, 1.0, 1.0])), (np.array([0.0, 1.0]),) * 2
+    perfect, poor = (
+        (np.array([0.0, 0.0, 1.0]), np.array([0.0, 1.0, 1.0])),
+        (np.array([0.0, 1.0]),) * 2,
+    )
     curves = in_turn([perfect, poor, perfect])
     seen, whole, too = (np.isfinite(true)[1:-1] for _, true in curves)  # all begin and end together
     assert whole.all()
@@ -102,7 +109,8 @@ def test_every_setting_is_seen_where_an_attack_is_perfect_in_all(settings):
     for axes in figure.subfigs[1].axes:
         box = axes.get_window_extent()
         top = pixels[
-            len(pixels) - int(box.y1) : len(pixels) - int(box.y0 + 0.6 * box.height), int(box.x0) : int(box.x1)
+            len(pixels) - int(box.y1) : len(pixels) - int(box.y0 + 0.6 * box.height),
+            int(box.x0) : int(box.x1),
         ]
         for colour in (PLAIN, *DEFENDED[: settings - 1]):
             there = (np.abs(top - to_rgb(colour)).max(axis=2) < 0.05).any(axis=0).sum()
@@ -143,7 +151,9 @@ def test_evidence_has_titles_and_counts_in_whole_numbers(attacks, rounds):
 
 
 def test_where_no_attack_was_judged_there_is_no_figure():
-    nothing = Audit([], values={"name": "none", "replicates": 4, "target": 2}, settings=("vanilla",))
+    nothing = Audit(
+        [], values={"name": "none", "replicates": 4, "target": 2}, settings=("vanilla",)
+    )
     assert audit_figure(nothing) is None
     assert evidence_figure(nothing) is None
 
@@ -152,11 +162,15 @@ def plot_of(panels, labels, finished, *, printed=None, rounds=3):
     """A plot in which the lines "panel label" are finished."""
 
     def line(panel, label):
-        points = Curve([float(r) for r in range(1, rounds + 1)], [0.1 * r for r in range(1, rounds + 1)])
+        points = Curve(
+            [float(r) for r in range(1, rounds + 1)], [0.1 * r for r in range(1, rounds + 1)]
+        )
         return Line(panel, label, [points] if f"{panel} {label}" in finished else [], printed)
 
     lines = [line(panel, label) for panel in panels for label in labels]
-    return Plot("D4: accuracy", "round", "accuracy", lines, printed="ticks at the right: the paper's mean")
+    return Plot(
+        "D4: accuracy", "round", "accuracy", lines, printed="ticks at the right: the paper's mean"
+    )
 
 
 def roc_of(areas, *, several="FedAvg", single="FedYogi"):
@@ -213,8 +227,12 @@ def test_a_plot_says_briefly_what_is_not_finished_and_what_the_ticks_are():
     plot = plot_of(["a", "b", "c"], labels, {f"a {labels[0]}", f"a {labels[2]}"}, printed=0.9)
     figure = drawn(draw_plot(plot))
     titles = [axes.get_title() for axes in figure.axes]
-    assert titles == [f"{name}\nnot finished: {n} of 8 lines" for name, n in (("a", 6), ("b", 8), ("c", 8))]
-    assert all(text.get_text() == "nothing finished" for axes in figure.axes[1:] for text in axes.texts)
+    assert titles == [
+        f"{name}\nnot finished: {n} of 8 lines" for name, n in (("a", 6), ("b", 8), ("c", 8))
+    ]
+    assert all(
+        text.get_text() == "nothing finished" for axes in figure.axes[1:] for text in axes.texts
+    )
     lines, ticks = ([text.get_text() for text in legend.get_texts()] for legend in figure.legends)
     assert lines == [labels[0], labels[2]]
     assert ticks == ["the paper's"]
@@ -261,8 +279,14 @@ def test_a_map_has_a_square_for_every_place_and_none_for_what_is_not_finished():
     def line(panel, label, *points):
         return Line(panel, label, [Curve([x], [y]) for x, y in points])
 
-    lines = [line("a", "24", (30, 0.2), (30, 0.4)), line("a", "24", (100, 0.5)), line("a", "40", (100, 0.7))]
-    figure = drawn(draw_plot(Plot("map", "clients", "parameters", [*lines, line("b", "24")], heat=True)))
+    lines = [
+        line("a", "24", (30, 0.2), (30, 0.4)),
+        line("a", "24", (100, 0.5)),
+        line("a", "40", (100, 0.7)),
+    ]
+    figure = drawn(
+        draw_plot(Plot("map", "clients", "parameters", [*lines, line("b", "24")], heat=True))
+    )
     first, second = figure.axes
     assert [text.get_text() for text in first.texts] == ["0.30", "0.50", "", "0.70"]
     assert [text.get_text() for text in first.get_xticklabels()] == ["30", "100"]

@@ -19,7 +19,9 @@ def summary(method="record", low=0.4, value=0.6, high=0.8, deviation=0.01, **mor
         "method": method,
         "classes": 2,
         "classified": {"pooled": {"figures": {"balanced_accuracy": figure, "accuracy": figure}}},
-        "last_rounds": {name: {"deviation": deviation} for name in ("accuracy", "balanced_accuracy")},
+        "last_rounds": {
+            name: {"deviation": deviation} for name in ("accuracy", "balanced_accuracy")
+        },
         **more,
     }
     return Summary(values, [])
@@ -75,7 +77,11 @@ def test_three_epsilons_cost_what_their_mus_add_up_to() -> None:
 def test_sampled_runs_are_composed_by_the_distribution_of_all_their_steps() -> None:
     """Ten runs of ten lots are a hundred lots."""
     lots = Poisson(rate=0.01, event=Gaussian(noise_multiplier=0.6))
-    listed = {"kind": "Poisson", "rate": 0.01, "event": {"kind": "Gaussian", "noise_multiplier": 0.6}}
+    listed = {
+        "kind": "Poisson",
+        "rate": 0.01,
+        "event": {"kind": "Gaussian", "noise_multiplier": 0.6},
+    }
     [said] = cost_of_choosing([private(events=[[listed, 10]], delta=1e-8)] * 10)
     total = float(said.split("epsilon ")[1].split(" ")[0])
     assert total == pytest.approx(epsilon([(lots, 100)], 1e-8), rel=1e-3)

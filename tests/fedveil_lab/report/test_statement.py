@@ -33,9 +33,27 @@ from fedveil_lab.report.statement.subject import Subject
 from fedveil_lab.runs import run
 
 REPORTS = Path(__file__).parents[3] / "results" / "reports"
-ORDER = ["unit", "trust", "leaves", "accuracy", "attacked", "tuned", "budget", "policy", "origin", "approval"]
+ORDER = [
+    "unit",
+    "trust",
+    "leaves",
+    "accuracy",
+    "attacked",
+    "tuned",
+    "budget",
+    "policy",
+    "origin",
+    "approval",
+]
 # accepted values of the registry of deployments
-TYPES = {"Summary statistics", "Machine learning model", "Dataset", "Synthetic data", "Interactive API", "SQL queries"}
+TYPES = {
+    "Summary statistics",
+    "Machine learning model",
+    "Dataset",
+    "Synthetic data",
+    "Interactive API",
+    "SQL queries",
+}
 VARIANTS = {"Pure DP", "Approximate DP", "Zero-concentrated DP", "Renyi DP", "Custom"}
 FIELDS = {
     "basic": "name data_curators intended_use data_product_type data_product_region description publication_date "
@@ -51,7 +69,12 @@ FIELDS = {
 
 
 def config(**changes):
-    base = {"name": "tiny", "rounds": 2, "data": {"name": "breast-cancer", "clients": 3}, "model": {"name": "logistic"}}
+    base = {
+        "name": "tiny",
+        "rounds": 2,
+        "data": {"name": "breast-cancer", "clients": 3},
+        "model": {"name": "logistic"},
+    }
     return parse({**base, **changes})
 
 
@@ -91,19 +114,30 @@ def made(folder, written, tmp_path):
 
 
 def wrong(made, ledgers="elsewhere"):
-    return {one.what for one in check(made / "report" / "report.json", [made / ledgers]) if one.holds is False}
+    return {
+        one.what
+        for one in check(made / "report" / "report.json", [made / ledgers])
+        if one.holds is False
+    }
 
 
 def test_a_report_has_its_sections_in_order_and_says_what_nobody_covers(folder):
     report = json.loads(report_of(gathered(folder / "compared", folder / "record")).to_json())
     assert report["format"] == "fedveil report 2"
     assert [section["name"] for section in report["sections"]] == ORDER
-    assert [one["setting"] for one in report["headline"]] == ["global", "metric", "record", "vanilla"]
+    assert [one["setting"] for one in report["headline"]] == [
+        "global",
+        "metric",
+        "record",
+        "vanilla",
+    ]
     sections = {section["name"]: section for section in report["sections"]}
     for name in ("budget", "policy", "approval"):
         assert {line["text"] for line in sections[name]["lines"]} == {ABSENT}
     assert {"membership", "inversion", "participation"} <= {
-        line["label"].split(":")[0] for line in sections["attacked"]["lines"] if line["text"] == ABSENT
+        line["label"].split(":")[0]
+        for line in sections["attacked"]["lines"]
+        if line["text"] == ABSENT
     }
     page = page_of(gathered(folder / "compared"))
     assert "://" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
@@ -120,7 +154,11 @@ def test_odds_and_epsilons_are_those_of_the_ledgers(folder):
     assert "epsilon" not in said["metric"]
     assert "epsilon" not in said["vanilla"]
     rate = re.search(r"at most ([\d.]+)% of the cases", said["record"])
-    assert promise["meaning"]["accuracy"] <= float(rate[1]) / 100 < promise["meaning"]["accuracy"] + 0.001
+    assert (
+        promise["meaning"]["accuracy"]
+        <= float(rate[1]) / 100
+        < promise["meaning"]["accuracy"] + 0.001
+    )
 
 
 def test_a_heuristic_gets_a_card_without_parameters_and_with_the_reason(folder, tmp_path):
@@ -132,7 +170,10 @@ def test_a_heuristic_gets_a_card_without_parameters_and_with_the_reason(folder, 
     assert "epsilon" not in (tmp_path / "card.yaml").read_text()
     report = json.loads((tmp_path / "report.json").read_text())
     assert not any(
-        "epsilon" in p for r in report["evidence"]["runs"] if r["setting"] == "metric" for p in r["promises"]
+        "epsilon" in p
+        for r in report["evidence"]["runs"]
+        if r["setting"] == "metric"
+        for p in r["promises"]
     )
 
 
@@ -152,14 +193,21 @@ def test_a_card_has_the_fields_of_the_registry_and_invents_nothing(folder, tmp_p
     assert deployed["deployment_model"]["model_name"] == "Federated"
     assert deployed["basic"]["data_curators"] == ['A: "quoted" # no comment']
     assert deployed["privacy_loss"]["privacy_parameters"]["delta"] == 1e-5
-    for where in (("basic", "intended_use"), ("basic", "publication_date"), ("implementation", "justification")):
+    for where in (
+        ("basic", "intended_use"),
+        ("basic", "publication_date"),
+        ("implementation", "justification"),
+    ):
         assert deployed[where[0]][where[1]] == ABSENT
 
 
 def test_a_card_rounds_its_epsilon_upwards_and_the_evidence_keeps_all_digits(folder, tmp_path):
     write_report(gathered(folder / "record"), tmp_path)
     card = yaml.safe_load((tmp_path / "card.yaml").read_text())
-    assert card["deployment"]["privacy_loss"]["privacy_parameters"] == {"epsilon": 4.0, "delta": 1e-5}
+    assert card["deployment"]["privacy_loss"]["privacy_parameters"] == {
+        "epsilon": 4.0,
+        "delta": 1e-5,
+    }
     [run] = json.loads((tmp_path / "report.json").read_bytes())["evidence"]["runs"]
     assert 0 < 4.0 - run["promises"]["worst client"]["epsilon"] < 1e-6
 
@@ -167,7 +215,14 @@ def test_a_card_rounds_its_epsilon_upwards_and_the_evidence_keeps_all_digits(fol
 def test_what_was_not_changed_agrees_elsewhere(made):
     assert not wrong(made)
     result = CliRunner().invoke(
-        app, ["report", "--verify", str(made / "report" / "report.json"), "--ledgers", str(made / "elsewhere")]
+        app,
+        [
+            "report",
+            "--verify",
+            str(made / "report" / "report.json"),
+            "--ledgers",
+            str(made / "elsewhere"),
+        ],
     )
     assert result.exit_code == 0, result.output
 
@@ -200,7 +255,10 @@ def another_page(made):
     """Edit the page, and its digest and the report's with it."""
     page = made / "report" / "report.html"
     page.write_text(page.read_text().replace("epsilon 4 at", "epsilon 1 at"))
-    of_report(made, lambda v: v["files"].update({"report.html": hashlib.sha256(page.read_bytes()).hexdigest()}))
+    of_report(
+        made,
+        lambda v: v["files"].update({"report.html": hashlib.sha256(page.read_bytes()).hexdigest()}),
+    )
 
 
 def flattered(values):
@@ -227,7 +285,13 @@ def flattered(values):
 def test_a_changed_byte_is_noticed_wherever_it_is(made, change, what):
     change(made)
     assert any(what in one for one in wrong(made))
-    where = ["report", "--verify", str(made / "report" / "report.json"), "--ledgers", str(made / "elsewhere")]
+    where = [
+        "report",
+        "--verify",
+        str(made / "report" / "report.json"),
+        "--ledgers",
+        str(made / "elsewhere"),
+    ]
     assert CliRunner().invoke(app, where).exit_code == 1
 
 
@@ -252,22 +316,49 @@ def forged(made, change):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda run: run["promises"].update({"server": {**run["promises"]["worst client"], "epsilon": 0.09}}),
+        lambda run: run["promises"].update(
+            {"server": {**run["promises"]["worst client"], "epsilon": 0.09}}
+        ),
         lambda run: run["promises"].update({"server": run["promises"].pop("worst client")}),
         lambda run: run["promises"]["worst client"].update(epsilon=0.09),
-        lambda run: run["promises"].clear() or run["promises"].update({"worst client": {"status": "none"}}),
+        lambda run: (
+            run["promises"].clear() or run["promises"].update({"worst client": {"status": "none"}})
+        ),
         lambda run: run["ledgers"].pop(),
         lambda run: run.update(trust="central"),
         lambda run: run.update(bound=False),
     ],
-    ids=["one that nobody knows", "renamed", "a smaller one", "none", "a ledger left out", "another trust", "unbound"],
+    ids=[
+        "one that nobody knows",
+        "renamed",
+        "a smaller one",
+        "none",
+        "a ledger left out",
+        "another trust",
+        "unbound",
+    ],
 )
 def test_a_page_made_again_from_other_evidence_is_noticed(made, change):
-    forged(made, lambda values: change(next(r for r in values["evidence"]["runs"] if r["setting"] == "record")))
-    found = [one.what for one in check(made / "report" / "report.json", [made / "elsewhere"]) if one.holds is False]
+    forged(
+        made,
+        lambda values: change(
+            next(r for r in values["evidence"]["runs"] if r["setting"] == "record")
+        ),
+    )
+    found = [
+        one.what
+        for one in check(made / "report" / "report.json", [made / "elsewhere"])
+        if one.holds is False
+    ]
     assert found
     assert all("record" in one for one in found)
-    where = ["report", "--verify", str(made / "report" / "report.json"), "--ledgers", str(made / "elsewhere")]
+    where = [
+        "report",
+        "--verify",
+        str(made / "report" / "report.json"),
+        "--ledgers",
+        str(made / "elsewhere"),
+    ]
     assert CliRunner().invoke(app, where).exit_code == 1
 
 
@@ -277,7 +368,11 @@ def test_a_client_left_out_of_page_and_ledgers_is_missed_by_the_first_line(made)
 
     def less(values):
         for made_of in values["evidence"]["runs"]:
-            kept = [one for one in made_of["ledgers"] if (made_of["setting"], one["party"]) != ("record", "1")]
+            kept = [
+                one
+                for one in made_of["ledgers"]
+                if (made_of["setting"], one["party"]) != ("record", "1")
+            ]
             made_of["ledgers"] = kept
 
     forged(made, less)
@@ -288,14 +383,26 @@ def test_a_client_left_out_of_page_and_ledgers_is_missed_by_the_first_line(made)
 
 def test_a_promise_that_nobody_looked_at_is_no_pass(made):
     shutil.rmtree(made / "elsewhere" / "record")
-    where = ["report", "--verify", str(made / "report" / "report.json"), "--ledgers", str(made / "elsewhere")]
+    where = [
+        "report",
+        "--verify",
+        str(made / "report" / "report.json"),
+        "--ledgers",
+        str(made / "elsewhere"),
+    ]
     assert not wrong(made)
     assert CliRunner().invoke(app, where).exit_code == 5
 
 
 def test_a_page_of_another_version_has_its_own_verdict(made):
     of_report(made, lambda values: values.update(form="another"))
-    where = ["report", "--verify", str(made / "report" / "report.json"), "--ledgers", str(made / "elsewhere")]
+    where = [
+        "report",
+        "--verify",
+        str(made / "report" / "report.json"),
+        "--ledgers",
+        str(made / "elsewhere"),
+    ]
     assert CliRunner().invoke(app, where).exit_code == 6
     checks = check(made / "report" / "report.json", [made / "elsewhere"])
     assert {one.holds for one in checks if one.kind == "promise"} == {True}
@@ -328,8 +435,15 @@ def test_no_page_has_a_script_or_a_style_of_its_own(folder, told):
 
 
 def test_without_ledgers_nothing_differs_and_nothing_passes(made):
-    assert not {one.what for one in check(made / "report" / "report.json", []) if one.holds is False}
-    assert CliRunner().invoke(app, ["report", "--verify", str(made / "report" / "report.json")]).exit_code == 5
+    assert not {
+        one.what for one in check(made / "report" / "report.json", []) if one.holds is False
+    }
+    assert (
+        CliRunner()
+        .invoke(app, ["report", "--verify", str(made / "report" / "report.json")])
+        .exit_code
+        == 5
+    )
 
 
 def test_any_byte_of_any_file_is_noticed(made):
@@ -390,14 +504,20 @@ def test_what_cannot_be_reported_is_refused_by_name(folder, tmp_path, field):
 
     with pytest.raises(FieldError) as refused:
         reported()
-    assert refused.value.field == {"unfinished": "RUN", "missing": "--ledgers"}.get(field, f"--{field}")
+    assert refused.value.field == {"unfinished": "RUN", "missing": "--ledgers"}.get(
+        field, f"--{field}"
+    )
 
 
 def spent(folder, name, count):
     """A data set's ledger with so many releases of mu 1."""
     begin_ledger(folder / "ledgers", name, "a test", head=folder / "heads")
-    promise = Guarantee(unit="client", relation="replace-one", trust="local", scope="round", bound=GDP(1.0))
-    with LifetimeLedger(folder / "ledgers", name, f"run of {name}", head=folder / "heads") as open_ledger:
+    promise = Guarantee(
+        unit="client", relation="replace-one", trust="local", scope="round", bound=GDP(1.0)
+    )
+    with LifetimeLedger(
+        folder / "ledgers", name, f"run of {name}", head=folder / "heads"
+    ) as open_ledger:
         for i in range(count):
             entry = Entry(
                 (i + 1, "protect"),
@@ -413,12 +533,21 @@ def spent(folder, name, count):
 def test_a_budget_is_told_without_names_or_sizes(tmp_path):
     paths = [spent(tmp_path, name, count) for name, count in (("charite", 4), ("mayo", 9))]
     (tmp_path / "policy.toml").write_text('trust = ["local"]\n[total]\nmu = 4.0\n')
-    asked = ["report", "--budget", "--policy", str(tmp_path / "policy.toml"), "--ledgers", str(tmp_path / "ledgers")]
+    asked = [
+        "report",
+        "--budget",
+        "--policy",
+        str(tmp_path / "policy.toml"),
+        "--ledgers",
+        str(tmp_path / "ledgers"),
+    ]
     output = CliRunner().invoke(app, asked).output
     assert "75" in output
     assert not {"charite", "mayo", "9", "run of"} & set(re.findall(r"[a-z ]+|\d+", output))
     books = read_books(paths).sets.values()
-    [row] = used_of([book.ledger for book in books], Policy(trust=("local",), total=Limits(mu=4.0))).rows
+    [row] = used_of(
+        [book.ledger for book in books], Policy(trust=("local",), total=Limits(mu=4.0))
+    ).rows
     assert row == ("mu", "75%", "62.5%")
     assert CliRunner().invoke(app, asked[:2] + asked[4:]).exit_code == 2
     (tmp_path / "policy.toml").write_text('trust = ["local"]\n[total]\n')
@@ -441,7 +570,9 @@ def test_a_data_set_s_ledger_is_checked_up_to_where_the_report_knew_it(folder, t
     assert "charite" in bad
 
 
-def test_a_data_set_whose_ledger_is_given_and_of_which_the_report_says_nothing_is_no_pass(folder, tmp_path):
+def test_a_data_set_whose_ledger_is_given_and_of_which_the_report_says_nothing_is_no_pass(
+    folder, tmp_path
+):
     path = spent(tmp_path, "charite", 2)
     write_report(gathered(folder / "record"), tmp_path / "report")
     [left] = [
@@ -458,7 +589,9 @@ def test_the_worst_of_sites_is_theirs_whatever_their_data_sets_are_called(name):
     for party, mu in (("ward", 0.5), (name, 2.0)):
         spend = Spend(guarantee=of_round(GDP(mu), "local"), mechanism="gaussian", scale=(1.0,))
         ledger = Ledger("run", party)
-        books[party] = Book(ledger, (ledger.commit(Entry((1, "protect"), 0, digest(()), spend, "secure")),))
+        books[party] = Book(
+            ledger, (ledger.commit(Entry((1, "protect"), 0, digest(()), spend, "secure")),)
+        )
     [(whose, promise)] = promise_of_sites("local", books, 1e-5).items()
     assert whose.startswith("worst of 2 clients")
     assert promise["mu"] == 2.0
@@ -482,7 +615,9 @@ def test_every_status_of_a_promise_has_a_sentence():
     assert "no epsilon" in protected(near)
 
 
-@pytest.mark.parametrize("folder", sorted(p.parent for p in REPORTS.glob("*/report.json")), ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "folder", sorted(p.parent for p in REPORTS.glob("*/report.json")), ids=lambda p: p.name
+)
 def test_the_committed_reports_agree_with_what_lies_beside_them(folder):
     """Their figures are those of the ledgers; their pages too, unless what pages look like was changed since."""
     ledgers = sorted(folder.glob("ledger*"))
@@ -493,7 +628,9 @@ def test_the_committed_reports_agree_with_what_lies_beside_them(folder):
         set() if current else {"report.html", "card.yaml"}
     )
     assert not [one for one in found if one.holds is False]
-    result = CliRunner().invoke(app, ["report", "--verify", str(folder / "report.json"), *_given(ledgers)])
+    result = CliRunner().invoke(
+        app, ["report", "--verify", str(folder / "report.json"), *_given(ledgers)]
+    )
     known = 0 if current else 6
     assert result.exit_code == (known if ledgers else 5)
 
@@ -507,7 +644,11 @@ def attacked(tmp_path_factory):
     """A run whose clients protect their records, its audits with pictures and curves, canaries, and what people say."""
     path = tmp_path_factory.mktemp("attacked")
     record = {"method": "record", "epsilon": 4.0, "clip": 1.0, "examples": 20, "rounds": 1}
-    values = {"data": {"name": "digits", "clients": 3, "holdout": 0.5}, "rounds": 1, "privacy": record}
+    values = {
+        "data": {"name": "digits", "clients": 3, "holdout": 0.5},
+        "rounds": 1,
+        "privacy": record,
+    }
     spec = config(**values)
     run(spec.model_copy(deep=True), path / "run")
     for name, options in {
@@ -518,17 +659,38 @@ def attacked(tmp_path_factory):
         found = play(GAMES[name](spec, **options), path / name)
         if name == "inversion":  # whose pictures the report takes
             show(found, path / name)
-    verdict = {"attack": "canaries", "figure": "mu, lower bound at 95%", "low": 0.5, "point": 0.5, "high": 0.5}
-    verdicts = [{**verdict, "setting": name, "details": {"ceiling": 2.0}} for name in ("m", "m: half the noise")]
+    verdict = {
+        "attack": "canaries",
+        "figure": "mu, lower bound at 95%",
+        "low": 0.5,
+        "point": 0.5,
+        "high": 0.5,
+    }
+    verdicts = [
+        {**verdict, "setting": name, "details": {"ceiling": 2.0}}
+        for name in ("m", "m: half the noise")
+    ]
     (path / "canaries").mkdir()
-    (path / "canaries" / "canaries.json").write_text(json.dumps({"canaries": 1000, "verdicts": verdicts}))
-    said = {"personal_data": "no", "transport": "TLS", "access": "two", "approved_by": "A", "tuning": "none"}
-    (path / "people.toml").write_text("".join(f'{key} = "{value}"\n' for key, value in said.items()))
+    (path / "canaries" / "canaries.json").write_text(
+        json.dumps({"canaries": 1000, "verdicts": verdicts})
+    )
+    said = {
+        "personal_data": "no",
+        "transport": "TLS",
+        "access": "two",
+        "approved_by": "A",
+        "tuning": "none",
+    }
+    (path / "people.toml").write_text(
+        "".join(f'{key} = "{value}"\n' for key, value in said.items())
+    )
     return path
 
 
 def reported(path, **how):
-    folders = [path / name for name in ("run", "inversion", "membership", "participation", "canaries")]
+    folders = [
+        path / name for name in ("run", "inversion", "membership", "participation", "canaries")
+    ]
     return gather(folders, [], None, path / "people.toml", **how)
 
 
@@ -538,7 +700,10 @@ def test_an_audit_is_shown_with_curves_pictures_and_the_ceiling_of_its_bounds(at
     [attacks] = [s for s in report_of(found).sections if s.name == "attacked"]
     games = {row[0] for row in attacks.tables[0].rows}
     assert games == {"inversion", "membership", "participation", "canaries"}
-    assert {chart.title.split(":")[0] for chart in attacks.charts} == {"membership", "participation"}
+    assert {chart.title.split(":")[0] for chart in attacks.charts} == {
+        "membership",
+        "participation",
+    }
     [canary] = [row for row in attacks.tables[0].rows if row[0] == "canaries"]
     assert canary[2:5] == ["m", "mu, lower bound at 95%; ceiling 2", "0.5"]
     assert any("is the most that so many" in line.text for line in attacks.lines)
@@ -548,10 +713,18 @@ def test_an_audit_is_shown_with_curves_pictures_and_the_ceiling_of_its_bounds(at
     page = (tmp_path / "report" / "report.html").read_text()
     [shown] = re.findall(r'src="data:image/png;base64,([^"]*)"', page)
     assert base64.b64decode(shown) == drawn
-    assert not [one for one in check(tmp_path / "report" / "report.json", [attacked / "run"]) if one.holds is False]
+    assert not [
+        one
+        for one in check(tmp_path / "report" / "report.json", [attacked / "run"])
+        if one.holds is False
+    ]
     another = page.replace(shown, base64.b64encode(drawn + b" ").decode())
     (tmp_path / "report" / "report.html").write_text(another)
-    wrong = {one.what for one in check(tmp_path / "report" / "report.json", [attacked / "run"]) if one.holds is False}
+    wrong = {
+        one.what
+        for one in check(tmp_path / "report" / "report.json", [attacked / "run"])
+        if one.holds is False
+    }
     assert wrong == {"report.html", "what follows"}  # which has the page's digest
 
 
@@ -567,7 +740,11 @@ def test_pictures_of_clients_images_are_left_out_unless_they_are_asked_for(told)
     assert "data:image/png" not in page
     [attacks] = [s for s in report.sections if s.name == "attacked"]
     assert not attacks.pictures
-    assert [line for line in attacks.lines if line.label == "inversion: pictures" and "--pictures" in line.text]
+    assert [
+        line
+        for line in attacks.lines
+        if line.label == "inversion: pictures" and "--pictures" in line.text
+    ]
 
 
 # The section, and the line or the column of a table, in which each question of a data-protection officer is answered.
@@ -580,7 +757,10 @@ QUESTIONS = {
     "logs": ("leaves", "logs"),
     "how the ledger is checked": ("origin", "check"),
     "transport": ("trust", "how messages were protected on their way"),
-    "what the audit did not test": ("attacked", "attacks that nobody has thought of, and stronger ones"),
+    "what the audit did not test": (
+        "attacked",
+        "attacks that nobody has thought of, and stronger ones",
+    ),
     "who approved": ("approval", "approved by"),
 }
 

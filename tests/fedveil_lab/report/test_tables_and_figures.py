@@ -21,7 +21,12 @@ LOCAL = [{"method": "vanilla"}, {"method": "group"}, {"method": "sga-ldp"}]
 
 
 def config(**changes):
-    base = {"name": "tiny", "rounds": 3, "data": {"name": "breast-cancer", "clients": 3}, "model": {"name": "logistic"}}
+    base = {
+        "name": "tiny",
+        "rounds": 3,
+        "data": {"name": "breast-cancer", "clients": 3},
+        "model": {"name": "logistic"},
+    }
     return parse({**base, **changes})
 
 
@@ -29,7 +34,10 @@ def config(**changes):
 def central():
     settings = [{"method": m} for m in ("vanilla", "global", "metric")]
     return compare(
-        config(privacy={"method": "global", "noise_multiplier": 0.01}, compare={"settings": settings}), seeds=2
+        config(
+            privacy={"method": "global", "noise_multiplier": 0.01}, compare={"settings": settings}
+        ),
+        seeds=2,
     )
 
 
@@ -87,7 +95,10 @@ def test_only_proven_settings_are_drawn_against_epsilon(central):
     assert sorted(legend(figure)) == ["global", "metric", "vanilla (no noise)"]
     assert [bars.get_label() for bars in noise.containers] == ["global", "metric"]
     assert [bars.get_label() for bars in epsilon.containers] == ["global"]
-    assert all(part in " ".join(epsilon.get_title().split()) for part in ("client, central: formal", "1 of 3"))
+    assert all(
+        part in " ".join(epsilon.get_title().split())
+        for part in ("client, central: formal", "1 of 3")
+    )
     assert "delta" in epsilon.get_xlabel()
 
 
@@ -106,7 +117,9 @@ def test_a_swept_setting_is_one_line_and_the_front_leaves_out_what_is_beaten(cen
 def test_the_table_has_the_strongest_attack_and_says_which(central):
     found = swept(central)
     assert "0.900 (0.80-1.00)" in printed(*comparison_tables(found, 200))
-    assert any("loss (4 settings), noise-size (1 settings)" in note for note in comparison_notes(found))
+    assert any(
+        "loss (4 settings), noise-size (1 settings)" in note for note in comparison_notes(found)
+    )
 
 
 def test_an_audit_in_which_nothing_works_is_said(central):
@@ -130,9 +143,19 @@ def swept(central):
         values = dict(runs[base].values)
         values["setting"] = base if z is None else f"{base}, noise_multiplier={z}"
         values |= {"base": base, "swept": {} if z is None else {"noise_multiplier": z}}
-        values["audits"] = [{"attack": attack, "auc": auc, "low": auc - 0.1, "high": min(1.0, auc + 0.1), "runs": 30}]
+        values["audits"] = [
+            {
+                "attack": attack,
+                "auc": auc,
+                "low": auc - 0.1,
+                "high": min(1.0, auc + 0.1),
+                "runs": 30,
+            }
+        ]
         values["audited"] = True
-        judged = {key: {"mean": accuracy, "deviation": 0.01, "rounds": 3} for key in ("accuracy", "auc")}
+        judged = {
+            key: {"mean": accuracy, "deviation": 0.01, "rounds": 3} for key in ("accuracy", "auc")
+        }
         values["last_rounds"] = {**values["last_rounds"], **judged}
         made.append(Summary(values, runs[base].rows))
     return made
@@ -179,7 +202,10 @@ def test_a_round_without_a_distance_is_said():
 
 
 def test_where_only_some_settings_are_audited_the_panel_says_how_many_are_not(central):
-    found = [audited_as(s, {"vanilla": False, "metric": None}.get(s.values["base"], True)) for s in swept(central)]
+    found = [
+        audited_as(s, {"vanilla": False, "metric": None}.get(s.values["base"], True))
+        for s in swept(central)
+    ]
     attack, noise, _ = pareto(found).axes
     assert [bars.get_label() for bars in attack.containers] == ["global"]
     assert [bars.get_label() for bars in noise.containers] == ["global", "metric"]
@@ -194,9 +220,14 @@ def audited_as(summary, state):
 
 
 def test_an_average_says_over_how_many_rounds_it_is(central):
-    several = {name: {"mean": 0.5, "deviation": 0.1, "rounds": 3} for name in central[0].values["last_rounds"]}
+    several = {
+        name: {"mean": 0.5, "deviation": 0.1, "rounds": 3}
+        for name in central[0].values["last_rounds"]
+    }
     longer = [Summary({**s.values, "last_rounds": several}, s.rows) for s in central]
-    assert pareto(longer).axes[0].get_ylabel().startswith("ROC AUC, mean of the last 3 rounds\n(bars:")
+    assert (
+        pareto(longer).axes[0].get_ylabel().startswith("ROC AUC, mean of the last 3 rounds\n(bars:")
+    )
     assert pareto(central[::2]).axes[0].get_ylabel() == "ROC AUC, last round"
     assert "last 1 to 3 rounds" in pareto([*longer, *central]).axes[0].get_ylabel()
 
@@ -220,7 +251,9 @@ def test_a_figure_without_noise_or_distance_has_no_empty_panel(central):
     assert len(figures.curves(central).axes) == 3
 
 
-@pytest.mark.parametrize(("rounds", "covered"), [(1, 1), (5, 1), (9, 1), (10, 2), (24, 4), (25, 5), (100, 5)])
+@pytest.mark.parametrize(
+    ("rounds", "covered"), [(1, 1), (5, 1), (9, 1), (10, 2), (24, 4), (25, 5), (100, 5)]
+)
 def test_the_last_fifth_of_a_run_is_averaged_at_most_five_rounds(rounds, covered):
     rows = [{"metrics": {"accuracy": float(i)}} for i in range(rounds)]
     found = last_rounds(rows)["accuracy"]

@@ -28,14 +28,37 @@ BASE = {
 }
 GLOBAL = ["privacy.method=global", "privacy.noise_multiplier=2.0"]
 RELEASED = ["privacy.method=metric", "privacy.noise_multiplier=2.0", "privacy.distance_on=released"]
-RECORD = ["privacy.method=record", "privacy.examples=200", "privacy.noise_multiplier=3.0", "data.partition=iid"]
+RECORD = [
+    "privacy.method=record",
+    "privacy.examples=200",
+    "privacy.noise_multiplier=3.0",
+    "data.partition=iid",
+]
 RECORD += ["data.alpha=[]"]
-POISSON = ["privacy.rate=0.25", "privacy.noise_multiplier=300.0"]  # so small a loss has a small grid
+POISSON = [
+    "privacy.rate=0.25",
+    "privacy.noise_multiplier=300.0",
+]  # so small a loss has a small grid
 SUM = [*RECORD, "privacy.sum=trusted"]
-PERSON = ["privacy.method=record", "privacy.unit=person", "privacy.people=60", "privacy.records_per_person=4"]
-PERSON += ["privacy.noise_multiplier=3.0", "data.partition=iid", "data.alpha=[]", "data.made_up_people=5"]
+PERSON = [
+    "privacy.method=record",
+    "privacy.unit=person",
+    "privacy.people=60",
+    "privacy.records_per_person=4",
+]
+PERSON += [
+    "privacy.noise_multiplier=3.0",
+    "data.partition=iid",
+    "data.alpha=[]",
+    "data.made_up_people=5",
+]
 GROUP = ["privacy.method=group", "privacy.radius=0.5"]
-FEDRE = ["privacy.method=fedre", "privacy.epsilon=8", "data.region=[3,3,5,5]", "data.public_examples=16"]
+FEDRE = [
+    "privacy.method=fedre",
+    "privacy.epsilon=8",
+    "data.region=[3,3,5,5]",
+    "data.public_examples=16",
+]
 FEDRE += ["model.name=small_cnn", "model.channels=[2]", "model.dense=4", "scoring.images=2"]
 SOUND = [*FEDRE, "privacy.scores=public"]
 SGA = ["privacy.method=sga-ldp", "privacy.epsilon_min=2", "privacy.epsilon_max=6"]
@@ -54,21 +77,44 @@ CASES = {
     "no privacy, an optimiser": ["aggregator.name=fedadam"],
     "no privacy, no metrics held out": ["data.holdout=0"],
     "global": GLOBAL,
-    "global, to a total": ["privacy.method=global", "privacy.epsilon=3.0", "privacy.delta=1e-6", "privacy.rounds=3"],
-    "global, to a total of other rounds": ["privacy.method=global", "privacy.epsilon=3.0", "privacy.rounds=2"],
+    "global, to a total": [
+        "privacy.method=global",
+        "privacy.epsilon=3.0",
+        "privacy.delta=1e-6",
+        "privacy.rounds=3",
+    ],
+    "global, to a total of other rounds": [
+        "privacy.method=global",
+        "privacy.epsilon=3.0",
+        "privacy.rounds=2",
+    ],
     "global, derived": [*GLOBAL, "privacy.derived_from=elsewhere"],
     "global, printed": [*GLOBAL, "privacy.order=printed"],
     "global, printed, its own step": [*GLOBAL, "privacy.order=printed", "privacy.step_from=own"],
     "global, printed, an optimiser": [*GLOBAL, "privacy.order=printed", "aggregator.name=fedadam"],
-    "global, printed, by examples": [*GLOBAL, "privacy.order=printed", "aggregator.weighting=examples"],
+    "global, printed, by examples": [
+        *GLOBAL,
+        "privacy.order=printed",
+        "aggregator.weighting=examples",
+    ],
     "global, printed, by examples, cohorts": [
         *(*GLOBAL, "privacy.order=printed", "aggregator.weighting=examples", *HALF),
     ],
-    "global, by examples": [*GLOBAL, "aggregator.weighting=examples", "aggregator.max_examples=900"],
+    "global, by examples": [
+        *GLOBAL,
+        "aggregator.weighting=examples",
+        "aggregator.max_examples=900",
+    ],
     "global, an optimiser": [*GLOBAL, "aggregator.name=fedadam"],
     "global, cohorts": [*GLOBAL, *HALF],
     "global, natural clients": [
-        *(*GLOBAL, "data.name=npz", "data.path={npz}", "data.client_array=site", "data.clients=natural"),
+        *(
+            *GLOBAL,
+            "data.name=npz",
+            "data.path={npz}",
+            "data.client_array=site",
+            "data.clients=natural",
+        ),
         *("data.partition=natural", "data.alpha=[]", "data.classes=2"),
     ],
     "global, medians": [*GLOBAL, "privacy.order=printed", "aggregator.name=fedmedian"],
@@ -78,29 +124,61 @@ CASES = {
     "global, discrete": [*GLOBAL, "privacy.noise=discrete"],
     "global, adaptive clip": [*GLOBAL, "privacy.clip={initial = 1.0, bit_noise = 0.7}"],
     "global, a budget": [*GLOBAL, "rounds=6", "privacy.budget.epsilon=4.0"],
-    "global, a budget at another delta": [*GLOBAL, "privacy.budget.epsilon=4.0", "privacy.budget.delta=1e-7"],
+    "global, a budget at another delta": [
+        *GLOBAL,
+        "privacy.budget.epsilon=4.0",
+        "privacy.budget.delta=1e-7",
+    ],
     "global, a budget, noised metrics": [
-        *(*GLOBAL, "rounds=6", "privacy.budget.epsilon=4.0", "publish.metrics=noised", "publish.noise_multiplier=3.0"),
+        *(
+            *GLOBAL,
+            "rounds=6",
+            "privacy.budget.epsilon=4.0",
+            "publish.metrics=noised",
+            "publish.noise_multiplier=3.0",
+        ),
     ],
     "global, participations": [*GLOBAL, "privacy.budget.participations=9"],
     "global, clear metrics": [*GLOBAL, "publish.metrics=clear"],
     "global, noised metrics": [*GLOBAL, "publish.metrics=noised", "publish.noise_multiplier=0.5"],
-    "global, noised metrics of other ranges": [*GLOBAL, "publish.metrics=noised", "publish.loss_range=9.0"],
-    "global, noised metrics, add/remove": [*GLOBAL, "publish.metrics=noised", "privacy.relation=add/remove"],
+    "global, noised metrics of other ranges": [
+        *GLOBAL,
+        "publish.metrics=noised",
+        "publish.loss_range=9.0",
+    ],
+    "global, noised metrics, add/remove": [
+        *GLOBAL,
+        "publish.metrics=noised",
+        "privacy.relation=add/remove",
+    ],
     "global, stopping": [*GLOBAL, *STOP, "stopping.noise_multiplier=0.5"],
     "global, stopping by a sample": [*GLOBAL, *STOP, "stopping.every=2", "stopping.sample=1"],
     "global, stopping by losses of another range": [*GLOBAL, *STOP, "stopping.loss_range=5.0"],
-    "global, stopping in the clear": [*GLOBAL, *STOP, "stopping.losses=public", "stopping.min_delta=0.01"],
+    "global, stopping in the clear": [
+        *GLOBAL,
+        *STOP,
+        "stopping.losses=public",
+        "stopping.min_delta=0.01",
+    ],
     "metric": ["privacy.method=metric", "privacy.distance=euclidean", "privacy.grouping=module"],
     "metric, released": RELEASED,
     "metric, released, more": [*RELEASED, "privacy.direction=more"],
-    "metric, released, its range": [*RELEASED, "privacy.released_range=[0.5, 2.0]", "privacy.clip=1.0"],
+    "metric, released, its range": [
+        *RELEASED,
+        "privacy.released_range=[0.5, 2.0]",
+        "privacy.clip=1.0",
+    ],
     "metric, released, a budget": [*RELEASED, "rounds=6", "privacy.budget.epsilon=60.0"],
     "metric, released, replace-one": [*RELEASED, "privacy.relation=replace-one"],
     "metric, released, printed": [*RELEASED, "privacy.order=printed", "privacy.step_from=own"],
     "metric, released, discrete": [*RELEASED, "privacy.noise=discrete"],
     "metric, clear metrics": ["privacy.method=metric", "publish.metrics=clear"],
-    "group": ["privacy.method=group", "privacy.fallback_radius=2.0", "privacy.hypotheses=2", "privacy.divide=1"],
+    "group": [
+        "privacy.method=group",
+        "privacy.fallback_radius=2.0",
+        "privacy.hypotheses=2",
+        "privacy.divide=1",
+    ],
     "group, one hypothesis": [*GROUP, "privacy.hypotheses=1"],
     "group, public radius": [*GROUP, "privacy.hypotheses=2", "privacy.noise_multiplier=2.0"],
     "group, Gaussian": [*GROUP, "privacy.hypotheses=2", "privacy.distribution=gaussian"],
@@ -121,7 +199,12 @@ CASES = {
     "fedre, public, a budget": [*SOUND, "privacy.budget.epsilon=5.0"],
     "record": RECORD,
     "record, to a total": [
-        *("privacy.method=record", "privacy.examples=200", "privacy.epsilon=2.0", "privacy.delta=1e-6"),
+        *(
+            "privacy.method=record",
+            "privacy.examples=200",
+            "privacy.epsilon=2.0",
+            "privacy.delta=1e-6",
+        ),
         *("data.partition=iid", "data.alpha=[]", "privacy.rounds=4"),
     ],
     "record, steps": [*RECORD, "privacy.steps=3", "privacy.clip=0.5"],
@@ -142,7 +225,11 @@ CASES = {
     "record-sum, add/remove": [*SUM, "privacy.relation=add/remove", "privacy.most=500"],
     "record-sum, replace-one": [*SUM, "privacy.relation=replace-one"],
     "record-sum, a step": [*SUM, "privacy.steps=1", "privacy.rounds=3", "aggregator.name=fedavgm"],
-    "record-sum, persons in two silos": [*PERSON, "privacy.sum=trusted", "privacy.silos_per_person=2"],
+    "record-sum, persons in two silos": [
+        *PERSON,
+        "privacy.sum=trusted",
+        "privacy.silos_per_person=2",
+    ],
     "record-sum, to a total": [
         *(
             "privacy.method=record",
@@ -155,7 +242,13 @@ CASES = {
     ],
     "record-secure": [*RECORD, "privacy.sum=secure", "privacy.least_sites=4", "privacy.units=900"],
     "record-secure, persons in two silos": [
-        *(*PERSON, "privacy.sum=secure", "privacy.silos_per_person=2", "privacy.steps=1", "privacy.clip=0.5"),
+        *(
+            *PERSON,
+            "privacy.sum=secure",
+            "privacy.silos_per_person=2",
+            "privacy.steps=1",
+            "privacy.clip=0.5",
+        ),
     ],
     "record-secure, to a total": [
         *(
@@ -174,20 +267,49 @@ CASES = {
     "sga-ldp": [*SGA, "privacy.memory=0.5", "aggregator.name=fedavgm"],
     "sga-ldp, static": [*SGA, "privacy.epsilon_max=2", "privacy.clip=0.5", "privacy.delta=1e-6"],
     "sga-ldp, released": [*SGA, "privacy.similarity=released"],
-    "sga-ldp, released, a budget": [*SGA, "privacy.similarity=released", "rounds=6", "privacy.budget.epsilon=40.0"],
+    "sga-ldp, released, a budget": [
+        *SGA,
+        "privacy.similarity=released",
+        "rounds=6",
+        "privacy.budget.epsilon=40.0",
+    ],
     "sga-ldp, noised": [*SGA, "privacy.similarity=noised", "privacy.similarity_noise=2.0"],
-    "sga-ldp, released, a client's own epsilon": [*SGA, "privacy.similarity=released", own(epsilon_max=30.0)],
+    "sga-ldp, released, a client's own epsilon": [
+        *SGA,
+        "privacy.similarity=released",
+        own(epsilon_max=30.0),
+    ],
     "sga-ldp, released, malicious": [
         *SGA,
         "privacy.similarity=released",
         'malicious={behaviour = "free-rider", share = 0.25}',
     ],
-    "sga-central": ["privacy.method=sga-central", "privacy.clusters=2", "privacy.thresholds=round", "privacy.clip=2.0"],
+    "sga-central": [
+        "privacy.method=sga-central",
+        "privacy.clusters=2",
+        "privacy.thresholds=round",
+        "privacy.clip=2.0",
+    ],
     "sga-central, its range": [
-        *("privacy.method=sga-central", "privacy.epsilon_min=0.5", "privacy.epsilon_max=9", "privacy.delta=1e-6"),
+        *(
+            "privacy.method=sga-central",
+            "privacy.epsilon_min=0.5",
+            "privacy.epsilon_max=9",
+            "privacy.delta=1e-6",
+        ),
     ],
 }
-KEPT = ("unit", "relation", "trust", "status", "scope", "mu", "mu_per_distance", "rho", "epsilon_per_distance")
+KEPT = (
+    "unit",
+    "relation",
+    "trust",
+    "status",
+    "scope",
+    "mu",
+    "mu_per_distance",
+    "rho",
+    "epsilon_per_distance",
+)
 KEPT += ("events", "events_per_distance", "public_size", "conditions", "epsilon", "delta", "reason")
 
 # Options that stand in no case, and why they need none.
@@ -202,7 +324,11 @@ def configured(assignments, npz="") -> Config:
 
 
 def kept(values):
-    return {k: pytest.approx(v, rel=1e-9) if isinstance(v, float) else v for k, v in values.items() if k in KEPT}
+    return {
+        k: pytest.approx(v, rel=1e-9) if isinstance(v, float) else v
+        for k, v in values.items()
+        if k in KEPT
+    }
 
 
 RAN = {}
@@ -224,7 +350,11 @@ def written(tmp_path, monkeypatch):
     """Write a case's configuration, and the file that its natural clients are in; leave curves to their own tests."""
     monkeypatch.setattr("fedveil_lab.runs.promised.find_spec", lambda name: None)
     rows = np.random.default_rng(0)
-    site, npz, file = np.repeat(np.arange(3), [20, 30, 40]), tmp_path / "own.npz", tmp_path / "tiny.toml"
+    site, npz, file = (
+        np.repeat(np.arange(3), [20, 30, 40]),
+        tmp_path / "own.npz",
+        tmp_path / "tiny.toml",
+    )
     np.savez(npz, x=rows.normal(size=(90, 5)).astype("float32"), y=np.arange(90) % 2, site=site)
 
     def write(assignments):
@@ -246,15 +376,21 @@ def test_what_is_advised_is_what_the_run_promises(name, written):
     ran = summary_of(name, config)
     counts = ran["guarantees"].get("server") or ran["guarantees"]["worst client"]
     assert kept(advised["guarantee"]) == kept(counts)
-    assert kept(advised["validation"] or {}) == kept(ran["guarantees"].get("validation clients", {}))
-    assert advised["rounds"] == ran["rounds"] or "released, a budget" in name  # which is charged what releases tell
+    assert kept(advised["validation"] or {}) == kept(
+        ran["guarantees"].get("validation clients", {})
+    )
+    assert (
+        advised["rounds"] == ran["rounds"] or "released, a budget" in name
+    )  # which is charged what releases tell
     if counts.get("hypotheses_apart"):
         assert "hypotheses_apart" not in advised["guarantee"]  # training decides it
         assert bool(advised["unknown"]) == (counts["status"] == "conditional")
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [name for name, given in CASES.items() if "privacy.method=global" in given])
+@pytest.mark.parametrize(
+    "name", [name for name, given in CASES.items() if "privacy.method=global" in given]
+)
 def test_a_plan_is_the_runs_promise_or_refused(name, written):
     config, file = written(CASES[name])
     result, ran = called("plan", file), summary_of(name, config)["guarantees"]
@@ -304,7 +440,13 @@ def test_every_option_that_could_cost_stands_in_a_case():
     }
     for table, keys in tables.items():
         assert not {f"{table}.{key}" for key in keys} - everywhere
-    assert {"clients", "clients_per_round", "rounds", "aggregator.weighting", "data.clients"} <= everywhere
+    assert {
+        "clients",
+        "clients_per_round",
+        "rounds",
+        "aggregator.weighting",
+        "data.clients",
+    } <= everywhere
 
 
 @pytest.mark.parametrize("far", ["0", "1"])
@@ -318,7 +460,9 @@ def test_what_holds_for_every_client_is_at_the_largest_distance_of_any(far):
             public=PublicFacts(round=1, rounds=1, cohort=2, dimension=10),
         )
         books[party] = Ledger("a run", party)
-        books[party].commit(Entry((1, "protect"), 0, "", method.client.quote(broadcast, method.client.init())))
+        books[party].commit(
+            Entry((1, "protect"), 0, "", method.client.quote(broadcast, method.client.init()))
+        )
     worst, parties = guarantees_of(method, books, 1e-5)
     assert worst.hypotheses_apart == pytest.approx(0.59)
     assert parties["worst client"]["hypotheses_apart"] == pytest.approx(0.59)
@@ -328,5 +472,8 @@ def test_advice_fits_a_page_of_80_columns():
     found = advise(clients=4, examples=100, dimension=650, rounds=7, epsilon=4.0)
     words = " ".join(table.text(80) for table in advice_tables(found, 1e-5)).split()
     for choice in found:
-        assert all(word in words for word in (choice.guarantee.describe(1e-5) if choice.guarantee else "").split())
+        assert all(
+            word in words
+            for word in (choice.guarantee.describe(1e-5) if choice.guarantee else "").split()
+        )
         assert all(word in words for line in choice.lines for word in line.split())

@@ -26,7 +26,9 @@ def test_a_linear_model_begins_as_the_logistic_regression_of_the_public_examples
     )
     head.fit(public.x.flatten(1).numpy(), public.y.numpy())
     first = setup.starts[0]
-    found = evaluate(setup.learner.model, setup.learner.layout, first, held.test_x, held.test_y)["accuracy"]
+    found = evaluate(setup.learner.model, setup.learner.layout, first, held.test_x, held.test_y)[
+        "accuracy"
+    ]
     assert found == head.score(held.test_x.flatten(1).numpy(), held.test_y.numpy()) > 0.85
 
 
@@ -46,7 +48,12 @@ def test_another_model_is_trained_for_as_long_as_a_fifth_of_the_public_examples_
     setup, again = prepare(load("digits-record", changes)), prepare(load("digits-record", changes))
     first, held = setup.starts[0], setup.dealt.clients[0]
     assert torch.equal(first, again.starts[0])
-    assert evaluate(setup.learner.model, setup.learner.layout, first, held.test_x, held.test_y)["accuracy"] > 0.8
+    assert (
+        evaluate(setup.learner.model, setup.learner.layout, first, held.test_x, held.test_y)[
+            "accuracy"
+        ]
+        > 0.8
+    )
 
 
 def test_private_examples_do_not_move_the_first_model():
@@ -64,13 +71,19 @@ def test_without_public_examples_it_is_refused():
 def test_a_setting_that_ends_below_the_public_model_is_named_and_another_is_not():
     small = [*PUBLIC, "rounds=4"]
     noisy = run(load("digits-record", [*small, "privacy.epsilon=0.005"]), setting="noisy")
-    gentle = run(load("digits-record", [*small, "privacy.epsilon=1000", "local.lr=1"]), setting="gentle")
+    gentle = run(
+        load("digits-record", [*small, "privacy.epsilon=1000", "local.lr=1"]), setting="gentle"
+    )
     assert below_public([noisy, gentle]) == ["noisy"]
     public = noisy.values["public_model"]["metrics"]["accuracy"]
     assert noisy.values["metrics"]["accuracy"] < public <= gentle.values["metrics"]["accuracy"]
     (table,) = comparison_tables([noisy, gentle], 200)
-    assert any(row[0] == "public examples alone" and row[1] == f"{public:.3f}" for row in table.rows)
-    assert any("noisy" in note and "gentle" not in note for note in comparison_notes([noisy, gentle]))
+    assert any(
+        row[0] == "public examples alone" and row[1] == f"{public:.3f}" for row in table.rows
+    )
+    assert any(
+        "noisy" in note and "gentle" not in note for note in comparison_notes([noisy, gentle])
+    )
     assert np.isfinite(public)
 
 

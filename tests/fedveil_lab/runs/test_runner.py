@@ -30,7 +30,13 @@ METHODS = {
     "metric": {"privacy": {"method": "metric"}, "clients_per_round": 2},
     "a model of its own": {
         "aggregator": {"name": "fedavgm"},
-        "privacy": {"method": "global", "order": "printed", "step_from": "own", "noise_multiplier": 1.0, "clip": 1.0},
+        "privacy": {
+            "method": "global",
+            "order": "printed",
+            "step_from": "own",
+            "noise_multiplier": 1.0,
+            "clip": 1.0,
+        },
     },
 }
 
@@ -106,7 +112,9 @@ def test_a_crash_between_ledger_and_checkpoint_costs_nothing_twice(tmp_path):
     spec = config(**METHODS["sga-ldp"])
     run(spec, tmp_path / "whole")
     interrupt(spec, tmp_path / "parts", 2)
-    for file in (tmp_path / "whole" / "ledger").iterdir():  # the third round's lines are written, its checkpoint not
+    for file in (
+        tmp_path / "whole" / "ledger"
+    ).iterdir():  # the third round's lines are written, its checkpoint not
         lines = file.read_text().splitlines(keepends=True)
         kept = [line for line in lines if json.loads(line).get("round", 0) <= 3]
         (tmp_path / "parts" / "ledger" / file.name).write_text("".join(kept))
@@ -121,7 +129,10 @@ def test_a_finished_run_goes_on_for_more_rounds_to_the_same_bits(tmp_path, name)
     parts = run(long, tmp_path / "parts", resume=True)
     whole = run(long, tmp_path / "whole")
     assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "whole")
-    assert all(torch.equal(v, model_of(tmp_path / "whole")[k]) for k, v in model_of(tmp_path / "parts").items())
+    assert all(
+        torch.equal(v, model_of(tmp_path / "whole")[k])
+        for k, v in model_of(tmp_path / "parts").items()
+    )
     assert parts.values["guarantees"] == whole.values["guarantees"]
     assert run(load(tmp_path / "parts"), tmp_path / "parts", resume=True).rows == parts.rows
     with pytest.raises(FieldError, match=r"see rounds"):
@@ -134,7 +145,9 @@ def test_where_the_noise_follows_the_number_of_rounds_no_more_are_run(tmp_path):
     before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
     with pytest.raises(FieldError, match="made for 1 rounds"):
         run(load("digits-fedre", [*assignments, "rounds=2"]), tmp_path / "run", resume=True)
-    assert {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()} == before
+    assert {
+        file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()
+    } == before
 
 
 def test_rounds_planned_for_an_epsilon_are_not_exceeded(tmp_path):
@@ -143,9 +156,18 @@ def test_rounds_planned_for_an_epsilon_are_not_exceeded(tmp_path):
     run(config(**planned, rounds=3), tmp_path / "run", resume=True)
     with pytest.raises(FieldError, match="start anew"):
         run(config(**planned, rounds=4), tmp_path / "run", resume=True)
-    held = {"privacy": {"method": "global", "noise_multiplier": 8.0, "clip": 1.0, "budget": {"epsilon": 1.2}}}
+    held = {
+        "privacy": {
+            "method": "global",
+            "noise_multiplier": 8.0,
+            "clip": 1.0,
+            "budget": {"epsilon": 1.2},
+        }
+    }
     first = run(config(**held, rounds=3), tmp_path / "held")
-    more, whole = (run(config(**held, rounds=9), tmp_path / n, resume=n == "held") for n in ("held", "whole"))
+    more, whole = (
+        run(config(**held, rounds=9), tmp_path / n, resume=n == "held") for n in ("held", "whole")
+    )
     assert not first.values["stopped"]
     assert more.values["stopped"] == whole.values["stopped"] != ""
     assert more.values["rounds"] == whole.values["rounds"] < 9
@@ -176,7 +198,10 @@ def test_what_is_there_is_never_overwritten(tmp_path):
     spec = config()
     run(spec, tmp_path / "run")
     before = (tmp_path / "run" / "summary.json").read_bytes()
-    with pytest.raises(FieldError, match=r"holds a run already; go on with it by .* --resume, or give another --out"):
+    with pytest.raises(
+        FieldError,
+        match=r"holds a run already; go on with it by .* --resume, or give another --out",
+    ):
         run(spec, tmp_path / "run")
     assert (tmp_path / "run" / "summary.json").read_bytes() == before
     (tmp_path / "mine").mkdir()
@@ -215,11 +240,16 @@ def ledger(interrupted, tmp_path):
 
 
 def resume(ledger, progress=None):
-    return run(config(**METHODS["global with fedadam"]), ledger.parents[1], resume=True, progress=progress)
+    return run(
+        config(**METHODS["global with fedadam"]), ledger.parents[1], resume=True, progress=progress
+    )
 
 
 def test_an_interrupted_run_leaves_its_rounds_as_a_table(interrupted):
-    assert [row["round"] for row in csv.DictReader((interrupted / "metrics.csv").open())] == ["1", "2"]
+    assert [row["round"] for row in csv.DictReader((interrupted / "metrics.csv").open())] == [
+        "1",
+        "2",
+    ]
 
 
 def test_a_refused_resumption_leaves_the_folder_as_it_was(interrupted, tmp_path, monkeypatch):
@@ -231,7 +261,8 @@ def test_a_refused_resumption_leaves_the_folder_as_it_was(interrupted, tmp_path,
     )  # of a process that was killed: tidied by a run that goes on
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     monkeypatch.setattr(
-        "fedveil_lab.runs.runner.prepare", lambda *_: (_ for _ in ()).throw(FieldError("data", 1, "is gone"))
+        "fedveil_lab.runs.runner.prepare",
+        lambda *_: (_ for _ in ()).throw(FieldError("data", 1, "is gone")),
     )
     with pytest.raises(FieldError, match="is gone"):
         resume(tmp_path / "run" / "ledger" / "server.jsonl")
@@ -278,7 +309,10 @@ def test_a_torn_line_that_never_left_is_removed(ledger):
     ledger.write_text(ledger.read_text() + third)
     progress = StopAfter()
     resume(ledger, progress)
-    assert any("half-written last line was removed; its release never left" in text for text in progress.said)
+    assert any(
+        "half-written last line was removed; its release never left" in text
+        for text in progress.said
+    )
     assert len(ledger.read_text().splitlines()) == 5
 
 
@@ -336,15 +370,23 @@ def test_the_server_s_budget_ends_the_run_with_the_last_released_model(tmp_path)
     assert summary.values["rounds"] < 4
     found = summary.values["guarantees"]["server"]
     assert found["epsilon"] <= 3.0
-    last = run(config(privacy={**privacy, "budget": {}}, rounds=summary.values["rounds"]), tmp_path / "short")
-    assert all(torch.equal(v, model_of(tmp_path / "short")[k]) for k, v in model_of(tmp_path / "run").items())
+    last = run(
+        config(privacy={**privacy, "budget": {}}, rounds=summary.values["rounds"]),
+        tmp_path / "short",
+    )
+    assert all(
+        torch.equal(v, model_of(tmp_path / "short")[k])
+        for k, v in model_of(tmp_path / "run").items()
+    )
     assert last.stopped == ""
 
 
 def test_clients_stop_at_their_caps():
     summary = run(config(privacy={"method": "group", "budget": {"participations": 3}}, rounds=3))
     assert summary.values["replies"]["refused"] == 0
-    summary = run(config(privacy={"method": "group", "budget": {"participations": 2, "leakage_cap": 9e9}}))
+    summary = run(
+        config(privacy={"method": "group", "budget": {"participations": 2, "leakage_cap": 9e9}})
+    )
     assert "round 3: every client declined" in summary.stopped
     assert summary.values["rounds"] == 2
     leakage = 62 / 5
@@ -356,7 +398,9 @@ def test_a_client_s_epsilon_under_local_trust_is_held():
     privacy = {"method": "sga-ldp", "similarity": "released", "budget": {"epsilon": 2.5}}
     summary = run(config(privacy=privacy))
     assert "every client declined" in summary.stopped
-    assert all(g.get("epsilon", 0.0) <= 2.5 * (1 + 1e-9) for g in summary.values["guarantees"].values())
+    assert all(
+        g.get("epsilon", 0.0) <= 2.5 * (1 + 1e-9) for g in summary.values["guarantees"].values()
+    )
 
 
 def test_summaries_say_what_holds_and_nothing_more(tmp_path):
@@ -377,12 +421,18 @@ def test_summaries_say_what_holds_and_nothing_more(tmp_path):
 
 
 def test_local_guarantees_are_those_of_the_worst_and_the_median_client():
-    summary = run(config(privacy={"method": "group", "noise_multiplier": 2.0}, clients_per_round=2, rounds=3))
+    summary = run(
+        config(privacy={"method": "group", "noise_multiplier": 2.0}, clients_per_round=2, rounds=3)
+    )
     worst = summary.values["guarantees"]["worst client"]
-    assert worst["participations"] >= summary.values["guarantees"]["median client"]["participations"]
+    assert (
+        worst["participations"] >= summary.values["guarantees"]["median client"]["participations"]
+    )
     assert worst["leakage"] == pytest.approx(worst["participations"] * 62 / 2)
     assert worst["status"] == "heuristic"
-    sound = run(config(privacy={"method": "group", "radius": 0.5}, rounds=1)).values["guarantees"]["worst client"]
+    sound = run(config(privacy={"method": "group", "radius": 0.5}, rounds=1)).values["guarantees"][
+        "worst client"
+    ]
     assert sound["status"] == "conditional"
     assert sound["epsilon_per_distance"] == pytest.approx(62 / (5 * 0.5))
     assert "epsilon" not in sound
@@ -415,7 +465,10 @@ SETTINGS = {
     ],
     "equal_sigma": True,
 }
-COMPARISON = {"privacy": {"method": "global", "order": "printed", "noise_multiplier": 1.0}, "compare": SETTINGS}
+COMPARISON = {
+    "privacy": {"method": "global", "order": "printed", "noise_multiplier": 1.0},
+    "compare": SETTINGS,
+}
 
 
 def test_equal_sigma_is_equal_and_a_heuristic():
@@ -447,17 +500,28 @@ def test_a_comparison_goes_on_where_it_stopped(tmp_path):
         compare(config(**COMPARISON, seed=1), tmp_path / "parts", resume=True)
     parts = compare(spec, tmp_path / "parts", resume=True)  # no fewer seeds than were begun
     for a, b in zip(whole, parts, strict=True):
-        assert (a.setting, a.values["seed"], a.values["metrics"]) == (b.setting, b.values["seed"], b.values["metrics"])
+        assert (a.setting, a.values["seed"], a.values["metrics"]) == (
+            b.setting,
+            b.values["seed"],
+            b.values["metrics"],
+        )
     stored = json.loads((tmp_path / "parts" / "comparison.json").read_text())
-    assert [(s["setting"], s["seed"]) for s in stored] == [(s.setting, s.values["seed"]) for s in whole]
+    assert [(s["setting"], s["seed"]) for s in stored] == [
+        (s.setting, s.values["seed"]) for s in whole
+    ]
     assert len(list((tmp_path / "parts" / "cells").glob("global-dp-*/summary.json"))) == 2
 
 
 def test_thousands_of_clients_share_one_file_unless_each_line_has_to_be_durable(tmp_path):
     run(config(**METHODS["sga-ldp"]), tmp_path / "run")
-    assert {path.name for path in (tmp_path / "run" / "ledger").iterdir()} == {"clients.jsonl", "server.jsonl"}
+    assert {path.name for path in (tmp_path / "run" / "ledger").iterdir()} == {
+        "clients.jsonl",
+        "server.jsonl",
+    }
     run(config(**METHODS["sga-ldp"], source={"kind": "secure"}), tmp_path / "secure")
-    assert {"0.jsonl", "1.jsonl"} < {path.name for path in (tmp_path / "secure" / "ledger").iterdir()}
+    assert {"0.jsonl", "1.jsonl"} < {
+        path.name for path in (tmp_path / "secure" / "ledger").iterdir()
+    }
 
 
 @pytest.mark.parametrize("cut", [1, 2, 30, 200])
@@ -488,16 +552,22 @@ def test_a_runs_folder_is_its_owners_and_names_what_carries_no_noise(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "parties"), [("global with fedadam", {"server"}), ("sga-ldp", {"server", "0", "1", "2"})]
+    ("name", "parties"),
+    [("global with fedadam", {"server"}), ("sga-ldp", {"server", "0", "1", "2"})],
 )
 @pytest.mark.parametrize("kind", ["reproducible", "secure"])
 def test_the_first_line_of_each_ledger_binds_the_parties_of_the_run(tmp_path, name, parties, kind):
     run(config(**METHODS[name], source={"kind": kind}), tmp_path / "run")
-    ledgers = LedgerFiles(tmp_path / "run" / "ledger", _run_id_of(tmp_path / "run"), durable=False, message=print)
+    ledgers = LedgerFiles(
+        tmp_path / "run" / "ledger", _run_id_of(tmp_path / "run"), durable=False, message=print
+    )
     ledgers.resume({})
     opening = ledgers.books["server"].opening
     assert set(opening["parties"]) == parties <= ledgers.books.keys()
-    assert (opening["trust"], opening["delta"]) == ("local" if name == "sga-ldp" else "central", 1e-5)
+    assert (opening["trust"], opening["delta"]) == (
+        "local" if name == "sga-ldp" else "central",
+        1e-5,
+    )
     rest = [ledgers.books[party].opening for party in parties - {"server"}]
     assert all(one == {"of": opening_digest(opening)} for one in rest)
 

@@ -48,14 +48,19 @@ def test_an_app_without_enough_noise_is_caught_by_what_left(folder):
 
 def test_records_and_replies_are_played_too(folder):
     quiet = section(config={"rounds": 1, "noise-multiplier": 0.001})
-    for claim in ("eps=0.5 delta=0 add/remove record total central", "eps=0.5 delta=0 replace-one client total local"):
+    for claim in (
+        "eps=0.5 delta=0 add/remove record total central",
+        "eps=0.5 delta=0 replace-one client total local",
+    ):
         assert verify_app(folder, claim, quiet, effort=Effort(runs=80)).refuted
 
 
 def test_a_sum_in_the_log_is_a_release(folder):
     server = folder / "rounds" / "server.py"
     server.write_text(
-        server.read_text().replace("        noise = rng", "        print('total', total[0])\n        noise = rng")
+        server.read_text().replace(
+            "        noise = rng", "        print('total', total[0])\n        noise = rng"
+        )
     )
     loud = section(config={"rounds": 1, "noise-multiplier": 1000.0})
     assert verify_app(folder, CLAIM, loud, effort=Effort(runs=80)).refuted
@@ -100,7 +105,11 @@ def test_a_folder_that_is_no_flower_app_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     "claim",
-    ["add/remove client total central", "zero-out record total central", "zero-out client total local"],
+    [
+        "add/remove client total central",
+        "zero-out record total central",
+        "zero-out client total local",
+    ],
 )
 def test_relations_that_an_unchanged_app_cannot_be_shown_are_refused(claim):
     own = PrivacyClaim.parse(f"eps=1 delta=0 {claim}")
@@ -114,7 +123,14 @@ def test_relations_that_an_unchanged_app_cannot_be_shown_are_refused(claim):
 
 @pytest.mark.parametrize(
     "values",
-    [{"clients": 0}, {"data": "load"}, {"canaries": ["ghost"]}, {"target": 5}, {"node": 1}, {"neighbours": 3}],
+    [
+        {"clients": 0},
+        {"data": "load"},
+        {"canaries": ["ghost"]},
+        {"target": 5},
+        {"node": 1},
+        {"neighbours": 3},
+    ],
 )
 def test_a_table_that_says_what_is_not_is_refused(values):
     with pytest.raises(FieldError):
@@ -122,7 +138,13 @@ def test_a_table_that_says_what_is_not_is_refused(values):
 
 
 @pytest.mark.parametrize(
-    "text", ["[verify]\nclaims = 'x'\n", "[verify]\nsteps = 3\n", "[verify", "[verify.app]\n[verify.other]\n"]
+    "text",
+    [
+        "[verify]\nclaims = 'x'\n",
+        "[verify]\nsteps = 3\n",
+        "[verify",
+        "[verify.app]\n[verify.other]\n",
+    ],
 )
 def test_a_section_that_cannot_be_read_is_refused(tmp_path, text):
     (tmp_path / "verify.toml").write_text(text)
@@ -155,14 +177,19 @@ def kinds_of_data():
 @pytest.mark.parametrize("data", kinds_of_data())
 def test_one_record_differs_and_the_kind_stays(data):
     for relation, fewer in (("add/remove", 1), ("replace-one", 0)):
-        inside, outside = (canary_data(data, "record", relation, "outlier", one) for one in (True, False))
+        inside, outside = (
+            canary_data(data, "record", relation, "outlier", one) for one in (True, False)
+        )
         assert type(inside) is type(outside) is type(data)
         first, second = rows_of(inside)[0], rows_of(outside)[0]
         assert (len(first), len(second)) == (4, 4 - fewer)
         differ = [not np.array_equal(a[0], b[0]) for a, b in zip(first, second, strict=False)]
         assert differ.count(True) == 1 - fewer
         assert np.abs(np.asarray(first[-1][0])).max() == 70  # ten times the largest
-    labels = [int(one[1]) for one in rows_of(canary_data(data, "record", "add/remove", "mislabelled", True))[0]]
+    labels = [
+        int(one[1])
+        for one in rows_of(canary_data(data, "record", "add/remove", "mislabelled", True))[0]
+    ]
     assert labels == [0, 1, 0, 1]  # the last one bears the next label of the first
 
 

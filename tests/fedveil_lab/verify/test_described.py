@@ -52,8 +52,12 @@ def test_steps_are_composed_by_the_accountant():
     assert prove(MechanismSteps(noise_multiplier=1.5, steps=50), CLAIM).epsilon == pytest.approx(
         epsilon_of_mu(math.sqrt(50) / 1.5, 1e-5)
     )
-    sampled = prove(MechanismSteps.parse("noise_multiplier=1 lots=poisson rate=0.01 steps=100"), CLAIM)
-    assert sampled.epsilon == pytest.approx(epsilon([(Poisson(0.01, Gaussian(1.0)), 100)], 1e-5, "zero-out"))
+    sampled = prove(
+        MechanismSteps.parse("noise_multiplier=1 lots=poisson rate=0.01 steps=100"), CLAIM
+    )
+    assert sampled.epsilon == pytest.approx(
+        epsilon([(Poisson(0.01, Gaussian(1.0)), 100)], 1e-5, "zero-out")
+    )
     round_ = PrivacyClaim.parse("eps=2 delta=1e-5 zero-out client round central")
     assert prove(MechanismSteps(noise_multiplier=1.5, rounds=50), round_).epsilon == pytest.approx(
         epsilon_of_mu(1 / 1.5, 1e-5)

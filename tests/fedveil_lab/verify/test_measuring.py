@@ -16,7 +16,9 @@ CLAIM = "eps=1 delta=1e-5 zero-out client total central"
 def answers(rng, epsilon, runs):
     """Randomised response at epsilon: both worlds' answers."""
     honest = math.exp(epsilon) / (1 + math.exp(epsilon))
-    return rng.binomial(1, honest, runs).astype(float), rng.binomial(1, 1 - honest, runs).astype(float)
+    return rng.binomial(1, honest, runs).astype(float), rng.binomial(1, 1 - honest, runs).astype(
+        float
+    )
 
 
 def test_bounds_of_a_tight_mechanism_pass_its_epsilon_no_more_often_than_alpha():
@@ -43,8 +45,14 @@ def test_perfect_scores_reach_the_ceiling_and_no_more():
     found = measure(np.ones(1000), np.zeros(1000), rows="runs", delta=0.0)
     for one in found.bounds:
         assert one.value == pytest.approx(one.ceiling)
-    held = next(one for one in found.bounds if one.method == "held-out threshold" and one.figure == "epsilon")
-    assert held.value == pytest.approx(epsilon_bound(np.ones(500), np.zeros(500), 0.5, confidence=0.995).lower)
+    held = next(
+        one
+        for one in found.bounds
+        if one.method == "held-out threshold" and one.figure == "epsilon"
+    )
+    assert held.value == pytest.approx(
+        epsilon_bound(np.ones(500), np.zeros(500), 0.5, confidence=0.995).lower
+    )
 
 
 def test_the_order_of_a_file_decides_nothing():
@@ -67,7 +75,9 @@ def test_canaries_are_judged_as_one_run():
 
 def test_records_that_no_coin_drew_bound_nothing():
     rng = np.random.default_rng(4)
-    judged = verify_scores(rng.normal(3, 1, 500), rng.normal(0, 1, 500), rows="records", claim=CLAIM)
+    judged = verify_scores(
+        rng.normal(3, 1, 500), rng.normal(0, 1, 500), rows="records", claim=CLAIM
+    )
     assert judged.measured.bounds == ()
     assert not judged.refuted
     assert "not tested" in judged.answer
@@ -78,7 +88,9 @@ def test_a_right_claim_is_not_refuted_and_a_wrong_one_is():
     inside, outside = rng.normal(2, 1, 4000), rng.normal(0, 1, 4000)
     wrong = verify_scores(inside, outside, rows="runs", claim=CLAIM)
     assert wrong.refuted
-    right = verify_scores(inside, outside, rows="runs", claim=CLAIM.replace("eps=1", f"eps={epsilon_of_mu(2, 1e-5)}"))
+    right = verify_scores(
+        inside, outside, rows="runs", claim=CLAIM.replace("eps=1", f"eps={epsilon_of_mu(2, 1e-5)}")
+    )
     assert not right.refuted
     assert "true" not in right.answer.replace("does not show that it is true", "")
     losses = verify_scores(-inside, -outside, rows="runs", claim=CLAIM, lower_is_in=True)
@@ -88,10 +100,16 @@ def test_a_right_claim_is_not_refuted_and_a_wrong_one_is():
 def test_a_mu_claim_is_judged_by_mu_and_an_epsilon_by_epsilon_alone():
     rng = np.random.default_rng(6)
     response = answers(rng, 1.0, 8000)
-    right = verify_scores(*response, rows="runs", claim="eps=1 delta=0 replace-one record total local")
+    right = verify_scores(
+        *response, rows="runs", claim="eps=1 delta=0 replace-one record total local"
+    )
     assert not right.refuted  # although its mu is 1.23, more than a Gaussian of this epsilon has
-    assert verify_scores(*response, rows="runs", claim="mu=1 replace-one record total local").refuted
-    assert not verify_scores(*response, rows="runs", claim="mu=1.3 replace-one record total local").refuted
+    assert verify_scores(
+        *response, rows="runs", claim="mu=1 replace-one record total local"
+    ).refuted
+    assert not verify_scores(
+        *response, rows="runs", claim="mu=1.3 replace-one record total local"
+    ).refuted
 
 
 def test_too_few_scores_are_out_of_reach():
@@ -120,7 +138,14 @@ def test_tables_of_other_tools_are_read(tmp_path, text):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "a,b\n1,2\n", "score,world\n1,maybe\n", "score,world\nx,in\n", "score,world\n1\n", "score,loss,in\n1,2,1\n"],
+    [
+        "",
+        "a,b\n1,2\n",
+        "score,world\n1,maybe\n",
+        "score,world\nx,in\n",
+        "score,world\n1\n",
+        "score,loss,in\n1,2,1\n",
+    ],
 )
 def test_tables_that_are_none_are_refused(tmp_path, text):
     (tmp_path / "scores.csv").write_text(text)

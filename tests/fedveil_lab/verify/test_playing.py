@@ -34,7 +34,10 @@ def test_a_planted_mistake_is_caught_by_its_description_where_it_says_so(name):
     found = set()
     if "steps" in case:
         claim = PrivacyClaim.parse(case["claim"])
-        found = {one.by for one in described_alone(name, claim, MechanismSteps.parse(case["steps"])).caught}
+        found = {
+            one.by
+            for one in described_alone(name, claim, MechanismSteps.parse(case["steps"])).caught
+        }
     assert found == {*case["by"].split(", ")} & {COMPOSITION, INSPECTION}
 
 
@@ -55,7 +58,9 @@ def test_each_is_caught_in_19_of_20_seeds(name):
 
 @pytest.mark.slow
 def test_a_tight_right_claim_is_refuted_no_more_often_than_alpha():
-    refuted = sum(judged("right", "randomised_response", 1000, seed, alpha=0.1).refuted for seed in range(100))
+    refuted = sum(
+        judged("right", "randomised_response", 1000, seed, alpha=0.1).refuted for seed in range(100)
+    )
     assert refuted <= 19  # 10 are allowed; three standard errors are 9
 
 
@@ -135,7 +140,12 @@ def answered_with_rare_lies(data, seed):
 def test_outputs_that_differ_whatever_the_seed_are_the_strongest_refutation():
     claim = PrivacyClaim.parse("eps=1 delta=1e-5 zero-out client total central")
     worlds = library(claim, Sizes())
-    found = play(HereRunner(lambda data, seed: sum(len(rows) for rows in data)), worlds, claim, Effort(runs=200))
+    found = play(
+        HereRunner(lambda data, seed: sum(len(rows) for rows in data)),
+        worlds,
+        claim,
+        Effort(runs=200),
+    )
     assert found.refuted
     assert "seeds" in found.caught[0].what
     claim = PrivacyClaim.parse("eps=7 delta=0 zero-out client total central")
@@ -178,7 +188,10 @@ def test_every_world_lies_in_the_claimed_relation(relation, unit):
             [other] = others
             assert len(other) == len(changed) - (relation == "add/remove")
             if relation != "add/remove":
-                differ = [not np.array_equal(a, b, equal_nan=True) for a, b in zip(changed, other, strict=True)]
+                differ = [
+                    not np.array_equal(a, b, equal_nan=True)
+                    for a, b in zip(changed, other, strict=True)
+                ]
                 assert differ.count(True) == 1
 
 
@@ -207,7 +220,14 @@ def test_the_command_says_its_budget_first_and_ends_with_one_if_a_claim_is_caugh
     (tmp_path / "verify.toml").write_text(
         f'[verify]\nclaim = "{CLAIM}"\nclients = 8\n\n[verify.steps]\nnoise_multiplier = 0.4663\n'
     )
-    command = ["verify", str(tmp_path / "mine.py:small_sensitivity"), "--runs", "300", "--out", str(tmp_path / "out")]
+    command = [
+        "verify",
+        str(tmp_path / "mine.py:small_sensitivity"),
+        "--runs",
+        "300",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 1, result.output
     planned = int(result.output.split()[0])  # before anything else

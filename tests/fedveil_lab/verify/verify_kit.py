@@ -50,4 +50,6 @@ def judged(file, name, runs, seed, alpha=0.01):
     """The verdict on one case, in this process."""
     loaded = module(file)
     claim, worlds = worlds_of(loaded.CASES[name])
-    return play(HereRunner(getattr(loaded, name)), worlds, claim, Effort(runs=runs, seed=seed, alpha=alpha))
+    return play(
+        HereRunner(getattr(loaded, name)), worlds, claim, Effort(runs=runs, seed=seed, alpha=alpha)
+    )

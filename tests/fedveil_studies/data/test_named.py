@@ -13,7 +13,18 @@ from fedveil_lab.runs import run
 from fedveil_studies.data.cms import LATITUDE, LONGITUDE
 from fedveil_studies.data.named import BLOOD_CLASSES
 
-MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # of the official label files
+MNIST_TRAIN = [
+    5923,
+    6742,
+    5958,
+    6131,
+    5842,
+    5421,
+    5918,
+    6265,
+    5851,
+    5949,
+]  # of the official label files
 MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
 # The source of BloodMNIST (Acevedo et al. 2020), all three parts together.
 BLOOD_CELLS = [1218, 3117, 1551, 2895, 1214, 1420, 3329, 2348]
@@ -22,13 +33,17 @@ BLOOD_CELLS = [1218, 3117, 1551, 2895, 1214, 1420, 3329, 2348]
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
-    monkeypatch.setenv("FEDVEIL_CACHE", str(tmp_path / "cache"))  # a user's own may hold decoded copies
+    monkeypatch.setenv(
+        "FEDVEIL_CACHE", str(tmp_path / "cache")
+    )  # a user's own may hold decoded copies
     return tmp_path
 
 
 def real(name, **options):
     if not SOURCES[name].available:
-        pytest.skip(f"{', '.join(SOURCES[name].missing)} is not here: set FEDVEIL_DATA to the folder that holds it")
+        pytest.skip(
+            f"{', '.join(SOURCES[name].missing)} is not here: set FEDVEIL_DATA to the folder that holds it"
+        )
     return load(name, **options)
 
 
@@ -63,7 +78,9 @@ def test_the_official_bloodmnist_is_preferred_to_the_rebuilt_one(here):
 
 def test_files_that_are_not_what_they_are_called(here):
     np.savez(here / "bloodmnist.npz", images=np.zeros(3))
-    with pytest.raises(FieldError, match="its file lacks train_images, train_labels, test_images, test_labels"):
+    with pytest.raises(
+        FieldError, match="its file lacks train_images, train_labels, test_images, test_labels"
+    ):
         load("bloodmnist")
     for name, file in (
         ("mnist-by-writer", "mnist_by_writer"),
@@ -74,11 +91,15 @@ def test_files_that_are_not_what_they_are_called(here):
         with pytest.raises(FieldError, match=f"data.name = '{name}': its file lacks"):
             load(name)
     blood(here / "bloodmnist.npz", train_labels=np.arange(1, 9, dtype=np.uint8))
-    with pytest.raises(FieldError, match=r"train_labels\[7\] = 8: must be one of the 8 declared classes"):
+    with pytest.raises(
+        FieldError, match=r"train_labels\[7\] = 8: must be one of the 8 declared classes"
+    ):
         load("bloodmnist")
     with gzip.open(here / "cms_inpatient_drg100_fy2011.csv.gz", "wt") as file:
         file.write("drg,provider\n194,1\n")
-    with pytest.raises(FieldError, match=r"cms_inpatient_drg100_fy2011\.csv\.gz cannot be used.*needs"):
+    with pytest.raises(
+        FieldError, match=r"cms_inpatient_drg100_fy2011\.csv\.gz cannot be used.*needs"
+    ):
         load("cms-inpatient")
 
 
@@ -87,7 +108,10 @@ def test_writers_are_turned_as_a_whole_and_by_their_seed(here):
     corner[:, 0, 3] = 255  # top right; a turn to the left brings it to the top left
     labels, writers = np.tile(np.arange(10), 2), np.repeat(np.arange(5), 4)
     half = {"images": corner, "labels": labels, "writer": writers}
-    np.savez(here / "mnist_by_writer.npz", **{f"{p}_{k}": v for p in ("train", "test") for k, v in half.items()})
+    np.savez(
+        here / "mnist_by_writer.npz",
+        **{f"{p}_{k}": v for p in ("train", "test") for k, v in half.items()},
+    )
     plain = load("mnist-by-writer")
     assert bool((plain.x[:, 0, 0, 3] == 1).all())
     assert (plain.owners, plain.owner.tolist()) == (("0", "1", "2", "3", "4"), writers.tolist())
@@ -121,10 +145,16 @@ def test_charges_by_hand(here):
     assert data.y.tolist() == [0.25, 0.5, 1.0]
     assert (data.owners, data.owner.tolist()) == (("0001", "0002"), [0, 1, 1])
     assert data.attributes["longitude"].tolist() == [-60.0, -120.0]
-    assert load("cms-outpatient", services=["0267"], target="charges", unit=1.0).y.tolist() == [3000.0]
+    assert load("cms-outpatient", services=["0267"], target="charges", unit=1.0).y.tolist() == [
+        3000.0
+    ]
     with gzip.open(here / "cms_inpatient_drg100_fy2011.csv.gz", "wt") as file:
-        file.write("drg,provider_id,avg_covered_charges,avg_total_payments\n194 - FLU,0001,5,5\n194 - FLU,0002,5,\n")
-    with pytest.raises(FieldError, match=r"fy2011\.csv\.gz, row 2, column avg_total_payments is missing"):
+        file.write(
+            "drg,provider_id,avg_covered_charges,avg_total_payments\n194 - FLU,0001,5,5\n194 - FLU,0002,5,\n"
+        )
+    with pytest.raises(
+        FieldError, match=r"fy2011\.csv\.gz, row 2, column avg_total_payments is missing"
+    ):
         load("cms-inpatient", services=["194"])
     with pytest.raises(FieldError, match=r"data\.services = '0268'.*did you mean"):
         load("cms-outpatient", services=["0268"])
@@ -144,18 +174,30 @@ def test_the_real_bloodmnist_loads_and_trains():
     counts = [y.bincount() for y in (data.y, parts[0].test_y, data.test_y)]
     assert torch.stack(counts).sum(0).tolist() == BLOOD_CELLS
     few = [[5] * 8, [4] * 8, [3] * 7 + [0]]
-    spec = {"name": "bloodmnist", "clients": 3, "partition": "counts", "counts": few, "validation": 0.01}
+    spec = {
+        "name": "bloodmnist",
+        "clients": 3,
+        "partition": "counts",
+        "counts": few,
+        "validation": 0.01,
+    }
     model = {"name": "small_cnn", "channels": [4], "dense": 8}
     summary = run(parse({"name": "blood", "rounds": 1, "data": spec, "model": model}))
     assert summary.values["metrics"]["examples"] == 8 + 6 + 4  # a fifth of 40, 32 and 21
-    assert "1 of 3 clients hold no example of some class (client-2)" in summary.values["data"]["warnings"]
+    assert (
+        "1 of 3 clients hold no example of some class (client-2)"
+        in summary.values["data"]["warnings"]
+    )
     assert summary.values["test_metrics"]["examples"] == 3_387
 
 
 @pytest.mark.data
 def test_the_real_writers():
     data = real("mnist-by-writer")
-    assert (data.y.bincount().tolist(), data.test_y.bincount().tolist()) == (MNIST_TRAIN, MNIST_TEST)
+    assert (data.y.bincount().tolist(), data.test_y.bincount().tolist()) == (
+        MNIST_TRAIN,
+        MNIST_TEST,
+    )
     sizes = data.owner.bincount()
     assert (len(data.owners), int(sizes.min()), int(sizes.max())) == (539, 19, 131)
     clients = federate(data, clients=20, scheme="natural", seed=0)
@@ -193,7 +235,11 @@ def test_the_real_charges():
 @pytest.mark.data
 def test_the_real_receipts():
     data = real("sroie", tiles=1)
-    assert (data.x.shape, data.test_x.shape, data.y.shape) == ((160, 1, 128, 128), (40, 1, 128, 128), (160, 128, 128))
+    assert (data.x.shape, data.test_x.shape, data.y.shape) == (
+        (160, 1, 128, 128),
+        (40, 1, 128, 128),
+        (160, 128, 128),
+    )
     forged = data.y.flatten(1).sum(1)
     assert int(forged.min()) >= 36
     assert data.task == "segmentation"

@@ -20,9 +20,23 @@ from fedveil_lab.grid import Store
 from fedveil_studies.frame import find, names
 from fedveil_studies.frame.audited import read_audits
 from fedveil_studies.frame.claims import best_of, compared, judge, rows_of, verdict_of, within
-from fedveil_studies.frame.evidence import DRAWS, Evidence, differ, difference, mean_of, read_evidence
+from fedveil_studies.frame.evidence import (
+    DRAWS,
+    Evidence,
+    differ,
+    difference,
+    mean_of,
+    read_evidence,
+)
 from fedveil_studies.frame.files import Pages, tables_page
-from fedveil_studies.frame.finding import CANNOT_TELL, CONTRADICTED, HOLDS, NO_DIFFERENCE, UNLEARNED, UNTESTED
+from fedveil_studies.frame.finding import (
+    CANNOT_TELL,
+    CONTRADICTED,
+    HOLDS,
+    NO_DIFFERENCE,
+    UNLEARNED,
+    UNTESTED,
+)
 from fedveil_studies.frame.page import claims_page
 from fedveil_studies.frame.result import Result
 from fedveil_studies.metric_privacy.audit_claims import EQUAL_AUC
@@ -55,7 +69,13 @@ def write(folder, table, figure, cells, readings=(), chance=0.5, scale="small", 
         }
         for (row, setting), values in cells.items()
     ]
-    values = {"study": "metric-privacy", "table": table, "scale": scale, "readings": list(readings), "rows": rows}
+    values = {
+        "study": "metric-privacy",
+        "table": table,
+        "scale": scale,
+        "readings": list(readings),
+        "rows": rows,
+    }
     place = folder / "-".join([scale, *readings])
     place.mkdir(exist_ok=True, parents=True)
     (place / f"table-{table}.json").write_text(json.dumps(values))
@@ -71,7 +91,11 @@ def table_5(**other):
 
 
 def claim(name):
-    [found] = [one for one in METRIC.described.claims if one.name == name and one.expect not in METRIC.audits]
+    [found] = [
+        one
+        for one in METRIC.described.claims
+        if one.name == name and one.expect not in METRIC.audits
+    ]
     return found
 
 
@@ -83,7 +107,9 @@ def finding(folder, name):
 def result(values, **more):
     """A figure with values by (seed, draw)."""
     seeds, draws = zip(*values, strict=True)
-    return Result("rule", "metric", "figure", values=tuple(values.values()), seeds=seeds, draws=draws, **more)
+    return Result(
+        "rule", "metric", "figure", values=tuple(values.values()), seeds=seeds, draws=draws, **more
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,8 +117,16 @@ def result(values, **more):
     [
         ({}, HOLDS, HOLDS),
         ({"FedYogi": (METRIC_PRIVACY, GLOBAL)}, CONTRADICTED, CONTRADICTED),
-        ({"FedYogi": ([0.7, 0.71, 0.72], [0.72, 0.70, 0.73])}, HOLDS, CANNOT_TELL),  # the mean over the rules is clear
-        ({"FedYogi": ([0.7, 0.9, 0.8], [0.9, 0.7, 0.8])}, CANNOT_TELL, CANNOT_TELL),  # and here it is not
+        (
+            {"FedYogi": ([0.7, 0.71, 0.72], [0.72, 0.70, 0.73])},
+            HOLDS,
+            CANNOT_TELL,
+        ),  # the mean over the rules is clear
+        (
+            {"FedYogi": ([0.7, 0.9, 0.8], [0.9, 0.7, 0.8])},
+            CANNOT_TELL,
+            CANNOT_TELL,
+        ),  # and here it is not
         ({"FedYogi": ([0.7, 0.9, 0.8], [0.701, 0.9, 0.799])}, HOLDS, NO_DIFFERENCE),
         ({"FedYogi": ([], [])}, HOLDS, CANNOT_TELL),
         ({"FedYogi": (GLOBAL[:2], METRIC_PRIVACY[:2])}, HOLDS, CANNOT_TELL),
@@ -118,12 +152,26 @@ def test_one_row_in_which_nothing_is_learned_overturns_nothing_but_half_of_them_
 
 def test_rows_with_more_noise_count_as_what_they_are(tmp_path):
     worse = table_5(**dict.fromkeys(RULES, (METRIC_PRIVACY, GLOBAL)))
-    write(tmp_path, "5", "accuracy", worse, readings=["more-noise"], noise={"global": 0.1, "metric": 0.2})
+    write(
+        tmp_path,
+        "5",
+        "accuracy",
+        worse,
+        readings=["more-noise"],
+        noise={"global": 0.1, "metric": 0.2},
+    )
     found = finding(tmp_path, FIRST)
     assert found.verdict == CONTRADICTED
     assert {(row.noise, row.distance) for row in found.rows} == {(2.0, 0.5)}
     assert re.search(r"2 times[^;]*0\.5", found.why)
-    write(tmp_path, "5", "accuracy", table_5(), readings=["more-noise"], noise={"global": 0.1, "metric": 0.2})
+    write(
+        tmp_path,
+        "5",
+        "accuracy",
+        table_5(),
+        readings=["more-noise"],
+        noise={"global": 0.1, "metric": 0.2},
+    )
     assert finding(tmp_path, FIRST).verdict == HOLDS
 
 
@@ -135,7 +183,13 @@ def test_a_claim_is_judged_on_the_group_nearest_to_the_paper_that_has_the_runs(t
     first, others = best_of(claim(FIRST), read_evidence(tmp_path, METRIC))
     assert (first.title, first.verdict) == ("small, printed-noise", HOLDS)
     assert {f.title: f.verdict for f in others} == {"paper": CANNOT_TELL, "small": CONTRADICTED}
-    write(tmp_path, "5", "accuracy", table_5(**dict.fromkeys(RULES, (METRIC_PRIVACY, GLOBAL))), scale="paper")
+    write(
+        tmp_path,
+        "5",
+        "accuracy",
+        table_5(**dict.fromkeys(RULES, (METRIC_PRIVACY, GLOBAL))),
+        scale="paper",
+    )
     first, _ = best_of(claim(FIRST), read_evidence(tmp_path, METRIC))
     assert (first.title, first.verdict) == ("paper", CONTRADICTED)
 
@@ -143,13 +197,17 @@ def test_a_claim_is_judged_on_the_group_nearest_to_the_paper_that_has_the_runs(t
 def test_the_page_has_a_row_a_claim_and_every_statement_is_answered(tmp_path):
     write(tmp_path, "5", "accuracy", table_5(FedYogi=([], [])), readings=["printed-noise"])
     lines = claims_page(tmp_path, METRIC).splitlines()
-    table = [line.split(" | ") for line in lines if line.startswith("| ") and line.count(" | ") == 7]
+    table = [
+        line.split(" | ") for line in lines if line.startswith("| ") and line.count(" | ") == 7
+    ]
     rows = {cells[1].partition(" (")[0]: cells for cells in table}
     assert {c.name for c in METRIC.described.claims if c.expect not in METRIC.audits} <= set(rows)
     assert rows[FIRST][2:4] == ["+0.025", "+0.053 (+0.039 to +0.068)"]
     assert rows[FIRST][5] == f"**{HOLDS}**"
     assert "1 of 6" in rows[FIRST][6]  # one rule was not run
-    assert any("--table 5 " in line and "--reading printed-noise --seeds 3" in line for line in lines)
+    assert any(
+        "--table 5 " in line and "--reading printed-noise --seeds 3" in line for line in lines
+    )
     answered = {a for c in METRIC.described.claims for a in c.answers}
     assert answered == set(METRIC.described.statements)
 
@@ -163,7 +221,9 @@ def test_what_cannot_be_told_names_the_seeds_that_would_decide(tmp_path, spread,
     ]  # half of the interval .0313 at a spread of 1, nearest .0183
     write(tmp_path, "5", "accuracy", table_5(**{rule: (ours, [0.7] * 3) for rule in RULES}))
     lines = claims_page(tmp_path, METRIC).splitlines()
-    [line] = [line for line in lines if "decide" in line and ("--table 5 " in line or "tables 5:" in line)]
+    [line] = [
+        line for line in lines if "decide" in line and ("--table 5 " in line or "tables 5:" in line)
+    ]
     assert said in line
     assert any("--scale paper --seeds 1" in line for line in lines)  # what the study calls open
 
@@ -188,18 +248,25 @@ def test_a_claim_asks_no_row_for_which_its_table_has_no_line(name):
         if claim.expect in ("above", "below", "alike") and claim.level is None:
             for table, figure in claim.figures:
                 lines = study.places(table)
-                for row in rows_of(Evidence(study, next(iter(study.described.scales))), claim, table, figure, 0):
+                for row in rows_of(
+                    Evidence(study, next(iter(study.described.scales))), claim, table, figure, 0
+                ):
                     asked += 1
                     assert {(row, setting, figure) for setting in claim.settings} <= lines
     assert asked > 10
 
 
 def test_a_mean_over_rows_is_over_the_seeds_that_all_have(tmp_path):
-    noisy = {rule: ([0.70, 0.72, 0.69], [0.71 + 0.03 * (i % 2), 0.73, 0.72]) for i, rule in enumerate(RULES)}
+    noisy = {
+        rule: ([0.70, 0.72, 0.69], [0.71 + 0.03 * (i % 2), 0.73, 0.72])
+        for i, rule in enumerate(RULES)
+    }
     write(tmp_path, "5", "accuracy", table_5(**noisy))
     found = finding(tmp_path, FIRST)
     assert found.interval.values == pytest.approx([0.025, 0.01, 0.03])
-    assert found.interval.count == 3  # seeds: rules under one seed share their data, first model and luck
+    assert (
+        found.interval.count == 3
+    )  # seeds: rules under one seed share their data, first model and luck
 
     def row(**values):
         by_place = {(int(seed[1:]), 0): value for seed, value in values.items()}
@@ -220,7 +287,11 @@ def test_draws_of_the_noise_on_one_training_decide_nothing(tmp_path):
     values = json.loads(path.read_text())
     for setting, shift in (("metric", 0.0), ("global", 1.0)):
         row = {"row": "FedAvg", "setting": setting, "figure": "test loss", "noise": {}}
-        row |= {"values": [1 + shift + d / 100 for d in range(10)], "seeds": [0] * 10, "draws": list(range(10))}
+        row |= {
+            "values": [1 + shift + d / 100 for d in range(10)],
+            "seeds": [0] * 10,
+            "draws": list(range(10)),
+        }
         values["rows"].append(row)
     path.write_text(json.dumps(values))
     found = finding(tmp_path, name)
@@ -251,12 +322,17 @@ def test_where_nothing_is_learned_no_other_figure_is_judged_either(tmp_path):
 
 
 def test_settings_are_paired_by_seed_or_by_draw():
-    seeds = differ(result({(0, 0): 0.5, (1, 0): 0.9, (2, 0): 0.1}), result({(1, 0): 0.8, (2, 0): 0.2, (3, 0): 0.0}))
+    seeds = differ(
+        result({(0, 0): 0.5, (1, 0): 0.9, (2, 0): 0.1}),
+        result({(1, 0): 0.8, (2, 0): 0.2, (3, 0): 0.0}),
+    )
     assert (seeds.count, seeds.over) == (2, "seeds")
     assert seeds.mean == pytest.approx(0.0)
     draws = differ(result({(0, d): 1.0 + d for d in range(3)}), result({(0, 0): 1.0}))
     assert (draws.count, draws.mean, draws.over) == (3, 1.0, DRAWS)
-    both = differ(result({(s, d): s + d for s in (0, 1) for d in (0, 1)}), result({(0, 0): 0.0, (1, 0): 0.0}))
+    both = differ(
+        result({(s, d): s + d for s in (0, 1) for d in (0, 1)}), result({(0, 0): 0.0, (1, 0): 0.0})
+    )
     assert (both.count, both.mean) == (2, 1.0)
     assert differ(result({(0, 0): 1.0}), result({(1, 0): 1.0})) is None
 
@@ -277,7 +353,9 @@ def test_protection_is_comparable_only_where_the_attack_works(tmp_path):
 
 
 def test_one_row_of_several_is_contradicted_by_chance(tmp_path):
-    slightly = {"FedYogi": ([0.70, 0.72, 0.69], [0.68, 0.71, 0.672])}  # at 95%, not at a sixth of the 5%
+    slightly = {
+        "FedYogi": ([0.70, 0.72, 0.69], [0.68, 0.71, 0.672])
+    }  # at 95%, not at a sixth of the 5%
     write(tmp_path, "5", "accuracy", table_5(**slightly))
     found = finding(tmp_path, FIRST)
     assert [row.verdict for row in found.rows] == [HOLDS] * 5 + [CONTRADICTED]
@@ -305,9 +383,18 @@ def test_a_claim_over_five_runs_needs_five(tmp_path):
 
 def test_fedprox_is_ranked_where_its_term_is_left_out(tmp_path):
     name = "FedOpt is the best rule, FedAvgM the worst"
-    level = {"FedAvg": 0.9, "FedAvgM": 0.6, "FedMedian": 0.8, "FedProx": 0.4, "FedOpt": 0.95, "FedYogi": 0.85}
+    level = {
+        "FedAvg": 0.9,
+        "FedAvgM": 0.6,
+        "FedMedian": 0.8,
+        "FedProx": 0.4,
+        "FedOpt": 0.95,
+        "FedYogi": 0.85,
+    }
     cells = {
-        (rule, s): [at, at + 0.01, at - 0.01] for rule, at in level.items() for s in ("vanilla", "global", "metric")
+        (rule, s): [at, at + 0.01, at - 0.01]
+        for rule, at in level.items()
+        for s in ("vanilla", "global", "metric")
     }
     for table in ("5", "7"):
         write(tmp_path / "one", table, "accuracy", cells)
@@ -341,22 +428,38 @@ def test_what_is_said_of_the_distance_is_judged_round_by_round(tmp_path):
         ([[1, 1.5, 1.0], [1, 1.5, 1.01], [1, 1.4, 0.99]], NO_DIFFERENCE),
     ):
         runs(tmp_path, distances)
-        rows = [row for row in finding(tmp_path, name).rows if row.column == "FedAvg" and not row.lacking]
+        rows = [
+            row
+            for row in finding(tmp_path, name).rows
+            if row.column == "FedAvg" and not row.lacking
+        ]
         assert [row.verdict for row in rows] == [verdict]
     less = "There is less noise where the clients' models are close"
-    assert next(row.verdict for row in finding(tmp_path, less).rows if not row.lacking) == CONTRADICTED
+    assert (
+        next(row.verdict for row in finding(tmp_path, less).rows if not row.lacking) == CONTRADICTED
+    )
     runs(tmp_path, [[1, 2, 3], [3, 2, 1], [1, 3, 2]], sigmas=[1, 2, 3])
-    assert next(row.text for row in finding(tmp_path, less).rows if not row.lacking).startswith("0.167")
+    assert next(row.text for row in finding(tmp_path, less).rows if not row.lacking).startswith(
+        "0.167"
+    )
     assert finding(tmp_path, "Each round has a privacy guarantee").verdict == CONTRADICTED
 
 
 def test_a_defence_that_learned_nothing_protects_nobody(tmp_path, monkeypatch):
-    cells = {("FedAvg", "vanilla"): VANILLA, ("FedAvg", "metric"): [0.5, 0.51, 0.49], ("FedAvg", "global"): GLOBAL}
+    cells = {
+        ("FedAvg", "vanilla"): VANILLA,
+        ("FedAvg", "metric"): [0.5, 0.51, 0.49],
+        ("FedAvg", "global"): GLOBAL,
+    }
     for table in ("5", "smoothness"):
         write(tmp_path, table, "accuracy", cells)
     [evidence] = read_evidence(tmp_path, METRIC)
     learned = METRIC.described.learned
-    for table, first, why in (("smoothness", False, ""), ("smoothness", True, UNLEARNED), ("5", True, "")):
+    for table, first, why in (
+        ("smoothness", False, ""),
+        ("smoothness", True, UNLEARNED),
+        ("5", True, ""),
+    ):
         told = {"learned": learned.model_copy(update={"first": first})}
         monkeypatch.setattr(METRIC, "described", METRIC.described.model_copy(update=told))
         about = {"of": ("metric", "vanilla"), "expect": "below", "figures": ((table, "accuracy"),)}
@@ -386,9 +489,19 @@ def test_a_damaged_table_is_named(tmp_path):
 def audit_file(folder, metric_noise=0.9, metric_loss=0.35, metric_accuracy=0.5, equal_sigma=0.4):
     """An audit of 20 + 20 runs: `loss` works everywhere alike, the size of the noise tells under metric privacy."""
     ramp = [i / 20 for i in range(20)]
-    methods = {"vanilla": "vanilla", "global DP": "global", "metric privacy": "metric", EQUAL_SIGMA: "global"}
+    methods = {
+        "vanilla": "vanilla",
+        "global DP": "global",
+        "metric privacy": "metric",
+        EQUAL_SIGMA: "global",
+    }
     methods[f"{EQUAL_AUC}, loss)"] = "global"
-    sigmas = {"global DP": 0.3, "metric privacy": 0.4, EQUAL_SIGMA: equal_sigma, f"{EQUAL_AUC}, loss)": 0.5}
+    sigmas = {
+        "global DP": 0.3,
+        "metric privacy": 0.4,
+        EQUAL_SIGMA: equal_sigma,
+        f"{EQUAL_AUC}, loss)": 0.5,
+    }
     results, accuracies = [], {}
     for label, method in methods.items():
         shift = {
@@ -399,12 +512,17 @@ def audit_file(folder, metric_noise=0.9, metric_loss=0.35, metric_accuracy=0.5, 
             scores = {"in": [v + up for v in ramp], "out": ramp}
             results.append({"attack": attack, "setting": label, "scores": scores})
             results[-1] |= {"valid_without_defence": attack == "loss", "supposed": False}
-        accuracies[label] = [(metric_accuracy if method == "metric" else 0.6) + v / 100 for v in ramp]
+        accuracies[label] = [
+            (metric_accuracy if method == "metric" else 0.6) + v / 100 for v in ramp
+        ]
     values = {
         "provenance": {"command": "fedveil audit tiny", "data": "digits, as in tiny"},
         "name": "tiny",
         "replicates": 20,
-        "settings": {label: {"method": method, "sigma": sigmas.get(label)} for label, method in methods.items()},
+        "settings": {
+            label: {"method": method, "sigma": sigmas.get(label)}
+            for label, method in methods.items()
+        },
         "results": results,
         "accuracies": accuracies,
     }
@@ -419,14 +537,17 @@ def audit_verdicts(folder):
 
 def test_claims_on_independent_runs(tmp_path):
     audit_file(tmp_path)
-    assert audit_verdicts(tmp_path) == [
-        HOLDS,  # the attack works
-        CANNOT_TELL,  # the loss attack seems to work as well under metric privacy, but 20 + 20 runs do not show it
-        CONTRADICTED,  # the size of the noise tells
-        CONTRADICTED,
-        CONTRADICTED,  # less accurate at equal noise
-        CONTRADICTED,
-    ]
+    assert (
+        audit_verdicts(tmp_path)
+        == [
+            HOLDS,  # the attack works
+            CANNOT_TELL,  # the loss attack seems to work as well under metric privacy, but 20 + 20 runs do not show it
+            CONTRADICTED,  # the size of the noise tells
+            CONTRADICTED,
+            CONTRADICTED,  # less accurate at equal noise
+            CONTRADICTED,
+        ]
+    )
     audit_file(tmp_path, metric_loss=0.8)
     assert audit_verdicts(tmp_path)[1] == CONTRADICTED
     audit_file(tmp_path, metric_loss=-0.1)
@@ -444,7 +565,9 @@ def test_claims_on_independent_runs(tmp_path):
 
 def test_an_audit_is_committed_as_it_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(participation, "REHEARSALS", 4)
-    game = ParticipationGame(load("digits-cia", ["rounds=1"]), attacks=("loss",), replicates=6, compare=True)
+    game = ParticipationGame(
+        load("digits-cia", ["rounds=1"]), attacks=("loss",), replicates=6, compare=True
+    )
     play(game, tmp_path / "run")
     shutil.copyfile(tmp_path / "run" / "audit.json", tmp_path / "audit-mine.json")
     [audit] = read_audits(tmp_path, METRIC)
@@ -458,7 +581,9 @@ def test_a_difference_of_attacks_is_paired_by_seed(tmp_path):
     [audit] = read_audits(tmp_path, METRIC)
     same = audit.difference("loss", "metric privacy", "global DP")
     assert same.mean == 0
-    assert max(-same.low, same.high) < 0.1 < audit.auc("loss", "metric privacy").point - 0.5  # common luck is taken out
+    assert (
+        max(-same.low, same.high) < 0.1 < audit.auc("loss", "metric privacy").point - 0.5
+    )  # common luck is taken out
     other = audit.difference("noise-size", "metric privacy", "global DP")
     inside, outside = audit.scores["noise-size", "metric privacy"]
     assert other.mean == pytest.approx(auc(inside, outside) - 0.5)
@@ -470,7 +595,9 @@ def test_perfect_attacks_are_not_certainly_alike(tmp_path):
     [audit] = read_audits(tmp_path, METRIC)
     ramp = np.arange(20) / 20
     scores = {("loss", s): (ramp + 2, ramp) for s in ("metric privacy", "global DP")}
-    found = dataclasses.replace(audit, scores=scores).difference("loss", "metric privacy", "global DP")
+    found = dataclasses.replace(audit, scores=scores).difference(
+        "loss", "metric privacy", "global DP"
+    )
     assert (found.mean, found.high) == (0, -found.low)
     assert found.high == pytest.approx(1 - 0.025 ** (1 / 20))  # 20 disjoint pairs in order, of both
 
@@ -480,7 +607,11 @@ needs_results = pytest.mark.skipif(
 )
 
 
-PAGES = [(name, RESULTS.parent / name) for name in names() if (RESULTS.parent / name / "claims.md").is_file()]
+PAGES = [
+    (name, RESULTS.parent / name)
+    for name in names()
+    if (RESULTS.parent / name / "claims.md").is_file()
+]
 
 
 @needs_results
@@ -493,7 +624,12 @@ def test_the_committed_claims_are_what_the_committed_files_give(name, folder):
 
 @needs_results
 @pytest.mark.parametrize(
-    ("name", "page"), [(name, page) for name in names() for page in sorted((RESULTS.parent / name).glob("*/tables.md"))]
+    ("name", "page"),
+    [
+        (name, page)
+        for name in names()
+        for page in sorted((RESULTS.parent / name).glob("*/tables.md"))
+    ],
 )
 def test_the_committed_tables_are_what_the_committed_figures_give(name, page):
     assert page.read_text() == tables_page(page.parent, find(name))
@@ -503,7 +639,11 @@ def test_the_committed_tables_are_what_the_committed_figures_give(name, page):
 def test_the_figures_of_the_sound_variants_are_those_of_their_claims():
     folder, study = RESULTS.parent / "guarantees", find("guarantees")
     [evidence] = read_evidence(folder, study)
-    told = [line.split(" | ")[1] for line in (folder / "digits.md").read_text().splitlines() if line.count(" | ") == 3]
+    told = [
+        line.split(" | ")[1]
+        for line in (folder / "digits.md").read_text().splitlines()
+        if line.count(" | ") == 3
+    ]
     assert told[1:] == [judge(one, evidence).text for one in study.described.claims]
 
 
@@ -529,7 +669,10 @@ def test_the_committed_tables_agree_with_the_rounds_of_the_committed_runs():
 
 @needs_results
 def test_the_figures_of_the_readme_are_those_of_the_claims():
-    page, groups = (RESULTS / "README.md").read_text(), {e.title: e for e in read_evidence(RESULTS, METRIC)}
+    page, groups = (
+        (RESULTS / "README.md").read_text(),
+        {e.title: e for e in read_evidence(RESULTS, METRIC)},
+    )
     printed, larger = groups["small, printed-noise"], groups["small, printed-noise, larger-steps"]
     table = [line for line in page.splitlines() if line.startswith("|")]
     for name, found in (
@@ -539,7 +682,10 @@ def test_the_figures_of_the_readme_are_those_of_the_claims():
         ("At equal average noise, metric privacy is more accurate", (printed, larger)),
     ):
         for evidence in found:
-            assert any(judge(claim(name), evidence).text in line for line in table), (name, evidence.title)
+            assert any(judge(claim(name), evidence).text in line for line in table), (
+                name,
+                evidence.title,
+            )
     first = [
         best_of(c, list(groups.values()))[0].verdict
         for c in METRIC.described.claims
@@ -547,4 +693,6 @@ def test_the_figures_of_the_readme_are_those_of_the_claims():
     ]
     counts = [first.count(verdict) for verdict in (HOLDS, CONTRADICTED, CANNOT_TELL)]
     [sentence] = [text for text in " ".join(page.split()).split(", which ") if "claims.md" in text]
-    assert [len(first), *counts] == [int(number) for number in re.findall(r"(?<=\s)\d+(?=\s)", sentence)][:4]
+    assert [len(first), *counts] == [
+        int(number) for number in re.findall(r"(?<=\s)\d+(?=\s)", sentence)
+    ][:4]

@@ -29,7 +29,10 @@ pytestmark = pytest.mark.flaky(reruns=2)
 def rounds(done):
     """What every run found, without what the clock says."""
     return {
-        key: [{name: value for name, value in row.items() if name != "seconds"} for row in outcome.rows]
+        key: [
+            {name: value for name, value in row.items() if name != "seconds"}
+            for row in outcome.rows
+        ]
         for key, outcome in done.outcomes.items()
     }
 
@@ -45,7 +48,9 @@ def cells_of(study, *tables):
 
 @pytest.mark.few(0)
 def test_at_once_gives_what_one_after_another_gives(study, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedveil_lab.grid.store.PATIENCE", 0.5)  # a process needs longer than that to start
+    monkeypatch.setattr(
+        "fedveil_lab.grid.store.PATIENCE", 0.5
+    )  # a process needs longer than that to start
     told = Told()
     both = run_all(study, tmp_path / "both", ["5", "sigma"], progress=told, jobs=2)
     assert rounds(both) == rounds(run_all(study, tmp_path / "one", ["5", "sigma"]))
@@ -54,7 +59,10 @@ def test_at_once_gives_what_one_after_another_gives(study, tmp_path, monkeypatch
     order = [said.split()[1] for said in ended]
     assert sorted(order) == ["equal", "global", "metric", "vanilla"]
     assert order.index("metric") < order.index("equal")
-    assert Store(tmp_path / "both").collect(cells_of(study, "5", "sigma")).outcomes.keys() == both.outcomes.keys()
+    assert (
+        Store(tmp_path / "both").collect(cells_of(study, "5", "sigma")).outcomes.keys()
+        == both.outcomes.keys()
+    )
 
 
 def test_what_fails_in_another_process_is_told_here(tmp_path):

@@ -46,29 +46,51 @@ def config_of(study, table, row, setting):
 
 def test_every_printed_figure_has_its_place(paper):
     entries = {table: paper.measurements(table) for table in paper.tables}
-    assert sum(e.published is not None for found in entries.values() for e in found) == len(METRIC.published) == 263
+    assert (
+        sum(e.published is not None for found in entries.values() for e in found)
+        == len(METRIC.published)
+        == 263
+    )
     of_the_paper = [table for table in entries if table[0] in NUMBERED]
     assert len(of_the_paper) == 14
     added = {("12", "accuracy")}  # says whether anything was learned
-    ours = {(table, e.figure) for table in of_the_paper for e in entries[table] if e.published is None}
+    ours = {
+        (table, e.figure) for table in of_the_paper for e in entries[table] if e.published is None
+    }
     assert ours == added
-    assert all(e.published is None for table in set(entries) - set(of_the_paper) for e in entries[table])
+    assert all(
+        e.published is None for table in set(entries) - set(of_the_paper) for e in entries[table]
+    )
 
 
 def test_printed_differences_follow_from_the_printed_losses(paper):
     for table in ("10", "11", "E16", "E17", "E18", "E19"):
         found = {(e.figure, e.setting): e.published.value for e in paper.measurements(table)}
         for setting in ("vanilla", "global", "metric"):
-            ours = single_shot("", found["target loss", setting], found["aggregated loss", setting]).point
-            assert ours == pytest.approx(found["difference", setting], abs=0.12)  # losses have three decimals
+            ours = single_shot(
+                "", found["target loss", setting], found["aggregated loss", setting]
+            ).point
+            assert ours == pytest.approx(
+                found["difference", setting], abs=0.12
+            )  # losses have three decimals
 
 
 def test_the_paper_s_experiments(paper):
     config = config_of(paper, "5", "FedYogi", "metric")
-    assert (config.rounds, config.local.epochs, config.local.batch_size, config.local.optimizer) == (20, 5, 32, "adam")
-    assert (config.privacy.options["clip"], config.privacy.options["noise_multiplier"]) == (5.0, 0.01)
+    assert (
+        config.rounds,
+        config.local.epochs,
+        config.local.batch_size,
+        config.local.optimizer,
+    ) == (20, 5, 32, "adam")
+    assert (config.privacy.options["clip"], config.privacy.options["noise_multiplier"]) == (
+        5.0,
+        0.01,
+    )
     assert config.aggregator.options["tau"] == 1e-3
-    pretrained = {e.row for e in paper.measurements("5") if e.cells[0].config.pretraining is not None}
+    pretrained = {
+        e.row for e in paper.measurements("5") if e.cells[0].config.pretraining is not None
+    }
     assert pretrained == {"FedAvgM", "FedOpt", "FedYogi"}
     single = paper.measurements("10")[0].cells[0].config
     assert (single.rounds, single.local.epochs, single.data.clients) == (1, 20, 3)
@@ -80,7 +102,8 @@ def test_every_scale_keeps_the_noise_to_clip_ratio_and_its_preset_s_size(paper, 
         config = config_of(study, "5", "FedAvg", "global")
         shape = (1, config.data.options["resolution"], config.data.options["resolution"])
         parameters = sum(
-            p.numel() for p in build_model("alzheimer_cnn", input_shape=shape, outputs=4, seed=0).parameters()
+            p.numel()
+            for p in build_model("alzheimer_cnn", input_shape=shape, outputs=4, seed=0).parameters()
         )
         assert parameters == study.scale.facts["parameters"]
         ratio = config.privacy.options["noise_multiplier"] * math.sqrt(parameters) / 4
@@ -100,7 +123,8 @@ def test_tables_and_figures_share_their_cells(small):
 
 def test_the_number_of_workers_is_no_part_of_a_cell_s_key():
     one, two = (
-        Reproduction(METRIC, Choices(rows=("fedavg",), workers=n)).measurements("5")[0].cells[0] for n in (1, 2)
+        Reproduction(METRIC, Choices(rows=("fedavg",), workers=n)).measurements("5")[0].cells[0]
+        for n in (1, 2)
     )
     assert one.key == two.key
     assert one.config.workers != two.config.workers
@@ -110,13 +134,23 @@ def test_the_number_of_workers_is_no_part_of_a_cell_s_key():
     ("reading", "rule", "setting", "found"),
     [
         ("more-noise", "fedavg", "metric", lambda c: c.privacy.options["direction"] == "more"),
-        ("clipped-distance", "fedavg", "metric", lambda c: c.privacy.options["distance_on"] == "clipped"),
+        (
+            "clipped-distance",
+            "fedavg",
+            "metric",
+            lambda c: c.privacy.options["distance_on"] == "clipped",
+        ),
         ("module-layers", "fedavg", "metric", lambda c: c.privacy.options["grouping"] == "module"),
         ("no-prox", "fedprox", "vanilla", lambda c: c.aggregator.options["mu"] == 0),
         ("adaptive-fedopt", "fedopt", "vanilla", lambda c: c.aggregator.name == "fedadam"),
         ("uniform", "fedyogi", "vanilla", lambda c: c.aggregator.options["weighting"] == "uniform"),
         ("larger-steps", "fedavg", "vanilla", lambda c: c.local.lr == 0.003),
-        ("printed-noise", "fedavg", "global", lambda c: c.privacy.options["noise_multiplier"] == 0.01),
+        (
+            "printed-noise",
+            "fedavg",
+            "global",
+            lambda c: c.privacy.options["noise_multiplier"] == 0.01,
+        ),
     ],
 )
 def test_other_readings_of_the_paper_are_other_cells(small, reading, rule, setting, found):
@@ -136,11 +170,15 @@ def test_extra_rules_have_no_printed_figures():
     assert all(e.published is None for e in entries)
 
 
-def test_an_interrupted_study_repeats_no_finished_cell_and_ends_in_the_same_figures(patterns, tmp_path):
+def test_an_interrupted_study_repeats_no_finished_cell_and_ends_in_the_same_figures(
+    patterns, tmp_path
+):
     study = tiny_study(patterns, rows=("fedavg", "fedavgm"))
     whole = results(study, "5", run_all(study, tmp_path / "whole", ["5"]))
     with pytest.raises(KeyboardInterrupt):
-        run_all(study, tmp_path / "parts", ["5"], progress=Told(rounds=4))  # in the second round of the second cell
+        run_all(
+            study, tmp_path / "parts", ["5"], progress=Told(rounds=4)
+        )  # in the second round of the second cell
     store, cells = Store(tmp_path / "parts"), study.cells(Selection.of(study, ["5"]))
     assert [store.state(c) for c in cells] == ["done", "begun", *["to run"] * 4]
     before = (store.path(cells[0]) / "summary.json").stat().st_mtime_ns
@@ -170,7 +208,9 @@ def test_a_table_of_unfinished_cells_says_what_is_missing(patterns, tmp_path):
 
 def test_over_seeds_the_interval_is_student_s():
     low, high = interval_of([0.90, 0.92, 0.94])
-    assert (low, high) == pytest.approx((0.92 - 4.3027 * 0.02 / 3**0.5, 0.92 + 4.3027 * 0.02 / 3**0.5), abs=1e-5)
+    assert (low, high) == pytest.approx(
+        (0.92 - 4.3027 * 0.02 / 3**0.5, 0.92 + 4.3027 * 0.02 / 3**0.5), abs=1e-5
+    )
 
 
 def test_seeds_and_draws_are_told_apart(patterns, tmp_path):
@@ -187,7 +227,8 @@ def test_seeds_and_draws_are_told_apart(patterns, tmp_path):
 def test_draws_share_their_training_and_differ_in_the_noise(patterns, tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(
-        "fedveil_lab.grid.store.shutil.rmtree", lambda folder, **_: kept.extend(folder.glob("*.safetensors"))
+        "fedveil_lab.grid.store.shutil.rmtree",
+        lambda folder, **_: kept.extend(folder.glob("*.safetensors")),
     )
     study = tiny_study(patterns, clients=3)
     done = run_all(study, tmp_path, ["10"])
@@ -229,8 +270,12 @@ def test_without_the_target_the_others_keep_their_data(patterns):
 def test_table_13_scores_every_round_of_both_worlds(patterns, tmp_path):
     study = tiny_study(patterns, clients=3)
     done = run_all(study, tmp_path, ["13"])
-    attack = next(m for m in study.measurements("13") if (m.figure, m.setting) == ("attack AUC", "vanilla"))
-    scores = [[-loss for loss in done.outcomes[cell.key].series("shadow_loss")] for cell in attack.cells]
+    attack = next(
+        m for m in study.measurements("13") if (m.figure, m.setting) == ("attack AUC", "vanilla")
+    )
+    scores = [
+        [-loss for loss in done.outcomes[cell.key].series("shadow_loss")] for cell in attack.cells
+    ]
     assert [len(s) for s in scores] == [2, 2]
     expected = multi_round("", *scores).auc
     result = measured(attack, done.outcomes)
@@ -239,7 +284,9 @@ def test_table_13_scores_every_round_of_both_worlds(patterns, tmp_path):
 
 def test_a_first_model_is_trained_on_the_server_s_half(patterns):
     study = tiny_study(patterns, rows=("fedavg", "fedyogi"))
-    trained, fresh = (prepare(config_of(study, "5", row, "vanilla")) for row in ("FedYogi", "FedAvg"))
+    trained, fresh = (
+        prepare(config_of(study, "5", row, "vanilla")) for row in ("FedYogi", "FedAvg")
+    )
     assert trained.dealt.dataset.test_y.bincount().tolist() == [8, 8, 8, 8]  # of 16 a class
     assert not torch.equal(trained.starts, fresh.starts)
     broken = config_of(study, "5", "FedYogi", "vanilla").to_dict()
@@ -254,11 +301,17 @@ def test_figures_draw_what_is_there(patterns, tmp_path):
         run_all(study, tmp_path, ["5"], progress=Told(rounds=4))
     done = Store(tmp_path).collect(study.cells(Selection.of(study, ["5"])))
     figure = draw_plot(study.plot("D4", done.outcomes))
-    assert [len(p.get_title().splitlines()) for p in figure.axes] == [1, 2, 2]  # two panels name what is not finished
+    assert [len(p.get_title().splitlines()) for p in figure.axes] == [
+        1,
+        2,
+        2,
+    ]  # two panels name what is not finished
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["FedAvg"]
     done = run_all(study, tmp_path, ["5"], ["C2", "noise"])
     roc = draw_plot(study.plot("C2", done.outcomes)).axes
-    area = done.outcomes[study.lines("C2")[0].cells[0].key].summary.values["test_metrics"]["micro_auc"]
+    area = done.outcomes[study.lines("C2")[0].cells[0].key].summary.values["test_metrics"][
+        "micro_auc"
+    ]
     assert f"{area:.3f}" in roc[0].get_legend().get_texts()[0].get_text()
     x, y = roc[0].lines[1].get_data()
     assert float(torch.trapezoid(torch.tensor(y), torch.tensor(x))) == pytest.approx(area, abs=0.02)
@@ -289,7 +342,9 @@ def test_a_damaged_table_keeps_nobody_from_the_others(tmp_path):
     pages = tmp_path / "small"
     pages.mkdir()
     (pages / "table-5.json").write_text("{}")
-    result = call("metric-privacy", "--table", "5", "--table", "7", "--no-run", "--out", str(tmp_path))
+    result = call(
+        "metric-privacy", "--table", "5", "--table", "7", "--no-run", "--out", str(tmp_path)
+    )
     assert result.exit_code == 2
     assert "table-5.json" in result.stderr
     assert "is missing" in result.stderr
@@ -331,7 +386,16 @@ def test_the_command_lists_and_plans_without_running(tmp_path):
     assert all(name in call("--list").output for name in names())
     listed = call("metric-privacy", "--list").output
     assert all(word in listed for word in ("A14", "D5", "fedadagrad", "more-noise", "24x24"))
-    planned = call("metric-privacy", "--table", "7", "--row", "fedavg", "--dry-run", "--out", str(tmp_path / "none"))
+    planned = call(
+        "metric-privacy",
+        "--table",
+        "7",
+        "--row",
+        "fedavg",
+        "--dry-run",
+        "--out",
+        str(tmp_path / "none"),
+    )
     assert "3 runs, 0 finished" in planned.output
     assert not (tmp_path / "none").exists()
 
@@ -357,7 +421,9 @@ def test_what_is_written(patterns, tmp_path):
     less = Pages(tmp_path / "pages", tiny_study(patterns), Store(tmp_path))
     less.table("5")
     assert json.loads(table.read_text()) == values  # a look at one seed loses nothing
-    assert from_json(values["rows"]) == [measured(m, finished(study, tmp_path)) for m in study.measurements("5")]
+    assert from_json(values["rows"]) == [
+        measured(m, finished(study, tmp_path)) for m in study.measurements("5")
+    ]
 
 
 def finished(study, folder):

@@ -52,7 +52,8 @@ def test_the_whole_way(tmp_path):
     ]
     claims = (tmp_path / "claims.md").read_text().splitlines()
     [noise, learns] = (
-        next(line.split(" | ") for line in claims if f"| {c.name} (" in line) for c in toy.study.described.claims
+        next(line.split(" | ") for line in claims if f"| {c.name} (" in line)
+        for c in toy.study.described.claims
     )
     assert noise[2] == "+0.125"  # (.9 - .7 + .8 - .75) / 2
     assert "3 seeds" in noise[4]
@@ -61,10 +62,24 @@ def test_the_whole_way(tmp_path):
 
 def test_pages_of_several_stores_keep_the_cells_that_their_tables_name(tmp_path):
     for table, seed in (("1", "0"), ("2", "5")):
-        call("toy", "--table", table, "--seed", seed, "--out", str(tmp_path / table), "--into", str(tmp_path / "pages"))
+        call(
+            "toy",
+            "--table",
+            table,
+            "--seed",
+            seed,
+            "--out",
+            str(tmp_path / table),
+            "--into",
+            str(tmp_path / "pages"),
+        )
     lines = json.loads((tmp_path / "pages" / "small" / "cells.json").read_text())["cells"]
-    tables = [json.loads((tmp_path / "pages" / "small" / f"table-{n}.json").read_text()) for n in "12"]
-    assert {line["folder"] for line in lines} == {c for table in tables for row in table["rows"] for c in row["cells"]}
+    tables = [
+        json.loads((tmp_path / "pages" / "small" / f"table-{n}.json").read_text()) for n in "12"
+    ]
+    assert {line["folder"] for line in lines} == {
+        c for table in tables for row in table["rows"] for c in row["cells"]
+    }
     assert {line["seed"] for line in lines} == {0, 5}
     assert all(line["commit"] for line in lines)
     for _ in range(2):  # a table of which this store has no run yet
@@ -72,7 +87,9 @@ def test_pages_of_several_stores_keep_the_cells_that_their_tables_name(tmp_path)
         assert "written" in call("toy", "--table", "1", "--seed", "9", *nothing)
 
 
-def test_a_cell_that_only_a_figure_uses_keeps_its_line_and_the_commit_that_made_it(tmp_path, monkeypatch):
+def test_a_cell_that_only_a_figure_uses_keeps_its_line_and_the_commit_that_made_it(
+    tmp_path, monkeypatch
+):
     def lines_after(commit, store, *asked):
         monkeypatch.setattr("fedveil_lab.runs.provenance.commit", lambda: commit)
         call("toy", *asked, "--out", str(tmp_path / store), "--into", str(tmp_path / "pages"))
@@ -83,7 +100,9 @@ def test_a_cell_that_only_a_figure_uses_keeps_its_line_and_the_commit_that_made_
     both = lines_after("two", "b", "--table", "2")  # on seed 0, from a store that lacks the others
     assert {(line["seed"], line["commit"]) for line in both} == {(3, "one"), (0, "two")}
     assert len(both) == len(first) + 3
-    assert lines_after("three", "a", "--figure", "1", "--seed", "3", "--no-run") == both  # shown again, nothing is made
+    assert (
+        lines_after("three", "a", "--figure", "1", "--seed", "3", "--no-run") == both
+    )  # shown again, nothing is made
 
 
 def test_interrupted_it_goes_on_and_another_scale_and_reading_are_other_runs(tmp_path):
@@ -97,10 +116,17 @@ def test_interrupted_it_goes_on_and_another_scale_and_reading_are_other_runs(tmp
     assert len(told.started) == len(cells) - 1
     for choices in (Choices(scale="paper"), Choices(readings=("quiet",))):
         other = Reproduction(toy.study, choices)
-        states = {cell.label: Store(tmp_path).state(cell) for cell in other.cells(Selection.of(other, ["1"]))}
+        states = {
+            cell.label: Store(tmp_path).state(cell)
+            for cell in other.cells(Selection.of(other, ["1"]))
+        }
         begun_anew = [label for label, state in states.items() if state == "to run"]
-        assert len(begun_anew) == (CELLS if choices.scale else CELLS - 1)  # the run without noise is the same
-    assert "in tables.md" not in call("toy", "--scale", "paper", "--table", "1", "--out", str(tmp_path))
+        assert len(begun_anew) == (
+            CELLS if choices.scale else CELLS - 1
+        )  # the run without noise is the same
+    assert "in tables.md" not in call(
+        "toy", "--scale", "paper", "--table", "1", "--out", str(tmp_path)
+    )
     assert {path.name for path in tmp_path.iterdir()} >= {"paper", "cells", "claims.md"}
 
 
@@ -108,7 +134,13 @@ def test_interrupted_it_goes_on_and_another_scale_and_reading_are_other_runs(tmp
     ("change", "said"),
     [
         (("[rows.wide]", "[row.wide]"), "row"),
-        (('figures = { accuracy = { measure = "final"', 'figure = { accuracy = { measure = "final"'), "tables.1.parts"),
+        (
+            (
+                'figures = { accuracy = { measure = "final"',
+                'figure = { accuracy = { measure = "final"',
+            ),
+            "tables.1.parts",
+        ),
         (('scenarios = ["digits"]\nprobe', 'scenarios = "digits"\nprobe'), "scenarios"),
         (("[scenarios]", "[scenarios"), "study.toml"),
     ],
@@ -138,11 +170,18 @@ def test_a_mistake_in_the_toml_is_named(change, said):
         (('group = "metrics"', 'goup = "metrics"'), "goup"),
         (('"final", of = "accuracy"', '"final", of = "acuracy"'), "did you mean 'accuracy'"),
         (('figures = [["2", "worst"]]', 'figures = [["2", "wurst"]]'), "did you mean 'worst'"),
-        (("[scales.small]", '[changes]\n"a change" = { rounds = 1 }\n[scales.small]'), "part of a run's name"),
+        (
+            ("[scales.small]", '[changes]\n"a change" = { rounds = 1 }\n[scales.small]'),
+            "part of a run's name",
+        ),
     ],
 )
 def test_a_name_that_does_not_exist_is_named(change, said):
-    text = (FOLDER / "study.toml").read_text().replace("[readings.quiet]", '[readings.quiet]\nrow = "wide"')
+    text = (
+        (FOLDER / "study.toml")
+        .read_text()
+        .replace("[readings.quiet]", '[readings.quiet]\nrow = "wide"')
+    )
     assert change[0] in text
     broken = Study("toy", Described.read(text.replace(*change), "toy"), toy.study.published)
     for kind in ("measures", "curves", "probes", "judges"):
@@ -169,7 +208,11 @@ def test_a_printed_figure_that_would_stand_nowhere_is_named(place, said):
 
 
 def test_a_scenario_may_lie_beside_the_study(tmp_path):
-    text = (FOLDER / "study.toml").read_text().replace('digits = "digits-compare"', 'digits = "mine.toml"')
+    text = (
+        (FOLDER / "study.toml")
+        .read_text()
+        .replace('digits = "digits-compare"', 'digits = "mine.toml"')
+    )
     (tmp_path / "study.toml").write_text(text)
     (tmp_path / "published.csv").write_text((FOLDER / "published.csv").read_text())
     (tmp_path / "mine.toml").write_text(load("digits-compare").to_toml())
@@ -183,6 +226,8 @@ def test_a_scenario_may_lie_beside_the_study(tmp_path):
 
 
 def test_what_a_measure_asks_for_and_no_run_has_is_named(monkeypatch):
-    monkeypatch.setitem(toy.study.measures, "best client", lambda outcomes, argument: outcomes["best"])
+    monkeypatch.setitem(
+        toy.study.measures, "best client", lambda outcomes, argument: outcomes["best"]
+    )
     with pytest.raises(FieldError, match=r"best client.*'best'"):
         toy.study.function("measures", MeasureOf(measure="best client"))({})

@@ -14,7 +14,12 @@ from fedveil_lab.games import play
 from fedveil_lab.games.roles import World
 from fedveil_lab.runs.prepare import prepare
 from fedveil_studies.metric_privacy import game
-from fedveil_studies.metric_privacy.game import PrintedGame, PrintedLoss, cells_of, cells_without_target
+from fedveil_studies.metric_privacy.game import (
+    PrintedGame,
+    PrintedLoss,
+    cells_of,
+    cells_without_target,
+)
 from fedveil_studies.metric_privacy.printed import MULTI_ROUND, SINGLE_SHOT
 
 SMALL = ["rounds=2", "local.epochs=1"]
@@ -27,7 +32,9 @@ def config():
 
 
 def test_the_papers_shadow_is_its_own_whatever_is_asked(config):
-    clean, public = (cells_of(SINGLE_SHOT, "x", config, World.of(3, shadow=s)) for s in ("clean", "public"))
+    clean, public = (
+        cells_of(SINGLE_SHOT, "x", config, World.of(3, shadow=s)) for s in ("clean", "public")
+    )
     assert [cell.key for cell in clean] == [cell.key for cell in public]
 
 
@@ -41,7 +48,10 @@ def test_with_both_worlds_alike_the_statistic_is_of_two_runs_without_the_target(
 def test_runs_without_the_target_differ_in_all_but_their_deal(config):
     first, second = (prepare(cell.config) for cell in cells_without_target(config, World.of(3), 2))
     assert torch.equal(first.holders.shadow.x, second.holders.shadow.x)
-    assert all(torch.equal(a.x, b.x) for a, b in zip(first.holders.clients, second.holders.clients, strict=True))
+    assert all(
+        torch.equal(a.x, b.x)
+        for a, b in zip(first.holders.clients, second.holders.clients, strict=True)
+    )
     assert not torch.equal(first.starts, second.starts)
     assert len(first.holders.clients) == 2
 
@@ -57,9 +67,13 @@ def test_both_are_played_once_and_stand_in_the_page(tmp_path, monkeypatch):
     assert found[MULTI_ROUND, "vanilla"]["runs"] == [20, 20]
     shot = found[SINGLE_SHOT, "global"]
     losses = shot["details"]
-    assert shot["point"] == pytest.approx(100 * (1 - losses["aggregated loss"] / losses["shadow loss"]))
+    assert shot["point"] == pytest.approx(
+        100 * (1 - losses["aggregated loss"] / losses["shadow loss"])
+    )
     assert MULTI_ROUND in (tmp_path / "a" / "audit.md").read_text()
-    monkeypatch.setattr("fedveil_lab.grid.store.run_together", lambda *_: pytest.fail("is played again"))
+    monkeypatch.setattr(
+        "fedveil_lab.grid.store.run_together", lambda *_: pytest.fail("is played again")
+    )
     assert CliRunner().invoke(app, asked).exit_code == 0
     assert json.loads((tmp_path / "a" / "audit.json").read_text())["results"] == values["results"]
 
@@ -67,7 +81,9 @@ def test_both_are_played_once_and_stand_in_the_page(tmp_path, monkeypatch):
 def test_a_setting_of_matched_sigma_takes_that_of_the_audits_rehearsals(config):
     built = PrintedGame(config, compare=True, attacks=(SINGLE_SHOT,), replicates=30)
     [cell] = built.runs[SINGLE_SHOT, "global (equal sigma)"]
-    assert [one.key for one in cell.sources] == [one.key for one in built.rehearsed("metric privacy", built.of_case)]
+    assert [one.key for one in cell.sources] == [
+        one.key for one in built.rehearsed("metric privacy", built.of_case)
+    ]
     assert len(cell.sources) == 15
 
 
@@ -87,7 +103,11 @@ def test_a_statistic_that_cannot_be_computed_is_refused_and_says_why(config, tmp
 
     def diverging(config, rounds, epochs, world):
         found = schedule(config, rounds, epochs, world)
-        return found if rounds == 1 else found.model_copy(update={"local": replace(found.local, lr=1e39)})
+        return (
+            found
+            if rounds == 1
+            else found.model_copy(update={"local": replace(found.local, lr=1e39)})
+        )
 
     monkeypatch.setattr(PrintedLoss, "__call__", lambda self, seen: {"shadow_loss": float("nan")})
     monkeypatch.setattr(game, "_scheduled", diverging)

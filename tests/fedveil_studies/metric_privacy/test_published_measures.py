@@ -13,7 +13,12 @@ from fedveil_lab.config import parse
 from fedveil_lab.grid import Store
 from fedveil_studies.frame import Choices, Reproduction, Selection, find
 from fedveil_studies.frame.measure import measured
-from fedveil_studies.metric_privacy.measures import DISAGREEMENT, disagreement, divergences, registry
+from fedveil_studies.metric_privacy.measures import (
+    DISAGREEMENT,
+    disagreement,
+    divergences,
+    registry,
+)
 from papers_kit import Silent, Told, results, run_all, tiny_study
 
 
@@ -25,7 +30,9 @@ def study(patterns):
 @pytest.fixture(scope="module")
 def finished(study, tmp_path_factory):
     """Everything that the extra tables need."""
-    return run_all(study, tmp_path_factory.mktemp("study"), ["5", "sigma", "smoothness", "distances"])
+    return run_all(
+        study, tmp_path_factory.mktemp("study"), ["5", "sigma", "smoothness", "distances"]
+    )
 
 
 def cells_of(study, table):
@@ -45,13 +52,17 @@ def test_at_equal_sigma_global_dp_adds_the_average_noise_of_the_other_run(study,
     assert "heuristic" in equal.guarantee  # derived from a private run
 
 
-def test_the_matched_run_comes_after_the_one_it_matches_and_follows_its_reading(study, patterns, tmp_path):
+def test_the_matched_run_comes_after_the_one_it_matches_and_follows_its_reading(
+    study, patterns, tmp_path
+):
     cells = cells_of(study, "sigma")
     assert [cell.label.split()[1] for cell in cells] == ["metric", "equal"]
     other = cells_of(tiny_study(patterns, readings=("more-noise",)), "sigma")
     assert other[1].key != cells[1].key
     outcome = Store(tmp_path).run([cells[1]], Silent()).outcomes[cells[1].key]
-    assert outcome.summary.noise("sigma") == pytest.approx(Store(tmp_path).find(cells[0]).summary.noise("sigma"))
+    assert outcome.summary.noise("sigma") == pytest.approx(
+        Store(tmp_path).find(cells[0]).summary.noise("sigma")
+    )
     assert Store(tmp_path).state(other[1]) == "to run"
 
 
@@ -78,7 +89,9 @@ def test_distances_are_those_of_the_models_that_clients_sent(study, finished):
     label = "homogeneous: layer_frobenius"
     outcome = outcome_of(finished, rows[label, "metric", "mean d"])
     for row in outcome.rows:  # what metric privacy itself measured on the same models
-        assert row["figures"]["layer_frobenius"] == pytest.approx(row["noise"]["distance"], rel=1e-5)
+        assert row["figures"]["layer_frobenius"] == pytest.approx(
+            row["noise"]["distance"], rel=1e-5
+        )
         assert 0 <= row["figures"][DISAGREEMENT] <= 1
     distances = outcome.series("layer_frobenius")
     assert rows[label, "metric", "last / first"].value == pytest.approx(distances[1] / distances[0])
@@ -95,7 +108,9 @@ def test_every_distance_on_a_case_to_check_by_hand():
     values = divergences(models, layout, module, x)
     assert values["layer_frobenius"] == pytest.approx((5 + 12) / 2)
     assert values["layer_frobenius, modules"] == values["euclidean"] == pytest.approx(13.0)
-    assert values[DISAGREEMENT] == 1  # the first model says class 0 of both images, the last says class 1
+    assert (
+        values[DISAGREEMENT] == 1
+    )  # the first model says class 0 of both images, the last says class 1
     assert disagreement(models[:2], layout, module, x) == 0.5  # the second model: 0, then 1
     assert disagreement(models[:1], layout, module, x) == 0
     assert set(registry()) == {"layer_frobenius", "layer_frobenius, modules", "euclidean"}
@@ -138,7 +153,9 @@ def test_seeds_that_were_stored_are_kept_one_by_one():
     assert kept.choices.draws == 20
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, on which the run would go on")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="there is a GPU, on which the run would go on"
+)
 def test_a_run_goes_on_on_the_device_it_was_begun_on(patterns, tmp_path):
     study = tiny_study(patterns)
     with pytest.raises(KeyboardInterrupt):
@@ -154,4 +171,6 @@ def test_a_probe_is_named_by_what_is_not_at_its_default(study):
     """An option of data that is learned later must not change the keys of cells."""
     [probe] = cells_of(study, "distances")[0].probes
     assert '"partition": "counts"' in probe.name
-    assert not any(f'"{key}"' in probe.name for key in ("pixel_noise", "min_size", "public_examples"))
+    assert not any(
+        f'"{key}"' in probe.name for key in ("pixel_noise", "min_size", "public_examples")
+    )

@@ -23,8 +23,12 @@ def main(grid, context):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     folder = ServerFolder(context.run_config["out"])
-    strategy = FedVeilStrategy(METHOD, Layout.from_module(model), rounds=3, clients=3, folder=folder)
-    result = strategy.start(grid, ArrayRecord(model.state_dict()), timeout=float(context.run_config["patience"]))
+    strategy = FedVeilStrategy(
+        METHOD, Layout.from_module(model), rounds=3, clients=3, folder=folder
+    )
+    result = strategy.start(
+        grid, ArrayRecord(model.state_dict()), timeout=float(context.run_config["patience"])
+    )
     images, labels = load_digits(return_X_y=True)
     model.load_state_dict(result.arrays.to_torch_state_dict())
     found = model(torch.tensor(images[1400:] / 16, dtype=torch.float32)).argmax(1)

@@ -13,7 +13,9 @@ def main(grid, context):
     config, model, rng = context.run_config, np.zeros(5), np.random.default_rng()
     for _ in range(int(config["rounds"])):
         nodes = list(grid.get_node_ids())
-        asked = [Message(RecordDict({"arrays": ArrayRecord([model])}), node, "train") for node in nodes]
+        asked = [
+            Message(RecordDict({"arrays": ArrayRecord([model])}), node, "train") for node in nodes
+        ]
         total = np.zeros(5)
         for reply in grid.send_and_receive(asked):
             [answer] = reply.content["arrays"].to_numpy_ndarrays()

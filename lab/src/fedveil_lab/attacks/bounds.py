@@ -15,7 +15,16 @@ from fedveil.errors import FieldError, require_count
 from fedveil_lab.attacks.statistics import CONFIDENCE, rate, rates
 
 SHARES = (0.05, 0.2, 0.5, 1.0)  # of the canaries of one run, about which is guessed
-DELTAS = (1e-5, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5)  # at which rates are set beside a promised curve
+DELTAS = (
+    1e-5,
+    1e-3,
+    0.01,
+    0.03,
+    0.1,
+    0.2,
+    0.3,
+    0.5,
+)  # at which rates are set beside a promised curve
 _LARGEST = 100.0  # mu or epsilon that is looked at
 
 
@@ -42,7 +51,12 @@ class EpsilonBound:
 
 
 def epsilon_bound(
-    inside: ArrayLike, outside: ArrayLike, threshold: float, *, delta: float = 0.0, confidence: float = CONFIDENCE
+    inside: ArrayLike,
+    outside: ArrayLike,
+    threshold: float,
+    *,
+    delta: float = 0.0,
+    confidence: float = CONFIDENCE,
 ) -> EpsilonBound:
     """Lower bound of epsilon from both error rates at a threshold from elsewhere.
 
@@ -68,7 +82,9 @@ def epsilon_bound(
     )
 
 
-def joint_bound(judged: Sequence[tuple[ArrayLike, ArrayLike, float]], *, delta: float = 0.0) -> EpsilonBound:
+def joint_bound(
+    judged: Sequence[tuple[ArrayLike, ArrayLike, float]], *, delta: float = 0.0
+) -> EpsilonBound:
     """What several attacks on the same runs prove together at 95%: the largest bound, each at its share of the error.
 
     The largest of k bounds at 95% is none at 95% (Bonferroni): the more attacks are tried, the sooner one is lucky.
@@ -82,7 +98,9 @@ def joint_bound(judged: Sequence[tuple[ArrayLike, ArrayLike, float]], *, delta: 
     """
     each = 1 - (1 - CONFIDENCE) / require_count("judged", len(judged))
     bounds = [epsilon_bound(*one, delta=delta, confidence=each) for one in judged]
-    return EpsilonBound(max(b.lower for b in bounds), max(b.ceiling for b in bounds), delta, CONFIDENCE)
+    return EpsilonBound(
+        max(b.lower for b in bounds), max(b.ceiling for b in bounds), delta, CONFIDENCE
+    )
 
 
 def epsilon_ceiling(runs: int, delta: float = 0.0) -> float:
@@ -101,7 +119,9 @@ def epsilon_of_rates(true: float, false: float, delta: float = 0.0) -> float:
 
 def mu_of_rates(true: float, false: float) -> float:
     """The least mu of Gaussian DP that allows such rates; below 0 where they are no better than a guess."""
-    return float(scipy.special.ndtri(true) - scipy.special.ndtri(false))  # -inf where nothing is sure
+    return float(
+        scipy.special.ndtri(true) - scipy.special.ndtri(false)
+    )  # -inf where nothing is sure
 
 
 @dataclass(frozen=True)
@@ -138,7 +158,10 @@ class GameResult:
         spot, as few runs bound no small rates.
         """
         true, false = self.rates
-        return max((math.log((true - d) / false) - epsilon(d) for d in deltas if d < true and false), default=-math.inf)
+        return max(
+            (math.log((true - d) / false) - epsilon(d) for d in deltas if d < true and false),
+            default=-math.inf,
+        )
 
 
 def bound(inside: ArrayLike, outside: ArrayLike, confidence: float = 0.999) -> GameResult:
@@ -170,7 +193,9 @@ def bound(inside: ArrayLike, outside: ArrayLike, confidence: float = 0.999) -> G
     false = 1 - np.searchsorted(np.sort(second[:half]), candidates, side="left") / half
     # the best separation that is not an accident of one or two runs at the edge
     smoothed = scipy.special.ndtri(true * 0.98 + 0.01) - scipy.special.ndtri(false * 0.98 + 0.01)
-    hit, alarm = rates(first[half:runs], second[half:runs], candidates[int(np.argmax(smoothed))], confidence)
+    hit, alarm = rates(
+        first[half:runs], second[half:runs], candidates[int(np.argmax(smoothed))], confidence
+    )
     gap = mu_of_rates(hit.low, alarm.high)
     pure = math.log(hit.low / alarm.high) if hit.low > alarm.high > 0 else 0.0
     best = rate(runs - half, runs - half, confidence).low
@@ -240,7 +265,10 @@ def one_run(
     FieldError
         For fewer than ten canaries.
     """
-    first, second = np.asarray(inside, dtype=np.float64).reshape(-1), np.asarray(outside, dtype=np.float64).reshape(-1)
+    first, second = (
+        np.asarray(inside, dtype=np.float64).reshape(-1),
+        np.asarray(outside, dtype=np.float64).reshape(-1),
+    )
     guessed = np.concatenate([first, second])
     coins, m = np.arange(len(guessed)) < len(first), len(guessed)
     if m < 10:
@@ -267,7 +295,9 @@ def one_run(
     )
 
 
-def epsilon_bound_of_guesses(correct: int, guesses: int, canaries: int, delta: float, confidence: float) -> float:
+def epsilon_bound_of_guesses(
+    correct: int, guesses: int, canaries: int, delta: float, confidence: float
+) -> float:
     """The largest epsilon that so many right guesses refute (theorem 5.2 of 2305.08846).
 
     With B binomial over the guesses at e^epsilon / (e^epsilon + 1), so many or more are right with a probability of at
@@ -295,7 +325,10 @@ def mu_bound_of_guesses(correct: int, guesses: int, canaries: int, confidence: f
     _check(correct, guesses, canaries)
 
     def refuted(mu: float) -> bool:
-        r, h = (1 - confidence) * correct / canaries, (1 - confidence) * (guesses - correct) / canaries
+        r, h = (
+            (1 - confidence) * correct / canaries,
+            (1 - confidence) * (guesses - correct) / canaries,
+        )
         for i in range(correct - 1, -1, -1):
             least = max(h, float(scipy.special.ndtr(scipy.special.ndtri(r) - mu))) if r < 1 else 1.0
             if least == h:
@@ -321,4 +354,6 @@ def _largest_refuted(refuted: Callable[[float], bool]) -> float:
 def _check(correct: int, guesses: int, canaries: int) -> None:
     require_count("canaries", canaries)
     if not 0 <= correct <= guesses <= canaries or guesses < 1:
-        raise FieldError("correct", (correct, guesses, canaries), "must be right guesses <= guesses <= canaries")
+        raise FieldError(
+            "correct", (correct, guesses, canaries), "must be right guesses <= guesses <= canaries"
+        )

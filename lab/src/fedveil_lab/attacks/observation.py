@@ -76,9 +76,14 @@ class ThreatModel:
         ThreatError
             Naming what is missing, and why where that is known.
         """
-        missing = [f"{c!r} ({self.lacking.get(c, CAPABILITIES[c])})" for c in sorted(needs - self.capabilities)]
+        missing = [
+            f"{c!r} ({self.lacking.get(c, CAPABILITIES[c])})"
+            for c in sorted(needs - self.capabilities)
+        ]
         if missing:
-            raise ThreatError(f"attack {attack!r} needs what a {self.who} lacks: {', '.join(missing)}")
+            raise ThreatError(
+                f"attack {attack!r} needs what a {self.who} lacks: {', '.join(missing)}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +109,13 @@ class Observation:
 
     def __post_init__(self) -> None:
         if self.models.dim() != 3 or len(self.models) < 2:
-            raise FieldError("models", tuple(self.models.shape), "must be [rounds + 1, hypotheses, d]")
+            raise FieldError(
+                "models", tuple(self.models.shape), "must be [rounds + 1, hypotheses, d]"
+            )
         if self.published and len(self.published) != self.rounds:
-            raise FieldError("published", len(self.published), f"must hold one mapping a round ({self.rounds})")
+            raise FieldError(
+                "published", len(self.published), f"must hold one mapping a round ({self.rounds})"
+            )
         if len(self.sent) and self.sent.shape[1:] != (self.rounds, self.models.shape[2]):
             wanted = ("clients", self.rounds, self.models.shape[2])
             raise FieldError("sent", tuple(self.sent.shape), f"must be {wanted}")
@@ -168,7 +177,11 @@ class ServerView:
         number, starts = seen.broadcast.public.round, seen.broadcast.models
         for partition in sorted(seen.received):
             model = model_of(seen.received[partition])
-            if model is not None and model.shape == starts[0].shape and bool(model.isfinite().all()):
+            if (
+                model is not None
+                and model.shape == starts[0].shape
+                and bool(model.isfinite().all())
+            ):
                 self.received.append(Received(number, partition, starts, model))
         return {}
 
@@ -218,7 +231,9 @@ class Knowledge:
     reference: ClientData | None = None
     outsider: Tensor | None = None
     clip: float | None = None
-    _known: dict[Any, tuple[Tensor, ClientData, Tensor]] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[Any, tuple[Tensor, ClientData, Tensor]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @cached_property
     def _writable(self) -> nn.Module:

@@ -81,8 +81,17 @@ def departures(noise: Tensor, resolution: float = 1e-12) -> list[Departure]:
     FieldError
         If there is nothing to test, or a number is not finite.
     """
-    if noise.dim() != 3 or noise.shape[1] < 2 or not noise.numel() or not bool(noise.isfinite().all()):
-        raise FieldError("noise", tuple(noise.shape), "must be finite residuals [parties, rounds >= 2, coordinates]")
+    if (
+        noise.dim() != 3
+        or noise.shape[1] < 2
+        or not noise.numel()
+        or not bool(noise.isfinite().all())
+    ):
+        raise FieldError(
+            "noise",
+            tuple(noise.shape),
+            "must be finite residuals [parties, rounds >= 2, coordinates]",
+        )
     z = noise.double().numpy()
     every = {"single": _single(z, resolution), "size": _size(z), "rounds": _rounds(z)}
     every |= {"streams": _streams(z), "coordinates": _coordinates(z), "shape": _shape(z)}
@@ -97,7 +106,11 @@ def departures(noise: Tensor, resolution: float = 1e-12) -> list[Departure]:
 def _single(z: Array, resolution: float) -> list[_Tests]:
     tests, absolute = [], np.abs(z)
     for at, p, say in (
-        (absolute.argmin(), scipy.special.erf(max(absolute.min(), resolution) / np.sqrt(2)), "smallest"),
+        (
+            absolute.argmin(),
+            scipy.special.erf(max(absolute.min(), resolution) / np.sqrt(2)),
+            "smallest",
+        ),
         (absolute.argmax(), scipy.special.erfc(absolute.max() / np.sqrt(2)), "largest"),
     ):
         party, round_, coordinate = np.unravel_index(at, z.shape)
@@ -113,8 +126,15 @@ def _blocks(d: int, name: str) -> Iterator[tuple[NDArray[np.int64], Array, list[
     while width < d:
         starts = np.arange(0, d, width)
         first = starts.tolist()
-        where = [f"coordinate {s}" if width == 1 else f"coordinates {s} to {min(s + width, d) - 1}" for s in first]
-        yield starts, np.minimum(width, d - starts).astype(np.float64), [f"{name}, {place}" for place in where]
+        where = [
+            f"coordinate {s}" if width == 1 else f"coordinates {s} to {min(s + width, d) - 1}"
+            for s in first
+        ]
+        yield (
+            starts,
+            np.minimum(width, d - starts).astype(np.float64),
+            [f"{name}, {place}" for place in where],
+        )
         width *= 2
     yield np.zeros(1, dtype=np.int64), np.array([float(d)]), [name]
 
@@ -137,7 +157,10 @@ def _size(z: Array) -> list[_Tests]:
 
 def _chi(total: Array, freedom: Array) -> tuple[Array, Array]:
     """Two-sided p-values of sums of squares, and the shares of the declared deviation."""
-    low, high = scipy.special.gammainc(freedom / 2, total / 2), scipy.special.gammaincc(freedom / 2, total / 2)
+    low, high = (
+        scipy.special.gammainc(freedom / 2, total / 2),
+        scipy.special.gammaincc(freedom / 2, total / 2),
+    )
     return np.minimum(1.0, 2 * np.minimum(low, high)), np.sqrt(total / freedom)
 
 
@@ -153,7 +176,9 @@ def _rounds(z: Array) -> list[_Tests]:
     """Of pairs of rounds that share none, so that pairs are independent: single pairs, and two halves of each lag."""
     tests, (parties, rounds, d) = [], z.shape
     squares = (z**2).sum(0)
-    pairs = {f"rounds {a + 1} and {b + 1}": [(a, b)] for a in range(rounds) for b in range(a + 1, rounds)}
+    pairs = {
+        f"rounds {a + 1} and {b + 1}": [(a, b)] for a in range(rounds) for b in range(a + 1, rounds)
+    }
     for lag in range(1, rounds):
         for half in (0, 1):
             chosen = [(a, a + lag) for a in range(rounds - lag) if a // lag % 2 == half]
@@ -175,8 +200,12 @@ def _strongest(rows: Array, say: Callable[[int, int], str]) -> _Tests:
     lengths = np.sqrt(np.where(squares > 0, squares, np.inf))  # no noise is found by its size
     r = np.triu((rows / lengths[:, None]) @ (rows / lengths[:, None]).T, 1)
     i, j = divmod(int(np.abs(r).argmax()), len(rows))
-    [p], [value] = _correlated(r[i : i + 1, j], np.ones(1), np.ones(1), np.array([float(rows.shape[1])]))
-    return _Tests(float(p), f"{say(i, j)}: correlation {value:.2f}", len(rows) * (len(rows) - 1) // 2)
+    [p], [value] = _correlated(
+        r[i : i + 1, j], np.ones(1), np.ones(1), np.array([float(rows.shape[1])])
+    )
+    return _Tests(
+        float(p), f"{say(i, j)}: correlation {value:.2f}", len(rows) * (len(rows) - 1) // 2
+    )
 
 
 def _streams(z: Array) -> list[_Tests]:
@@ -184,7 +213,9 @@ def _streams(z: Array) -> list[_Tests]:
     names = [f"party {k} in round {t + 1}" for k in range(parties) for t in range(rounds)]
     tests = [_strongest(z.reshape(parties * rounds, d), lambda i, j: f"{names[i]} and {names[j]}")]
     if parties > 1:
-        tests.append(_strongest(z.reshape(parties, rounds * d), lambda i, j: f"parties {i} and {j}"))
+        tests.append(
+            _strongest(z.reshape(parties, rounds * d), lambda i, j: f"parties {i} and {j}")
+        )
     return tests
 
 

@@ -76,14 +76,20 @@ def auc_interval(
     if widened and point in (0.0, 1.0):
         return Estimate(point, certain, 1.0) if point == 1 else Estimate(point, 0.0, 1 - certain)
     rng = np.random.default_rng(seed)
-    rows = rng.multinomial(len(first), np.full(len(first), 1 / len(first)), size=resamples) / len(first)
-    columns = rng.multinomial(len(second), np.full(len(second), 1 / len(second)), size=resamples) / len(second)
+    rows = rng.multinomial(len(first), np.full(len(first), 1 / len(first)), size=resamples) / len(
+        first
+    )
+    columns = rng.multinomial(
+        len(second), np.full(len(second), 1 / len(second)), size=resamples
+    ) / len(second)
     areas = np.einsum("bi,ij,bj->b", rows, won, columns, optimize=True)
     low, high = np.quantile(areas, [share, 1 - share])
     if not widened:
         return Estimate(point, float(low), float(high))
     wide = _newcombe(point, len(first), len(second), -float(scipy.special.ndtri(share)))
-    return Estimate(point, min(float(low), wide[0], certain), max(float(high), wide[1], 1 - certain))
+    return Estimate(
+        point, min(float(low), wide[0], certain), max(float(high), wide[1], 1 - certain)
+    )
 
 
 def roc(inside: ArrayLike, outside: ArrayLike) -> tuple[Floats, Floats]:
@@ -153,7 +159,9 @@ def log_roc(inside: ArrayLike, outside: ArrayLike, points: int = 100) -> tuple[F
     """
     false, true = roc(inside, outside)
     grid = np.geomspace(min(1.0, EXPECTED_ALARMS / np.size(outside)), 1.0, points)
-    at = np.searchsorted(false, grid, side="right") - 1  # the step: no rate between two thresholds is reached
+    at = (
+        np.searchsorted(false, grid, side="right") - 1
+    )  # the step: no rate between two thresholds is reached
     return grid, true[at]
 
 
@@ -170,7 +178,10 @@ def mean_interval(values: ArrayLike, *, shares: bool = False) -> Estimate:
     numbers = np.asarray(values, dtype=np.float64)
     if shares and bool(np.isin(numbers, (0.0, 1.0)).all()):
         return rate(round(float(numbers.sum())), len(numbers))
-    draws, point = np.random.default_rng(0).choice(numbers, (2000, len(numbers))).mean(1), float(numbers.mean())
+    draws, point = (
+        np.random.default_rng(0).choice(numbers, (2000, len(numbers))).mean(1),
+        float(numbers.mean()),
+    )
     low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Estimate(point, min(float(low), point), max(float(high), point))
 
@@ -185,7 +196,9 @@ def student_interval(values: ArrayLike) -> Estimate | None:
     return Estimate(point, point - half, point + half)
 
 
-def rates(inside: ArrayLike, outside: ArrayLike, threshold: float, confidence: float) -> tuple[Estimate, Estimate]:
+def rates(
+    inside: ArrayLike, outside: ArrayLike, threshold: float, confidence: float
+) -> tuple[Estimate, Estimate]:
     """True and false positive rate at a threshold from elsewhere, each with its exact interval."""
     first, second = _scores("inside", inside), _scores("outside", outside)
     true = rate(int((first >= threshold).sum()), len(first), confidence)
@@ -200,7 +213,9 @@ def _newcombe(point: float, n: int, m: int, z: float) -> tuple[float, float]:
         shape = 1 + most * ((1 - area) / (2 - area) + area / (1 + area))
         return (point - area) ** 2 - z * z * area * (1 - area) * shape / (n * m)
 
-    return float(scipy.optimize.brentq(excess, 0.0, point)), float(scipy.optimize.brentq(excess, point, 1.0))
+    return float(scipy.optimize.brentq(excess, 0.0, point)), float(
+        scipy.optimize.brentq(excess, point, 1.0)
+    )
 
 
 def wins(inside: Floats, outside: Floats) -> Floats:

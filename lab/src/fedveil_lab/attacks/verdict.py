@@ -75,7 +75,11 @@ class Verdict:
 
     def __post_init__(self) -> None:
         if not isfinite(self.point) or not self.low <= self.point <= self.high:
-            raise FieldError("point", self.point, f"must be finite and lie in its interval [{self.low}, {self.high}]")
+            raise FieldError(
+                "point",
+                self.point,
+                f"must be finite and lie in its interval [{self.low}, {self.high}]",
+            )
         if self.n < 1:
             raise FieldError("n", self.n, "must be at least 1")
 
@@ -145,7 +149,12 @@ class Participation(Verdict):
     def to_dict(self) -> dict[str, Any]:
         values = super().to_dict()
         auc = {name: values.pop(name) for name in ("point", "low", "high")}
-        return {**values, "auc": auc, "unit": values.pop("replication"), "valid_without_defence": values.pop("valid")}
+        return {
+            **values,
+            "auc": auc,
+            "unit": values.pop("replication"),
+            "valid_without_defence": values.pop("valid"),
+        }
 
 
 def judge(
@@ -193,9 +202,15 @@ def judge(
         gain = advantage(inside, outside, threshold)
         bound = epsilon_bound(inside, outside, threshold, delta=delta)
     rates = {f"{alpha:g}": true_rate_at(inside, outside, alpha) for alpha in ALPHAS}
-    unknown = [f"{alpha:g} ({runs_for_rate(alpha)} runs)" for alpha in ALPHAS if rates[f"{alpha:g}"] is None]
+    unknown = [
+        f"{alpha:g} ({runs_for_rate(alpha)} runs)"
+        for alpha in ALPHAS
+        if rates[f"{alpha:g}"] is None
+    ]
     if unknown:
-        notes.append(f"no true positive rate at false positive rates that need more runs: {', '.join(unknown)}")
+        notes.append(
+            f"no true positive rate at false positive rates that need more runs: {', '.join(unknown)}"
+        )
     return Participation.of(
         area,
         attack=attack,

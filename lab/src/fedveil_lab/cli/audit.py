@@ -7,7 +7,9 @@ import typer
 
 from fedveil_lab.cli import shared
 from fedveil_lab.cli.shared import console_for, refusals, say, show
-from fedveil_lab.cli.verify import verify as verify  # entry points of checkouts that were installed earlier
+from fedveil_lab.cli.verify import (
+    verify as verify,
+)  # entry points of checkouts that were installed earlier
 
 if TYPE_CHECKING:
     from fedveil_lab.games import Game, Judgement
@@ -23,25 +25,39 @@ IMAGES = "For inversion: images that each client trains on; default: 1."
 
 def audit(
     where: Annotated[
-        str, typer.Argument(metavar="RUN_DIR_OR_CONFIG", help="A run folder, a TOML file, or a preset's name.")
+        str,
+        typer.Argument(
+            metavar="RUN_DIR_OR_CONFIG", help="A run folder, a TOML file, or a preset's name."
+        ),
     ],
     assign: shared.Assign = None,
-    attack: Annotated[list[str] | None, typer.Option(metavar="NAME", help="One of those above; repeatable.")] = None,
+    attack: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="One of those above; repeatable.")
+    ] = None,
     game: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="participation, inversion, membership, or one of yours; default: the attacks'."
+            metavar="NAME",
+            help="participation, inversion, membership, or one of yours; default: the attacks'.",
         ),
     ] = None,
     replicates: Annotated[int | None, typer.Option(metavar="N", help=REPLICATES)] = None,
-    target: Annotated[int | None, typer.Option(metavar="I", help="Client asked about; default: the last.")] = None,
-    attacker: Annotated[int | None, typer.Option(metavar="I", help="Client that asks; default: the first.")] = None,
+    target: Annotated[
+        int | None, typer.Option(metavar="I", help="Client asked about; default: the last.")
+    ] = None,
+    attacker: Annotated[
+        int | None, typer.Option(metavar="I", help="Client that asks; default: the first.")
+    ] = None,
     colluders: Annotated[int | None, typer.Option(metavar="K", help=COLLUDERS)] = None,
     shadow: Annotated[str | None, typer.Option(metavar="KIND", help=SHADOW)] = None,
     out_world: Annotated[str | None, typer.Option(metavar="KIND", help=OUT_WORLD)] = None,
     images: Annotated[int | None, typer.Option(metavar="N", help=IMAGES)] = None,
-    double: Annotated[bool, typer.Option("--double", help="For inversion: clients train and send float64.")] = False,
-    compare: Annotated[bool, typer.Option("--compare", help="Every setting of [compare], not [privacy]'s.")] = False,
+    double: Annotated[
+        bool, typer.Option("--double", help="For inversion: clients train and send float64.")
+    ] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Every setting of [compare], not [privacy]'s.")
+    ] = False,
     out: shared.Out = None,
     device: shared.DeviceOption = None,
     seed: shared.Seed = None,
@@ -78,14 +94,22 @@ def audit(
         from fedveil_lab.report import audits
         from fedveil_lab.report.progress import Display
 
-        options: dict[str, object] = {"replicates": replicates, "target": target, "attacker": attacker}
+        options: dict[str, object] = {
+            "replicates": replicates,
+            "target": target,
+            "attacker": attacker,
+        }
         options |= {"colluders": colluders, "shadow": shadow, "world": out_world, "images": images}
         options |= {"double": double or None, "compare": compare or None}
-        asked: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        asked: dict[str, Any] = {
+            name: value for name, value in options.items() if value is not None
+        }
         built = game_of(spec, game, attack or (), **asked)
         folder = out or _folder(where, built)
         again.folder, again.command = folder, "the same command"
-        judgement = play(built, folder, Display(console_for()), executor=shared.executor_of(executor))
+        judgement = play(
+            built, folder, Display(console_for()), executor=shared.executor_of(executor)
+        )
         shown = audits.show(judgement, folder)
         say(*([shown.answer, ""] if shown.answer else []))
         for table in shown.tables:
@@ -104,5 +128,9 @@ def _folder(where: str, game: "Game[Judgement]") -> Path:
     path = Path(where)
     if kind_of(path) == AUDIT:
         return path
-    usual = path / "audit" if (path / CONFIG).is_file() else Path("runs") / f"{game.config.name}-audit"
-    return next(one for one in shared.numbered(usual) if not differing(one, spec_of(game), game.config))
+    usual = (
+        path / "audit" if (path / CONFIG).is_file() else Path("runs") / f"{game.config.name}-audit"
+    )
+    return next(
+        one for one in shared.numbered(usual) if not differing(one, spec_of(game), game.config)
+    )

@@ -24,7 +24,9 @@ def planned(config: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     spec = load(config)
     server: Any = spec.privacy.build(spec.aggregator).server
     if spec.privacy.method != "global" or server.public_clip is None:
-        raise FieldError("privacy.method", spec.privacy.method, "only 'global' is planned so; see fedveil advise")
+        raise FieldError(
+            "privacy.method", spec.privacy.method, "only 'global' is planned so; see fedveil advise"
+        )
     setup = prepared(spec)
     promise, clients = promised(setup), setup.cohort
     values = {
@@ -68,12 +70,18 @@ def advised(config: str, target: Mapping[str, Any]) -> None:
     if guarantee.unit == "record" and any(client.person is not None for client in setup.clients):
         say(WHOSE)
     if setup.config.publish.metrics != "off" or setup.config.stopping is not None:
-        say("these totals are of the models alone: what [publish] and [stopping] release comes on top")
+        say(
+            "these totals are of the models alone: what [publish] and [stopping] release comes on top"
+        )
 
 
 def beside_public(ranked: "Sequence[Choice]", begun: bool) -> str:
     """What to do where public examples with labels are there; `begun`: whether training begins with their model."""
     if all(choice.verdict in ("hopeless", "no promise") for choice in ranked):
         return "nothing above leaves much to learn: take the model of the public examples alone; it protects everybody"
-    start = "" if begun else 'begin with the public model, which costs nothing: model.start = "public"; '
+    start = (
+        ""
+        if begun
+        else 'begin with the public model, which costs nothing: model.start = "public"; '
+    )
     return f"{start}fedveil compare names settings that end below it: in their place take the public model"

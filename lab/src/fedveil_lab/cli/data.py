@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from fedveil_lab.config import Config
 
 app = typer.Typer(
-    help="Data sets: what there is, and who holds what of it.", no_args_is_help=True, suggest_commands=False
+    help="Data sets: what there is, and who holds what of it.",
+    no_args_is_help=True,
+    suggest_commands=False,
 )
 
 
@@ -23,7 +25,10 @@ def data_list(
     from fedveil.data import SOURCES
     from fedveil.tables import Table
 
-    rows = [(name, info.description, info.size, info.licence, info.here) for name, info in SOURCES.items()]
+    rows = [
+        (name, info.description, info.size, info.licence, info.here)
+        for name, info in SOURCES.items()
+    ]
     header = ("name", "what it is", "size", "licence", "here")
     show([Table(header, rows, wraps=header[1:])])
     official = [f"{name}: {info.official}" for name, info in SOURCES.items() if info.official]
@@ -48,7 +53,9 @@ def data_prepare(
 
 @app.command("show")
 def data_show(
-    what: Annotated[str, typer.Argument(metavar="CONFIG|NAME", help="A file, run folder, preset or data set.")],
+    what: Annotated[
+        str, typer.Argument(metavar="CONFIG|NAME", help="A file, run folder, preset or data set.")
+    ],
     assign: Assign = None,
     out: Out = None,
     seed: Seed = None,
@@ -72,10 +79,15 @@ def data_show(
 
 @app.command("forge")
 def data_forge(
-    pages: Annotated[Path, typer.Argument(metavar="PAGES", help="A folder of genuine pages: dark text, light paper.")],
+    pages: Annotated[
+        Path,
+        typer.Argument(metavar="PAGES", help="A folder of genuine pages: dark text, light paper."),
+    ],
     out: Annotated[Path, typer.Option(metavar="DIR", callback=folder, help="A new folder.")],
     words: Annotated[int, typer.Option(metavar="N", help="Forged on each page.")] = 4,
-    kind: Annotated[list[str] | None, typer.Option(help="copy-move, splice, erase or retype; default: all.")] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="copy-move, splice, erase or retype; default: all.")
+    ] = None,
     seed: Seed = None,
 ) -> None:
     """Forge words on pages of one's own, with masks: a folder for the data set "documents".
@@ -112,8 +124,12 @@ def _configuration(what: str, assignments: list[str], seed: int | None) -> "Conf
 def apply(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run on documents.")],
     pages: Annotated[Path, typer.Argument(metavar="PAGES", help="A scan, or a folder of scans.")],
-    out: Annotated[Path | None, typer.Option(metavar="DIR", callback=folder, help="New; default: RUN/applied.")] = None,
-    threshold: Annotated[float, typer.Option(metavar="P", help="Probability from which a pixel counts.")] = 0.5,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", callback=folder, help="New; default: RUN/applied.")
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option(metavar="P", help="Probability from which a pixel counts.")
+    ] = 0.5,
 ) -> None:
     """Draw what the model of a run finds on scans: tampered pixels in red, masks, and boxes in found.json.
 

@@ -31,7 +31,11 @@ def through(passed: "Passed", folder: Path) -> None:
 
     passed.keep(folder)
     parts = {"privacy": passed.privacy, "attack": passed.attack, "measures": passed.measures}
-    asked = {"privacy": True, "attack": passed.gate.attack is not None, "measures": bool(passed.gate.measures)}
+    asked = {
+        "privacy": True,
+        "attack": passed.gate.attack is not None,
+        "measures": bool(passed.gate.measures),
+    }
     rows = [
         (part, "not asked for" if not asked[part] else "FAILS" if why else "passes", "; ".join(why))
         for part, why in parts.items()

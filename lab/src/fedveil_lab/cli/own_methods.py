@@ -36,18 +36,33 @@ def verify_own(runs: int, canaries: int, out: Path | None) -> None:
     _refuse_another(folder, {"game": game, "noise": noise})
     played = _played(game, _claim)
     head = ("method", "d", "claim", "mu, lower bound", "claim held")
-    _keep(folder, "game", game, played, Table(head, list(map(_claim, played))), "none: worst-case vectors")
+    _keep(
+        folder,
+        "game",
+        game,
+        played,
+        Table(head, list(map(_claim, played))),
+        "none: worst-case vectors",
+    )
     if not any(verdict.point > 0 for verdict in played):
         few = f"{runs} runs show nothing: no lower bound is above 0, so no claim was tested; raise --runs"
         say(few)
     drawn = _played(noise, _noise)
     head = ("method", "d", "noise as declared", "p", "fits least")
-    _keep(folder, "noise", noise, drawn, Table(head, list(map(_noise, drawn))), "none: known vectors")
+    _keep(
+        folder, "noise", noise, drawn, Table(head, list(map(_noise, drawn))), "none: known vectors"
+    )
     if beaten := _broken(played):
-        fail(f"{len(beaten)} of {len(played)} claims are beaten, first that of {beaten[0].setting}", 1)
+        fail(
+            f"{len(beaten)} of {len(played)} claims are beaten, first that of {beaten[0].setting}",
+            1,
+        )
     if faults := _broken(drawn):
         first = f"{faults[0].setting}: {faults[0].notes[0]}"
-        fail(f"the noise of {len(faults)} methods is not what their ledgers declare; first {first}", 1)
+        fail(
+            f"the noise of {len(faults)} methods is not what their ledgers declare; first {first}",
+            1,
+        )
 
 
 def _refuse_another(folder: Path, games: "Mapping[str, PartyGame]") -> None:
@@ -87,7 +102,14 @@ def _broken(verdicts: "Sequence[Verdict]") -> "list[Verdict]":
     return [verdict for verdict in verdicts if verdict.details.get("broken")]
 
 
-def _keep(folder: Path, name: str, game: "PartyGame", verdicts: "Sequence[Verdict]", table: "Table", data: str) -> None:
+def _keep(
+    folder: Path,
+    name: str,
+    game: "PartyGame",
+    verdicts: "Sequence[Verdict]",
+    table: "Table",
+    data: str,
+) -> None:
     """Write a part's table and verdicts, and show the table."""
     import json
 
@@ -131,24 +153,36 @@ def _canaries(game: "PartyGame", folder: Path) -> None:
 
     def line(measured: "Verdict", *bugs: "Verdict") -> list[str]:
         figures = [measured.details.get("declared"), measured.point, measured.details["ceiling"]]
-        figures.append(measured.details["independent mu"] if measured.figure.startswith("mu") else None)
+        figures.append(
+            measured.details["independent mu"] if measured.figure.startswith("mu") else None
+        )
         shown = [
             measured.setting,
             measured.figure.split(",")[0],
             *(NOTHING if v is None else f"{v:.2f}" for v in figures),
         ]
-        by_bug = {bug.setting.removeprefix(f"{measured.setting}: "): _largest_measured(bug) for bug in bugs}
+        by_bug = {
+            bug.setting.removeprefix(f"{measured.setting}: "): _largest_measured(bug)
+            for bug in bugs
+        }
         return [*shown, *(by_bug.get(bug, NOTHING) for bug in EVERY)]
 
     verdicts = _played(game, line)
     methods = [one for one in verdicts if not one.setting.endswith(EVERY)]
-    rows = [line(*(one for one in verdicts if one.setting.split(": ")[0] == m.setting)) for m in methods]
+    rows = [
+        line(*(one for one in verdicts if one.setting.split(": ")[0] == m.setting)) for m in methods
+    ]
     head = ("method", "figure", "declared", "measured", "at most", "independent", *EVERY)
     _keep(folder, "canaries", game, verdicts, Table(head, rows, notes=[NOTE]), "none: crafted")
     if beaten := _broken(methods):
-        fail(f"{len(beaten)} of {len(rows)} promises are broken, first that of {beaten[0].setting}", 1)
+        fail(
+            f"{len(beaten)} of {len(rows)} promises are broken, first that of {beaten[0].setting}",
+            1,
+        )
 
 
 def _largest_measured(verdict: "Verdict") -> str:
-    largest = max(verdict.point, verdict.details["independent mu"] if verdict.figure.startswith("mu") else 0.0)
+    largest = max(
+        verdict.point, verdict.details["independent mu"] if verdict.figure.startswith("mu") else 0.0
+    )
     return f"{largest:.2f}, {'found' if verdict.details.get('broken') else 'not found'}"

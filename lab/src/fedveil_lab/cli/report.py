@@ -12,17 +12,38 @@ from fedveil_lab.cli.shared import folder, say, show
 def report(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUN]...", help="Folders of runs, comparisons and audits; Flower's and FLARE's too."),
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Folders of runs, comparisons and audits; Flower's and FLARE's too.",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", callback=folder, help="Default: RUN/report.")] = None,
-    ledgers: Annotated[list[Path] | None, typer.Option(metavar="PATH", help="A ledger or folder; repeatable.")] = None,
-    policy: Annotated[Path | None, typer.Option(metavar="FILE", help="The policy in force.")] = None,
-    people: Annotated[Path | None, typer.Option(metavar="TOML", help="What only people know: approved_by, ...")] = None,
-    setting: Annotated[str | None, typer.Option(metavar="LABEL", help="Whose release the card is about.")] = None,
-    pictures: Annotated[bool, typer.Option("--pictures", help="Put in reconstructions: clients' images.")] = False,
-    head: Annotated[Path | None, typer.Option(metavar="DIR", help="Second place of heads; to verify.")] = None,
-    verify: Annotated[Path | None, typer.Option(metavar="REPORT.json", help="Check it against --ledgers.")] = None,
-    budget: Annotated[bool, typer.Option("--budget", help="Say how much --ledgers used of --policy's totals.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", callback=folder, help="Default: RUN/report.")
+    ] = None,
+    ledgers: Annotated[
+        list[Path] | None, typer.Option(metavar="PATH", help="A ledger or folder; repeatable.")
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The policy in force.")
+    ] = None,
+    people: Annotated[
+        Path | None, typer.Option(metavar="TOML", help="What only people know: approved_by, ...")
+    ] = None,
+    setting: Annotated[
+        str | None, typer.Option(metavar="LABEL", help="Whose release the card is about.")
+    ] = None,
+    pictures: Annotated[
+        bool, typer.Option("--pictures", help="Put in reconstructions: clients' images.")
+    ] = False,
+    head: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Second place of heads; to verify.")
+    ] = None,
+    verify: Annotated[
+        Path | None, typer.Option(metavar="REPORT.json", help="Check it against --ledgers.")
+    ] = None,
+    budget: Annotated[
+        bool, typer.Option("--budget", help="Say how much --ledgers used of --policy's totals.")
+    ] = False,
 ) -> None:
     """Write a page to sign: who is protected from whom, what was measured, what nobody covered. Or check one.
 

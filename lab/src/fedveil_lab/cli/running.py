@@ -15,22 +15,47 @@ from fedveil_lab.cli import shared
 
 
 def init(
-    data: Annotated[str | None, typer.Option(help="A folder of images, a CSV or NPZ file, or a name.")] = None,
-    clients: Annotated[int | None, typer.Option(help="How many: hospitals, or other parties.")] = None,
-    protect: Annotated[
-        str | None, typer.Option(help="client (hospital), person (patient), record (row, image) or nothing.")
+    data: Annotated[
+        str | None, typer.Option(help="A folder of images, a CSV or NPZ file, or a name.")
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Of the promise, in total; default: 8, beside 4 and 1.")] = None,
-    target: Annotated[str, typer.Option(help="A table's column to predict; default: the last.")] = "",
-    person: Annotated[str, typer.Option(help="Whose an example is: a column, an array, or folder.")] = "",
-    site: Annotated[str, typer.Option(help="A table's column that says which client holds a row.")] = "",
-    missing: Annotated[str, typer.Option(help="Of a table's inputs: indicator adds one for gaps.")] = "",
-    decimal: Annotated[str, typer.Option(help="A CSV file's decimal sign; default: as it looks.")] = "",
-    thousands: Annotated[str, typer.Option(help="What groups a CSV file's digits; default: as it looks.")] = "",
+    clients: Annotated[
+        int | None, typer.Option(help="How many: hospitals, or other parties.")
+    ] = None,
+    protect: Annotated[
+        str | None,
+        typer.Option(help="client (hospital), person (patient), record (row, image) or nothing."),
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Of the promise, in total; default: 8, beside 4 and 1.")
+    ] = None,
+    target: Annotated[
+        str, typer.Option(help="A table's column to predict; default: the last.")
+    ] = "",
+    person: Annotated[
+        str, typer.Option(help="Whose an example is: a column, an array, or folder.")
+    ] = "",
+    site: Annotated[
+        str, typer.Option(help="A table's column that says which client holds a row.")
+    ] = "",
+    missing: Annotated[
+        str, typer.Option(help="Of a table's inputs: indicator adds one for gaps.")
+    ] = "",
+    decimal: Annotated[
+        str, typer.Option(help="A CSV file's decimal sign; default: as it looks.")
+    ] = "",
+    thousands: Annotated[
+        str, typer.Option(help="What groups a CSV file's digits; default: as it looks.")
+    ] = "",
     encoding: Annotated[str, typer.Option(help="A CSV file's encoding; default: utf-8.")] = "",
-    positive: Annotated[str, typer.Option(help="Of two classes the positive one; default: the second.")] = "",
-    sum_: Annotated[str, typer.Option("--sum", help="Of rows or persons: none, or trusted (less noise).")] = "none",
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write.")] = Path("my.toml"),
+    positive: Annotated[
+        str, typer.Option(help="Of two classes the positive one; default: the second.")
+    ] = "",
+    sum_: Annotated[
+        str, typer.Option("--sum", help="Of rows or persons: none, or trusted (less noise).")
+    ] = "none",
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write.")] = Path(
+        "my.toml"
+    ),
 ) -> None:
     """Write a first configuration for your data; what is not given is asked for."""
     from fedveil.checks import require_unit
@@ -38,8 +63,12 @@ def init(
     from fedveil_lab.config.first import PROTECTS, first_config, require_there
 
     if file.exists():
-        raise FieldError("FILE", str(file), "is there already: give another name, as in fedveil init other.toml")
-    data = data or _asked("--data", "Your data: a folder of images, a CSV or NPZ file, or a name", "digits")
+        raise FieldError(
+            "FILE", str(file), "is there already: give another name, as in fedveil init other.toml"
+        )
+    data = data or _asked(
+        "--data", "Your data: a folder of images, a CSV or NPZ file, or a name", "digits"
+    )
     require_there(data)
     if clients is None and not site:
         clients = _asked("--clients", "How many clients (hospitals, or other parties)", 10)
@@ -63,7 +92,9 @@ def init(
 
 def _asked_positive(names: Sequence[str]) -> str:
     """Which of two classes counts as positive."""
-    return str(_asked("--positive", f"Which class counts as positive: {' or '.join(names)}", names[1]))
+    return str(
+        _asked("--positive", f"Which class counts as positive: {' or '.join(names)}", names[1])
+    )
 
 
 def _asked(option: str, question: str, default: Any = None) -> Any:
@@ -113,20 +144,30 @@ def run(
 
 def compare(
     config: Annotated[
-        str, typer.Argument(metavar="[CONFIG]", help="A TOML file, a folder, or a preset's name.", show_default=True)
+        str,
+        typer.Argument(
+            metavar="[CONFIG]", help="A TOML file, a folder, or a preset's name.", show_default=True
+        ),
     ] = "digits-record",
     assign: shared.Assign = None,
     out: shared.Out = None,
-    seeds: Annotated[int, typer.Option(metavar="N", help="Repetitions under successive seeds.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", help="Repetitions under successive seeds.")
+    ] = 1,
     engine: shared.EngineOption = None,
     device: shared.DeviceOption = None,
     seed: shared.Seed = None,
-    audit: Annotated[int, typer.Option(metavar="N", help="Attack each setting: N runs with a client, N without.")] = 0,
+    audit: Annotated[
+        int, typer.Option(metavar="N", help="Attack each setting: N runs with a client, N without.")
+    ] = 0,
     jobs: shared.Jobs = 1,
     executor: shared.Executor = "",
     resume: shared.Resume = False,
     gate: Annotated[
-        Path | None, typer.Option(metavar="TOML", help="What a setting has to show, declared before the first run.")
+        Path | None,
+        typer.Option(
+            metavar="TOML", help="What a setting has to show, declared before the first run."
+        ),
     ] = None,
 ) -> None:
     """Compare privacy settings side by side: table, curves, accuracy against attacks, noise and epsilon.
@@ -152,7 +193,10 @@ def compare(
         folder = out or (usual if resume else shared.fresh(usual))
         asked = f" --seeds {seeds}" * (seeds > 1) + f" --audit {audit}" * (audit > 0)
         asked += f" --gate {shlex.quote(str(gate))}" if gate is not None else ""
-        again.folder, again.command = folder, f"fedveil compare {shlex.quote(str(folder))} --resume{asked}"
+        again.folder, again.command = (
+            folder,
+            f"fedveil compare {shlex.quote(str(folder))} --resume{asked}",
+        )
         console = shared.console_for()
         check_audit(spec, audit)
         require_count("--jobs", jobs)
@@ -161,7 +205,9 @@ def compare(
             how: dict[str, Any] = {"jobs": jobs, "executor": shared.executor_of(executor)}
             if asking is not None:
                 how["declare"] = partial(asking.declare, config=spec, audit=audit)
-            summaries = grid.compare(spec, folder, seeds=seeds, resume=resume, progress=Display(console), **how)
+            summaries = grid.compare(
+                spec, folder, seeds=seeds, resume=resume, progress=Display(console), **how
+            )
         except KeyboardInterrupt:
             if finished := grid.finished_of(spec, folder, seeds):
                 shared.show(comparison_tables(finished, console.width))
@@ -174,7 +220,13 @@ def compare(
         beside = [] if shared.OUTPUT.json else measured  # the first table's data hold them
         shared.show([*comparison_tables(summaries, console.width), *beside], notes)
         written = write(folder, "table", [*comparison_tables(summaries, WIDE), *measured], notes)
-        names = ", ".join(["comparison.json", *written, *(f.stem + kind for f in files for kind in (".png", ".pdf"))])
+        names = ", ".join(
+            [
+                "comparison.json",
+                *written,
+                *(f.stem + kind for f in files for kind in (".png", ".pdf")),
+            ]
+        )
         shared.say(f"written to {folder}: {names}", whole=True)
         if asking is not None:
             through(asking.check(summaries), folder)
@@ -182,7 +234,9 @@ def compare(
 
 
 def presets(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this one, to begin with.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Print this one, to begin with.")
+    ] = None,
 ) -> None:
     """List the packaged configurations, for `run` and `compare`, or print one."""
     from fedveil.tables import Table

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from fedveil_lab.grid.jobs import Factory
 
 Device = Literal["auto", "cpu", "cuda"]
-ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, a run folder, or a preset's name.")]
+ConfigArgument = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="A TOML file, a run folder, or a preset's name.")
+]
 Assign = Annotated[
     list[str] | None,
     typer.Option(
@@ -40,24 +42,41 @@ Assign = Annotated[
 def folder(value: Path | None) -> Path | None:
     """Check a folder's name: `--out --help` would write a run into a folder called --help."""
     if value is not None and str(value).startswith("-"):
-        raise typer.BadParameter(f"{str(value)!r} looks like an option: name a folder, as in --out runs/mine")
+        raise typer.BadParameter(
+            f"{str(value)!r} looks like an option: name a folder, as in --out runs/mine"
+        )
     return value
 
 
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", callback=folder, help="Where to write; default: below runs/, said at the end."),
+    typer.Option(
+        metavar="DIR",
+        callback=folder,
+        help="Where to write; default: below runs/, said at the end.",
+    ),
 ]
-EngineOption = Annotated[Literal["local", "flower"] | None, typer.Option(help="Who moves the messages.")]
+EngineOption = Annotated[
+    Literal["local", "flower"] | None, typer.Option(help="Who moves the messages.")
+]
 DeviceOption = Annotated[Device | None, typer.Option(help="Where clients train.")]
-Seed = Annotated[int | None, typer.Option(help="Of data split, models, training and reproducible noise.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the folder's run; --set rounds=N: for more.")]
+Seed = Annotated[
+    int | None, typer.Option(help="Of data split, models, training and reproducible noise.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the folder's run; --set rounds=N: for more.")
+]
 
 
-Jobs = Annotated[int, typer.Option(metavar="N", help="Runs at once, each in its own process on one thread.")]
+Jobs = Annotated[
+    int, typer.Option(metavar="N", help="Runs at once, each in its own process on one thread.")
+]
 Executor = Annotated[
     str,
-    typer.Option(metavar="MODULE:FACTORY", help="What runs them: makes a concurrent.futures.Executor of yours."),
+    typer.Option(
+        metavar="MODULE:FACTORY",
+        help="What runs them: makes a concurrent.futures.Executor of yours.",
+    ),
 ]
 
 
@@ -97,7 +116,11 @@ def numbered(path: Path) -> Iterator[Path]:
 
 def fresh(path: Path) -> Path:
     """The first of path, path-2, path-3, ... that holds nothing."""
-    return next(one for one in numbered(path) if not one.exists() or (one.is_dir() and not any(one.iterdir())))
+    return next(
+        one
+        for one in numbered(path)
+        if not one.exists() or (one.is_dir() and not any(one.iterdir()))
+    )
 
 
 def fresh_file(path: Path) -> Path:

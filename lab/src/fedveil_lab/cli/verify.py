@@ -11,7 +11,9 @@ from fedveil_lab.cli.shared import fail, refusals, say, show
 if TYPE_CHECKING:
     from fedveil_lab.verify import Judged
 
-SUBJECT = "A mechanism FILE.py:FUNCTION, or a Flower app's folder; without any, FedVeil's own methods."
+SUBJECT = (
+    "A mechanism FILE.py:FUNCTION, or a Flower app's folder; without any, FedVeil's own methods."
+)
 CLAIM = "What is claimed: eps=1 delta=1e-5 (or mu=0.5), relation, client or record, total or round, central or local."
 ROWS = "What a score is of: runs (each its own), canaries (of one run, by fair coins) or records (no coin: no bound)."
 STEPS = "What the code does, to be composed: noise_multiplier=1.1 lots=poisson rate=0.01 steps=1000, say."
@@ -24,27 +26,51 @@ def verify(
     subject: Annotated[str | None, typer.Argument(metavar="SUBJECT", help=SUBJECT)] = None,
     claim: Annotated[str | None, typer.Option("--claim", metavar="TEXT", help=CLAIM)] = None,
     scores: Annotated[
-        Path | None, typer.Option("--scores", metavar="FILE.csv", help="Scores in and out, of any tool.")
+        Path | None,
+        typer.Option("--scores", metavar="FILE.csv", help="Scores in and out, of any tool."),
     ] = None,
     rows: Annotated[str | None, typer.Option("--rows", metavar="KIND", help=ROWS)] = None,
-    lower_is_in: Annotated[bool, typer.Option("--lower-is-in", help="Lower scores mean in, as of a loss.")] = False,
+    lower_is_in: Annotated[
+        bool, typer.Option("--lower-is-in", help="Lower scores mean in, as of a loss.")
+    ] = False,
     delta: Annotated[
-        float | None, typer.Option("--delta", help="At which epsilon is bounded; default: the claim's, or 1e-5.")
+        float | None,
+        typer.Option("--delta", help="At which epsilon is bounded; default: the claim's, or 1e-5."),
     ] = None,
-    alpha: Annotated[float, typer.Option("--alpha", help="Chance that any bound of this command is too large.")] = 0.01,
+    alpha: Annotated[
+        float, typer.Option("--alpha", help="Chance that any bound of this command is too large.")
+    ] = 0.01,
     steps: Annotated[str | None, typer.Option("--steps", metavar="TEXT", help=STEPS)] = None,
-    clients: Annotated[int | None, typer.Option("--clients", metavar="N", help="Data sets of a world; 3.")] = None,
-    examples: Annotated[int | None, typer.Option("--examples", metavar="N", help="Rows of each; 4.")] = None,
-    columns: Annotated[int | None, typer.Option("--columns", metavar="N", help="Numbers of a row; 4.")] = None,
-    without: Annotated[list[str] | None, typer.Option("--without", metavar="TRAP", help=WITHOUT)] = None,
+    clients: Annotated[
+        int | None, typer.Option("--clients", metavar="N", help="Data sets of a world; 3.")
+    ] = None,
+    examples: Annotated[
+        int | None, typer.Option("--examples", metavar="N", help="Rows of each; 4.")
+    ] = None,
+    columns: Annotated[
+        int | None, typer.Option("--columns", metavar="N", help="Numbers of a row; 4.")
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option("--without", metavar="TRAP", help=WITHOUT)
+    ] = None,
     runs: Annotated[int | None, typer.Option("--runs", metavar="N", help=RUNS)] = None,
     seconds: Annotated[
-        float, typer.Option("--seconds", metavar="S", help="For all runs of a mechanism, where --runs says nothing.")
+        float,
+        typer.Option(
+            "--seconds", metavar="S", help="For all runs of a mechanism, where --runs says nothing."
+        ),
     ] = 60.0,
-    timeout: Annotated[float | None, typer.Option("--timeout", metavar="S", help="For one run; 30.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="From which the seeds of all runs are drawn.")] = 0,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", metavar="S", help="For one run; 30.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", help="From which the seeds of all runs are drawn.")
+    ] = 0,
     canaries: Annotated[
-        int, typer.Option("--canaries", metavar="M", help="Own methods: M canaries in one run; 1,000 are usual.")
+        int,
+        typer.Option(
+            "--canaries", metavar="M", help="Own methods: M canaries in one run; 1,000 are usual."
+        ),
     ] = 0,
     out: shared.Out = None,
 ) -> None:
@@ -96,7 +122,11 @@ def _scored(
     if subject is not None:
         raise FieldError("--scores", str(scores), "is for scores alone: leave the subject away")
     if rows is None:
-        raise FieldError("--rows", rows, "say runs, canaries or records: what a score is of decides what it proves")
+        raise FieldError(
+            "--rows",
+            rows,
+            "say runs, canaries or records: what a score is of decides what it proves",
+        )
     inside, outside = read_scores(scores)
     return verify_scores(
         inside,
@@ -117,10 +147,16 @@ def _described(claim: str | None, steps: str | None, delta: float | None) -> "Ju
     from fedveil_lab.verify.judged import described_alone
 
     if claim is None:
-        raise FieldError("--claim", claim, "is needed beside --steps: its relation and scope decide")
+        raise FieldError(
+            "--claim", claim, "is needed beside --steps: its relation and scope decide"
+        )
     if steps is None:
-        raise FieldError("SUBJECT", None, "give a mechanism FILE.py:FUNCTION, --scores or --steps beside --claim")
-    return described_alone("steps as described", PrivacyClaim.parse(claim), MechanismSteps.parse(steps), delta)
+        raise FieldError(
+            "SUBJECT", None, "give a mechanism FILE.py:FUNCTION, --scores or --steps beside --claim"
+        )
+    return described_alone(
+        "steps as described", PrivacyClaim.parse(claim), MechanismSteps.parse(steps), delta
+    )
 
 
 def _played(
@@ -145,9 +181,7 @@ def _played(
     file = Path(place)
     app = Path(subject)
     if not app.is_dir() and not (colon and file.is_file()):
-        accepted = (
-            "names no file and no folder: write FILE.py:FUNCTION, as in my.py:mechanism, or a Flower app's folder"
-        )
+        accepted = "names no file and no folder: write FILE.py:FUNCTION, as in my.py:mechanism, or a Flower app's folder"
         raise FieldError("SUBJECT", subject, accepted)
     section = section_beside(app if app.is_dir() else file.parent)
     described = None

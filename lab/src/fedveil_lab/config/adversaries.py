@@ -55,7 +55,9 @@ class Behaving(OpenSection):
         known : mapping
             Values of the run, by the behaviour's parameter; those that it does not take are left out.
         """
-        values = {key: value for key, value in known.items() if key in self.takes and value is not None}
+        values = {
+            key: value for key, value in known.items() if key in self.takes and value is not None
+        }
         for key, value in self.options.items():
             values[key] = self._class(key, value, names)
         for key in ("source", "target", "clip"):
@@ -68,7 +70,9 @@ class Behaving(OpenSection):
         if key not in CLASSES or not isinstance(value, str):
             return value
         if value not in names:
-            accepted = nearest(value, names) if names else "the set's classes have no names: give a number"
+            accepted = (
+                nearest(value, names) if names else "the set's classes have no names: give a number"
+            )
             raise FieldError(f"{self.section}.{key}", value, accepted)
         return list(names).index(value)
 
@@ -101,14 +105,25 @@ class Malicious(Behaving):
     @model_validator(mode="after")
     def _check(self) -> "Malicious":
         if (self.clients is None) == (self.share is None):
-            raise FieldError("malicious.clients", self.clients, "give either the clients or their share")
+            raise FieldError(
+                "malicious.clients", self.clients, "give either the clients or their share"
+            )
         if self.share is not None and not 0 < self.share < 0.5:
             raise FieldError("malicious.share", self.share, "must be above 0 and below a half")
-        if self.clients is not None and (not self.clients or len(set(self.clients)) < len(self.clients)):
-            raise FieldError("malicious.clients", list(self.clients), "must name one client or more, each once")
-        for key, given, parameter in (("of", self.of, "of"), ("knows_rule", self.knows_rule, "rule")):
+        if self.clients is not None and (
+            not self.clients or len(set(self.clients)) < len(self.clients)
+        ):
+            raise FieldError(
+                "malicious.clients", list(self.clients), "must name one client or more, each once"
+            )
+        for key, given, parameter in (
+            ("of", self.of, "of"),
+            ("knows_rule", self.knows_rule, "rule"),
+        ):
             if given and parameter not in self.takes:
-                raise FieldError(f"malicious.{key}", "given", f"{self.behaviour!r} has no use for it")
+                raise FieldError(
+                    f"malicious.{key}", "given", f"{self.behaviour!r} has no use for it"
+                )
         if self.of is not None and BEHAVIOURS[self.of.behaviour].omniscient:
             accepted = "sees no honest updates inside another behaviour; let it stand alone"
             raise FieldError("malicious.of.behaviour", self.of.behaviour, accepted)
@@ -156,12 +171,19 @@ class Malicious(Behaving):
             if not chosen:
                 raise FieldError("malicious.share", value, f"is nobody among {n} clients")
         if 2 * len(chosen) >= n:
-            accepted = f"makes {len(chosen)} of {n} clients malicious; at most {(n - 1) // 2} can be"
+            accepted = (
+                f"makes {len(chosen)} of {n} clients malicious; at most {(n - 1) // 2} can be"
+            )
             raise FieldError(f"malicious.{key}", value, accepted)
         return tuple(sorted(chosen))
 
     def build(
-        self, classes: int, names: Sequence[str], seed: int, rule: Aggregator | None, clip: float | None
+        self,
+        classes: int,
+        names: Sequence[str],
+        seed: int,
+        rule: Aggregator | None,
+        clip: float | None,
     ) -> Behaviour:
         """Make the behaviour that all malicious clients share.
 
@@ -187,7 +209,9 @@ class Malicious(Behaving):
         if self.of is not None:
             takes |= set(self.of.takes)
         if not classes and "classes" in takes:
-            raise FieldError("malicious.behaviour", self.behaviour, "needs classes, and the set has none")
+            raise FieldError(
+                "malicious.behaviour", self.behaviour, "needs classes, and the set has none"
+            )
         if self.knows_rule and rule is None:
             raise FieldError("malicious.knows_rule", True, "the method has no rule to know")
         known = {"classes": classes, "seed": seed, "clip": clip}

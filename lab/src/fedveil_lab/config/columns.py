@@ -25,9 +25,7 @@ SITES = {*_SITES.split()} - {"lab"}  # which stands before what a laboratory mea
 PEOPLE = {*_PEOPLE.split()}
 IDS = "id ids nr no nbr nummer name key uuid guid index code number identifier kennung"
 YES_OR_NO = {*"01yntfj", "yes", "no", "true", "false", "ja", "nein", "oui", "non", "si"}
-FIX = (
-    'fill it in, or take the row or the column out; fedveil init --missing indicator adds an input that says "missing"'
-)
+FIX = 'fill it in, or take the row or the column out; fedveil init --missing indicator adds an input that says "missing"'
 
 
 @dataclass
@@ -109,7 +107,9 @@ def read_off(
             require_choice(option, name, names)
     require_roles({"target": target, "site": site, "person": person})
     inputs, gaps = dict[str, list[Any]](), dict[str, str]()
-    found = TableReading({"name": "table", "path": str(path), **style, "target": target, "columns": inputs})
+    found = TableReading(
+        {"name": "table", "path": str(path), **style, "target": target, "columns": inputs}
+    )
     for name in names:
         if name in (target, person, site):
             continue
@@ -146,7 +146,9 @@ def _kind(column: Column) -> str:
     FieldError
         By its row, for a value that looks like a number and is not written as one.
     """
-    fractions = column.numeric and bool((column.present_numbers != np.floor(column.present_numbers)).any())
+    fractions = column.numeric and bool(
+        (column.present_numbers != np.floor(column.present_numbers)).any()
+    )
     if not fractions and (kind := _named(column)):  # years of practice are no name
         return kind
     if column.sort in ("times", "other", "empty"):
@@ -161,7 +163,10 @@ def _kind(column: Column) -> str:
     if _mostly_numbers(column):
         odd_ones = np.isnan(column.numbers) & ~column.missing
         if odd_ones.sum() == 1:
-            column.refuse(odd_ones[:1], "is no number, as all others are: a second header, or units? Take the row out")
+            column.refuse(
+                odd_ones[:1],
+                "is no number, as all others are: a second header, or units? Take the row out",
+            )
         return "codes"
     return "texts" if column.present_texts.nunique() > FEW else ""
 
@@ -170,7 +175,8 @@ def _named(column: Column) -> str:
     """Which of "site", "person" and "id" a column is by its name; "" of another one."""
     known = SITES | PEOPLE | {*IDS.split()}
     words = {
-        word if word in known else re.sub(r"(?<=.)(id|nr|nummer|name)$", "", word) for word in words_of(column.name)
+        word if word in known else re.sub(r"(?<=.)(id|nr|nummer|name)$", "", word)
+        for word in words_of(column.name)
     }
     for kind, names in (("site", SITES), ("person", PEOPLE), ("id", {*IDS.split()})):
         if words & names and words <= names | set(IDS.split()):
@@ -184,7 +190,9 @@ def _counter_or_date(column: Column) -> str:
         return "id"
     numbers = column.present_numbers
     kinds = np.unique(numbers)
-    column.refuse(np.abs(column.numbers) > np.finfo(np.float32).max, "must be a finite number of at most 3e38")
+    column.refuse(
+        np.abs(column.numbers) > np.finfo(np.float32).max, "must be a finite number of at most 3e38"
+    )
     if np.abs(numbers).max() >= 2**53 and (numbers == np.floor(numbers)).all():
         return "id"  # more digits than a number here has
     if len(numbers) <= FEW or not (numbers == np.floor(numbers)).all():
@@ -208,7 +216,9 @@ def _refuse_nearly(column: Column) -> None:
     if len(some) < max(MOST_ARE * len(kinds[:200]), 1):
         return
     numbers = [text for text in kinds if style.reads(text)]
-    nearly = {text: why for text in kinds if not style.reads(text) and (why := nearly_number(text, style))}
+    nearly = {
+        text: why for text in kinds if not style.reads(text) and (why := nearly_number(text, style))
+    }
     both = len(numbers) + len(nearly)
     if not nearly or both < max(MOST_ARE * len(kinds), 1):
         return
@@ -230,21 +240,34 @@ def _classes_of(column: Column, chosen: bool) -> dict[str, Any]:
     if are_lists(column.values):
         return {"classes": labels_in(column.values, partial(column.rows.where, column.name))}
     if column.sort in ("times", "other"):
-        raise FieldError("target", column.name, f"holds {column.sort}: a number or few texts can be predicted")
+        raise FieldError(
+            "target", column.name, f"holds {column.sort}: a number or few texts can be predicted"
+        )
     column.refuse(_missing_target(column), "is missing: fill it in, or remove the row")
     _refuse_ids(column, chosen)
     if len(column.texts) > 1 and column.texts.nunique() == 1:
-        raise FieldError("target", column.name, "is the same in each row: there is nothing to predict")
+        raise FieldError(
+            "target", column.name, "is the same in each row: there is nothing to predict"
+        )
     if not column.numeric:
         if all(map(is_time, column.kinds)):
-            raise FieldError("target", column.name, "holds dates or times: store them as numbers, such as years")
+            raise FieldError(
+                "target", column.name, "holds dates or times: store them as numbers, such as years"
+            )
         _refuse_nearly(column)
         if _mostly_numbers(column):
-            column.refuse(np.isnan(column.numbers), "is no number, as most others are: correct it, or remove the row")
+            column.refuse(
+                np.isnan(column.numbers),
+                "is no number, as most others are: correct it, or remove the row",
+            )
         if FEW < column.texts.nunique() > len(column.texts) / 2:
-            raise FieldError("target", column.name, "holds nearly as many texts as rows: they are no classes")
+            raise FieldError(
+                "target", column.name, "holds nearly as many texts as rows: they are no classes"
+            )
         return {"classes": _texts_once(column)}
-    column.refuse(np.abs(column.numbers) > np.finfo(np.float32).max, "must be a finite number of at most 3e38")
+    column.refuse(
+        np.abs(column.numbers) > np.finfo(np.float32).max, "must be a finite number of at most 3e38"
+    )
     kinds = np.unique(column.numbers)
     if len(kinds) <= FEW and kinds.tolist() == [*range(len(kinds))]:
         return {"classes": len(kinds)}
@@ -262,7 +285,9 @@ def _rare(column: Column, about: dict[str, Any]) -> list[str]:
     counts = column.texts.value_counts()
     if "classes" not in about:
         if whole and len(counts) == len(column.texts):
-            question = "holds another whole number in each row, and is read as an amount: is it one?"
+            question = (
+                "holds another whole number in each row, and is read as an amount: is it one?"
+            )
             said.append(f"target {column.name!r} {question}")
         return said
     once = ", ".join(map(repr, sorted(counts.index[counts == 1])[:3]))
@@ -270,7 +295,9 @@ def _rare(column: Column, about: dict[str, Any]) -> list[str]:
         said.append(f"target {column.name!r}: a single row is of class {once}: is it one?")
     if whole and len(counts) > 2:
         limits = _limits_of(column)
-        said.append(f"target {column.name!r}: its numbers are classes; to predict an amount, target_range = {limits}")
+        said.append(
+            f"target {column.name!r}: its numbers are classes; to predict an amount, target_range = {limits}"
+        )
     return said
 
 
@@ -282,17 +309,34 @@ def _refuse_ids(column: Column, chosen: bool) -> None:
     """
     whole = column.numeric and bool((column.numbers == np.floor(column.numbers)).all())
     if column.texts.nunique() > FEW and (whole or not column.numeric) and (kind := _named(column)):
-        raise FieldError("target", column.name, f"is called like a {kind}'s number or name: name the column to predict")
+        raise FieldError(
+            "target",
+            column.name,
+            f"is called like a {kind}'s number or name: name the column to predict",
+        )
     if len(column.texts) < MANY or column.texts.nunique() < len(column.texts):
         return
     if not column.numeric:
-        raise FieldError("target", column.name, "holds another text in each row: it names rows, and is no class")
+        raise FieldError(
+            "target", column.name, "holds another text in each row: it names rows, and is no class"
+        )
     pointed = column.rows.style.decimal
     floats = column.sort == "numbers" and column.values.dtype.kind == "f"
     steps = np.diff(column.numbers)
-    counts = bool((steps > 0).all()) or column.numbers.max() - column.numbers.min() + 1 == len(column.numbers)
-    if whole and not floats and not any(pointed in text for text in column.texts) and (counts or not chosen):
-        fix = f"write its numbers with a point (5{pointed}0)" if chosen else f"give --target {column.name}"
+    counts = bool((steps > 0).all()) or column.numbers.max() - column.numbers.min() + 1 == len(
+        column.numbers
+    )
+    if (
+        whole
+        and not floats
+        and not any(pointed in text for text in column.texts)
+        and (counts or not chosen)
+    ):
+        fix = (
+            f"write its numbers with a point (5{pointed}0)"
+            if chosen
+            else f"give --target {column.name}"
+        )
         accepted = "holds another whole number in each row, as ids and counters do: name the column to predict. "
         raise FieldError("target", column.name, f"{accepted}If it is an amount, {fix}")
 
@@ -316,7 +360,10 @@ def around(numbers: NDArray[np.float64]) -> list[float]:
     if digits == 0 or digits > 300:
         return [math.floor(low), max(math.ceil(high), math.floor(low) + 1)]
     step = 10.0**-digits
-    rounded = [round(math.floor(low / step) * step, digits), round(math.ceil(high / step) * step, digits)]
+    rounded = [
+        round(math.floor(low / step) * step, digits),
+        round(math.ceil(high / step) * step, digits),
+    ]
     while rounded[0] > low:
         rounded[0] = round(rounded[0] - step, digits)
     while rounded[1] < high or rounded[1] <= rounded[0]:
@@ -331,7 +378,9 @@ def _texts_once(column: Column) -> list[str]:
         fix = "one category, or two? Write each in one way, or list both in [data]"
         column.refuse_text(pair[1], f"is like {pair[0]!r} of another row: {fix}")
     if len(texts) > 2 and {text.casefold() for text in texts} <= YES_OR_NO:
-        column.refuse_text(texts[-1], f"is yes or no, which is written in several ways: {', '.join(sorted(texts))}")
+        column.refuse_text(
+            texts[-1], f"is yes or no, which is written in several ways: {', '.join(sorted(texts))}"
+        )
     style = column.rows.style
     return sorted(map(str, texts), key=style.number if all(map(style.reads, texts)) else None)
 
@@ -341,7 +390,9 @@ def _mostly_numbers(column: Column) -> bool:
     if column.declared_texts:
         return False
     present = ~column.missing
-    return bool(present.sum() >= 10) and bool((~np.isnan(column.numbers[present])).mean() >= MOST_ARE)
+    return bool(present.sum() >= 10) and bool(
+        (~np.isnan(column.numbers[present])).mean() >= MOST_ARE
+    )
 
 
 def _no_number(column: Column) -> str:

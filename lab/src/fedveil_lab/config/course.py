@@ -64,7 +64,11 @@ class Stopping(Section):
     @model_validator(mode="after")
     def _check(self) -> "Stopping":
         if not 0 < self.clients < 1:
-            raise FieldError("stopping.clients", self.clients, "must be a share of the clients above 0 and below 1")
+            raise FieldError(
+                "stopping.clients",
+                self.clients,
+                "must be a share of the clients above 0 and below 1",
+            )
         self.build()
         return self
 
@@ -72,7 +76,10 @@ class Stopping(Section):
         """The rule."""
         with fields_of("stopping"):
             values = self.model_dump(exclude={"clients"})
-            how = {key: values.pop(key) for key in ("losses", "noise_multiplier", "loss_range", "releases")}
+            how = {
+                key: values.pop(key)
+                for key in ("losses", "noise_multiplier", "loss_range", "releases")
+            }
             # each example is dealt out once, so equal rows are different records
             return EarlyStopping(**values, validation=Validation(**how), allow_equal_rows=True)
 
@@ -153,5 +160,9 @@ class Comparison(Section):
         values = super().differing()
         return {
             **values,
-            **({"settings": [formerly(one) for one in values["settings"]]} if "settings" in values else {}),
+            **(
+                {"settings": [formerly(one) for one in values["settings"]]}
+                if "settings" in values
+                else {}
+            ),
         }

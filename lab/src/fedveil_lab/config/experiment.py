@@ -51,12 +51,21 @@ def _planned(values: Any) -> Any:
     if not isinstance(privacy, Mapping) or privacy.get("method") != "record":
         return values
     data = values.get("data")
-    silos = values.get("clients_per_round") or (data.get("clients") if isinstance(data, Mapping) else None)
+    silos = values.get("clients_per_round") or (
+        data.get("clients") if isinstance(data, Mapping) else None
+    )
     given = {**privacy.get("options", {}), **privacy}
     least = max(silos, FEWEST) if isinstance(silos, int) else silos
-    known = {"rounds": values.get("rounds"), **fitting({"sum": given.get("sum"), "silos": silos, "least_sites": least})}
+    known = {
+        "rounds": values.get("rounds"),
+        **fitting({"sum": given.get("sum"), "silos": silos, "least_sites": least}),
+    }
     unsaid = {"rounds": None}  # the sites of a sum are 0 where nobody said how many
-    filled = {k: v for k, v in known.items() if isinstance(v, int) and given.get(k) in (None, unsaid.get(k, 0))}
+    filled = {
+        k: v
+        for k, v in known.items()
+        if isinstance(v, int) and given.get(k) in (None, unsaid.get(k, 0))
+    }
     return {**values, "privacy": {**privacy, **filled}}
 
 
@@ -111,10 +120,14 @@ class Config(Section):
     data: Data
     model: Model
     pretraining: Pretraining | None = None
-    local: Annotated[LocalTraining, *_table("local", LocalTraining)] = Field(default_factory=LocalTraining)
+    local: Annotated[LocalTraining, *_table("local", LocalTraining)] = Field(
+        default_factory=LocalTraining
+    )
     aggregator: Rule | None = None
     privacy: Privacy = Field(default_factory=Privacy)
-    publish: Annotated[Publishing, *_table("publish", Publishing)] = Field(default_factory=Publishing)
+    publish: Annotated[Publishing, *_table("publish", Publishing)] = Field(
+        default_factory=Publishing
+    )
     scoring: Annotated[Scoring, *_table("scoring", Scoring)] = Field(default_factory=Scoring)
     stopping: Stopping | None = None
     metrics: Annotated[tuple[str, ...], Field(strict=False)] = ()
@@ -140,7 +153,11 @@ class Config(Section):
         values = _planned(values)
         if isinstance(values, Mapping) and values.get("aggregator") is None:
             privacy = values.get("privacy", {})
-            given = privacy if isinstance(privacy, Mapping) else {"method": getattr(privacy, "method", "")}
+            given = (
+                privacy
+                if isinstance(privacy, Mapping)
+                else {"method": getattr(privacy, "method", "")}
+            )
             method = given.get("method", "vanilla")
             if isinstance(method, str) and method in METHODS and "aggregator" in parameters(method):
                 return {**values, "aggregator": {}}
@@ -149,20 +166,30 @@ class Config(Section):
     @model_validator(mode="after")
     def _check(self) -> "Config":
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
-            raise FieldError("name", self.name, "names a folder: letters, digits, dots, dashes and underscores only")
+            raise FieldError(
+                "name",
+                self.name,
+                "names a folder: letters, digits, dots, dashes and underscores only",
+            )
         planned = self.data.planned
         if planned is not None:
             require_count("data.clients", planned)
         cohort = self.clients_per_round
         if cohort is not None and not 1 <= cohort <= (planned or cohort):
-            raise FieldError("clients_per_round", cohort, f"must be 1 to {planned or 'all'}, the number of clients")
+            raise FieldError(
+                "clients_per_round",
+                cohort,
+                f"must be 1 to {planned or 'all'}, the number of clients",
+            )
         method = self.privacy.build(self.aggregator)
         if self.pretraining is not None:
             if self.data.validation is None:
                 accepted = "the server has no examples to train on: set data.validation, e.g. 0.5"
                 raise FieldError("pretraining.epochs", self.pretraining.epochs, accepted)
             if method.server.hypotheses != 1:
-                raise FieldError("pretraining.epochs", self.pretraining.epochs, "is for methods with one model")
+                raise FieldError(
+                    "pretraining.epochs", self.pretraining.epochs, "is for methods with one model"
+                )
         if self.stopping is not None and self.engine == "flower":
             raise FieldError("stopping", "a table", "does not go together with engine = 'flower'")
         if self.malicious is not None:
@@ -172,7 +199,9 @@ class Config(Section):
                 self.malicious.who(planned, self.seed)
         sides, sites = self._client_sides(method), cohort or planned
         if method.noisy is not None and sites is not None and self.as_dealt:
-            method.noisy.require_sites(sites, "data.clients" if cohort is None else "clients_per_round")
+            method.noisy.require_sites(
+                sites, "data.clients" if cohort is None else "clients_per_round"
+            )
         for client in (method.client, *sides.values()):
             self._check_privacy(replace(method, client=client))
         self._check_publishing(method)
@@ -184,7 +213,9 @@ class Config(Section):
             accepted = "do not go together with [stopping] or an audit's world, which number the clients anew"
             raise FieldError("privacy.clients", sorted(sides), accepted)
         with fields_of("privacy", client_sides="privacy.clients"):
-            return client_sides_of(method, sides, max(sides, default=0) + 1 if planned is None else planned)
+            return client_sides_of(
+                method, sides, max(sides, default=0) + 1 if planned is None else planned
+            )
 
     def _check_privacy(self, method: Method) -> None:
         budget, name = self.privacy.budget, self.privacy.method
@@ -207,19 +238,29 @@ class Config(Section):
             accepted = "must be 1 where cohorts are drawn: a client that is new to the run has no scores to use again"
             raise FieldError("scoring.every", self.scoring.every, accepted)
         if any(need.startswith("public_") for need in needs) and not self.data.public_examples:
-            raise FieldError("data.public_examples", 0, f"the server of {name!r} needs some, e.g. 16")
+            raise FieldError(
+                "data.public_examples", 0, f"the server of {name!r} needs some, e.g. 16"
+            )
 
     def _check_publishing(self, method: Method) -> None:
         mode = self.publish.metrics
         if mode == "off":
             return
         if method.client.trust != "central":
-            raise FieldError("publish.metrics", mode, "under local trust no metric leaves a client; set it to 'off'")
+            raise FieldError(
+                "publish.metrics",
+                mode,
+                "under local trust no metric leaves a client; set it to 'off'",
+            )
         if self.engine == "flower":
-            accepted = "the Flower engine shows clients no metrics; set it to 'off', or engine to 'local'"
+            accepted = (
+                "the Flower engine shows clients no metrics; set it to 'off', or engine to 'local'"
+            )
             raise FieldError("publish.metrics", mode, accepted)
         if not self.data.holdout:
-            raise FieldError("publish.metrics", mode, "clients measure on what they hold out: set data.holdout")
+            raise FieldError(
+                "publish.metrics", mode, "clients measure on what they hold out: set data.holdout"
+            )
         if mode == "clear" and self.privacy.budget.epsilon is not None:
             accepted = "clear metrics have no epsilon to hold to privacy.budget.epsilon; use 'noised' or 'off'"
             raise FieldError("publish.metrics", mode, accepted)
@@ -228,7 +269,9 @@ class Config(Section):
         """Return what a client of a local method would pay in the first round."""
         cohort = self.data.planned or self.clients_per_round or 1
         public = PublicFacts(round=1, rounds=self.rounds, cohort=cohort, dimension=1)
-        quoted = method.client.quote(Broadcast(models=torch.zeros(1, 1), public=public), method.client.init())
+        quoted = method.client.quote(
+            Broadcast(models=torch.zeros(1, 1), public=public), method.client.init()
+        )
         return quoted if isinstance(quoted, Spend) else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -247,10 +290,20 @@ class Config(Section):
     def differing(self) -> dict[str, Any]:
         """Plain values of the keys that are not at their defaults, nor `workers`, which changes no bit of a run."""
         changed = super().differing()
-        for key, standard in (("local", LocalTraining()), ("publish", Publishing()), ("scoring", Scoring())):
+        for key, standard in (
+            ("local", LocalTraining()),
+            ("publish", Publishing()),
+            ("scoring", Scoring()),
+        ):
             values, defaults = asdict(getattr(self, key)), asdict(standard)
-            changed[key] = {name: value for name, value in values.items() if value != defaults[name]}
-        return {key: value for key, value in changed.items() if key != "workers" and value not in ({}, ())}
+            changed[key] = {
+                name: value for name, value in values.items() if value != defaults[name]
+            }
+        return {
+            key: value
+            for key, value in changed.items()
+            if key != "workers" and value not in ({}, ())
+        }
 
     def common(self) -> dict[str, Any]:
         """Plain values that decide which runs may be played together: all that differ but the seed and its source."""

@@ -22,7 +22,16 @@ from fedveil.methods import RecordDP
 from fedveil_lab.config.columns import read_columns as read_columns
 from fedveil_lab.config.columns import read_off
 from fedveil_lab.config.loading import parse
-from fedveil_lab.config.recipe import CLIP, MOMENTUM, PLAIN_STEPS, ROUNDS, class_weights, inputs_of, plain_rate, rate
+from fedveil_lab.config.recipe import (
+    CLIP,
+    MOMENTUM,
+    PLAIN_STEPS,
+    ROUNDS,
+    class_weights,
+    inputs_of,
+    plain_rate,
+    rate,
+)
 from fedveil_lab.config.tables import dumps
 
 PROTECTS = {
@@ -118,7 +127,9 @@ def first_config(
     protect = require_unit("protect", protect, PROTECTS)
     require_choice("sum", sum_, ("none", "trusted"))
     if sum_ != "none" and protect not in ("record", "person"):
-        raise FieldError("sum", sum_, "goes with --protect record or person, whose noise each silo adds")
+        raise FieldError(
+            "sum", sum_, "goes with --protect record or person, whose noise each silo adds"
+        )
     written = {"missing": missing, "decimal": decimal, "thousands": thousands, "encoding": encoding}
     about, left_out, noticed = _about(data, target, person, site, written)
     dataset = load(**about)
@@ -126,7 +137,9 @@ def first_config(
         accepted = 'is needed: the column or array that says whose an example is, "folder" for <class>/<person>/<image>'
         raise FieldError("person", person or None, accepted)
     if dataset.classes == 1:
-        raise FieldError("data", data, f"has one class, {dataset.names()[0]!r}: there is nothing to tell apart")
+        raise FieldError(
+            "data", data, f"has one class, {dataset.names()[0]!r}: there is nothing to tell apart"
+        )
     if about["name"] in ("folder", "npz") and dataset.classes:
         about["classes"] = list(dataset.class_names) or dataset.classes
     chosen = _positive(dataset, positive)
@@ -134,7 +147,9 @@ def first_config(
     units = len(dataset.x) if dataset.group is None else int(dataset.group.max()) + 1
     parties = len(dataset.owners) if site else require_count("clients", clients)
     if parties > units:
-        raise FieldError("clients", clients, f"must be at most {units}, so that everybody has something")
+        raise FieldError(
+            "clients", clients, f"must be at most {units}, so that everybody has something"
+        )
     noisy, promised = protect in ("record", "person"), protect != "nothing"
     privacy = _privacy(protect, EPSILONS[0] if epsilon is None else epsilon, dataset, parties, sum_)
     several = not dataset.classes and bool(about.get("classes"))
@@ -143,19 +158,30 @@ def first_config(
     if noisy:
         ordered = with_positive(dataset, chosen) if chosen else dataset
         weights = class_weights(ordered, protect) if loss == "cross_entropy" else []
-        model, local, settings = _noisy_training(dataset, about, loss, parties, privacy, epsilons, weights)
+        model, local, settings = _noisy_training(
+            dataset, about, loss, parties, privacy, epsilons, weights
+        )
     else:
         weights, model, local, settings = [], *_plain_training(dataset, loss, epsilons)
     rule = {"aggregator": {"name": "fedavgm", "momentum": MOMENTUM}} if noisy else {}
     said = []
     if chosen and not positive:
         other = dataset.names()[0]
-        said.append(f"positive class: {chosen}, the second of the two; --positive {shlex.quote(other)} takes the other")
-    said += [f"column {column!r} is no input: it {_left_out(kind, column)}" for column, kind in left_out.items()]
-    read = [f"data.{key}" for key in LIMITS if about.get(key)] + [f"privacy.{key}" for key in MOST if key in privacy]
+        said.append(
+            f"positive class: {chosen}, the second of the two; --positive {shlex.quote(other)} takes the other"
+        )
+    said += [
+        f"column {column!r} is no input: it {_left_out(kind, column)}"
+        for column, kind in left_out.items()
+    ]
+    read = [f"data.{key}" for key in LIMITS if about.get(key)] + [
+        f"privacy.{key}" for key in MOST if key in privacy
+    ]
     read += ["local.class_weights"] * bool(weights)
     shown = _together(epsilons) if noisy else ""
-    text = Template((files("fedveil_lab.config") / "first.toml").read_text(encoding="utf-8")).substitute(
+    text = Template(
+        (files("fedveil_lab.config") / "first.toml").read_text(encoding="utf-8")
+    ).substitute(
         name=name,
         rounds=privacy.get("rounds", 20),
         read_off=READ_OFF + dumps({"read_off": read}) if read else "",
@@ -167,27 +193,46 @@ def first_config(
         together=f"# {shown}\n" if shown else "",
         settings="".join(f"    {one},\n" for one in settings),
     )
-    text = re.sub(r"\[\n((?: +[^{\s].*,\n)+)\]", lambda m: f"[{' '.join(m[1].split())[:-1]}]", text)  # a list a line
+    text = re.sub(
+        r"\[\n((?: +[^{\s].*,\n)+)\]", lambda m: f"[{' '.join(m[1].split())[:-1]}]", text
+    )  # a list a line
     parse(tomllib.loads(text))
     said += noticed + [shown] * bool(shown)
     return text, said + _chosen(
-        about, EPSILONS[0] if promised and epsilon is None else None, read if promised else [], several
+        about,
+        EPSILONS[0] if promised and epsilon is None else None,
+        read if promised else [],
+        several,
     )
 
 
-def _privacy(protect: str, epsilon: float, dataset: DataSet, parties: int, sum_: str) -> dict[str, Any]:
+def _privacy(
+    protect: str, epsilon: float, dataset: DataSet, parties: int, sum_: str
+) -> dict[str, Any]:
     """``[privacy]``: the method, its total, and what is planned for a party."""
     if protect == "nothing":
         return {"method": "vanilla"}
     if protect == "client":
         return {"method": "global", "epsilon": epsilon, "delta": 1e-5, "rounds": 20, "clip": 1.0}
-    units = len(dataset.x) if protect == "record" or dataset.group is None else int(dataset.group.max()) + 1
+    units = (
+        len(dataset.x)
+        if protect == "record" or dataset.group is None
+        else int(dataset.group.max()) + 1
+    )
     planned = max(1, int(0.8 * units / parties))
     whose: dict[str, Any] = {"examples": planned}
     if protect == "person":
         whose = {"unit": "person", "people": planned, **_most(dataset)}
     sums = {} if sum_ == "none" else {"sum": sum_, "silos": parties}
-    return {"method": "record", **sums, "epsilon": epsilon, "delta": 1e-5, "rounds": ROUNDS, "clip": CLIP, **whose}
+    return {
+        "method": "record",
+        **sums,
+        "epsilon": epsilon,
+        "delta": 1e-5,
+        "rounds": ROUNDS,
+        "clip": CLIP,
+        **whose,
+    }
 
 
 def _plain_training(
@@ -223,7 +268,11 @@ def _noisy_training(
         label = f"{privacy.get('unit', 'record')}-level, epsilon {total:g}"
         settings.append({"label": label, "epsilon": total, "local": {"lr": rates[total]}})
     local: dict[str, Any] = {"lr": rates[privacy["epsilon"]], **_loss(loss)}
-    baseline: dict[str, Any] = {"lr": plain_rate(inputs, loss), "epochs": PLAIN_STEPS, "batch_size": WHOLE}
+    baseline: dict[str, Any] = {
+        "lr": plain_rate(inputs, loss),
+        "epochs": PLAIN_STEPS,
+        "batch_size": WHOLE,
+    }
     if weights:
         local["class_weights"] = list(weights)
         named = ", ".join(f"{weight:g}" for weight in weights)
@@ -253,7 +302,9 @@ def _together(epsilons: Sequence[float], delta: float = 1e-5) -> str:
 
 def _left_out(kind: str, column: str) -> str:
     """Why a column is no input, with what would use it as it is written on a command line and in a file."""
-    return LEFT_OUT[kind].format(column, shlex.quote(column), json.dumps(column, ensure_ascii=False))
+    return LEFT_OUT[kind].format(
+        column, shlex.quote(column), json.dumps(column, ensure_ascii=False)
+    )
 
 
 def _positive(dataset: DataSet, given: str | Callable[[Sequence[str]], str]) -> str:
@@ -283,10 +334,16 @@ def _about(
         found = read_off(path, target, person, site, **written)
         return found.about | whose, found.left_out, found.said
     if site:
-        raise FieldError("site", site, "is a column of a table; docs/data.md says how others have natural clients")
+        raise FieldError(
+            "site",
+            site,
+            "is a column of a table; docs/data.md says how others have natural clients",
+        )
     if path.exists():
         about = (
-            {"name": "folder", "path": data, "size": [EDGE, EDGE]} if path.is_dir() else {"name": "npz", "path": data}
+            {"name": "folder", "path": data, "size": [EDGE, EDGE]}
+            if path.is_dir()
+            else {"name": "npz", "path": data}
         )
         return about | whose, {}, []
     return {"name": data} | whose, {}, []
@@ -295,7 +352,9 @@ def _about(
 def require_there(data: str) -> None:
     """Refuse data that are neither there nor known by name, before anything else is asked about them."""
     if Path(data).suffix in (".npy", ".xlsx", ".xls", ".json"):
-        raise FieldError("data", data, "must be a folder of images, a .csv, .parquet or .npz file, or a name")
+        raise FieldError(
+            "data", data, "must be a folder of images, a .csv, .parquet or .npz file, or a name"
+        )
     if not Path(data).exists() and data not in SOURCES:
         raise FieldError("data", data, f"is neither a file nor a folder; {nearest(data, SOURCES)}")
 
@@ -308,16 +367,32 @@ def _most(dataset: DataSet) -> dict[str, int]:
     if dataset.owner is not None:
         both = dataset.group * len(dataset.owners) + dataset.owner
         most["silos_per_person"] = int((torch.unique(both) // len(dataset.owners)).bincount().max())
-    return {name: count for name, count in most.items() if name == "records_per_person" or count > 1}
+    return {
+        name: count for name, count in most.items() if name == "records_per_person" or count > 1
+    }
 
 
-def _chosen(about: dict[str, Any], epsilon: float | None, read: list[str], several: bool) -> list[str]:
+def _chosen(
+    about: dict[str, Any], epsilon: float | None, read: list[str], several: bool
+) -> list[str]:
     """What the file says that nobody was asked."""
-    said = [] if epsilon is None else [f"[privacy] epsilon = {epsilon:g}, in total: less protects more"]
+    said = (
+        []
+        if epsilon is None
+        else [f"[privacy] epsilon = {epsilon:g}, in total: less protects more"]
+    )
     if "target" in about:
         held = "any of" if several else "one of"
-        kind = f"{held} {about['classes']}" if "classes" in about else f"a number within {about['target_range']}"
+        kind = (
+            f"{held} {about['classes']}"
+            if "classes" in about
+            else f"a number within {about['target_range']}"
+        )
         said.append(f'[data] target = "{about["target"]}": {kind}')
-    style = [f'{key} = "{about[key]}"' for key in ("separator", "decimal", "thousands", "encoding") if key in about]
+    style = [
+        f'{key} = "{about[key]}"'
+        for key in ("separator", "decimal", "thousands", "encoding")
+        if key in about
+    ]
     said += [f"[data] {', '.join(style)}: as the file looks"] * bool(style)
     return said + [f"read_off = {read}: agree on these without looking at the data"] * bool(read)

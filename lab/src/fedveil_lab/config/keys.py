@@ -18,7 +18,9 @@ def with_place(problem: FieldError) -> FieldError:
     """A refusal of an unknown key, with the whole names of the keys of that name elsewhere, if there are any."""
     if not isinstance(problem, UnknownKeyError) or isinstance(problem.value, Mapping):
         return problem
-    places = [place for place in places_of(problem.field.rpartition(".")[2]) if place != problem.field]
+    places = [
+        place for place in places_of(problem.field.rpartition(".")[2]) if place != problem.field
+    ]
     if not places:
         return problem
     what = problem.accepted.partition(";")[0]
@@ -39,7 +41,11 @@ def _names(section: type[Any], prefix: str) -> Iterator[str]:
     """The keys of a section and of those in it, options of everything that may be named there among them."""
     if issubclass(section, OpenSection):
         yield from (f"{prefix}{option}" for option in _options(section))
-    named = section.model_fields if issubclass(section, Section) else {f.name: f for f in fields(section)}
+    named = (
+        section.model_fields
+        if issubclass(section, Section)
+        else {f.name: f for f in fields(section)}
+    )
     for name, field in named.items():
         if name == "options":
             continue
@@ -66,7 +72,12 @@ def _options(section: type[OpenSection]) -> set[str]:
     from fedveil.methods import METHODS
     from fedveil_lab.config.sections import Data, Model, Privacy, Rule
 
-    known: dict[type[OpenSection], Any] = {Data: SOURCES, Model: MODELS, Rule: AGGREGATORS, Privacy: METHODS}
+    known: dict[type[OpenSection], Any] = {
+        Data: SOURCES,
+        Model: MODELS,
+        Rule: AGGREGATORS,
+        Privacy: METHODS,
+    }
     found: set[str] = set()
     for name in known.get(section, ()):
         found |= _accepted(section.accepted, name)

@@ -23,7 +23,10 @@ if TYPE_CHECKING:  # a mistyped path is refused before PyTorch is there
 
 def presets() -> dict[str, str]:
     """List the packaged presets: name and the first sentence of their comment."""
-    found = {name: _first_sentence(file.read_text(encoding="utf-8")) for name, file in _packaged().items()}
+    found = {
+        name: _first_sentence(file.read_text(encoding="utf-8"))
+        for name, file in _packaged().items()
+    }
     return dict(sorted(found.items()))
 
 
@@ -81,7 +84,9 @@ def load(where: str | Path, assignments: Sequence[str] = (), **overrides: Any) -
         assign(values, assignment)
     if before not in (None, method := _method(values)):
         _switch(values, str(method), assigned)
-    if folder is not None and "privacy.sum" in assigned:  # a run's file has the numbers of its own sum
+    if (
+        folder is not None and "privacy.sum" in assigned
+    ):  # a run's file has the numbers of its own sum
         from fedveil.methods import fitting
 
         values["privacy"] = fitting(values["privacy"])
@@ -220,7 +225,9 @@ def _known(kind: "type[Config]", section: str) -> Sequence[str]:
     for part in parts:
         field = model.model_fields.get(part.split("[")[0])
         annotation = getattr(field, "annotation", None)
-        tables = [one for one in (annotation, *get_args(annotation)) if hasattr(one, "model_fields")]
+        tables = [
+            one for one in (annotation, *get_args(annotation)) if hasattr(one, "model_fields")
+        ]
         if not tables:
             return ()
         model = tables[0]

@@ -14,12 +14,16 @@ from fedveil_lab.config.written import Column
 FEW = 20  # texts, or whole numbers, that are classes or categories; more are values or ids
 LEAST_ROWS = 40  # in fewer a column may part two classes by chance
 TELLS = 0.99  # of the rows are told by a column that leaks
-MOST_OF_ONE = 0.9  # of the rows are of one class; beyond, a column that says nothing tells nearly as many
+MOST_OF_ONE = (
+    0.9  # of the rows are of one class; beyond, a column that says nothing tells nearly as many
+)
 _EPOCH = (6e8, 2.2e9)  # seconds since 1970: 1989 to 2039
 _UNITS = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
 _SERIAL = (14_000, 75_000)  # days since 1900, as spreadsheets count them: 1938 to 2105
 _MONTH = re.compile(r"(?:0?[1-9]|1[0-2])[.,](?:19|20)\d\d")
-_DAY_WORDS = "date datum day tag birth birthday dob geburt geburtsdatum admission admitted discharge"
+_DAY_WORDS = (
+    "date datum day tag birth birthday dob geburt geburtsdatum admission admitted discharge"
+)
 
 
 def words_of(name: str) -> list[str]:
@@ -34,7 +38,9 @@ def in_any_case(texts: Any, words: frozenset[str]) -> list[str]:
 
 def are_days(numbers: NDArray[np.float64]) -> bool:
     """Whether numbers are days written as 20240131."""
-    return _within((numbers % 100, 1, 31), (numbers // 100 % 100, 1, 12), (numbers // 10000, 1900, 2100))
+    return _within(
+        (numbers % 100, 1, 31), (numbers // 100 % 100, 1, 12), (numbers // 10000, 1900, 2100)
+    )
 
 
 def _within(*parts: tuple[NDArray[np.float64], int, int]) -> bool:
@@ -51,12 +57,22 @@ def odd(column: Column, fix: str = "") -> list[str]:
     kinds, counts = np.unique(numbers, return_counts=True)
     ends = (0, -1) if len(kinds) > 2 else ()
     said_of = [_time(column, fix)]
-    said_of += [_sentinel(column.name, float(kinds[end]), int(counts[end]), kinds, fix) for end in ends]
+    said_of += [
+        _sentinel(column.name, float(kinds[end]), int(counts[end]), kinds, fix) for end in ends
+    ]
     whole = bool((numbers == np.floor(numbers)).all())
-    if whole and 2 < len(kinds) <= FEW * 5 and set(words_of(column.name)) & {"id", "ids", "code", "key", "type"}:
-        said_of.append(f"column {column.name!r} is read as amounts: if its numbers are codes, list them as texts")
+    if (
+        whole
+        and 2 < len(kinds) <= FEW * 5
+        and set(words_of(column.name)) & {"id", "ids", "code", "key", "type"}
+    ):
+        said_of.append(
+            f"column {column.name!r} is read as amounts: if its numbers are codes, list them as texts"
+        )
     if whole and len(numbers) > FEW and bool((np.diff(numbers) > 0).all()):
-        said_of.append(f"column {column.name!r} rises from row to row: if it counts rows or visits, take it out")
+        said_of.append(
+            f"column {column.name!r} rises from row to row: if it counts rows or visits, take it out"
+        )
     return [line for line in said_of if line]
 
 
@@ -80,7 +96,9 @@ def leak(column: Column, target: Column) -> str:
 
 
 def _leaks(column: Column, what: str) -> str:
-    return f"column {column.name!r} {what}: if it is not known before what is predicted, take it out"
+    return (
+        f"column {column.name!r} {what}: if it is not known before what is predicted, take it out"
+    )
 
 
 def _proportional(values: NDArray[np.float64], target: NDArray[np.float64]) -> bool:
@@ -103,7 +121,9 @@ def _told(column: Column, rows: NDArray[np.bool_], classes: NDArray[np.int64]) -
 
 def _parted(values: NDArray[np.float64], classes: NDArray[np.int64]) -> int:
     """The rows rightly named by limits between the classes' medians, a class a piece."""
-    medians = np.array([np.median(values[classes == kind]) for kind in range(int(classes.max()) + 1)])
+    medians = np.array(
+        [np.median(values[classes == kind]) for kind in range(int(classes.max()) + 1)]
+    )
     order = np.argsort(medians)
     right = np.zeros(len(values), dtype=bool)
     low = -np.inf
@@ -132,27 +152,47 @@ def _sentinel(column: str, value: float, count: int, kinds: NDArray[np.float64],
     nines = re.fullmatch(r"-?(9{2,}|8{3,}|7{3,})", f"{value:.15g}") is not None
     nines = nines or (value in (7, 8, 9) and len(others) > 1 and gap >= spread)
     alone = value < 0 <= others.min() and value == int(value)
-    lonely = value == 0 and len(others) > 2 and float(others.min()) >= 5 * float(np.median(np.diff(others)))
+    lonely = (
+        value == 0
+        and len(others) > 2
+        and float(others.min()) >= 5 * float(np.median(np.diff(others)))
+    )
     if not alone and not lonely and (not nines or (gap <= spread / 2 and value >= 0)):
         return ""
-    key = column if re.fullmatch(r"[A-Za-z0-9_-]+", column) else json.dumps(column, ensure_ascii=False)
+    key = (
+        column
+        if re.fullmatch(r"[A-Za-z0-9_-]+", column)
+        else json.dumps(column, ensure_ascii=False)
+    )
     fix = fix or f"write {key} = {{ indicator = true, marks = [{value:.15g}] }} in [data.missing]"
-    return f"column {column!r}: {value:.15g} in {count} rows: if it stands for a missing value, {fix}"
+    return (
+        f"column {column!r}: {value:.15g} in {count} rows: if it stands for a missing value, {fix}"
+    )
 
 
 def _time(column: Column, fix: str) -> str:
     """What is said of numbers that are moments or days; "" of others."""
     kinds = np.unique(column.present_numbers)
     months = len(kinds) > 2 and column.sort == "texts" and all(map(_MONTH.fullmatch, column.kinds))
-    looks = "months such as 1.2024" if months else _moment(kinds) or _day(kinds, set(words_of(column.name)))
-    fix = "store what matters as a number, such as a year or an age" + (" in years" if fix else ", or take it out")
-    return f"column {column.name!r} is read as amounts, and looks like {looks}: {fix}" if looks else ""
+    looks = (
+        "months such as 1.2024"
+        if months
+        else _moment(kinds) or _day(kinds, set(words_of(column.name)))
+    )
+    fix = "store what matters as a number, such as a year or an age" + (
+        " in years" if fix else ", or take it out"
+    )
+    return (
+        f"column {column.name!r} is read as amounts, and looks like {looks}: {fix}" if looks else ""
+    )
 
 
 def _moment(kinds: NDArray[np.float64]) -> str:
     for unit, each in _UNITS.items():
         if kinds[0] >= _EPOCH[0] * each and kinds[-1] <= _EPOCH[1] * each:
-            first, last = (datetime.fromtimestamp(kinds[end] / each, UTC).date().isoformat() for end in (0, -1))
+            first, last = (
+                datetime.fromtimestamp(kinds[end] / each, UTC).date().isoformat() for end in (0, -1)
+            )
             return f"{unit} since 1970 ({first} to {last})"
     return ""
 
@@ -161,7 +201,11 @@ def _day(kinds: NDArray[np.float64], words: set[str]) -> str:
     if not (kinds == np.floor(kinds)).all() or kinds[0] < 1:
         return ""
     years, months = (kinds // 100, 1900, 2100), (kinds % 100, 1, 12)
-    days_first = ((kinds // 1_000_000, 1, 31), (kinds // 10_000 % 100, 1, 31), (kinds % 10_000, 1900, 2100))
+    days_first = (
+        (kinds // 1_000_000, 1, 31),
+        (kinds // 10_000 % 100, 1, 31),
+        (kinds % 10_000, 1900, 2100),
+    )
     if are_days(kinds) or are_days(kinds // 10_000) or are_days(kinds // 1_000_000):
         return "dates such as 20240131"
     if _within(*days_first):

@@ -45,7 +45,11 @@ def _file(field: str, text: str, folder: Path) -> str:
     path = Path(text)
     if not text or path.is_absolute() or text.startswith("~"):
         return text
-    return os.path.abspath(folder / path) if _beside(field, text, folder, lambda root: [root / path]) else text
+    return (
+        os.path.abspath(folder / path)
+        if _beside(field, text, folder, lambda root: [root / path])
+        else text
+    )
 
 
 def _module(field: str, text: str, folder: Path) -> str:
@@ -68,8 +72,6 @@ def _beside(field: str, text: str, folder: Path, places: Callable[[Path], list[P
     here = next(filter(Path.exists, places(Path())), None)
     there = next(filter(Path.exists, places(folder)), None)
     if here is not None and there is not None and not here.samefile(there):
-        accepted = (
-            f"is in two places: {here.absolute()} and {there.absolute()}; write the whole path of the one you mean"
-        )
+        accepted = f"is in two places: {here.absolute()} and {there.absolute()}; write the whole path of the one you mean"
         raise FieldError(field, text, accepted)
     return there is not None and here is None

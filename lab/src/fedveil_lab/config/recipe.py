@@ -22,7 +22,10 @@ MOMENTUM = 0.9
 LEFT = {"cross_entropy": 4.0, "mse": 0.2}  # deviation that noise leaves in an output
 PLAIN_STEPS = 5  # of a round without noise: images and many columns are not learned in 60 steps
 UNEVEN = 1.5  # of the most frequent class to the rarest, from which weights pay
-NUMBER, TEXT = 1 / 12, 1 / 4  # mean square of a centred input: a number over its declared range, one of two texts
+NUMBER, TEXT = (
+    1 / 12,
+    1 / 4,
+)  # mean square of a centred input: a number over its declared range, one of two texts
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,15 @@ class InputScaling:
     square: float
 
 
-def inputs_of(dataset: DataSet, columns: Mapping[str, Any], missing: Mapping[str, Any]) -> InputScaling:
+def inputs_of(
+    dataset: DataSet, columns: Mapping[str, Any], missing: Mapping[str, Any]
+) -> InputScaling:
     """How to scale inputs within 0 and 1; `columns` and `missing` as ``[data]`` has them."""
     size = math.prod(dataset.input_shape)
     if columns:
-        texts = sum(len(declared) for declared in columns.values() if isinstance(declared[0], str)) + len(missing)
+        texts = sum(
+            len(declared) for declared in columns.values() if isinstance(declared[0], str)
+        ) + len(missing)
         return InputScaling("centred", NUMBER * (size - texts) + TEXT * texts)
     if len(dataset.input_shape) == 3:
         return InputScaling("standardised", float(size))

@@ -4,7 +4,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_serializer,
+    model_validator,
+)
 
 from fedveil.aggregation import AGGREGATORS, NNM, Aggregator, Bucketing
 from fedveil.checks import Count, Delta, Epsilon, Limit, Natural
@@ -13,12 +20,24 @@ from fedveil.errors import FieldError, require_choice
 from fedveil.learning import MODELS, Unmarked, tuned
 from fedveil.methods import METHODS, ClientSide, Method, build, formerly, parameters
 from fedveil.registry import placed
-from fedveil_lab.config.tables import OpenSection, Option, Section, check_options, fields_of, options_of, with_tables
+from fedveil_lab.config.tables import (
+    OpenSection,
+    Option,
+    Section,
+    check_options,
+    fields_of,
+    options_of,
+    with_tables,
+)
 
 
 def _clients(value: Any) -> Any:
     if value != NATURAL and (isinstance(value, bool) or not isinstance(value, int)):
-        raise FieldError("data.clients", value, f"must be a whole number, or {NATURAL!r} for the set's own clients")
+        raise FieldError(
+            "data.clients",
+            value,
+            f"must be a whole number, or {NATURAL!r} for the set's own clients",
+        )
     return value
 
 
@@ -34,8 +53,16 @@ def _rectangles(value: Any) -> Any:
     several = isinstance(value, list | tuple) and bool(value) and isinstance(value[0], list | tuple)
     rectangles = value if several else [value]
     for one in rectangles:
-        if not isinstance(one, list | tuple) or len(one) != 4 or {type(side) for side in one} != {int}:
-            raise FieldError("data.region", value, "must be [top, left, bottom, right] in pixels, or a list of such")
+        if (
+            not isinstance(one, list | tuple)
+            or len(one) != 4
+            or {type(side) for side in one} != {int}
+        ):
+            raise FieldError(
+                "data.region",
+                value,
+                "must be [top, left, bottom, right] in pixels, or a list of such",
+            )
     if several:
         return tuple(map(tuple, rectangles))
     return tuple(value)
@@ -106,7 +133,9 @@ class Data(OpenSection):
     counts: Rows | None = None
     holdout: float = 0.2
     region: Annotated[tuple[Any, ...], BeforeValidator(_rectangles)] | None = None
-    sensitive: Annotated[tuple[Annotated[tuple[str, ...], Field(strict=False)], ...], Field(strict=False)] = ()
+    sensitive: Annotated[
+        tuple[Annotated[tuple[str, ...], Field(strict=False)], ...], Field(strict=False)
+    ] = ()
     pixel_noise: float = 0.0
     made_up_people: Natural = 0
     public_examples: Natural = 0
@@ -137,10 +166,16 @@ class Data(OpenSection):
     @model_validator(mode="after")
     def _check(self) -> "Data":
         if self.clients == NATURAL and self.partition != NATURAL:
-            accepted = "natural clients are not dealt out: leave it out, or give a number of clients"
+            accepted = (
+                "natural clients are not dealt out: leave it out, or give a number of clients"
+            )
             raise FieldError("data.partition", self.partition, accepted)
         if self.components is not None and self.patches is None:
-            raise FieldError("data.components", self.components, "are components of patches' features: set patches")
+            raise FieldError(
+                "data.components",
+                self.components,
+                "are components of patches' features: set patches",
+            )
         if self.patch_sizes and (self.patches is None or self.directions != "public"):
             accepted = "are sizes of patches with public components as features: set patches, leave out directions"
             raise FieldError("data.patch_sizes", self.patch_sizes, accepted)
@@ -178,7 +213,10 @@ class Model(OpenSection):
             found = MODELS.find(name)
         own = options_of(found, without=("input_shape", "outputs"))
         tuning = options_of(tuned, without=("model",))
-        return {**{key: Option(option.hint) for key, option in tuning.items()}, **own}  # said only where it is given
+        return {
+            **{key: Option(option.hint) for key, option in tuning.items()},
+            **own,
+        }  # said only where it is given
 
     @model_validator(mode="before")
     @classmethod
@@ -186,9 +224,13 @@ class Model(OpenSection):
         if not isinstance(values, Mapping) or "module" not in values:
             return values
         if "name" in values:
-            raise FieldError("model.module", values["module"], "and model.name are two models: leave one out")
+            raise FieldError(
+                "model.module", values["module"], "and model.name are two models: leave one out"
+            )
         if ":" not in str(values["module"]):
-            raise FieldError("model.module", values["module"], 'must look like "package.module:Net"')
+            raise FieldError(
+                "model.module", values["module"], 'must look like "package.module:Net"'
+            )
         named = dict(values)
         named["name"] = named.pop("module")
         return named
@@ -309,7 +351,11 @@ class Privacy(OpenSection):
 
     @classmethod
     def accepted(cls, name: str) -> Mapping[str, Option]:
-        return {key: options_of(side)[key] for key, side in parameters(name).items() if key != "aggregator"}
+        return {
+            key: options_of(side)[key]
+            for key, side in parameters(name).items()
+            if key != "aggregator"
+        }
 
     def differing(self) -> dict[str, Any]:
         values = super().differing()
@@ -326,7 +372,9 @@ class Privacy(OpenSection):
             places[key] = f"privacy.{key}"
         places["aggregator"] = "aggregator.name"
         with fields_of("privacy", **places):
-            return build(self.method, aggregator, **with_tables(self.accepted(self.method), self.options))
+            return build(
+                self.method, aggregator, **with_tables(self.accepted(self.method), self.options)
+            )
 
     def client_sides(self, common: ClientSide) -> dict[int, ClientSide]:
         """The client sides of those who have parameters of their own, by partition.
@@ -342,12 +390,18 @@ class Privacy(OpenSection):
             For a key that is none of the client side's, a refused value, or a partition that is named twice.
         """
         owners, every = parameters(self.method), self.accepted(self.method)
-        accepted = {key: option for key, option in every.items() if owners[key] is METHODS[self.method].client}
+        accepted = {
+            key: option
+            for key, option in every.items()
+            if owners[key] is METHODS[self.method].client
+        }
         sides: dict[int, ClientSide] = {}
         for i, own in enumerate(self.clients):
             where = f"privacy.clients[{i}]"
             if own.unmarked is not None and "layer_scores" not in common.needs:
-                raise FieldError(f"{where}.unmarked", own.unmarked, f"{self.method!r} as set scores no marks")
+                raise FieldError(
+                    f"{where}.unmarked", own.unmarked, f"{self.method!r} as set scores no marks"
+                )
             given = own.model_extra or {}
             checked = check_options(where, f"the client side of {self.method!r}", given, accepted)
             values = with_tables(accepted, {key: checked[key] for key in given})

@@ -114,7 +114,11 @@ def _options(owner: Callable[..., Any]) -> Mapping[str, Option]:
 
 
 def check_options(
-    section: str, owner: str, given: Mapping[str, Any], accepted: Mapping[str, Option], beside: Sequence[str] = ()
+    section: str,
+    owner: str,
+    given: Mapping[str, Any],
+    accepted: Mapping[str, Option],
+    beside: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Check keys and types and fill in defaults; `beside` are other keys of the section, for the hint.
 
@@ -124,13 +128,17 @@ def check_options(
         Naming every key that the owner does not have, and every value of a wrong type.
     """
     problems: list[FieldError] = []
-    values = {name: option.default for name, option in accepted.items() if option.default is not None}
+    values = {
+        name: option.default for name, option in accepted.items() if option.default is not None
+    }
     for key, value in given.items():
         if key not in accepted:
             hint = "it has no options"
             if accepted or beside:
                 hint = nearest(key, [*accepted, *beside])
-            problems.append(UnknownKeyError(f"{section}.{key}", value, f"is no key of {owner}; {hint}"))
+            problems.append(
+                UnknownKeyError(f"{section}.{key}", value, f"is no key of {owner}; {hint}")
+            )
             continue
         try:
             values[key] = _checked(f"{section}.{key}", accepted[key], value)
@@ -207,7 +215,9 @@ def problems_of(
     return problems
 
 
-def _unknown_key(field: str, value: Any, known: Callable[[str], Sequence[str]] | None) -> UnknownKeyError:
+def _unknown_key(
+    field: str, value: Any, known: Callable[[str], Sequence[str]] | None
+) -> UnknownKeyError:
     """Refuse a key that its section does not have, with the table that is meant, or the nearest key."""
     section, _, key = field.rpartition(".")
     names: Sequence[str] = known(section) if known else ()
@@ -234,7 +244,9 @@ def fields_of(section: str, **renamed: str) -> Iterator[None]:
         yield
     except FieldError as error:
         name = error.field.split("[")[0]
-        if name == "model.name" and ":" in str(error.value):  # written as module = "package.module:Net"
+        if name == "model.name" and ":" in str(
+            error.value
+        ):  # written as module = "package.module:Net"
             raise FieldError("model.module", error.value, error.accepted) from error
         if not name.isidentifier():  # a whole path already, or a place in somebody's file
             raise
@@ -255,7 +267,9 @@ def _dotted(prefix: str, parts: Sequence[int | str]) -> str:
 class Section(BaseModel):
     """A table of the file: frozen, and without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True
+    )
 
     section: ClassVar[str] = ""
 
@@ -311,7 +325,10 @@ class OpenSection(Section):
         if not isinstance(name, str):
             return own
         beside = [field for field in cls.model_fields if field != "options"]
-        return {**own, "options": check_options(cls.section, repr(name), given, cls.accepted(name), beside)}
+        return {
+            **own,
+            "options": check_options(cls.section, repr(name), given, cls.accepted(name), beside),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         values = super().to_dict()

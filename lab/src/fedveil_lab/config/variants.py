@@ -51,7 +51,11 @@ def variants_of(config: Config) -> list[Variant]:
             variants += _matching(label, setting, variants)
             continue
         has = _parameters(config, setting)
-        swept = {k: values for k, values in config.compare.sweep.items() if k in has and k not in setting.overrides}
+        swept = {
+            k: values
+            for k, values in config.compare.sweep.items()
+            if k in has and k not in setting.overrides
+        }
         for values in product(*swept.values()):
             point = dict(zip(swept, values, strict=True))
             variants.append(_point(label, setting, point, point))
@@ -65,7 +69,9 @@ def _listed(config: Config) -> list[tuple[str, Setting]]:
     if config.compare.equal_sigma:
         metric = [label for label, setting in listed if _method(config, setting) == "metric"]
         if not metric:
-            raise FieldError("compare.equal_sigma", True, "needs a setting with the method 'metric'")
+            raise FieldError(
+                "compare.equal_sigma", True, "needs a setting with the method 'metric'"
+            )
         extra = {"label": EQUAL_SIGMA, "match_sigma_of": metric[0], "method": "global"}
         listed.append((EQUAL_SIGMA, Setting.model_validate(extra)))
     return listed
@@ -80,7 +86,9 @@ def _matching(label: str, setting: Setting, variants: Sequence[Variant]) -> list
     return points or [Variant(label, setting, label, {})]
 
 
-def configure(config: Config, label: str, setting: Setting, where: str = "compare", **forced: Any) -> Config:
+def configure(
+    config: Config, label: str, setting: Setting, where: str = "compare", **forced: Any
+) -> Config:
     """Make the configuration of one setting.
 
     Parameters
@@ -109,12 +117,22 @@ def configure(config: Config, label: str, setting: Setting, where: str = "compar
     if setting.match_sigma_of:  # until the sigma is known
         forced = {"noise_multiplier": 1.0, "derived_from": setting.match_sigma_of, **forced}
     budget = base.budget.model_dump(exclude_none=True)
-    if method != base.method or forced.get("derived_from"):  # a budget that only some methods can be held to
+    if method != base.method or forced.get(
+        "derived_from"
+    ):  # a budget that only some methods can be held to
         budget = {key: budget[key] for key in ("delta", "participations") if key in budget}
     carried = _carried(config, setting)
-    values["privacy"] = {"budget": budget, **carried, **setting.overrides, **forced, "method": method}
+    values["privacy"] = {
+        "budget": budget,
+        **carried,
+        **setting.overrides,
+        **forced,
+        "method": method,
+    }
     if not isinstance(setting.local, Mapping):
-        raise ConfigError([FieldError(f"{where}: local", setting.local, "must be a table, e.g. { lr = 0.5 }")])
+        raise ConfigError(
+            [FieldError(f"{where}: local", setting.local, "must be a table, e.g. { lr = 0.5 }")]
+        )
     values["local"] = {**values["local"], **setting.local}
     values["name"] = f"{config.name}-{slug(label)}"
     try:
@@ -122,7 +140,9 @@ def configure(config: Config, label: str, setting: Setting, where: str = "compar
     except ValidationError as error:
         problems = []
         for problem in problems_of(error):
-            problems.append(FieldError(f"{where}: {problem.field}", problem.value, problem.accepted))
+            problems.append(
+                FieldError(f"{where}: {problem.field}", problem.value, problem.accepted)
+            )
         raise ConfigError(problems) from error
 
 
@@ -153,7 +173,9 @@ def check_settings(config: Config) -> None:
         label, setting = variant.label, variant.setting
         where = f"compare.settings[{bases.index(variant.base)}]"
         if slug(label) in map(slug, seen):
-            raise FieldError(f"{where}.label", label, f"must differ from the others: {', '.join(seen)}")
+            raise FieldError(
+                f"{where}.label", label, f"must differ from the others: {', '.join(seen)}"
+            )
         if setting.match_sigma_of:
             require_choice(f"{where}.method", _method(config, setting), ["global"])
             if setting.match_sigma_of not in seen:
@@ -195,7 +217,9 @@ def _parameters(config: Config, setting: Setting) -> Collection[str]:
     return parameters(method) if method in METHODS else ()
 
 
-def _point(base: str, setting: Setting, swept: Mapping[str, Any], changes: Mapping[str, Any]) -> Variant:
+def _point(
+    base: str, setting: Setting, swept: Mapping[str, Any], changes: Mapping[str, Any]
+) -> Variant:
     """Make one point of a swept setting; without anything swept, the setting itself."""
     if not swept:
         return Variant(base, setting, base, {})

@@ -73,7 +73,9 @@ class Column:
     @property
     def declared_texts(self) -> bool:
         """Whether the file's own type says that its texts are categories, also where they look like numbers."""
-        return isinstance(self.values.dtype, pandas_module().CategoricalDtype) and self.sort == "texts"
+        return (
+            isinstance(self.values.dtype, pandas_module().CategoricalDtype) and self.sort == "texts"
+        )
 
     @cached_property
     def numeric(self) -> bool:
@@ -106,14 +108,18 @@ class Column:
 
     def refuse(self, bad: NDArray[np.bool_], accepted: str, shown: str = "") -> None:
         """Refuse the column by the first row where `bad` is true, with its value or with `shown`."""
-        self.rows.refuse(self.name, bad, lambda row: shown or self.rows.shown(self.name, row), accepted)
+        self.rows.refuse(
+            self.name, bad, lambda row: shown or self.rows.shown(self.name, row), accepted
+        )
 
     def refuse_text(self, text: str, accepted: str) -> None:
         """Refuse the column by the first row that holds this text."""
         self.refuse((self.texts == text).to_numpy(dtype=bool), accepted, text)
 
 
-def read_written(path: Path, decimal: str, thousands: str, encoding: str = "") -> tuple[Rows, dict[str, str]]:
+def read_written(
+    path: Path, decimal: str, thousands: str, encoding: str = ""
+) -> tuple[Rows, dict[str, str]]:
     """The rows of a table, and the keys of ``[data]`` that say how a CSV file is written.
 
     Parameters
@@ -144,7 +150,11 @@ def read_written(path: Path, decimal: str, thousands: str, encoding: str = "") -
         if given is None and rows.file.lower().endswith((".csv", ".csv.gz")):
             rows = replace(rows, style=_style(rows, separator))
         _refuse_total(rows)
-        keys = {"separator": separator, "decimal": rows.style.decimal, "thousands": rows.style.thousands}
+        keys = {
+            "separator": separator,
+            "decimal": rows.style.decimal,
+            "thousands": rows.style.thousands,
+        }
         usual = {"separator": ",", "decimal": ".", "thousands": "", "encoding": UTF8}
         keys["encoding"] = encoding or UTF8
         return rows, {key: value for key, value in keys.items() if value != usual[key]}
@@ -156,8 +166,12 @@ def _refuse_own_names(rows: Rows) -> None:
     for name in rows.frame.columns:
         column = Column(rows, name)
         if column.sort == "texts" and str(name) in column.kinds:
-            accepted = "is what its column is called: the file has no header line, or one between its rows"
-            column.refuse((column.texts == str(name)).to_numpy(dtype=bool), accepted, "a name of a column")
+            accepted = (
+                "is what its column is called: the file has no header line, or one between its rows"
+            )
+            column.refuse(
+                (column.texts == str(name)).to_numpy(dtype=bool), accepted, "a name of a column"
+            )
 
 
 def _refuse_total(rows: Rows) -> None:
@@ -167,20 +181,30 @@ def _refuse_total(rows: Rows) -> None:
         column = Column(rows, name)
         if column.sort == "texts" and str(column.texts.iloc[-1]).casefold() in TOTALS.split():
             accepted = "sums up the rows above it: take the last row out"
-            column.refuse(last & (column.texts.value_counts()[column.texts.iloc[-1]] == 1), accepted)
+            column.refuse(
+                last & (column.texts.value_counts()[column.texts.iloc[-1]] == 1), accepted
+            )
         if column.numeric and not column.missing[-1]:
             above, total = column.present_numbers[:-1], column.present_numbers[-1]
-            sums_up = len(above) > 2 and total > 2 * np.abs(above).max() and np.isclose(total, above.sum(), 1e-9)
+            sums_up = (
+                len(above) > 2
+                and total > 2 * np.abs(above).max()
+                and np.isclose(total, above.sum(), 1e-9)
+            )
             column.refuse(last & sums_up, "is the sum of the rows above it: take the last row out")
 
 
 def _style(rows: Rows, separator: str) -> Style:
     """How most columns of numbers are written; refused where the same texts are other numbers in two ways."""
-    columns = {name: texts for name in rows.frame.columns if (texts := _telling(Column(rows, name)))}
+    columns = {
+        name: texts for name in rows.frame.columns if (texts := _telling(Column(rows, name)))
+    }
     plain = all(map(PLAIN.reads, (text for texts in columns.values() for text in texts)))
     if plain and separator != ";":
         return PLAIN
-    fits = {style: sum(all(map(style.reads, texts)) for texts in columns.values()) for style in STYLES}
+    fits = {
+        style: sum(all(map(style.reads, texts)) for texts in columns.values()) for style in STYLES
+    }
     best = [style for style in STYLES if fits[style] == max(fits.values())]
     chosen = best[0]
     if chosen == Style(",") and separator == "," and Style(".", ",") in best:
@@ -210,7 +234,9 @@ def _mostly(test: Callable[[str], bool], texts: list[str]) -> bool:
     return sum(map(test, texts)) >= max(MOST_ARE * len(texts), 1)
 
 
-def _differing(columns: dict[str, list[str]], one: Style, other: Style) -> Iterator[tuple[str, str]]:
+def _differing(
+    columns: dict[str, list[str]], one: Style, other: Style
+) -> Iterator[tuple[str, str]]:
     """Columns in which both styles read another number, and the first such text."""
     for name, texts in columns.items():
         for text in texts:

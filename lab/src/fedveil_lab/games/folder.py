@@ -50,7 +50,9 @@ def differing(path: Path, spec: Mapping[str, Any], config: Config) -> Sequence[s
 
 
 def _configured(path: Path, config: Config) -> list[str]:
-    return [name for name in differences(load(path).to_dict(), config.to_dict()) if name not in PLACE]
+    return [
+        name for name in differences(load(path).to_dict(), config.to_dict()) if name not in PLACE
+    ]
 
 
 def refuse_another(path: Path, spec: Mapping[str, Any], config: Config) -> None:

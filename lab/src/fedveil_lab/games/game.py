@@ -149,7 +149,11 @@ class Attacking:
         require_count("--replicates", self.replicates, least=self.least)
 
     def question(self) -> dict[str, Any]:
-        return {"attacks": list(self.chosen), "replicates": self.replicates, "seed": self.config.seed}
+        return {
+            "attacks": list(self.chosen),
+            "replicates": self.replicates,
+            "seed": self.config.seed,
+        }
 
     def usual(self) -> Iterable[str]:
         """The attacks that are played if none is asked for."""
@@ -183,7 +187,9 @@ class Unconfigured:
 GAMES: Registry[type[Game[Judgement]]] = Registry("--game", {}, group="fedveil.games")
 
 
-def game_of(config: Config, name: str | None = None, attacks: Sequence[str] = (), **options: Any) -> Game[Judgement]:
+def game_of(
+    config: Config, name: str | None = None, attacks: Sequence[str] = (), **options: Any
+) -> Game[Judgement]:
     """Build a game from what was asked for.
 
     Parameters
@@ -210,11 +216,15 @@ def game_of(config: Config, name: str | None = None, attacks: Sequence[str] = ()
             raise FieldError("--attack", asked, "are of different games: audit them apart")
         name = able[0]
     kind = GAMES.choose(name)
-    has = {game: [*signature(other).parameters][1:] for game, other in GAMES.items()}  # all but the configuration
+    has = {
+        game: [*signature(other).parameters][1:] for game, other in GAMES.items()
+    }  # all but the configuration
     for option in sorted(options.keys() - set(has[name])):
         others = [game for game in has if option in has[game]]
         reason = (
-            f"is no option of the game {name}, but of {', '.join(others)}" if others else nearest(option, has[name])
+            f"is no option of the game {name}, but of {', '.join(others)}"
+            if others
+            else nearest(option, has[name])
         )
         raise FieldError(FLAGS.get(option, f"--{option}"), options[option], reason)
     return kind(config, attacks=tuple(attack for attack in attacks if attack != name), **options)
@@ -225,7 +235,11 @@ def _games_of(attack: str | None = None) -> list[str]:
     names = sorted(GAMES, key=lambda game: game != USUAL)
     chosen = [game for game in names if attack is None or attack in (game, *GAMES[game].known)]
     if not chosen:
-        raise FieldError("--attack", attack, nearest(str(attack), {a for kind in GAMES.values() for a in kind.known}))
+        raise FieldError(
+            "--attack",
+            attack,
+            nearest(str(attack), {a for kind in GAMES.values() for a in kind.known}),
+        )
     return chosen
 
 
@@ -278,17 +292,27 @@ def play(
                 mark_private(path, UNNOISED)
             for note in notes:
                 progress.say(note)
-            finished = store.run(game.cells(), progress, jobs, together=game.together, executor=executor)
+            finished = store.run(
+                game.cells(), progress, jobs, together=game.together, executor=executor
+            )
             telling = getattr(game, "judge_telling", None)  # of games that judge for minutes
-            judgement: Found = game.judge(finished) if telling is None else telling(finished, progress)
+            judgement: Found = (
+                game.judge(finished) if telling is None else telling(finished, progress)
+            )
             for note in judgement.notes:
                 progress.say(note)
-            judgement.values.setdefault("results", [verdict.to_dict() for verdict in judgement.verdicts])
+            judgement.values.setdefault(
+                "results", [verdict.to_dict() for verdict in judgement.verdicts]
+            )
             judgement.values.setdefault("refused", [asdict(one) for one in judgement.refused])
-            judgement.values.update({"game": game.name, "notes": notes + judgement.notes, "source": REPRODUCIBLE})
+            judgement.values.update(
+                {"game": game.name, "notes": notes + judgement.notes, "source": REPRODUCIBLE}
+            )
             judgement.values.update(_played(game.config), seconds=round(perf_counter() - began, 1))
             if path is not None:
-                write_atomic(path / RESULT, (json.dumps(judgement.values, indent=1) + "\n").encode())
+                write_atomic(
+                    path / RESULT, (json.dumps(judgement.values, indent=1) + "\n").encode()
+                )
     return judgement
 
 
@@ -325,5 +349,9 @@ def settings_of(config: Config, compare: bool) -> list[Planned]:
             planned.append(Planned(variant.label, one, variant.setting.match_sigma_of))
     plain = [p for p in planned if p.config.privacy.method == VANILLA]
     if not plain:
-        plain = [Planned(VANILLA, configure(single, VANILLA, Setting.model_validate({"method": VANILLA})))]
+        plain = [
+            Planned(
+                VANILLA, configure(single, VANILLA, Setting.model_validate({"method": VANILLA}))
+            )
+        ]
     return [*plain, *(p for p in planned if p not in plain)]

@@ -16,14 +16,29 @@ from fedveil.engines import Execution, Federation, Shared
 from fedveil.errors import FieldError, require_count
 from fedveil.learning import ClientData
 from fedveil.methods import GroupPrivacy, Method, Plain
-from fedveil_lab.attacks.inversion import INVERSIONS, Inversion, Inverted, ReleaseView, compare_inversion
+from fedveil_lab.attacks.inversion import (
+    INVERSIONS,
+    Inversion,
+    Inverted,
+    ReleaseView,
+    compare_inversion,
+)
 from fedveil_lab.games.game import GAMES, Attacking, Judgement, Refused
 from fedveil_lab.grid import Cell, Finished, Store
 from fedveil_lab.runs.prepare import Setup, prepare
 from fedveil_lab.runs.runner import Progress, Silent
 
-NOISE = (0.001, 0.01, 0.1, 1.0, 3.0)  # nu, the noise-to-signal ratios that stand beside the settings
-ONE, SEVERAL = ("analytic", "idlg", "cosine"), ("spear", "idlg", "cosine", "local-steps", "see-through")
+NOISE = (
+    0.001,
+    0.01,
+    0.1,
+    1.0,
+    3.0,
+)  # nu, the noise-to-signal ratios that stand beside the settings
+ONE, SEVERAL = (
+    ("analytic", "idlg", "cosine"),
+    ("spear", "idlg", "cosine", "local-steps", "see-through"),
+)
 STEP: dict[str, Any] = {"metrics": {}, "noise": {}, "failed": {}, "invalid": {}, "refused": {}}
 TRUSTED = "the server is trusted there, and receives what clients trained: what it reads in a model is no breach"
 
@@ -69,7 +84,12 @@ class InversionGame(Attacking):
         require_count("--images", self.images)
 
     def question(self) -> dict[str, Any]:
-        asked = {"attacks": list(self.chosen), "clients": self.replicates, "images": self.images, "noise": list(NOISE)}
+        asked = {
+            "attacks": list(self.chosen),
+            "clients": self.replicates,
+            "images": self.images,
+            "noise": list(NOISE),
+        }
         return {**asked, "precision": "float64"} if self.double else asked
 
     def usual(self) -> Sequence[str]:
@@ -85,7 +105,10 @@ class InversionGame(Attacking):
     def runs(self) -> list[Cell]:
         """One round of each setting, then of each noise; the releases are in its probe, and nothing is kept on disk."""
         played: list[tuple[str, Setup, Method | None]] = []
-        played += [(planned.label, setup, None) for planned, setup in zip(self.settings, self.setups, strict=True)]
+        played += [
+            (planned.label, setup, None)
+            for planned, setup in zip(self.settings, self.setups, strict=True)
+        ]
         for nu in NOISE:
             noise = Method(f"nu = {nu:g}", GroupPrivacy(noise_multiplier=nu), Plain())
             played.append((noise.name, self.setups[0], noise))
@@ -106,17 +129,30 @@ class InversionGame(Attacking):
     def check(self) -> list[str]:
         """Refuse clients without images enough, and training that cannot be simulated."""
         setup = self.setups[0]
-        if setup.dealt.dataset.task != "classification" or len(setup.dealt.dataset.input_shape) != 3:
-            raise FieldError("data.name", self.config.data.name, "inversion is of classified images")
+        if (
+            setup.dealt.dataset.task != "classification"
+            or len(setup.dealt.dataset.input_shape) != 3
+        ):
+            raise FieldError(
+                "data.name", self.config.data.name, "inversion is of classified images"
+            )
         if len(setup.dealt.clients) < 2:
-            raise FieldError("data.clients", 1, "the last client's images are the server's reference: at least 2")
+            raise FieldError(
+                "data.clients", 1, "the last client's images are the server's reference: at least 2"
+            )
         for i, client in enumerate(self._clients[:-1][: self.replicates]):
             if client.examples < self.images:
-                raise FieldError("--images", self.images, f"client {i} has {client.examples} examples")
+                raise FieldError(
+                    "--images", self.images, f"client {i} has {client.examples} examples"
+                )
         # an optimiser that cannot be simulated is refused before anything is written
         Store(None).run(self.runs[:1], together=True)
         defended = zip(self.settings[1:], self.setups[1:], strict=True)
-        return [f"{planned.label}: {TRUSTED}" for planned, s in defended if s.method.client.trust == "central"]
+        return [
+            f"{planned.label}: {TRUSTED}"
+            for planned, s in defended
+            if s.method.client.trust == "central"
+        ]
 
     def judge(self, finished: Finished) -> InversionAudit:
         return self.judge_telling(finished, Silent())
@@ -137,7 +173,9 @@ class InversionGame(Attacking):
             inverted = compare_inversion(releases, attacks, undefended=undefended, told=told)
         finally:
             progress.end()
-        promises = {c.label: str(finished.outcomes[c.key].summary.values["guarantee"]) for c in self.runs}
+        promises = {
+            c.label: str(finished.outcomes[c.key].summary.values["guarantee"]) for c in self.runs
+        }
         refused = [Refused(attack, "all", reason) for attack, reason in inverted.refused.items()]
         values = {
             "name": self.config.name,
@@ -148,8 +186,12 @@ class InversionGame(Attacking):
         }
         notes = [f"{r.attack} was not run: {r.reason}" for r in refused]
         if invalid := sorted({v.attack for v in inverted.verdicts if v.valid is False}):
-            notes.append(f"fails without a defence, and says nothing about one: {', '.join(invalid)}")
-        return InversionAudit(inverted.verdicts, refused, values, notes, inverted, self._pixels, promises)
+            notes.append(
+                f"fails without a defence, and says nothing about one: {', '.join(invalid)}"
+            )
+        return InversionAudit(
+            inverted.verdicts, refused, values, notes, inverted, self._pixels, promises
+        )
 
     def _federation(self, setup: Setup, method: Method | None) -> Federation:
         """Clients that train on a few images; another method where a noise is named."""
@@ -161,14 +203,19 @@ class InversionGame(Attacking):
             start, public = setup.starts.double(), setup.dealt.public
             changes["shared"] = Shared(initial=start, public_data=public, region=learner.region)
             execution = Execution(single_examples=True)
-        return setup.made(clients=self._clients, clients_per_round=None, execution=execution, **changes)
+        return setup.made(
+            clients=self._clients, clients_per_round=None, execution=execution, **changes
+        )
 
     @cached_property
     def _clients(self) -> list[ClientData]:
         """All clients, each with a few images to train on, the others held out."""
         few, clients = self.images, []
         for c in self.setups[0].dealt.clients:
-            x, masks = c.x.double() if self.double else c.x, None if c.masks is None else c.masks[:few]
+            x, masks = (
+                c.x.double() if self.double else c.x,
+                None if c.masks is None else c.masks[:few],
+            )
             rest_x, rest_y = (x[few:], c.y[few:]) if c.examples > few else (None, None)
             clients.append(ClientData(x[:few], c.y[:few], rest_x, rest_y, masks=masks))
         return clients

@@ -68,13 +68,19 @@ class MembershipView(RecordsView):
             torch.cat([getattr(c, part) for c in held] + [out[::2], out[1::2]])
             for part, out in (("x", out_x), ("y", out_y))
         )
-        owner = torch.repeat_interleave(torch.arange(len(held)), torch.tensor([len(c.x) for c in held]))
+        owner = torch.repeat_interleave(
+            torch.arange(len(held)), torch.tensor([len(c.x) for c in held])
+        )
         tools = self._setup.learner.model, self._setup.learner.layout
         losses = -loss_of_confidence(confidence(*tools, torch.stack(self._globals), x, y))
-        odds = torch.stack([confidence(*tools, torch.stack([r.model for r in row]), x, y) for row in table])
+        odds = torch.stack(
+            [confidence(*tools, torch.stack([r.model for r in row]), x, y) for row in table]
+        )
         persons = None
         if all(c.person is not None and c.test_person is not None for c in held):
-            who, others = (torch.cat([getattr(c, field) for c in held]) for field in ("person", "test_person"))
+            who, others = (
+                torch.cat([getattr(c, field) for c in held]) for field in ("person", "test_person")
+            )
             persons = who, torch.cat([others[::2], others[1::2]])
         return ServerRecords(losses, odds, y, owner, len(out_x[::2]), persons)
 
@@ -125,7 +131,9 @@ class MembershipGame(Attacking):
     @cached_property
     def settings(self) -> list[Planned]:
         """The undefended federation first; settings that match another's sigma are left out."""
-        return [planned for planned in settings_of(self.config, self.compare) if not planned.matches]
+        return [
+            planned for planned in settings_of(self.config, self.compare) if not planned.matches
+        ]
 
     @cached_property
     def of_run(self) -> dict[tuple[str, int], Cell]:
@@ -142,7 +150,9 @@ class MembershipGame(Attacking):
         setup = prepare(self.settings[-1].config)
         task = setup.dealt.dataset.task
         if task != "classification":
-            raise FieldError("data.name", self.config.data.name, f"is a {task}; records need a class")
+            raise FieldError(
+                "data.name", self.config.data.name, f"is a {task}; records need a class"
+            )
         if not self.config.data.holdout:
             raise FieldError("data.holdout", 0, "non-members are what clients hold out: set it")
         asked = [name for name in self.chosen if name in BY_CLIENT]
@@ -166,22 +176,38 @@ class MembershipGame(Attacking):
             if values["trust"] == "central" and label not in trusted:
                 trusted.append(label)
             for name in self.chosen:
-                seen = values["concluded"][(ShadowView if shadowed(name) else MembershipView)().name]
+                seen = values["concluded"][
+                    (ShadowView if shadowed(name) else MembershipView)().name
+                ]
                 if name in seen["figures"]:
-                    one = {key: seen[key][name] for key in ("figures", "rates", "others") if name in seen[key]}
+                    one = {
+                        key: seen[key][name]
+                        for key in ("figures", "rates", "others")
+                        if name in seen[key]
+                    }
                     scores.setdefault((label, name), []).append(one)
                     if name in seen["roc"]:
                         roc.setdefault(label, {}).setdefault(name, seen["roc"][name])
                 else:
                     why = seen["refused"].get(name, "was not played")
-                    refused.setdefault((label, name), []).append(f"under seed {self.config.seed + run}: {why}")
+                    refused.setdefault((label, name), []).append(
+                        f"under seed {self.config.seed + run}: {why}"
+                    )
         undefended = self.settings[0].label
-        bare = {n: [float(o["figures"]) for o in v] for (label, n), v in scores.items() if label == undefended}
+        bare = {
+            n: [float(o["figures"]) for o in v]
+            for (label, n), v in scores.items()
+            if label == undefended
+        }
         verdicts = [
             _over_runs(label, name, values, bare.get(name, ()), refused.get((label, name), ()))
             for (label, name), values in scores.items()
         ]
-        lines = [Refused(name, label, why[0]) for (label, name), why in refused.items() if (label, name) not in scores]
+        lines = [
+            Refused(name, label, why[0])
+            for (label, name), why in refused.items()
+            if (label, name) not in scores
+        ]
         notes = [
             f"{label}: the server is trusted and sees clear updates; only attacks on the global model are an outsider's"
             for label in trusted
@@ -190,7 +216,11 @@ class MembershipGame(Attacking):
 
 
 def _over_runs(
-    label: str, name: str, runs: Sequence[Mapping[str, Any]], bare: Sequence[float], refused: Sequence[str]
+    label: str,
+    name: str,
+    runs: Sequence[Mapping[str, Any]],
+    bare: Sequence[float],
+    refused: Sequence[str],
 ) -> Verdict:
     """The mean over runs, with Student's interval from three runs on; `refused` says which are not in it, and why."""
     values = [float(one["figures"]) for one in runs]
@@ -205,7 +235,9 @@ def _over_runs(
             rates = [one["rates"].get(f"{alpha:g}") for one in runs]
             if None in rates:
                 others = min(one["others"] for one in runs)
-                notes.append(f"TPR at FPR {alpha:g} needs {runs_for_rate(alpha)} non-members; there are {others}")
+                notes.append(
+                    f"TPR at FPR {alpha:g} needs {runs_for_rate(alpha)} non-members; there are {others}"
+                )
             else:
                 details[f"TPR at FPR {alpha:g}"] = float(np.mean(rates))
     return Verdict.of(
@@ -216,7 +248,9 @@ def _over_runs(
         n=n,
         replication="one run",
         without_defence=float(np.mean(bare)) if bare else None,
-        valid=beats_guessing(student_interval(bare), 0.0 if name in UNITS else 0.5) if bare else None,
+        valid=beats_guessing(student_interval(bare), 0.0 if name in UNITS else 0.5)
+        if bare
+        else None,
         threat="honest-but-curious server",
         details=details,
         notes=notes,

@@ -11,7 +11,14 @@ import torch
 from fedveil.engines import AnyMethod, Federation, Seen, resolve_method
 from fedveil.errors import FieldError
 from fedveil.learning import ClientData, LocalTraining
-from fedveil_lab.attacks import CalibratedLoss, Knowledge, LikelihoodRatio, Loss, Observation, ThreatModel
+from fedveil_lab.attacks import (
+    CalibratedLoss,
+    Knowledge,
+    LikelihoodRatio,
+    Loss,
+    Observation,
+    ThreatModel,
+)
 from fedveil_lab.games.game import Unconfigured
 from fedveil_lab.games.participation import REHEARSALS
 from fedveil_lab.games.roles import world_of
@@ -23,18 +30,24 @@ Clients = Sequence[Any]
 Make = Callable[..., Federation]  # (clients, method, seed), and local= where a setting has its own
 
 
-def make_one(make: Make, clients: Clients, method: AnyMethod | None, seed: int, **more: LocalTraining) -> Federation:
+def make_one(
+    make: Make, clients: Clients, method: AnyMethod | None, seed: int, **more: LocalTraining
+) -> Federation:
     """Call a user's function, and refuse what it must not return."""
     written = "lambda clients, method, seed: fv.Federation(..., clients=clients, method=method, seed=seed)"
     try:
         signature(make).bind(clients, method, seed, **more)
     except TypeError as error:
-        raise FieldError("make", getattr(make, "__name__", "a function"), f"{error}; write {written}") from error
+        raise FieldError(
+            "make", getattr(make, "__name__", "a function"), f"{error}; write {written}"
+        ) from error
     federation = make(clients, method, seed, **more)
     if not isinstance(federation, Federation):
         raise FieldError("make", type(federation).__name__, f"must return a Federation: {written}")
     if method is not None and federation.method == resolve_method(None) != resolve_method(method):
-        raise FieldError("make", type(method).__name__, f"does not hand its method on: write {written}")
+        raise FieldError(
+            "make", type(method).__name__, f"does not hand its method on: write {written}"
+        )
     return federation
 
 
@@ -77,7 +90,9 @@ class OwnGame(Unconfigured):
         cells = {}
         for case in cases_of(self.settings, [HONEST], max(REHEARSALS, self.runs // 2), self.runs):
             seed = 2 * (case.index + (10**6 if case.phase == "run" else 0)) + case.inside
-            made = partial(_audited, self.make, self.worlds[case.inside], self.settings[case.setting], seed)
+            made = partial(
+                _audited, self.make, self.worlds[case.inside], self.settings[case.setting], seed
+            )
             config = stated(self.rounds, seed, self.delta)
             cells[case] = Cell(case.setting, config, (LossView(*self.held),), make=made)
         return cells
@@ -91,11 +106,17 @@ class OwnGame(Unconfigured):
         done, names = {}, LossView(*self.held).figures
         for case, cell in self.of_case.items():
             outcome = finished.outcomes[cell.key]
-            done[case] = Replicate(case, outcome.summary, {name: outcome.series(name) for name in names})
+            done[case] = Replicate(
+                case, outcome.summary, {name: outcome.series(name) for name in names}
+            )
         attacks = [*names, *([LikelihoodRatio.name] if CalibratedLoss.name in names else [])]
         labels = [*self.settings]
         audit = judge_all(done, labels, attacks, world_of(self.relation), self.delta)
-        promised = next(one.summary.values["guarantee"] for case, one in done.items() if case.setting == labels[-1])
+        promised = next(
+            one.summary.values["guarantee"]
+            for case, one in done.items()
+            if case.setting == labels[-1]
+        )
         order = sorted(audit.verdicts, key=lambda one: labels.index(one.setting))
         return replace(audit, verdicts=order, values={"promised": promised})
 
@@ -115,7 +136,9 @@ class LossView:
 
     def __init__(self, shadow: ClientData, reference: ClientData | None = None) -> None:
         self._shadow, self._reference = shadow, reference
-        self._kinds: list[type[Loss | CalibratedLoss]] = [Loss] if reference is None else [Loss, CalibratedLoss]
+        self._kinds: list[type[Loss | CalibratedLoss]] = (
+            [Loss] if reference is None else [Loss, CalibratedLoss]
+        )
         self._known: Knowledge | None = None
 
     @property
@@ -125,20 +148,29 @@ class LossView:
 
     def __call__(self, seen: Seen) -> dict[str, float]:
         if self._known is None:
-            learner, outsider = seen.federation.learner, None if self._reference is None else seen.broadcast.models[0]
+            learner, outsider = (
+                seen.federation.learner,
+                None if self._reference is None else seen.broadcast.models[0],
+            )
             loss = learner.local.loss
             self._known = Knowledge(
                 learner.model, seen.federation.layout, loss, self._shadow, self._reference, outsider
             )
         threat = ThreatModel("semi-honest client", frozenset({"models", "shadow", "reference"}))
-        observed = Observation(torch.stack([seen.broadcast.models, seen.models]), len(seen.federation.clients))
-        return {kind.name: float(kind(self._known, threat).run(observed)[-1]) for kind in self._kinds}
+        observed = Observation(
+            torch.stack([seen.broadcast.models, seen.models]), len(seen.federation.clients)
+        )
+        return {
+            kind.name: float(kind(self._known, threat).run(observed)[-1]) for kind in self._kinds
+        }
 
 
 def _audited(make: Make, clients: Clients, method: AnyMethod | None, seed: int) -> Federation:
     """A federation whose clients have no statistics of their own, which these attacks do not model."""
     federation = make_one(make, clients, method, seed)
     if federation.own_buffers:
-        accepted = "these attacks model no client's own statistics: mend the model (fedveil.learning.mend)"
+        accepted = (
+            "these attacks model no client's own statistics: mend the model (fedveil.learning.mend)"
+        )
         raise FieldError("buffers", "keep", accepted)
     return federation

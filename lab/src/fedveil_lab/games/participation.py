@@ -24,7 +24,16 @@ from fedveil_lab.attacks.verdict import RUN
 from fedveil_lab.config import Config
 from fedveil_lab.games.game import GAMES, RESULT, Attacking, Planned, play
 from fedveil_lab.games.roles import IN_ITS_PLACE, WORLDS, AuditedConfig, World, world_of
-from fedveil_lab.games.scoring import HONEST, MALICIOUS, Audit, Case, Replicate, cases_of, judge_all, never_drawn
+from fedveil_lab.games.scoring import (
+    HONEST,
+    MALICIOUS,
+    Audit,
+    Case,
+    Replicate,
+    cases_of,
+    judge_all,
+    never_drawn,
+)
 from fedveil_lab.games.view import PASSIVE, ParticipationView, threat_of
 from fedveil_lab.games.world import hand_out
 from fedveil_lab.grid import Cell, Finished
@@ -34,7 +43,10 @@ from fedveil_lab.runs.deal import Dealt, deal_out
 from fedveil_lab.runs.prepare import Setup, prepare
 from fedveil_lab.runs.promised import prepared, promised
 
-LEAST, REHEARSALS = 4, 8  # runs in each world; rehearsals are half as many as runs, and at least so many
+LEAST, REHEARSALS = (
+    4,
+    8,
+)  # runs in each world; rehearsals are half as many as runs, and at least so many
 DRAWN = ("dirichlet", "quantity", "shards")  # partitions that draw the clients' sizes
 AUDIT = "audit"  # in the folder of a comparison
 # Need no metrics, no colluders and no crafted updates: one set of replicates serves them all.
@@ -105,13 +117,17 @@ class ParticipationGame(Attacking):
 
     def _lacking(self, roles: World) -> FieldError | None:
         """Why a world cannot be played: nobody is left to stand in, or a client without examples takes no part."""
-        noisy = [planned.label for planned in self.settings if planned.config.privacy.method == "record"]
+        noisy = [
+            planned.label for planned in self.settings if planned.config.privacy.method == "record"
+        ]
         if roles.stand_in == "empty" and noisy:
             accepted = f"has a client that takes no noisy step in {noisy[0]!r}: use --out-world remove or replace"
             return FieldError("--out-world", roles.stand_in, accepted)
         last = self.settings[-1].config
         own = [case for case in self.cases if case.setting == self.settings[-1].label]
-        every = last.data.partition in DRAWN or roles.stand_in == "twin"  # else one deal tells for all
+        every = (
+            last.data.partition in DRAWN or roles.stand_in == "twin"
+        )  # else one deal tells for all
         try:
             for seed in {case.seed(self.config.seed) for case in (own if every else own[:1])}:
                 hand_out(last.data, self.dealt, roles.model_copy(update={"inside": False}), seed)
@@ -122,7 +138,9 @@ class ParticipationGame(Attacking):
     def _relation(self, planned: Planned) -> str:
         """Relation of what a setting's models promise a client, or ""; metrics beside them have no world."""
         with suppress(FieldError):
-            promise = promised(prepared(planned.config.model_copy(update={"publish": Publishing()}))).guarantee
+            promise = promised(
+                prepared(planned.config.model_copy(update={"publish": Publishing()}))
+            ).guarantee
             return promise.relation if promise.proven and promise.unit not in PARTS else ""
         return ""
 
@@ -150,7 +168,9 @@ class ParticipationGame(Attacking):
         for case in self.cases:
             setting = planned[case.setting]
             sources = self.rehearsed(setting.matches, cells) if setting.matches else None
-            world = self.roles.model_copy(update={"inside": case.inside, "crafted": case.kind == MALICIOUS})
+            world = self.roles.model_copy(
+                update={"inside": case.inside, "crafted": case.kind == MALICIOUS}
+            )
             config = AuditedConfig.of(setting.config, world, seed=case.seed(self.config.seed))
             cells[case] = Cell(case.setting, config, (ParticipationView(self._others),), sources)
         return cells
@@ -159,13 +179,19 @@ class ParticipationGame(Attacking):
     def _others(self) -> tuple[type[Attack], ...]:
         """Attacks that somebody registered, and those that they weigh."""
         kinds = [ATTACKS[name] for name in self.chosen if name in ATTACKS]
-        parts = [part for kind in kinds for part in (kind.weighs if issubclass(kind, Weighing) else (kind,))]
+        parts = [
+            part
+            for kind in kinds
+            for part in (kind.weighs if issubclass(kind, Weighing) else (kind,))
+        ]
         own = {*PASSIVE, SideChannel, *Active.weighs}
         return tuple(dict.fromkeys(part for part in parts if part not in own))
 
     def rehearsed(self, label: str, cells: Mapping[Case, Cell]) -> tuple[Cell, ...]:
         """The rehearsals of a setting with the target: a setting that matches its sigma takes their average."""
-        return tuple(cells[Case(label, HONEST, "rehearsal", True, i)] for i in range(self.rehearsals))
+        return tuple(
+            cells[Case(label, HONEST, "rehearsal", True, i)] for i in range(self.rehearsals)
+        )
 
     def cells(self) -> list[Cell]:
         return [*self.of_case.values()]
@@ -173,23 +199,33 @@ class ParticipationGame(Attacking):
     def check(self) -> list[str]:
         """Refuse what no adversary could do and what cannot be dealt out; say what is odd."""
         last = self.settings[-1].config
-        world = self.roles.model_copy(update={"anew": False, "stand_in": "empty", "shadow": "clean"})
+        world = self.roles.model_copy(
+            update={"anew": False, "stand_in": "empty", "shadow": "clean"}
+        )
         setups = [prepare(AuditedConfig.of(planned.config, world)) for planned in self.settings]
         self._check_threats(setups[1:] or setups)
         if lacking := self._lacking(self.roles):
             raise lacking
         notes = list(setups[-1].warnings)
         played, usual = self.roles.stand_in, self._worlds[0]
-        if self.world is None and played != usual and (lacking := self._lacking(self._roles(usual))):
+        if (
+            self.world is None
+            and played != usual
+            and (lacking := self._lacking(self._roles(usual)))
+        ):
             why = lacking.accepted.partition(":")[0]
-            notes.append(f"--out-world {played} ({IN_ITS_PLACE[played]}) is played, because {usual!r} {why}")
+            notes.append(
+                f"--out-world {played} ({IN_ITS_PLACE[played]}) is played, because {usual!r} {why}"
+            )
         inside = [c for c in self.cases if c.setting == self.settings[-1].label and c.inside]
         lost = never_drawn(last, len(self.dealt.clients), self.roles, inside)
         if inside and len(lost) == len(inside):
             accepted = "is in no round's cohort in any run: it never trains; raise rounds or clients_per_round"
             raise FieldError("--target", self.roles.target, accepted)
         if lost:
-            notes.append(f"in {len(lost)} of {len(inside)} runs 'with' the target it is in no cohort, and never trains")
+            notes.append(
+                f"in {len(lost)} of {len(inside)} runs 'with' the target it is in no cohort, and never trains"
+            )
         return notes
 
     def _check_threats(self, setups: Sequence[Setup]) -> None:
@@ -197,7 +233,9 @@ class ParticipationGame(Attacking):
             errors, world = [], self.roles.model_copy(update={"crafted": name == Active.name})
             for setup in setups:
                 try:
-                    threat_of(world, setup.method, reference=True).require(name, ATTACKS[name].needs)
+                    threat_of(world, setup.method, reference=True).require(
+                        name, ATTACKS[name].needs
+                    )
                 except ThreatError as error:
                     errors.append(error)
             if len(errors) == len(setups):  # where only some lack it, their lines say so
@@ -206,9 +244,16 @@ class ParticipationGame(Attacking):
     def judge(self, finished: Finished) -> Audit:
         """Figures from finished runs."""
         delta, labels = self.config.privacy.budget.delta, tuple(p.label for p in self.settings)
-        done = {case: Replicate.of(case, finished.outcomes[cell.key]) for case, cell in self.of_case.items()}
-        judged = judge_all(done, labels, self.chosen, self.roles.stand_in, delta, self.config.publish.metrics)
-        runs, rehearsed = ({c.index for c in self.cases if c.phase == phase} for phase in ("run", "rehearsal"))
+        done = {
+            case: Replicate.of(case, finished.outcomes[cell.key])
+            for case, cell in self.of_case.items()
+        }
+        judged = judge_all(
+            done, labels, self.chosen, self.roles.stand_in, delta, self.config.publish.metrics
+        )
+        runs, rehearsed = (
+            {c.index for c in self.cases if c.phase == phase} for phase in ("run", "rehearsal")
+        )
         values = {
             "name": self.config.name,
             **self.roles.roles(),
@@ -218,7 +263,10 @@ class ParticipationGame(Attacking):
             "rehearsals": len(rehearsed),
             "delta": delta,
             "epsilon_ceiling": epsilon_ceiling(len(runs), delta),
-            "published_metrics": {"mode": self.config.publish.metrics, "text": self.config.publish.describe()},
+            "published_metrics": {
+                "mode": self.config.publish.metrics,
+                "text": self.config.publish.describe(),
+            },
             "settings": {p.label: _about(p, done.values()) for p in self.settings},
             "together": {label: asdict(bound) for label, bound in judged.together.items()},
             "seed": self.config.seed,
@@ -247,7 +295,10 @@ def _about(planned: Planned, replicates: Iterable[Replicate]) -> dict[str, Any]:
     played = [r for r in played if r.case.phase == "run"] or played
     played = [r for r in played if r.case.kind == HONEST] or played
     inside, outside = ([r for r in played if r.case.inside is world] for world in (True, False))
-    accuracies = [r.summary.values["metrics"].get("accuracy") for r in sorted(inside, key=lambda r: r.case.index)]
+    accuracies = [
+        r.summary.values["metrics"].get("accuracy")
+        for r in sorted(inside, key=lambda r: r.case.index)
+    ]
     return {
         "method": planned.config.privacy.method,
         "guarantee": inside[0].summary.values["guarantee"] if inside else "",
@@ -315,8 +366,17 @@ def _attacks(path: Path) -> dict[str, list[dict[str, Any]]]:
         for r in values["results"]:
             auc = r["auc"]
             if not r["supposed"] and (r["valid_without_defence"] is not False or auc["low"] > 0.5):
-                entry = {"attack": r["attack"], "auc": auc["point"], "low": auc["low"], "high": auc["high"]}
+                entry = {
+                    "attack": r["attack"],
+                    "auc": auc["point"],
+                    "low": auc["low"],
+                    "high": auc["high"],
+                }
                 attacks[r["setting"]].append({**entry, "runs": values["replicates"]})
     except (ValueError, KeyError, TypeError) as error:
-        raise damaged("audit", path, error, "restore it, or move it away and ask the audit again") from error
-    return {label: sorted(entries, key=lambda e: -float(e["auc"])) for label, entries in attacks.items()}
+        raise damaged(
+            "audit", path, error, "restore it, or move it away and ask the audit again"
+        ) from error
+    return {
+        label: sorted(entries, key=lambda e: -float(e["auc"])) for label, entries in attacks.items()
+    }

@@ -57,18 +57,30 @@ class Pool:
         x = own_scale(own, self._columns, own)
         if not held_out:
             return ClientData(x, self._y[train], name=name)
-        return ClientData(x, self._y[train], own_scale(self._x[test], self._columns, own), self._y[test], name=name)
+        return ClientData(
+            x,
+            self._y[train],
+            own_scale(self._x[test], self._columns, own),
+            self._y[test],
+            name=name,
+        )
 
 
 def strata_of(y: Tensor, dataset: DataSet) -> NDArray[np.int64]:
     """Classes [N], or one stratum for all where there are none."""
-    return y.numpy().astype(np.int64) if dataset.task == "classification" else np.zeros(len(y), dtype=np.int64)
+    return (
+        y.numpy().astype(np.int64)
+        if dataset.task == "classification"
+        else np.zeros(len(y), dtype=np.int64)
+    )
 
 
 def proportions_of(y: Tensor, dataset: DataSet) -> Proportions:
     """Share of each class among these examples."""
     strata = strata_of(y, dataset)
-    counts = np.bincount(strata, minlength=dataset.classes if dataset.task == "classification" else 1)
+    counts = np.bincount(
+        strata, minlength=dataset.classes if dataset.task == "classification" else 1
+    )
     proportions: Proportions = counts / max(1, len(strata))
     return proportions
 

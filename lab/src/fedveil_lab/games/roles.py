@@ -104,7 +104,11 @@ class World(Section):
             If there are not two clients, one attacks itself, or more are to collude than there are.
         """
         if n < 2:
-            raise FieldError("data.clients", n, "client inference needs at least two clients: an attacker and a target")
+            raise FieldError(
+                "data.clients",
+                n,
+                "client inference needs at least two clients: an attacker and a target",
+            )
         for option, partition in (("--target", target), ("--attacker", attacker)):
             if partition is not None and require_count(option, partition, least=0) >= n:
                 raise FieldError(option, partition, f"there are clients 0 to {n - 1}")
@@ -112,14 +116,25 @@ class World(Section):
         attacker = next(i for i in range(n) if i != target) if attacker is None else attacker
         if attacker == target:
             raise FieldError("--attacker", attacker, "is the target itself; give another client")
-        for name, value, known in (("--shadow", shadow, SHADOWS), ("--out-world", stand_in, WORLDS)):
+        for name, value, known in (
+            ("--shadow", shadow, SHADOWS),
+            ("--out-world", stand_in, WORLDS),
+        ):
             require_choice(name, value, known)
-        size = min(COLLUDING, n - 1) if colluding is None else require_count("--colluders", colluding)
+        size = (
+            min(COLLUDING, n - 1) if colluding is None else require_count("--colluders", colluding)
+        )
         if size > n - 1:
             raise FieldError("--colluders", size, f"there are {n - 1} clients besides the target")
         others = [i for i in range(n) if i not in (target, attacker)]
         colluders = (attacker, *others[: size - 1])
-        own = {"target": target, "colluders": colluders, "stand_in": stand_in, "shadow": shadow, "base": base}
+        own = {
+            "target": target,
+            "colluders": colluders,
+            "stand_in": stand_in,
+            "shadow": shadow,
+            "base": base,
+        }
         return cls.model_validate(own)
 
 

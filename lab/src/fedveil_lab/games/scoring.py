@@ -13,7 +13,16 @@ from torch import Tensor
 from fedveil.accounting import PARTS
 from fedveil.engines import draw_cohort
 from fedveil.mechanisms import keyed_seed
-from fedveil_lab.attacks import ATTACKS, Active, Adaptive, SequentialEvidence, SideChannel, Weighing, decide, judge
+from fedveil_lab.attacks import (
+    ATTACKS,
+    Active,
+    Adaptive,
+    SequentialEvidence,
+    SideChannel,
+    Weighing,
+    decide,
+    judge,
+)
 from fedveil_lab.attacks.bounds import EpsilonBound, joint_bound
 from fedveil_lab.attacks.observation import Attack
 from fedveil_lab.attacks.participation.weighing import ERROR
@@ -58,11 +67,18 @@ class Case:
         return keyed_seed("audit", base, self.phase, int(self.inside), self.index)
 
 
-def cases_of(settings: Iterable[str], kinds: Sequence[str], rehearsals: int, runs: int) -> list[Case]:
+def cases_of(
+    settings: Iterable[str], kinds: Sequence[str], rehearsals: int, runs: int
+) -> list[Case]:
     """Every run of some settings in both worlds, each first with the target."""
-    counts = [("rehearsal", index) for index in range(rehearsals)] + [("run", index) for index in range(runs)]
+    counts = [("rehearsal", index) for index in range(rehearsals)] + [
+        ("run", index) for index in range(runs)
+    ]
     places = product(settings, kinds, counts, (True, False))
-    return [Case(setting, kind, phase, inside, index) for setting, kind, (phase, index), inside in places]
+    return [
+        Case(setting, kind, phase, inside, index)
+        for setting, kind, (phase, index), inside in places
+    ]
 
 
 @dataclass(frozen=True)
@@ -175,7 +191,10 @@ class Scored(Participation):
         """Plain values for JSON, verdicts included."""
         values = super().to_dict()
         supposed, sequential = values.pop("supposed"), values.pop("sequential")
-        scores = {"in": values.pop("inside")[:, -1].tolist(), "out": values.pop("outside")[:, -1].tolist()}
+        scores = {
+            "in": values.pop("inside")[:, -1].tolist(),
+            "out": values.pop("outside")[:, -1].tolist(),
+        }
         return {**values, "supposed": supposed, "scores": scores, "sequential": sequential}
 
 
@@ -249,7 +268,9 @@ def judge_all(
                 if setting == settings[0]:
                     valid, plain = verdict.succeeds, verdict.point
                 supposed = bool(mode) and mode != published
-                audit.verdicts.append(replace(verdict, valid=valid, without_defence=plain, supposed=supposed))
+                audit.verdicts.append(
+                    replace(verdict, valid=valid, without_defence=plain, supposed=supposed)
+                )
     audit.together.update(_together(audit.verdicts, delta))
     return audit
 
@@ -262,21 +283,33 @@ def _together(verdicts: Sequence[Scored], delta: float) -> dict[str, EpsilonBoun
         if threshold is not None and not verdict.supposed:
             scores = verdict.inside[:, -1].numpy(), verdict.outside[:, -1].numpy()
             judged.setdefault(verdict.setting, []).append((*scores, threshold))
-    return {setting: joint_bound(judged_alone, delta=delta) for setting, judged_alone in judged.items()}
+    return {
+        setting: joint_bound(judged_alone, delta=delta) for setting, judged_alone in judged.items()
+    }
 
 
 def _judged(
-    replicates: Mapping[Case, Replicate], setting: str, attack: type[Attack], mode: str, world: str, delta: float
+    replicates: Mapping[Case, Replicate],
+    setting: str,
+    attack: type[Attack],
+    mode: str,
+    world: str,
+    delta: float,
 ) -> Scored | Refused:
     kind, row = MALICIOUS if attack is Active else HONEST, row_of(attack.name, mode)
     weighing = attack if issubclass(attack, Weighing) else None
     parts = [attack] if weighing is None else list(weighing.weighs)
-    names = {part.name: row_of(part.name, mode) if part is SideChannel else part.name for part in parts}
+    names = {
+        part.name: row_of(part.name, mode) if part is SideChannel else part.name for part in parts
+    }
     traces = list(names.values())
     chosen = [r for r in replicates.values() if (r.case.setting, r.case.kind) == (setting, kind)]
     chosen.sort(key=lambda r: r.case)
     refused = [
-        r.refused.get(trace) or r.stopped or UNPLAYED for r in chosen for trace in traces if trace not in r.scores
+        r.refused.get(trace) or r.stopped or UNPLAYED
+        for r in chosen
+        for trace in traces
+        if trace not in r.scores
     ]
     if refused or not chosen:
         return Refused(row, setting, refused[0] if refused else UNPLAYED)
@@ -284,7 +317,10 @@ def _judged(
 
     def group(phase: str, inside: bool) -> Tensor:
         some = [r.scores for r in chosen if (r.case.phase, r.case.inside) == (phase, inside)]
-        tensors = {n: torch.tensor([s[t][:rounds] for s in some], dtype=torch.float64) for n, t in names.items()}
+        tensors = {
+            n: torch.tensor([s[t][:rounds] for s in some], dtype=torch.float64)
+            for n, t in names.items()
+        }
         return tensors[attack.name] if weighing is None else weighing.stacked(tensors)
 
     rehearsed = group("rehearsal", True), group("rehearsal", False)
@@ -295,7 +331,10 @@ def _judged(
         inside, outside, threshold = model.weigh(inside), model.weigh(outside), 0.0
     else:
         inside, outside = attack.evidence(inside), attack.evidence(outside)
-    earlier = attack.evidence(rehearsed[0])[:, -1].numpy(), attack.evidence(rehearsed[1])[:, -1].numpy()
+    earlier = (
+        attack.evidence(rehearsed[0])[:, -1].numpy(),
+        attack.evidence(rehearsed[1])[:, -1].numpy(),
+    )
     result = judge(
         row,
         setting,

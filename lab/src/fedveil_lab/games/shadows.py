@@ -34,7 +34,11 @@ from fedveil_lab.attacks.membership.records import Pairs, concluded, of_people
 from fedveil_lab.attacks.membership.scores import PEOPLE, ShadowScore
 from fedveil_lab.runs.prepare import Setup
 
-MODELS, LAST, CLIENTS = 64, 3, 5  # shadow models of each target; rounds of a trajectory; clients that are attacked
+MODELS, LAST, CLIENTS = (
+    64,
+    3,
+    5,
+)  # shadow models of each target; rounds of a trajectory; clients that are attacked
 
 
 class RecordsView:
@@ -55,8 +59,13 @@ class RecordsView:
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
         """What `fedveil_lab.attacks.membership.records.concluded` says of each of its attacks."""
-        attacks = {name: attack for name, attack in MEMBERSHIPS.items() if shadowed(name) is cls.shadowed}
-        return [concluded({name: partial(judge._attacked, a) for name, a in attacks.items()}) for judge in judges]
+        attacks = {
+            name: attack for name, attack in MEMBERSHIPS.items() if shadowed(name) is cls.shadowed
+        }
+        return [
+            concluded({name: partial(judge._attacked, a) for name, a in attacks.items()})
+            for judge in judges
+        ]
 
     def _attacked(self, attack: Any) -> Pairs | float:
         raise NotImplementedError
@@ -85,11 +94,16 @@ class ShadowView(RecordsView):
         if side.trust == "central":
             self._power += float(seen.record.round.report.get("sigma", 0.0)) ** 2
             return {}
-        number, scales = seen.broadcast.public.round, {p: s for p, s in seen.record.client_scales.items() if s}
+        number, scales = (
+            seen.broadcast.public.round,
+            {p: s for p, s in seen.record.client_scales.items() if s},
+        )
         for partition, scale in scales.items():
             sigma = side.noise([scale], layout).get("sigma", 0.0)
             self._power += (sigma / len(scales)) ** 2
-            layers = dict(zip(layout.groups("module"), scale, strict=True)) if len(scale) > 1 else {}
+            layers = (
+                dict(zip(layout.groups("module"), scale, strict=True)) if len(scale) > 1 else {}
+            )
             self._noise[number, partition] = layers or sigma
         return {}
 
@@ -101,7 +115,9 @@ class ShadowView(RecordsView):
         pairs = attack(self._signals_of[attack.target])
         if attack.target != PEOPLE:
             return pairs
-        return [(of_people(a, self._who[: len(a)]), of_people(b, self._who[len(a) :])) for a, b in pairs]
+        return [
+            (of_people(a, self._who[: len(a)]), of_people(b, self._who[len(a) :])) for a, b in pairs
+        ]
 
     def _whole(self, people: bool) -> list[tuple[list[Signals], int]]:
         """Signals of the last global model."""
@@ -129,14 +145,20 @@ class ShadowView(RecordsView):
         """Signals of what the clients with most records sent in their last rounds."""
         method = self._setup.method
         if method.noisy is not None:
-            raise FieldError("privacy.method", method.name, "noises every step: shadow updates would have to, too")
+            raise FieldError(
+                "privacy.method",
+                method.name,
+                "noises every step: shadow updates would have to, too",
+            )
         partitions, table = by_round_and_client(self._view.received)
         rounds_signals = []
         for partition in sorted(partitions, key=lambda p: -self._clients[p].examples)[:CLIENTS]:
             client = self._clients[partition]
             out_x, out_y = held_out([client])
             n = min(client.examples, len(out_x) // 2)
-            asked = ClientData(torch.cat([client.x[:n], out_x[:n]]), torch.cat([client.y[:n], out_y[:n]]))
+            asked = ClientData(
+                torch.cat([client.x[:n], out_x[:n]]), torch.cat([client.y[:n], out_y[:n]])
+            )
             rounds = []
             for row in table[-last:]:
                 sent = row[partitions.index(partition)]
@@ -168,9 +190,13 @@ class ShadowView(RecordsView):
         else:
             inside = balanced(MODELS, asked.examples, seed)
         if places is not None and self._setup.method.noisy is not None:
-            vectors = torch.stack([self._played(i, asked, places, mine) for i, mine in enumerate(inside)])
+            vectors = torch.stack(
+                [self._played(i, asked, places, mine) for i, mine in enumerate(inside)]
+            )
         else:
-            vectors = train_shadows(model, layout, learner.local, start, asked, inside, seed, rounds=rounds)
+            vectors = train_shadows(
+                model, layout, learner.local, start, asked, inside, seed, rounds=rounds
+            )
             vectors = self._noised(vectors, start, noise, bound)
         return signals(model, layout, attacked, vectors, inside, asked, others)
 
@@ -190,11 +216,15 @@ class ShadowView(RecordsView):
     def _noised(self, vectors: Tensor, start: Tensor, noise: Any, bound: Any) -> Tensor:
         """Shadow models [m, d], clipped and noised as clients do."""
         layout = self._setup.learner.layout
-        if isinstance(noise, dict) and isinstance(bound, float):  # noised layer by layer, each is clipped to this norm
+        if isinstance(noise, dict) and isinstance(
+            bound, float
+        ):  # noised layer by layer, each is clipped to this norm
             bound = dict.fromkeys(noise, bound)
         if bound is not None:
             vectors = start + clip(vectors - start, bound, layout)
-        generator = torch.Generator().manual_seed(keyed_seed("noise of shadow models", self._setup.config.seed))
+        generator = torch.Generator().manual_seed(
+            keyed_seed("noise of shadow models", self._setup.config.seed)
+        )
         drawn = torch.randn(vectors.shape, generator=generator, dtype=vectors.dtype)
         return vectors + drawn * deviations_of(noise, layout).to(vectors.dtype)
 
@@ -204,7 +234,9 @@ def _together(clients: Sequence[ClientData]) -> tuple[ClientData, Tensor]:
     named = [c.person for c in clients if c.person is not None]
     person = torch.cat(named) if len(named) == len(clients) else None
     places = torch.repeat_interleave(torch.tensor([c.examples for c in clients]))
-    return ClientData(torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients]), person=person), places
+    return ClientData(
+        torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients]), person=person
+    ), places
 
 
 def _away(client: ClientData) -> ClientData:
@@ -217,12 +249,18 @@ def _away(client: ClientData) -> ClientData:
 def _some(data: ClientData, chosen: Tensor) -> ClientData:
     """The records for which `chosen` [N] is not 0."""
     rows = chosen.nonzero()[:, 0]
-    return ClientData(data.x[rows], data.y[rows], person=None if data.person is None else data.person[rows])
+    return ClientData(
+        data.x[rows], data.y[rows], person=None if data.person is None else data.person[rows]
+    )
 
 
 def held_out(clients: Sequence[ClientData]) -> tuple[Tensor, Tensor]:
     """What clients hold out."""
-    pairs = [(c.test_x, c.test_y) for c in clients if c.test_x is not None and c.test_y is not None and len(c.test_x)]
+    pairs = [
+        (c.test_x, c.test_y)
+        for c in clients
+        if c.test_x is not None and c.test_y is not None and len(c.test_x)
+    ]
     if not pairs or sum(len(a) for a, _ in pairs) < 2:
         raise FieldError("data.holdout", 0, "non-members are what clients hold out: hold out more")
     return torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])

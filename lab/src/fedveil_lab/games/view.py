@@ -30,7 +30,9 @@ from fedveil_lab.games.roles import World
 from fedveil_lab.games.world import AuditedSetup
 from fedveil_lab.runs.prepare import Setup
 
-PUBLISHED = {mode: f"{SideChannel.name} ({mode})" for mode in ("noised", "clear")}  # what is recorded for each
+PUBLISHED = {
+    mode: f"{SideChannel.name} ({mode})" for mode in ("noised", "clear")
+}  # what is recorded for each
 PASSIVE: tuple[type[Attack], ...] = (Loss, CalibratedLoss, OwnUpdate, Colluding, StepLength)
 OUTSIDER_EPOCHS = 40  # at most, of the adversary's own model, which never sees the target
 NOTHING = "the run ended before its first round: there is nothing to observe"
@@ -71,8 +73,12 @@ class ParticipationView:
         starts, rows = seen.broadcast.models, []
         for partition in self._holders.adversaries:
             model = model_of(seen.received[partition]) if partition in seen.received else None
-            usable = model is not None and bool(model.isfinite().all())  # the server drops what is not
-            rows.append(model - starts[0] if model is not None and usable else torch.zeros_like(starts[0]))
+            usable = model is not None and bool(
+                model.isfinite().all()
+            )  # the server drops what is not
+            rows.append(
+                model - starts[0] if model is not None and usable else torch.zeros_like(starts[0])
+            )
         self._models += [seen.models] if self._models else [starts, seen.models]
         self._sent.append(torch.stack(rows))
         self._measured.append(seen.record.client_metrics)
@@ -83,7 +89,10 @@ class ParticipationView:
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
         """``scores`` by attack, one a round; why others were ``refused``; classes the shadow lacks (``missing``)."""
-        return [judge._concluded(outsider) for judge, outsider in zip(judges, _outsiders(judges), strict=True)]
+        return [
+            judge._concluded(outsider)
+            for judge, outsider in zip(judges, _outsiders(judges), strict=True)
+        ]
 
     def _concluded(self, outsider: Tensor | None) -> dict[str, Any]:
         scores: dict[str, list[float]] = {}
@@ -98,13 +107,18 @@ class ParticipationView:
             outsider=outsider,
             clip=setup.method.server.public_clip,
         )
-        threat, observation = threat_of(self._world, setup.method, holders.reference is not None), self.observation()
+        threat, observation = (
+            threat_of(self._world, setup.method, holders.reference is not None),
+            self.observation(),
+        )
         for name, kind, published in self._played():
             try:
                 if observation is None:
                     raise ThreatError(NOTHING)
                 conclusion = kind(known, threat).run(replace(observation, published=published))
-                scores[name] = torch.nan_to_num(conclusion, nan=-1e6, posinf=1e6, neginf=-1e6).tolist()
+                scores[name] = torch.nan_to_num(
+                    conclusion, nan=-1e6, posinf=1e6, neginf=-1e6
+                ).tolist()
             except ThreatError as error:
                 refused[name] = str(error)
         return {"scores": scores, "refused": refused, "missing": list(holders.missing)}
@@ -122,7 +136,10 @@ class ParticipationView:
             yield from ((kind.name, kind, ()) for kind in Active.weighs)
             return
         yield from ((kind.name, kind, ()) for kind in (*PASSIVE, *self._others))
-        central, configured = self._setup.method.client.trust == "central", self._setup.config.publish
+        central, configured = (
+            self._setup.method.client.trust == "central",
+            self._setup.config.publish,
+        )
         for mode, name in PUBLISHED.items():
             as_set = configured.metrics == mode
             publishing = configured if as_set else replace(configured, metrics=mode)  # type: ignore[arg-type]
@@ -142,7 +159,9 @@ class ParticipationView:
             if not bool((counts > 0).any()):
                 return ()
             source = federation.source.child("server", number, "publish", 0)
-            releases, _ = publishing.release(names, figures, counts, self._setup.method.server.relation, source)
+            releases, _ = publishing.release(
+                names, figures, counts, self._setup.method.server.relation, source
+            )
             shown.append({r.name: float(r.value) for r in releases})
         return shown
 
@@ -166,7 +185,9 @@ def threat_of(world: World, method: Method, reference: bool) -> ThreatModel:
     if reference:
         able.add("reference")
     else:
-        lacking["reference"] = "all examples are dealt out; use --out-world remove, or deal out fewer"
+        lacking["reference"] = (
+            "all examples are dealt out; use --out-world remove, or deal out fewer"
+        )
     if len(world.colluders) > 1:
         able.add("colluders")
     else:
@@ -177,7 +198,9 @@ def threat_of(world: World, method: Method, reference: bool) -> ThreatModel:
         lacking["metrics"] = "under local trust no metric leaves a client"
     if world.crafted:
         able.add("crafted updates")
-    return ThreatModel("malicious client" if world.crafted else "semi-honest client", frozenset(able), lacking)
+    return ThreatModel(
+        "malicious client" if world.crafted else "semi-honest client", frozenset(able), lacking
+    )
 
 
 def _outsiders(judges: Sequence[ParticipationView]) -> list[Tensor | None]:

@@ -24,7 +24,10 @@ from fedveil_lab.games.roles import DRAWN, AuditedConfig, World
 from fedveil_lab.runs.deal import Dealt, clients_of
 from fedveil_lab.runs.prepare import Common, Setup, assemble, evaluation_of
 
-SHADOW_SHARE, SHADOW_NOISE = 0.1, 0.2  # of the target's training examples; of the largest pixel value
+SHADOW_SHARE, SHADOW_NOISE = (
+    0.1,
+    0.2,
+)  # of the target's training examples; of the largest pixel value
 REFERENCE, LEAST = 200, 20  # examples on which nobody trains: wanted, and needed
 
 
@@ -141,14 +144,25 @@ def hand_out(spec: Data, dealt: Dealt, world: World, seed: int) -> Holders:
         clients = clients_of(rest, spec, seed)
     target = clients[world.target]
     if not target.examples:
-        raise FieldError("--target", world.target, "has no training examples: it never trains; choose another client")
+        raise FieldError(
+            "--target",
+            world.target,
+            "has no training examples: it never trains; choose another client",
+        )
     # in this order: each draws from the same generator
     shadow = _shadow(target, pool, dataset, rng, world)
     stand_in = _stand_in(target, pool, dataset, rng, world)
     reference = _reference(pool, proportions_of(dataset.y, dataset), rng)
     if not world.inside:
         clients = _without(clients, world, stand_in)
-    return Holders(clients, _place(world), _adversaries(world), shadow, reference, _missing(target, shadow, dataset))
+    return Holders(
+        clients,
+        _place(world),
+        _adversaries(world),
+        shadow,
+        reference,
+        _missing(target, shadow, dataset),
+    )
 
 
 def _as_dealt(dealt: Dealt, world: World) -> Holders:
@@ -183,18 +197,24 @@ def _missing(target: ClientData, shadow: ClientData, dataset: DataSet) -> tuple[
     return tuple(sorted(set(target.y.tolist()) - set(shadow.y.tolist())))
 
 
-def _shadow(target: ClientData, pool: Pool, dataset: DataSet, rng: np.random.Generator, world: World) -> ClientData:
+def _shadow(
+    target: ClientData, pool: Pool, dataset: DataSet, rng: np.random.Generator, world: World
+) -> ClientData:
     """Take the shadow data from the target's examples, or from those that no client holds."""
     if world.shadow != "public":
         return shadow_of(target, world.shadow, dataset, rng)
     size = max(1, round(SHADOW_SHARE * target.examples))
     if pool.left < size:
-        accepted = f"needs {size} examples that no client holds, and {pool.left} are left: deal out fewer"
+        accepted = (
+            f"needs {size} examples that no client holds, and {pool.left} are left: deal out fewer"
+        )
         raise FieldError("--shadow", "public", accepted)
     return pool.client(pool.take(size, proportions_of(target.y, dataset), rng), "shadow")
 
 
-def shadow_of(target: ClientData, kind: str, dataset: DataSet, rng: np.random.Generator) -> ClientData:
+def shadow_of(
+    target: ClientData, kind: str, dataset: DataSet, rng: np.random.Generator
+) -> ClientData:
     """Take what the adversary holds of the target's training examples.
 
     Parameters
@@ -226,14 +246,22 @@ def shadow_of(target: ClientData, kind: str, dataset: DataSet, rng: np.random.Ge
     x, y = target.x[chosen], target.y[chosen]
     if kind == "noisy":
         if not x.is_floating_point():
-            raise FieldError("--shadow", kind, "is for inputs that are numbers; these number words: use another kind")
-        span = float(dataset.x.max() - dataset.x.min())  # the largest pixel value, whatever the scaling
+            raise FieldError(
+                "--shadow",
+                kind,
+                "is for inputs that are numbers; these number words: use another kind",
+            )
+        span = float(
+            dataset.x.max() - dataset.x.min()
+        )  # the largest pixel value, whatever the scaling
         noise = torch.from_numpy(rng.standard_normal(tuple(x.shape))).to(x.dtype)
         x = x + SHADOW_NOISE * span * noise
     return ClientData(x, y, name="shadow")
 
 
-def _set_apart(spec: Data, dealt: Dealt, world: World, rng: np.random.Generator) -> tuple[DataSet | None, Pool]:
+def _set_apart(
+    spec: Data, dealt: Dealt, world: World, rng: np.random.Generator
+) -> tuple[DataSet | None, Pool]:
     """Split a set into what is dealt out and a pool: what no client gets, and the set's own test half."""
     dataset, strata = dealt.dataset, strata_of(dealt.dataset.y, dealt.dataset)
     apart = np.zeros(len(strata), dtype=bool)
@@ -279,7 +307,9 @@ def _stand_in(
         labels = target.y if target.test_y is None else torch.cat([target.y, target.test_y])
     share = proportions_of(labels, dataset)
     size = target.examples + target.held_out
-    other = "use --out-world remove (which changes the number of clients) or empty, or deal out fewer"
+    other = (
+        "use --out-world remove (which changes the number of clients) or empty, or deal out fewer"
+    )
     if pool.left < size:
         accepted = f"needs another client of {size} examples, and only {pool.left} belong to nobody: {other}"
         raise FieldError("--out-world", world.stand_in, accepted)
@@ -296,8 +326,14 @@ def _reference(pool: Pool, share: Proportions, rng: np.random.Generator) -> Clie
     return pool.client(pool.take(min(REFERENCE, pool.left), share, rng), "reference")
 
 
-def _without(clients: list[ClientData], world: World, stand_in: ClientData | None) -> list[ClientData]:
-    before, target, after = clients[: world.target], clients[world.target], clients[world.target + 1 :]
+def _without(
+    clients: list[ClientData], world: World, stand_in: ClientData | None
+) -> list[ClientData]:
+    before, target, after = (
+        clients[: world.target],
+        clients[world.target],
+        clients[world.target + 1 :],
+    )
     if world.stand_in == "remove":
         return before + after
     if world.stand_in == "itself":

@@ -23,7 +23,10 @@ from fedveil_lab.runs.deal import data_digest
 from fedveil_lab.runs.promised import guarantees_of
 from fedveil_lab.runs.summary import Summary
 
-ELSEWHERE = ("name", "device")  # what a run is called, and where it is done, changes none of its figures
+ELSEWHERE = (
+    "name",
+    "device",
+)  # what a run is called, and where it is done, changes none of its figures
 ABSENT = "?" * 6
 
 
@@ -83,7 +86,9 @@ class Cell:
     def numerics(self) -> int | str:
         """The numbers of its paths."""
         needs = getattr_static(METHODS[self.config.privacy.method].client, "needs", None)
-        record = isinstance(needs, frozenset) and "noisy_steps" in needs  # where parameters decide, it is a property
+        record = (
+            isinstance(needs, frozenset) and "noisy_steps" in needs
+        )  # where parameters decide, it is a property
         person = record and self.config.privacy.options.get("unit") == "person"
         return numerics_of(record, self.config.trainer, person=person)
 
@@ -177,9 +182,15 @@ def matched(config: Config, earlier: Sequence[Summary]) -> Config:
     sigmas = [summary.noise("sigma") for summary in earlier]
     known = [sigma for sigma in sigmas if sigma is not None]
     if len(known) < len(earlier) or not earlier:
-        raise FieldError("match_sigma_of", earlier[0].setting if earlier else "", "added no noise on the server")
+        raise FieldError(
+            "match_sigma_of", earlier[0].setting if earlier else "", "added no noise on the server"
+        )
     if config.privacy.method != "global":
-        raise FieldError("privacy.method", config.privacy.method, "must be 'global' to take the sigma of another run")
+        raise FieldError(
+            "privacy.method",
+            config.privacy.method,
+            "must be 'global' to take the sigma of another run",
+        )
     server = cast(GlobalDP, config.privacy.build(config.aggregator).server)
     cohort = config.clients_per_round or int(earlier[0].values["clients"])
     values = config.to_dict()
@@ -209,7 +220,9 @@ def play_made(cell: Cell, advance: Callable[[Row], None] = lambda row: None) -> 
         If a round has no usable reply.
     """
     with catch_warnings():
-        simplefilter("ignore", RunWarning)  # its lines are in the summary; a game leaves clients empty by itself
+        simplefilter(
+            "ignore", RunWarning
+        )  # its lines are in the summary; a game leaves clients empty by itself
         return _play_made(cell, advance)
 
 
@@ -238,7 +251,11 @@ def _play_made(cell: Cell, advance: Callable[[Row], None]) -> Summary:
         "examples": int(median(c.examples for c in federation.clients)),
         "published_metrics": {"text": Publishing().describe()},
         "derived_from": "",
-        "data": {"name": "your clients", "note": "", "warnings": list(federation.warnings.said.values())},
+        "data": {
+            "name": "your clients",
+            "note": "",
+            "warnings": list(federation.warnings.said.values()),
+        },
         "seed": cell.config.seed,
         "source": "secure" if federation.source.deployable else REPRODUCIBLE,
     }

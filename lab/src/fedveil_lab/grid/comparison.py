@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import FieldError, NoReplyError, require_count
-from fedveil.files import CELLS, COMPARISON, CONFIG, make_folder, refuse_used, require_begun, write_atomic
+from fedveil.files import (
+    CELLS,
+    COMPARISON,
+    CONFIG,
+    make_folder,
+    refuse_used,
+    require_begun,
+    write_atomic,
+)
 from fedveil.reading import toml_of
 from fedveil_lab.config import Config, load
 from fedveil_lab.config.variants import Variant, configure, variants_of
@@ -34,7 +42,9 @@ def named(label: str) -> Iterator[None]:
     try:
         yield
     except FieldError as error:
-        raise FieldError(f"settings[{label!r}]: {error.field}", error.value, error.accepted) from error
+        raise FieldError(
+            f"settings[{label!r}]: {error.field}", error.value, error.accepted
+        ) from error
 
 
 def cells_of(config: Config, seeds: int) -> list[tuple[Variant, Cell]]:
@@ -97,7 +107,9 @@ def compare(
         _require(path, config, resume)
         seeds = max(seeds, _begun(path, config.seed)) if resume else seeds
     planned, store = cells_of(config, seeds), Store(path)
-    for variant, cell in planned[::seeds]:  # all settings, before the first of them runs for an hour
+    for variant, cell in planned[
+        ::seeds
+    ]:  # all settings, before the first of them runs for an hour
         if store.state(cell) != "done":
             with named(variant.label):
                 check(cell.config)
@@ -146,10 +158,18 @@ def _require(path: Path, config: Config, resume: bool) -> None:
         return
     require_begun(path, COMPARISON)
     if load(path).fingerprint() != config.fingerprint():
-        raise FieldError("--resume", str(path), "holds a comparison with another configuration; give another --out")
+        raise FieldError(
+            "--resume",
+            str(path),
+            "holds a comparison with another configuration; give another --out",
+        )
 
 
 def _begun(path: Path, first: int) -> int:
     """How many seeds a folder has runs of."""
     files = (path / CELLS).glob(f"*/{CONFIG}")
-    return 1 + max((int(toml_of(file.read_text()).get("seed", 0)) for file in files), default=first) - first
+    return (
+        1
+        + max((int(toml_of(file.read_text()).get("seed", 0)) for file in files), default=first)
+        - first
+    )

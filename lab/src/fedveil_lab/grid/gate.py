@@ -83,24 +83,33 @@ class Gate:
         _only(values, "", ("setting", "privacy", "measures", "attack"))
         for name in ("setting", "privacy", "measures"):
             if name not in values:
-                raise FieldError(f"gate: {name}", None, "setting, [privacy] and [measures] are needed")
+                raise FieldError(
+                    f"gate: {name}", None, "setting, [privacy] and [measures] are needed"
+                )
         labels = [variant.label for variant in variants_of(config)]
         setting = require_choice("gate: setting", str(values["setting"]), labels)
         privacy, measures = _table(values, "privacy"), _table(values, "measures")
         _only(privacy, "privacy.", ("unit", "epsilon", "delta", "trust"))
         for name in ("unit", "epsilon", "delta"):
             if name not in privacy:
-                raise FieldError(f"gate: privacy.{name}", None, "say unit, epsilon and delta: of the total")
+                raise FieldError(
+                    f"gate: privacy.{name}", None, "say unit, epsilon and delta: of the total"
+                )
         trust = str(privacy.get("trust", ""))
         if trust:
             require_choice("gate: privacy.trust", trust, _TRUSTS)
         _only(measures, "measures.", (*AT_LEAST, *AT_MOST))
-        limits = {name: require_non_negative(f"gate: measures.{name}", value) for name, value in measures.items()}
+        limits = {
+            name: require_non_negative(f"gate: measures.{name}", value)
+            for name, value in measures.items()
+        }
         attack = _table(values, "attack") if "attack" in values else {}
         _only(attack, "attack.", ("auc",))
         most = attack.get("auc")
         if "attack" in values:
-            most = require_number("gate: attack.auc", most, lambda n: 0.5 <= n <= 1, "must be .5 to 1")
+            most = require_number(
+                "gate: attack.auc", most, lambda n: 0.5 <= n <= 1, "must be .5 to 1"
+            )
         return cls(
             setting=setting,
             unit=require_unit("gate: privacy.unit", str(privacy["unit"]), _UNITS),
@@ -122,7 +131,12 @@ class Gate:
         """
         if self.attack is not None and not audit:
             raise FieldError("gate: attack.auc", self.attack, "needs an attack: --audit N")
-        asked = {"gate": self.digest, "config": config.fingerprint(), "seeds": seeds, "audit": audit}
+        asked = {
+            "gate": self.digest,
+            "config": config.fingerprint(),
+            "seeds": seeds,
+            "audit": audit,
+        }
         file = folder / GATE
         if file.exists():
             declared = json_of(file.read_bytes())["declared"]
@@ -134,12 +148,25 @@ class Gate:
         if (folder / CELLS).is_dir():
             accepted = "holds runs that began without a gate: a limit set afterwards is none. Begin anew, --out"
             raise FieldError("--gate", str(folder), accepted)
-        write_atomic(file, (json.dumps({"declared": asked, "limits": self.limits()}, indent=1) + "\n").encode())
+        write_atomic(
+            file,
+            (json.dumps({"declared": asked, "limits": self.limits()}, indent=1) + "\n").encode(),
+        )
 
     def limits(self) -> dict[str, Any]:
         """Plain values of what is asked."""
-        privacy = {"unit": self.unit, "epsilon": self.epsilon, "delta": self.delta, "trust": self.trust}
-        return {"setting": self.setting, "privacy": privacy, "measures": dict(self.measures), "attack": self.attack}
+        privacy = {
+            "unit": self.unit,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "trust": self.trust,
+        }
+        return {
+            "setting": self.setting,
+            "privacy": privacy,
+            "measures": dict(self.measures),
+            "attack": self.attack,
+        }
 
     def check(self, summaries: Sequence[Summary]) -> "Passed":
         """What the setting's runs show."""
@@ -148,7 +175,11 @@ class Gate:
             raise FieldError("gate: setting", self.setting, "has no finished run")
         failed = tuple(dict.fromkeys(why for run in runs for why in self._private(run)))
         attacked = self._attacked(runs)
-        short = tuple(why for name, limit in self.measures.items() if (why := self._measured(runs, name, limit)))
+        short = tuple(
+            why
+            for name, limit in self.measures.items()
+            if (why := self._measured(runs, name, limit))
+        )
         stopped = tuple(f"stopped early: {run.stopped}" for run in runs if run.stopped)
         return Passed(self, failed, attacked, (*short, *stopped))
 
@@ -159,9 +190,13 @@ class Gate:
             return [f"nothing is proven: {text}"]
         why = []
         if promise["unit"] != self.unit or promise.get("group", 1) != 1:
-            why.append(f"the promise is for one {promise['unit']}, and one {self.unit} was asked for: {text}")
+            why.append(
+                f"the promise is for one {promise['unit']}, and one {self.unit} was asked for: {text}"
+            )
         if promise["epsilon"] > self.epsilon or promise["delta"] > self.delta:
-            why.append(f"the promise is above epsilon {self.epsilon:g} at delta {self.delta:g}: {text}")
+            why.append(
+                f"the promise is above epsilon {self.epsilon:g} at delta {self.delta:g}: {text}"
+            )
         if self.trust and promise["trust"] != self.trust:
             why.append(f"trust {promise['trust']}, and {self.trust} was asked for: {text}")
         return why
@@ -173,8 +208,14 @@ class Gate:
         if not audits:
             return ("no attack that works was played against it: nothing was withstood",)
         worst = max(audits, key=lambda audit: float(audit["high"]))
-        said = f"{worst['attack']}: AUC {worst['auc']:.3f} ({worst['low']:.3f} to {worst['high']:.3f})"
-        return () if worst["high"] <= self.attack else (f"{said}, at most {self.attack:g} was asked for",)
+        said = (
+            f"{worst['attack']}: AUC {worst['auc']:.3f} ({worst['low']:.3f} to {worst['high']:.3f})"
+        )
+        return (
+            ()
+            if worst["high"] <= self.attack
+            else (f"{said}, at most {self.attack:g} was asked for",)
+        )
 
     @staticmethod
     def _measured(runs: Sequence[Summary], name: str, limit: float) -> str:
@@ -182,7 +223,10 @@ class Gate:
             values = [value for run in runs if (value := run.averaged("rmse")) is not None]
             reached, what = (fmean(values) if len(values) == len(runs) else None), "mean"
         else:
-            found = [run.values.get("classified", {}).get("pooled", {}).get("figures", {}).get(name) for run in runs]
+            found = [
+                run.values.get("classified", {}).get("pooled", {}).get("figures", {}).get(name)
+                for run in runs
+            ]
             what = "upper end" if name in AT_MOST else "lower end"
             ends = [one["high" if name in AT_MOST else "low"] for one in found if one is not None]
             known = len(ends) == len(runs) and all(end is not None for end in ends)

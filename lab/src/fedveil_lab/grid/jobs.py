@@ -12,7 +12,14 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +43,9 @@ from fedveil_lab.runs.runner import Judge, begin, conclude, one_thread
 from fedveil_lab.runs.summary import Summary, summary_of
 
 Factory = Callable[[], Executor]
-EXECUTORS: Registry[Factory] = Registry("--executor", {}, group="fedveil.executors")  # or "package.module:factory"
+EXECUTORS: Registry[Factory] = Registry(
+    "--executor", {}, group="fedveil.executors"
+)  # or "package.module:factory"
 MOST = 20
 BYTES = 1e9  # of models and data that a block keeps until its scores are there
 SECONDS = 20.0  # that a block may take, about, unless one replicate takes longer
@@ -79,8 +88,12 @@ class Jobs:
         executor: Factory | None = None,
     ) -> None:
         self._local, self._lost = executor is None, Counter[str]()
-        context = multiprocessing.get_context("spawn")  # a fork would inherit threads that do not exist in it
-        self._executor = executor or partial(ProcessPoolExecutor, count, mp_context=context, initializer=_follow)
+        context = multiprocessing.get_context(
+            "spawn"
+        )  # a fork would inherit threads that do not exist in it
+        self._executor = executor or partial(
+            ProcessPoolExecutor, count, mp_context=context, initializer=_follow
+        )
         self._pool = self._executor()
         self._work, self._count, self._waiting = work, count, list(cells)
         self._others = set(multiprocessing.active_children())
@@ -91,11 +104,15 @@ class Jobs:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         begun = set(multiprocessing.active_children()) - self._others
-        if kind is not None:  # what they have done is on disk: nobody waits for the end of a run that was interrupted
+        if (
+            kind is not None
+        ):  # what they have done is on disk: nobody waits for the end of a run that was interrupted
             for process in begun:
                 process.terminate()
         self._pool.shutdown(cancel_futures=True)
-        for process in begun:  # a pool that broke does not wait for a process it had only just begun
+        for (
+            process
+        ) in begun:  # a pool that broke does not wait for a process it had only just begun
             process.join()
 
     @property
@@ -116,7 +133,9 @@ class Jobs:
         FedVeilError
             What a run refused, or that a process was killed.
         """
-        for cell in self._ready():  # no more than processes: what waits in a pool is begun even at its end
+        for (
+            cell
+        ) in self._ready():  # no more than processes: what waits in a pool is begun even at its end
             self._going[self._submit(cell)] = cell
             self._waiting.remove(cell)
         if not self._going:
@@ -128,7 +147,10 @@ class Jobs:
         """Hand a cell over; a broken executor is made anew."""
         try:
             return self._pool.submit(self._work, cell)
-        except (BrokenExecutor, OSError) as error:  # OSError: the pool broke, or memory ended, as a process was begun
+        except (
+            BrokenExecutor,
+            OSError,
+        ) as error:  # OSError: the pool broke, or memory ended, as a process was begun
             if self._local or isinstance(error, OSError):
                 raise self._killed() from None
         self._pool.shutdown()
@@ -141,7 +163,11 @@ class Jobs:
         try:
             return [Ended(cell, *future.result())]
         except Exception as error:  # whatever this executor raises where a worker ends
-            if not (isinstance(error, BrokenProcessPool) if self._local else not isinstance(error, FedVeilError)):
+            if not (
+                isinstance(error, BrokenProcessPool)
+                if self._local
+                else not isinstance(error, FedVeilError)
+            ):
                 raise
             if self._local:
                 raise self._killed() from None
@@ -161,7 +187,11 @@ class Jobs:
 
     def _ready(self) -> list[Cell]:
         unfinished = {cell.key for cell in (*self._waiting, *self._going.values())}
-        ready = [cell for cell in self._waiting if not any(source.key in unfinished for source in cell.sources)]
+        ready = [
+            cell
+            for cell in self._waiting
+            if not any(source.key in unfinished for source in cell.sources)
+        ]
         return ready[: self._count - len(self._going)]
 
 
@@ -207,7 +237,9 @@ def run_together(
         setups = [assemble(config, _common_with(like, config)) for config in configs]
         own = [begin(some, setup) for some, setup in zip(probes, setups, strict=True)]
         ledgers = [Ledgers(new_run_id(config)) for config in configs]
-        federations = [s.federation(book, some) for s, book, some in zip(setups, ledgers, own, strict=True)]
+        federations = [
+            s.federation(book, some) for s, book, some in zip(setups, ledgers, own, strict=True)
+        ]
         lockstep = Lockstep(federations)
         rows: list[list[Row]] = [[] for _ in configs]
         for played in lockstep.rounds(configs[0].rounds):
@@ -220,7 +252,10 @@ def run_together(
         conclusions = conclude(own)
         return [
             Summary(
-                summary_of(s, f, lockstep.stopped.get(i, ""), book, rows[i], label, seconds, conclusions[i]), rows[i]
+                summary_of(
+                    s, f, lockstep.stopped.get(i, ""), book, rows[i], label, seconds, conclusions[i]
+                ),
+                rows[i],
             )
             for i, (s, f, book) in enumerate(zip(setups, federations, ledgers, strict=True))
         ]
@@ -233,7 +268,9 @@ def _common_with(other: Setup, config: Config) -> Common:
         dealt = with_features(config, deal_out(config.data, config.data_seed))
         return Common(dealt, method, other.learner, _starts(config, dealt, method, other))
     starts = other.starts
-    if config.pretraining is None and config.model.start != "public":  # else the server trained the first model
+    if (
+        config.pretraining is None and config.model.start != "public"
+    ):  # else the server trained the first model
         starts = _starts(config, other.dealt, method, other)
     return Common(other.dealt, method, other.learner, starts)
 
@@ -257,6 +294,10 @@ def block_size(setup: Setup, probes: Sequence[Probe], seconds: float) -> int:
         That one takes; infinite where that is not known.
     """
     x = setup.dealt.dataset.x
-    kept = setup.config.rounds + 1 + sum(probe.load(setup) for probe in probes if isinstance(probe, Judge))
+    kept = (
+        setup.config.rounds
+        + 1
+        + sum(probe.load(setup) for probe in probes if isinstance(probe, Judge))
+    )
     held = 4 * setup.learner.layout.size * kept + x.element_size() * x.numel()
     return int(max(min(2, setup.config.workers), min(MOST, BYTES // held, SECONDS // seconds)))

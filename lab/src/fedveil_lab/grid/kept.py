@@ -30,7 +30,9 @@ class Kept:
         folders = sorted((self.folder / CELLS).glob(f"*-{cell.key}"))
         if len(folders) > 1 and cell.key.endswith(ABSENT):
             raise FieldError(
-                "data.name", cell.config.data.name, f"is not here, and {len(folders)} versions of it were run"
+                "data.name",
+                cell.config.data.name,
+                f"is not here, and {len(folders)} versions of it were run",
             )
         return folders[0] if folders else self.folder / CELLS / cell.folder
 
@@ -49,7 +51,11 @@ class Kept:
             return len(self._kept[cell.key].rows)
         path = self.path(cell)
         metrics = None if path is None else path / METRICS_FILE
-        return len(metrics.read_bytes().splitlines()) if metrics is not None and metrics.is_file() else 0
+        return (
+            len(metrics.read_bytes().splitlines())
+            if metrics is not None and metrics.is_file()
+            else 0
+        )
 
     def find(self, cell: Cell) -> Outcome | None:
         """What a finished cell left, or None.

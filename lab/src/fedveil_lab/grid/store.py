@@ -85,17 +85,23 @@ class Store(Kept):
                 self._together(remaining, progress)
             else:
                 self._in_turn(remaining, len(every), progress, failed)
-            remaining = [cell for cell in remaining if cell.key not in failed and self.find(cell) is None]
+            remaining = [
+                cell for cell in remaining if cell.key not in failed and self.find(cell) is None
+            ]
             if remaining:
                 progress.say(f"{len(remaining)} runs go on in other processes: waiting")
             while remaining and all(self._claimed(cell) for cell in remaining):
                 sleep(STEP)
         finished = Finished(self.collect(every).outcomes, failed)
         if self.folder is not None and not failed and len(finished.outcomes) == len(every):
-            shutil.rmtree(self.folder / BEGUN, ignore_errors=True)  # models without noise, of no use any more
+            shutil.rmtree(
+                self.folder / BEGUN, ignore_errors=True
+            )  # models without noise, of no use any more
         return finished
 
-    def _in_turn(self, remaining: Sequence[Cell], of: int, progress: Progress, failed: dict[str, str]) -> None:
+    def _in_turn(
+        self, remaining: Sequence[Cell], of: int, progress: Progress, failed: dict[str, str]
+    ) -> None:
         for number, cell in enumerate(remaining, of - len(remaining) + 1):
             with self.claim([cell]) as mine:
                 if not mine:
@@ -104,7 +110,9 @@ class Store(Kept):
                     progress.say(f"run {number} of {of}: {cell.label}")
                 try:
                     self.run_one(cell, progress)
-                except NoReplyError as error:  # a model that diverged: the other cells still say something
+                except (
+                    NoReplyError
+                ) as error:  # a model that diverged: the other cells still say something
                     failed[cell.key] = str(error)
                     progress.say(f"{cell.label}: {error}")
 
@@ -132,12 +140,18 @@ class Store(Kept):
                 shutil.rmtree(path)
                 begun = False
             if begun:
-                config = config.model_copy(update={"device": _begun_on(path, config.device, progress)})
+                config = config.model_copy(
+                    update={"device": _begun_on(path, config.device, progress)}
+                )
             make_folder(path)
-            if config.rounds == 1 or config.pretraining is not None:  # else what begins alike is a small part of a run
+            if (
+                config.rounds == 1 or config.pretraining is not None
+            ):  # else what begins alike is a small part of a run
                 memo = path.parents[1] / BEGUN
         label, probes = cell.label, cell.probes
-        summary = run(config, path, resume=begun, progress=progress, setting=label, memo=memo, probes=probes)
+        summary = run(
+            config, path, resume=begun, progress=progress, setting=label, memo=memo, probes=probes
+        )
         return self._remember(cell, summary, path)
 
     def _together(self, remaining: Sequence[Cell], progress: Progress) -> None:
@@ -162,7 +176,9 @@ class Store(Kept):
                     size = block_size(like, group[0].probes, seconds * like.config.rounds)
                     block, waiting, began = waiting[:size], waiting[size:], perf_counter()
                     with self.claim(block) as mine:
-                        self._play_together(mine, partial(advance, rounds=len(mine)), like, progress)
+                        self._play_together(
+                            mine, partial(advance, rounds=len(mine)), like, progress
+                        )
                         if mine:
                             seconds = (perf_counter() - began) / len(mine) / like.config.rounds
         finally:
@@ -200,17 +216,27 @@ class Store(Kept):
         write_atomic(path / "summary.json", (json.dumps(summary.values) + "\n").encode())
 
     def _at_once(
-        self, remaining: Sequence[Cell], jobs: int, progress: Progress, failed: dict[str, str], executor: Factory | None
+        self,
+        remaining: Sequence[Cell],
+        jobs: int,
+        progress: Progress,
+        failed: dict[str, str],
+        executor: Factory | None,
     ) -> None:
         if self.folder is None:
             raise FieldError("--jobs", jobs, "needs a folder that the processes share: give --out")
         most = len(remaining) if executor is not None and jobs == 1 else min(jobs, len(remaining))
         progress.say(f"{len(remaining)} runs, {most} at once")
         count = 0
-        with Jobs(partial(run_in_process, self.folder.absolute()), most, remaining, executor) as going:
+        with Jobs(
+            partial(run_in_process, self.folder.absolute()), most, remaining, executor
+        ) as going:
             while (ended := going.next(PATIENCE)) is not None:
                 if not ended:
-                    each = (f"{c.label}: {self.rounds_done(c)} of {c.config.rounds} rounds" for c in going.cells)
+                    each = (
+                        f"{c.label}: {self.rounds_done(c)} of {c.config.rounds} rounds"
+                        for c in going.cells
+                    )
                     progress.say(f"so far: {', '.join(each)}")
                 for one in ended:
                     count += 1

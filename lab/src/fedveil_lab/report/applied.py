@@ -47,14 +47,20 @@ def model_of(run: Path) -> tuple[nn.Module, int]:
     """
     if (run / "comparison.json").is_file():
         inside = ", ".join(sorted(str(path.parent) for path in run.glob(f"*/{MODEL}"))[:3])
-        raise FieldError("RUN", str(run), f"is a comparison: give one of its runs ({inside or 'none has a model'})")
+        raise FieldError(
+            "RUN",
+            str(run),
+            f"is a comparison: give one of its runs ({inside or 'none has a model'})",
+        )
     config, file = load(run), run / MODEL
     tile = int(config.data.options.get("tile", 128))
     options = config.model.options | {"input_shape": (1, tile, tile), "outputs": CLASSES}
     with fields_of("model"):
         module = build_model(config.model.name, seed=config.seed, **options)
     if not file.is_file():
-        raise FieldError("RUN", str(run), f"holds no {MODEL}: finish it with `fedveil run --resume`")
+        raise FieldError(
+            "RUN", str(run), f"holds no {MODEL}: finish it with `fedveil run --resume`"
+        )
     try:
         module.load_state_dict(load_file(file))
     except RuntimeError as error:
@@ -63,7 +69,9 @@ def model_of(run: Path) -> tuple[nn.Module, int]:
     with evaluating(module), torch.no_grad():
         given = tuple(module(torch.zeros(1, 1, tile, tile)).shape)
     if given != (1, CLASSES, tile, tile):
-        raise FieldError("RUN", str(run), f"its model gives {given} for a tile: one of a class a pixel is needed")
+        raise FieldError(
+            "RUN", str(run), f"its model gives {given} for a tile: one of a class a pixel is needed"
+        )
     return module, tile
 
 
@@ -72,7 +80,9 @@ def probability(module: nn.Module, page: Grey, tile: int) -> NDArray[np.float32]
     low = [max(0, tile - side) for side in page.shape]
     whole = np.pad(page, [(0, more) for more in low], mode="edge")
     total, count = np.zeros(whole.shape), np.zeros(whole.shape)
-    rows, columns = (sorted({*range(0, side - tile, tile // 2), side - tile}) for side in whole.shape)
+    rows, columns = (
+        sorted({*range(0, side - tile, tile // 2), side - tile}) for side in whole.shape
+    )
     places = [(r, c) for r in rows for c in columns]
     with evaluating(module), torch.no_grad():
         for first, last in pairwise([*range(0, len(places), _AT_ONCE), len(places)]):

@@ -37,7 +37,12 @@ ASPECT = 0.72  # of a ROC panel
 STEP = 0.105  # inches between two settings of an attack
 LOWEST = 0.1  # false positive rate from which a hundred non-members give ten
 AREAS = 5  # in a column of a curve's legend
-SMALL: dict[Any, Any] = {"font.size": 7, "axes.titlesize": 8, "axes.labelsize": 8, "lines.linewidth": 1.4}
+SMALL: dict[Any, Any] = {
+    "font.size": 7,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "lines.linewidth": 1.4,
+}
 TURN = 0.05  # of a curve's way, which is 2 long: what one of several that coincide is seen for
 Points = npt.NDArray[np.float64]
 Rows = dict[str, dict[str, Scored]]
@@ -106,15 +111,32 @@ def roc_figure(rates: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> 
         axes = panels[setting]
         for name, (false, true) in lines.items():
             place = names.index(name)
-            colour, dash = COLOURS[place % len(COLOURS)], ("-", "--", ":", "-.")[place // len(COLOURS) % 4]
+            colour, dash = (
+                COLOURS[place % len(COLOURS)],
+                ("-", "--", ":", "-.")[place // len(COLOURS) % 4],
+            )
             axes.plot(false, true, label=name, linewidth=1.4, color=colour, linestyle=dash)
-        axes.plot([least if low else 0, 1], [least if low else 0, 1], color="#999999", linewidth=0.8, label="_chance")
+        axes.plot(
+            [least if low else 0, 1],
+            [least if low else 0, 1],
+            color="#999999",
+            linewidth=0.8,
+            label="_chance",
+        )
         axes.set(title=setting, xlabel="false positive rate", ylabel="true positive rate")
         if low:
             axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least / 2, 1.05))
             continue
         axes.axvspan(0, least, color="#ececec", zorder=-1)
-        axes.text(least / 2, 0.5, "too few non-members", rotation=90, ha="center", va="center", color="#555555")
+        axes.text(
+            least / 2,
+            0.5,
+            "too few non-members",
+            rotation=90,
+            ha="center",
+            va="center",
+            color="#555555",
+        )
         axes.set(xlim=(0, 1), ylim=(0, 1.03))
     legend_below(figure, labelled(list(panels.values())), size=8)
     return figure
@@ -122,7 +144,9 @@ def roc_figure(rates: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> 
 
 def _about(audit: Audit) -> str:
     runs, target = audit.values["replicates"], audit.values["target"]
-    return f"{audit.values['name']}: {runs} independent runs with and {runs} without client {target}"
+    return (
+        f"{audit.values['name']}: {runs} independent runs with and {runs} without client {target}"
+    )
 
 
 def strongest(rows: Rows, label: str, most: int) -> Rows:
@@ -139,12 +163,26 @@ def strongest(rows: Rows, label: str, most: int) -> Rows:
 def _looks(audit: Audit, rows: Rows) -> Looks:
     """Of the settings in which an attack was judged."""
     first, *defended = audit.settings
-    looks: Looks = {first: {"color": PLAIN, "marker": MARKERS[0], "linestyle": "-", "label": f"{first} (no defence)"}}
+    looks: Looks = {
+        first: {
+            "color": PLAIN,
+            "marker": MARKERS[0],
+            "linestyle": "-",
+            "label": f"{first} (no defence)",
+        }
+    }
     for i, label in enumerate(defended):
         again, colour = divmod(i, len(DEFENDED))
         dash, marker = DASHES[again % len(DASHES)], MARKERS[(i + 1) % len(MARKERS)]
-        looks[label] = {"color": DEFENDED[colour], "marker": marker, "linestyle": dash, "label": label}
-    return {label: look for label, look in looks.items() if any(label in by for by in rows.values())}
+        looks[label] = {
+            "color": DEFENDED[colour],
+            "marker": marker,
+            "linestyle": dash,
+            "label": label,
+        }
+    return {
+        label: look for label, look in looks.items() if any(label in by for by in rows.values())
+    }
 
 
 def _forest(axes: Axes, rows: Rows, looks: Looks) -> None:
@@ -175,7 +213,12 @@ def _curves(axes: Axes, name: str, by: dict[str, Scored], looks: Looks) -> None:
         axes.plot(false, true, **{**looks[label], "marker": "", "label": f"{verdict.point:.2f}"})
     axes.set(xlim=(-0.03, 1.01), ylim=(0, 1.03), title=_named(name, by))
     axes.set_box_aspect(ASPECT)
-    backed: dict[str, Any] = {"framealpha": 0.75, "edgecolor": "none", "borderpad": 0.2, "columnspacing": 0.8}
+    backed: dict[str, Any] = {
+        "framealpha": 0.75,
+        "edgecolor": "none",
+        "borderpad": 0.2,
+        "columnspacing": 0.8,
+    }
     axes.legend(loc="lower right", handlelength=1.2, ncols=-(-len(by) // AREAS), **backed)
 
 
@@ -190,9 +233,15 @@ def _scores(axes: Axes, verdict: Scored, name: str) -> None:
     how: dict[str, Any] = {"color": [OUT, IN], "label": ["without the target", "with the target"]}
     axes.hist(worlds, bins=16, histtype="stepfilled", alpha=0.55, **how)
     if verdict.threshold is not None:
-        axes.axvline(verdict.threshold, color="#000000", linewidth=0.8, linestyle=":", label="threshold")
+        axes.axvline(
+            verdict.threshold, color="#000000", linewidth=0.8, linestyle=":", label="threshold"
+        )
     axes.yaxis.set_major_locator(whole_numbers())
-    what = "log-likelihood ratio after the last round" if _weighs(name) else "mean of its scores over all rounds"
+    what = (
+        "log-likelihood ratio after the last round"
+        if _weighs(name)
+        else "mean of its scores over all rounds"
+    )
     title = f"{_named(name, {'': verdict})}: at the end of every run"
     axes.set(title=title, xlabel=what, ylabel="number of runs")
 
@@ -201,10 +250,15 @@ def _evidence(axes: Axes, verdict: Scored, name: str) -> None:
     """What an attack would say after each round."""
     plain(axes)
     rounds = np.arange(1, verdict.inside.shape[1] + 1)
-    for values, colour, aside in ((verdict.outside.numpy(), OUT, -0.02), (verdict.inside.numpy(), IN, 0.02)):
+    for values, colour, aside in (
+        (verdict.outside.numpy(), OUT, -0.02),
+        (verdict.inside.numpy(), IN, 0.02),
+    ):
         low, middle, high = np.quantile(values, [0.05, 0.5, 0.95], axis=0)
         if len(rounds) == 1:
-            axes.errorbar(rounds + aside, middle, yerr=[middle - low, high - middle], color=colour, fmt="o")
+            axes.errorbar(
+                rounds + aside, middle, yerr=[middle - low, high - middle], color=colour, fmt="o"
+            )
         else:
             axes.plot(rounds, middle, color=colour)
             axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -235,11 +289,15 @@ def in_turn(curves: Sequence[tuple[Points, Points]]) -> list[tuple[Points, Point
         The same curves in many small steps.
     """
     far = np.linspace(0, 2, 1601)
-    rates = np.array([[np.interp(far, false + true, rate) for rate in (false, true)] for false, true in curves])
+    rates = np.array(
+        [[np.interp(far, false + true, rate) for rate in (false, true)] for false, true in curves]
+    )
     turn = (far / TURN).astype(int)
     ordered = []
     for i, (false, true) in enumerate(rates):
-        same = np.isclose(rates[:, 0], false, rtol=0, atol=1e-9)  # and so is the other rate, their sum being `far`
+        same = np.isclose(
+            rates[:, 0], false, rtol=0, atol=1e-9
+        )  # and so is the other rate, their sum being `far`
         seen = turn % same.sum(0) == same[:i].sum(0)
         ordered.append((np.where(seen, false, np.nan), np.where(seen, true, np.nan)))
     return ordered

@@ -71,14 +71,20 @@ def headline(audit: Audit) -> Table | None:
         numbers.append("without the defence")
     numbers.append("epsilon >=")
     title = f"Does client {audit.values['target']} take part? The strongest attack; .5 is guessing, 1 is certainty"
-    return Table(["against", "strongest", *numbers], rows, title, numbers, notes=too_few(audit.values))
+    return Table(
+        ["against", "strongest", *numbers], rows, title, numbers, notes=too_few(audit.values)
+    )
 
 
 def _strongest(audit: Audit) -> dict[str, tuple[list[Scored], list[Scored], Scored | None]]:
     """What was judged against each defence, what counts of it, and the strongest of these."""
     judged = {}
     for label in audit.settings[1:] or audit.settings:
-        own = [verdict for verdict in audit.verdicts if verdict.setting == label and not verdict.supposed]
+        own = [
+            verdict
+            for verdict in audit.verdicts
+            if verdict.setting == label and not verdict.supposed
+        ]
         counted = [verdict for verdict in own if verdict.valid or verdict.succeeds]
         judged[label] = own, counted, max(counted, key=_success, default=None)
     return judged
@@ -158,7 +164,11 @@ def _table(audit: Audit, label: str) -> Table:
     numbers = columns[:3] if label == undefended else columns
     lines = []
     for name, verdicts in by_attack(audit).items():
-        cells = [*_figures(verdicts.get(label)), _area(verdicts.get(undefended)), _validity(verdicts.get(label))]
+        cells = [
+            *_figures(verdicts.get(label)),
+            _area(verdicts.get(undefended)),
+            _validity(verdicts.get(label)),
+        ]
         verdict = verdicts.get(label)
         mark = SUPPOSED if verdict is not None and verdict.supposed else ""
         lines.append([name + mark, *cells[: len(numbers)]])
@@ -260,7 +270,11 @@ def _gain(audit: Audit) -> str:
     lines = []
     for who, without, attack in means:
         for label in audit.settings:
-            names = {"off": without, "noised": row_of(attack, "noised"), "clear": row_of(attack, "clear")}
+            names = {
+                "off": without,
+                "noised": row_of(attack, "noised"),
+                "clear": row_of(attack, "clear"),
+            }
             parts = []
             for mode, name in names.items():
                 verdict = rows.get(name, {}).get(label)

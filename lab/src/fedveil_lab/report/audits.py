@@ -14,7 +14,14 @@ from fedveil_lab.games import Audit, Judgement
 from fedveil_lab.games.game import RESULT
 from fedveil_lab.games.inversion import InversionAudit
 from fedveil_lab.report.audit_figures import audit_figure, evidence_figure, roc_figure
-from fedveil_lab.report.audit_tables import answer, audit_notes, audit_tables, compared, folded, headline
+from fedveil_lab.report.audit_tables import (
+    answer,
+    audit_notes,
+    audit_tables,
+    compared,
+    folded,
+    headline,
+)
 from fedveil_lab.report.canvas import keep, wrapped
 from fedveil_lab.report.plotting import Figure, own_style
 
@@ -35,7 +42,11 @@ class Shown:
     def write(self, folder: Path) -> list[str]:
         """Write ``audit.md`` and the tables as CSV; the names of all files that a reader of this audit opens."""
         files = write(folder, PAGE, self.tables, self.notes, self.answer)
-        return [RESULT, *files, *(f"{file.stem}{kind}" for file in self.pictures for kind in (".png", ".pdf"))]
+        return [
+            RESULT,
+            *files,
+            *(f"{file.stem}{kind}" for file in self.pictures for kind in (".png", ".pdf")),
+        ]
 
 
 @singledispatch
@@ -43,9 +54,15 @@ def show(judgement: Judgement, folder: Path) -> Shown:
     """Draw what a game found into a folder; a game of yours has its verdicts in one table."""
     rows = []
     for v in judgement.verdicts:
-        row = {"attack": v.attack, "setting": v.setting, "figure": f"{v.figure}, over {v.replication}"}
+        row = {
+            "attack": v.attack,
+            "setting": v.setting,
+            "figure": f"{v.figure}, over {v.replication}",
+        }
         row["point"] = f"{v.point:.3f}"
-        row["95%"] = f"{v.low:.3f} to {v.high:.3f}" if v.low < v.high else NOTHING  # one unit has no interval
+        row["95%"] = (
+            f"{v.low:.3f} to {v.high:.3f}" if v.low < v.high else NOTHING
+        )  # one unit has no interval
         row |= {"n": str(v.n), "without defence": shown(v.without_defence, ".3f")}
         row["valid"] = {True: "yes", False: "no", None: NOTHING}[v.valid]
         rows.append(row | {name: f"{value:.3f}" for name, value in v.details.items()})
@@ -62,7 +79,9 @@ def _participation(audit: Audit, folder: Path) -> Shown:
     tables = [t for t in (first, *audit_tables(audit)) if t is not None]
     notes = [*(first.notes if first else []), *audit_notes(audit)]
     figures = {"audit.png": audit_figure(audit), "evidence.png": evidence_figure(audit)}
-    drawn = [keep(figure, folder / name, 110) for name, figure in figures.items() if figure is not None]
+    drawn = [
+        keep(figure, folder / name, 110) for name, figure in figures.items() if figure is not None
+    ]
     return Shown(tables, [*notes, *compared(audit)], drawn, answer(audit))
 
 
@@ -72,22 +91,42 @@ def _inversion(audit: InversionAudit, folder: Path) -> Shown:
         return Shown([], [])
     table = inversion_table(audit.inverted, audit.promises)
     names, how = dict.fromkeys(v.attack for v in audit.verdicts), (audit.pixels, audit.promises)
-    files = [draw_inversion(audit.inverted, name, folder / f"inversion-{name}.png", *how) for name in names]
+    files = [
+        draw_inversion(audit.inverted, name, folder / f"inversion-{name}.png", *how)
+        for name in names
+    ]
     return Shown([table], table.notes, files)
 
 
 def inversion_table(inverted: Inverted, promises: Mapping[str, str] | None = None) -> Table:
     """One row an attack and setting; the undefended attack, the mean image and the round's promise stand beside it."""
-    masked = [n for n in ("region_mse", "rest_mse") if any(n in v.details for v in inverted.verdicts)]
-    forms = {"PSNR": ".1f", "SSIM": ".2f", "success": ".2f", "identified": ".2f", "labels": ".2f", "mean_image": ".1e"}
+    masked = [
+        n for n in ("region_mse", "rest_mse") if any(n in v.details for v in inverted.verdicts)
+    ]
+    forms = {
+        "PSNR": ".1f",
+        "SSIM": ".2f",
+        "success": ".2f",
+        "identified": ".2f",
+        "labels": ".2f",
+        "mean_image": ".1e",
+    }
     forms |= dict.fromkeys(masked, ".1e")
     rows = []
     for v in inverted.verdicts:
-        row = {"attack": v.attack, "setting": v.setting, "MSE (95%)": f"{v.point:.1e} ({v.low:.1e}-{v.high:.1e})"}
+        row = {
+            "attack": v.attack,
+            "setting": v.setting,
+            "MSE (95%)": f"{v.point:.1e} ({v.low:.1e}-{v.high:.1e})",
+        }
         for name, form in forms.items():
-            row[name.replace("_mse", " MSE").replace("_", " ")] = shown(v.details.get(name.lower()), form)
+            row[name.replace("_mse", " MSE").replace("_", " ")] = shown(
+                v.details.get(name.lower()), form
+            )
         row["valid"] = {True: "yes", False: "no", None: NOTHING}[v.valid]
-        rows.append(row | ({"promise of that round": promises.get(v.setting, NOTHING)} if promises else {}))
+        rows.append(
+            row | ({"promise of that round": promises.get(v.setting, NOTHING)} if promises else {})
+        )
     first = inverted.verdicts[0]
     notes = [
         f"Mean over {first.n} releases, each {first.replication} a unit of its own; the attacker: {first.threat}.",
@@ -96,7 +135,9 @@ def inversion_table(inverted: Inverted, promises: Mapping[str, str] | None = Non
         *dict.fromkeys(note for v in inverted.verdicts for note in v.notes),
     ]
     if promises:
-        notes.append("promise of that round: of the one round that is attacked; a run of more rounds promises less.")
+        notes.append(
+            "promise of that round: of the one round that is attacked; a run of more rounds promises less."
+        )
     numbers = [name for name in list(rows[0])[2:] if name not in ("valid", "promise of that round")]
     return Table.of(rows, numbers=numbers, notes=notes, wraps=("promise of that round",))
 
@@ -117,9 +158,17 @@ def inversion_figure(
     """
     verdicts = [v for v in inverted.verdicts if v.attack == attack]
     if not verdicts:
-        raise FieldError("attack", attack, f"has no reconstructions: {inverted.refused.get(attack, 'it was not run')}")
+        raise FieldError(
+            "attack",
+            attack,
+            f"has no reconstructions: {inverted.refused.get(attack, 'it was not run')}",
+        )
     if inverted.originals.dim() != 4 or inverted.originals.shape[1] not in (1, 3):
-        raise FieldError("originals", tuple(inverted.originals.shape), "must be grey or colour images [n, c, H, W]")
+        raise FieldError(
+            "originals",
+            tuple(inverted.originals.shape),
+            "must be grey or colour images [n, c, H, W]",
+        )
     rows = [("originals", inverted.originals)]
     for v in verdicts:
         label = f"{v.setting}\nMSE {v.details['mse']:.1e}, SSIM {v.details.get('ssim', float('nan')):.2f}"
@@ -132,10 +181,14 @@ def inversion_figure(
     axes = figure.subplots(len(rows), columns, squeeze=False)
     for line, (label, images) in zip(axes, rows, strict=True):
         for axis, image in zip(line, images, strict=False):
-            axis.imshow(_scaled(image, pixels).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axis.imshow(
+                _scaled(image, pixels).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest"
+            )
             axis.set_xticks([])
             axis.set_yticks([])
-        line[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=7 if promises else 8)
+        line[0].set_ylabel(
+            label, rotation=0, ha="right", va="center", fontsize=7 if promises else 8
+        )
     return figure
 
 

@@ -13,7 +13,9 @@ from fedveil_lab.report.plotting import Axes, Figure, MaxNLocator, own_style
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "-", "-", "--", "-.", ":", "--", "-.")
-EM = 0.66  # width of a letter of matplotlib's font on the average, in multiples of the letters' size
+EM = (
+    0.66  # width of a letter of matplotlib's font on the average, in multiples of the letters' size
+)
 HANDLE = 4.5  # of a legend: a line's sample and the gaps beside it, in the same multiples
 
 
@@ -86,7 +88,9 @@ def labelled(axes: Sequence[Axes]) -> dict[str, Any]:
     return {str(h.get_label()): h for one in axes for h in one.get_legend_handles_labels()[0]}
 
 
-def legend_below(figure: Figure, handles: Mapping[str, Any], *, size: float = 9, beside: float = 0) -> None:
+def legend_below(
+    figure: Figure, handles: Mapping[str, Any], *, size: float = 9, beside: float = 0
+) -> None:
     """A legend below all panels, in as many columns as fit; the figure grows by what it takes beyond one line.
 
     Parameters
@@ -113,7 +117,9 @@ def legend_below(figure: Figure, handles: Mapping[str, Any], *, size: float = 9,
     figure.set_figheight(figure.get_figheight() + max(0.0, height - 1.6 * size / 72))
 
 
-def legend_beside(figure: Figure, handles: Sequence[Any], labels: Sequence[str], **options: Any) -> None:
+def legend_beside(
+    figure: Figure, handles: Sequence[Any], labels: Sequence[str], **options: Any
+) -> None:
     """A key to the right of all panels, a line each."""
     key = [wrapped(label, 1.8, 9) for label in labels]
     figure.legend(handles, key, loc="outside right upper", frameon=False, fontsize=9, **options)

@@ -18,13 +18,17 @@ def cost_of_choosing(summaries: Sequence[Summary]) -> list[str]:
     for summary in summaries:
         promise: Mapping[str, Any] = next(iter(summary.values["guarantees"].values()))
         if promise["status"] in ("formal", "conditional"):
-            groups.setdefault((promise["unit"], promise["relation"], promise["delta"]), []).append(promise)
+            groups.setdefault((promise["unit"], promise["relation"], promise["delta"]), []).append(
+                promise
+            )
     said = []
     for (unit, relation, delta), own in groups.items():
         known = [one for one in own if "mu" in one or "events" in one]
         if len(known) < 2:
             continue
-        total = composed([bound_from(one["status"], one) for one in known], relation).epsilon(delta, relation)
+        total = composed([bound_from(one["status"], one) for one in known], relation).epsilon(
+            delta, relation
+        )
         others = len(own) - len(known)
         more = f" ({others} more have no total that adds up)" * bool(others)
         said.append(

@@ -22,7 +22,9 @@ NAMES = {
     "accuracy": "accuracy",
     "brier": "Brier score",
 }
-WORDS = "measured without noise on people whom no promise covers: for you alone, not to be handed on"
+WORDS = (
+    "measured without noise on people whom no promise covers: for you alone, not to be handed on"
+)
 OVER_ROUNDS = ("auc", "balanced_accuracy", "sensitivity", "specificity")
 FEWEST = 5  # rows of a bin below which its point is drawn pale
 
@@ -40,7 +42,11 @@ def classified_tables(summary: Summary) -> list[Table]:
     if not pooled:
         return []
     tables = [_figures(found), _confusion(pooled), _calibration(pooled)]
-    return [*tables, _hospitals(found["hospitals"], pooled)] if len(found.get("hospitals", ())) > 1 else tables
+    return (
+        [*tables, _hospitals(found["hospitals"], pooled)]
+        if len(found.get("hospitals", ())) > 1
+        else tables
+    )
 
 
 def compared_table(summaries: Sequence[Summary]) -> list[Table]:
@@ -111,7 +117,9 @@ def _calibration(found: Mapping[str, Any]) -> Table:
         what = f"that it is {found['positive']}"
     rows: list[dict[str, object]] = []
     for one in found["calibration"]:
-        rows.append({"said": f"{one['said']:.3f}", "found": _text(one["found"]), "rows": str(one["rows"])})
+        rows.append(
+            {"said": f"{one['said']:.3f}", "found": _text(one["found"]), "rows": str(one["rows"])}
+        )
     title = f"calibration: mean probability {what}, and the share for which it was"
     return Table.of(rows, title=title, numbers=["rows"])
 
@@ -122,7 +130,13 @@ def _hospitals(hospitals: Sequence[Mapping[str, Any]], pooled: Mapping[str, Any]
     for one in hospitals:
         figures = one.get("figures", {})
         own = {NAMES[name]: _text(figures.get(name)) for name in names}
-        rows.append({"hospital": one["name"], "patients": str(one.get("persons") or one.get("rows", 0)), **own})
+        rows.append(
+            {
+                "hospital": one["name"],
+                "patients": str(one.get("persons") or one.get("rows", 0)),
+                **own,
+            }
+        )
     return Table.of(rows, title="by hospital", numbers=["patients"], notes=[WORDS])
 
 
@@ -155,7 +169,10 @@ def classes_figure(summaries: Sequence[Summary]) -> Figure | None:
     figure, mosaic = canvas.new_figure(
         width,
         7.0,
-        [["auc", "sensitivity", "calibration"], ["balanced_accuracy", "specificity", "calibration"]],
+        [
+            ["auc", "sensitivity", "calibration"],
+            ["balanced_accuracy", "specificity", "calibration"],
+        ],
         [1, 1, 1.3],
     )
     for number, (label, runs) in enumerate(grouped(summaries).items()):
@@ -174,7 +191,11 @@ def classes_figure(summaries: Sequence[Summary]) -> Figure | None:
             mosaic[name].axhline(0.5, color="#999999", linewidth=0.8, linestyle=":")
     axes = mosaic["calibration"]
     axes.plot([0, 1], [0, 1], color="#999999", linewidth=0.8, linestyle=":")
-    axes.set(xlabel=f"probability of {some['positive']} that the model gave", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    axes.set(
+        xlabel=f"probability of {some['positive']} that the model gave",
+        xlim=(-0.02, 1.02),
+        ylim=(-0.02, 1.02),
+    )
     axes.set_ylabel(f"share that was {some['positive']} (bars: 95%)")
     axes.set_title(f"after the last round; pale: fewer than {FEWEST} rows", fontsize=9)
     canvas.legend_below(figure, canvas.labelled(list(mosaic.values())), size=10)
@@ -207,7 +228,9 @@ def _calibrated(axes: Axes, run: Summary, style: Mapping[str, Any]) -> None:
     _draw_bins(axes, few, style["color"], alpha=0.25, line="none")
 
 
-def _draw_bins(axes: Axes, bins: Sequence[Mapping[str, Any]], color: str, *, alpha: float, line: Any) -> None:
+def _draw_bins(
+    axes: Axes, bins: Sequence[Mapping[str, Any]], color: str, *, alpha: float, line: Any
+) -> None:
     """Draw bins of a calibration curve with their intervals."""
     if not bins:
         return

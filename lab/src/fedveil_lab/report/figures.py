@@ -30,7 +30,10 @@ PALEST = 0.3  # strength of the palest line of a swept setting
 PANEL = 4.9  # inches, with its axis
 NAMED = 12  # points of a line that are named at most
 FRONT, WORTHLESS = "#F0E442", "#ececec"
-ATTACKED, NOISE = "attack", "noise"  # panels; one of epsilons is named by their unit, trust and relation
+ATTACKED, NOISE = (
+    "attack",
+    "noise",
+)  # panels; one of epsilons is named by their unit, trust and relation
 
 
 def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
@@ -52,7 +55,9 @@ def draw(summaries: Sequence[Summary], folder: Path) -> list[Path]:
 
 def several(summaries: Sequence[Summary]) -> bool:
     """Whether there is something to weigh: two settings with noise, or attacks; of a single one there is no front."""
-    noisy = {s.setting for s in summaries if s.values["noise"] or worst_guarantee(s)["status"] != "none"}
+    noisy = {
+        s.setting for s in summaries if s.values["noise"] or worst_guarantee(s)["status"] != "none"
+    }
     return len(noisy) > 1 or any(s.values.get("audits") for s in summaries)
 
 
@@ -79,7 +84,11 @@ def curves(summaries: Sequence[Summary]) -> Figure:
     width = 11.0 if len(strengths) > 1 else 10.0
     name, title = judged_by(summaries)
     groups = {name: "metrics", "sigma": "noise", "distance": "noise"}
-    labels = {name: f"{title} on held-out examples", "sigma": "sigma (per coordinate)", "distance": "distance d"}
+    labels = {
+        name: f"{title} on held-out examples",
+        "sigma": "sigma (per coordinate)",
+        "distance": "distance d",
+    }
     cells, ratios = [[name]], [1.0]
     beside = [kind for kind in ("sigma", "distance") if _varies(summaries, kind)]
     if beside:
@@ -97,11 +106,18 @@ def curves(summaries: Sequence[Summary]) -> Figure:
         if kind != name:
             axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
     canvas.legend_below(figure, canvas.labelled([mosaic[name]]), size=10)
-    notes = [headline(summaries), canvas.over_seeds([len(runs) for runs in grouped(summaries).values()], "round")]
+    notes = [
+        headline(summaries),
+        canvas.over_seeds([len(runs) for runs in grouped(summaries).values()], "round"),
+    ]
     if len(strengths) > 1:
         names = dict.fromkeys(name for s in summaries for name in s.values.get("swept", {}))
         notes.append(f"{', '.join(names)} from pale to full")
-        handles = [Line2D([], [], color="#000000", alpha=strength) for value, strength in strengths.items() if value]
+        handles = [
+            Line2D([], [], color="#000000", alpha=strength)
+            for value, strength in strengths.items()
+            if value
+        ]
         canvas.legend_beside(figure, handles, list(filter(None, strengths)))
     figure.suptitle(wrapped("; ".join(filter(None, notes)), width, 10), fontsize=10)
     return figure
@@ -117,7 +133,9 @@ def _strengths(summaries: Sequence[Summary]) -> dict[str, float]:
     return by_setting
 
 
-def _series(axes: Axes, runs: Sequence[Summary], group: str, name: str, style: dict[str, Any]) -> None:
+def _series(
+    axes: Axes, runs: Sequence[Summary], group: str, name: str, style: dict[str, Any]
+) -> None:
     """Draw a figure over the rounds that all seeds have: their mean, and the range between them."""
     values: dict[int, list[float]] = {}
     for run in runs:
@@ -132,7 +150,9 @@ def _series(axes: Axes, runs: Sequence[Summary], group: str, name: str, style: d
     if len(runs) > 1:
         low = [min(values[round_]) for round_ in rounds]
         high = [max(values[round_]) for round_ in rounds]
-        axes.fill_between(rounds, low, high, color=style["color"], alpha=0.15 * style["alpha"], linewidth=0)
+        axes.fill_between(
+            rounds, low, high, color=style["color"], alpha=0.15 * style["alpha"], linewidth=0
+        )
 
 
 @dataclass(frozen=True)
@@ -162,7 +182,9 @@ class Point:
     reach: tuple[float, float] = (0.0, 0.0)
 
 
-Points = dict[str, list[Point]]  # of each setting as it was written: those of a swept one belong together
+Points = dict[
+    str, list[Point]
+]  # of each setting as it was written: those of a swept one belong together
 
 
 @own_style()
@@ -247,7 +269,9 @@ def _proven(summary: Summary) -> tuple[str, float] | None:
     guarantee = worst_guarantee(summary)
     if guarantee["status"] not in ("formal", "conditional") or "epsilon" not in guarantee:
         return None
-    return f"{guarantee['unit']} {guarantee['trust']} {guarantee['relation']}", float(guarantee["epsilon"])
+    return f"{guarantee['unit']} {guarantee['trust']} {guarantee['relation']}", float(
+        guarantee["epsilon"]
+    )
 
 
 def _draw(axes: Axes, panel: str, points: Points) -> list[tuple[float, float]]:
@@ -321,7 +345,11 @@ def _epsilon(axes: Axes, promise: str, summaries: Sequence[Summary]) -> None:
     low, high = axes.get_xlim()
     low, high = min(low, 1.0), max(high, VACUOUS * 3)
     axes.axvspan(VACUOUS, high, color=WORTHLESS, zorder=-1)
-    how: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "fontsize": 8, "color": "#555555"}
+    how: dict[str, Any] = {
+        "transform": axes.get_xaxis_transform(),
+        "fontsize": 8,
+        "color": "#555555",
+    }
     axes.text(high / 1.05, 0.02, f"above {VACUOUS:g}: vacuous", ha="right", **how)
     axes.set_xlim(low, high)
     meaning = ", ".join(str(unit[k]) for k in ("relation", "unit", "trust"))

@@ -28,10 +28,17 @@ def chance_level(runs: Sequence[Summary]) -> str:
             f"no better than the most frequent class: balanced accuracy {value:.3f}, 95% from {low:.3f}, and "
             f"whoever always names one class has {chance:.3f}."
         )
-    errors = [run.values["metrics"] for run in runs if "mean_rmse" in run.values and "rmse" in run.values["metrics"]]
+    errors = [
+        run.values["metrics"]
+        for run in runs
+        if "mean_rmse" in run.values and "rmse" in run.values["metrics"]
+    ]
     if not errors:
         return ""
-    base, error = fmean(float(run.values["mean_rmse"]) for run in runs), fmean(float(own["rmse"]) for own in errors)
+    base, error = (
+        fmean(float(run.values["mean_rmse"]) for run in runs),
+        fmean(float(own["rmse"]) for own in errors),
+    )
     rows = min(float(own["examples"]) for own in errors)
     if error * (1 + WIDTH / math.sqrt(2 * rows)) < base:
         return ""
@@ -40,17 +47,23 @@ def chance_level(runs: Sequence[Summary]) -> str:
 
 def unstable(runs: Sequence[Summary]) -> str:
     """A sentence on runs without privacy whose last rounds differ by more than their held-out rows explain."""
-    name = "balanced_accuracy" if all("balanced_accuracy" in run.values["last_rounds"] for run in runs) else "accuracy"
+    name = (
+        "balanced_accuracy"
+        if all("balanced_accuracy" in run.values["last_rounds"] for run in runs)
+        else "accuracy"
+    )
     found = [(run.values["last_rounds"].get(name), _figure(run, name)) for run in runs]
-    known = [(last["deviation"], figure["high"] - figure["low"]) for last, figure in found if last and figure]
+    known = [
+        (last["deviation"], figure["high"] - figure["low"])
+        for last, figure in found
+        if last and figure
+    ]
     if not known:
         return ""
     moved, width = (fmean(own) for own in zip(*known, strict=True))
     if 2 * WIDTH * moved <= width:
         return ""
-    return (
-        f"{name.replace('_', ' ')} still moves by {moved:.3f} from round to round, more than its held-out rows explain."
-    )
+    return f"{name.replace('_', ' ')} still moves by {moved:.3f} from round to round, more than its held-out rows explain."
 
 
 def price_unreadable(settings: Mapping[str, Sequence[Summary]]) -> list[str]:

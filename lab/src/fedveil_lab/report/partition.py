@@ -30,7 +30,10 @@ def tables(holdings: Sequence[Holding], dataset: DataSet) -> list[Table]:
         return [_rows(holdings, dataset, _COLUMNS, form=form)]
     ranked = _largest_first(holdings)
     title = f"the {_ENDS} largest and the {_ENDS} smallest"
-    return [_whole(holdings, dataset), _rows([*ranked[:_ENDS], *ranked[-_ENDS:]], dataset, _COLUMNS, title, form)]
+    return [
+        _whole(holdings, dataset),
+        _rows([*ranked[:_ENDS], *ranked[-_ENDS:]], dataset, _COLUMNS, title, form),
+    ]
 
 
 def write(holdings: Sequence[Holding], dataset: DataSet, folder: Path) -> list[Path]:
@@ -100,12 +103,18 @@ def headline(holdings: Sequence[Holding], dataset: DataSet) -> str:
     return text
 
 
-def _rows(holdings: Sequence[Holding], dataset: DataSet, most: int, title: str = "", form: str = "") -> Table:
+def _rows(
+    holdings: Sequence[Holding], dataset: DataSet, most: int, title: str = "", form: str = ""
+) -> Table:
     """A row a client, with a column for each of at most so many classes; in a format, the class's share."""
     named = dataset.names() if dataset.classes <= most else ()
     rows = []
     for holding in holdings:
-        row: dict[str, object] = {"client": holding.name, "examples": holding.examples, "held out": holding.held_out}
+        row: dict[str, object] = {
+            "client": holding.name,
+            "examples": holding.examples,
+            "held out": holding.held_out,
+        }
         if dataset.classes:
             row["classes"] = holding.present
             row.update(zip(named, _counts(holding, form), strict=False))
@@ -137,7 +146,9 @@ def _whole(holdings: Sequence[Holding], dataset: DataSet) -> Table:
         for number, name in enumerate(dataset.names()[:_COLUMNS]):
             spans[f"class {name}"] = [holding.counts[number] for holding in holdings]
     else:
-        spans["mean of the target"] = [holding.mean for holding in holdings if holding.mean is not None]
+        spans["mean of the target"] = [
+            holding.mean for holding in holdings if holding.mean is not None
+        ]
     rows = []
     for name, values in spans.items():
         rows.append([name, f"{min(values):.4g}", f"{median(values):.4g}", f"{max(values):.4g}"])
@@ -154,7 +165,13 @@ def _sizes(axes: Axes, placed: Sequence[Holding]) -> None:
     axes.stairs(train, places, fill=True, color=_TRAIN, label="to train on")
     few = [place for place, count in enumerate(train) if count < 2]
     if few:
-        style: dict[str, Any] = {"s": 14, "marker": "x", "color": _WARN, "linewidths": 0.8, "zorder": 3}
+        style: dict[str, Any] = {
+            "s": 14,
+            "marker": "x",
+            "color": _WARN,
+            "linewidths": 0.8,
+            "zorder": 3,
+        }
         axes.scatter(few, [both[place] for place in few], label="at most one to train on", **style)
     axes.set_ylim(0, max(1, max(both)) * 1.3)
     axes.set_ylabel("examples")
@@ -178,5 +195,7 @@ def _targets(axes: Axes, placed: Sequence[Holding]) -> None:
     """Draw the mean and deviation of each client's targets."""
     pairs = [[holding.mean, holding.deviation] for holding in placed]
     means, spread = np.array(pairs, dtype=np.float64).T  # None is NaN: not drawn
-    axes.errorbar(range(len(placed)), means, yerr=spread, fmt=".", color=_TRAIN, ecolor=_KEPT, elinewidth=1)
+    axes.errorbar(
+        range(len(placed)), means, yerr=spread, fmt=".", color=_TRAIN, ecolor=_KEPT, elinewidth=1
+    )
     axes.set_ylabel("target: mean and\nstandard deviation")

@@ -16,7 +16,9 @@ USEFUL = 8.0  # a total epsilon that still excludes something
 def promise_table(method: str, promise: "Promise", delta: float) -> Table:
     """What a configuration promises before it is run, everything that it rests on, and what is not known yet."""
     promised, rows = promise.guarantee, list[tuple[str, str]]()
-    rows.append((f"{method}, {promise.planned} rounds", in_words(guarantee_values(promised, delta))))
+    rows.append(
+        (f"{method}, {promise.planned} rounds", in_words(guarantee_values(promised, delta)))
+    )
     rows.append(("in short", promised.describe(delta)))
     if promise.rounds < promise.planned:
         rows.append(("budget", f"ends the run after {promise.rounds} of {promise.planned} rounds"))
@@ -24,9 +26,19 @@ def promise_table(method: str, promise: "Promise", delta: float) -> Table:
         rows.append(("validation clients", promise.validation.describe(delta)))
     rows += [("holds if", condition) for condition in promised.conditions]
     rows += [("not known before the run", what) for what in promise.unknown]
-    data = {"method": method, "rounds": promise.rounds, "rounds_planned": promise.planned, "unknown": promise.unknown}
-    data |= {"first_hypotheses_apart": promise.first_apart, "guarantee": guarantee_values(promised, delta)}
-    data["validation"] = None if promise.validation is None else guarantee_values(promise.validation, delta)
+    data = {
+        "method": method,
+        "rounds": promise.rounds,
+        "rounds_planned": promise.planned,
+        "unknown": promise.unknown,
+    }
+    data |= {
+        "first_hypotheses_apart": promise.first_apart,
+        "guarantee": guarantee_values(promised, delta),
+    }
+    data["validation"] = (
+        None if promise.validation is None else guarantee_values(promise.validation, delta)
+    )
     return Table.facts(rows, data)
 
 
@@ -46,7 +58,9 @@ def of_strength(guarantee: Mapping[str, Any]) -> str:
     strength = how_strongly(guarantee)
     if not strength:
         return ""
-    return " ".join([strength[0].upper() + strength[1:], *(f"For {text}." for text in beside(guarantee))])
+    return " ".join(
+        [strength[0].upper() + strength[1:], *(f"For {text}." for text in beside(guarantee))]
+    )
 
 
 def useful(values: Mapping[str, Any]) -> str:
@@ -55,7 +69,9 @@ def useful(values: Mapping[str, Any]) -> str:
     if not worst.get("vacuous"):
         return ""
     if "examples" not in values:
-        return f"fedveil advise --epsilon {USEFUL:g} --clients ... ranks what would promise something"
+        return (
+            f"fedveil advise --epsilon {USEFUL:g} --clients ... ranks what would promise something"
+        )
     advised = advise(
         clients=max(1, round(sum(values["replies"].values()) / values["rounds"])),
         examples=max(1, values["examples"]),
@@ -66,5 +82,9 @@ def useful(values: Mapping[str, Any]) -> str:
         relation=worst["relation"],
     )
     ratios = [(f"{c.method} ({c.unit}, {c.trust}) {c.verdict}", c.noise_to_signal) for c in advised]
-    parts = "; ".join(f"{what}, noise/signal {ratio:.2g}" for what, ratio in ratios if ratio is not None)
-    return f"epsilon {USEFUL:g} in total: {parts}; fedveil advise CONFIG --epsilon {USEFUL:g} says how"
+    parts = "; ".join(
+        f"{what}, noise/signal {ratio:.2g}" for what, ratio in ratios if ratio is not None
+    )
+    return (
+        f"epsilon {USEFUL:g} in total: {parts}; fedveil advise CONFIG --epsilon {USEFUL:g} says how"
+    )

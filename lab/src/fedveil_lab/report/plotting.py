@@ -35,7 +35,9 @@ def _load() -> Any:
         import matplotlib
     except ImportError:
         raise
-    except Exception:  # a backend of another environment, a file of settings that is damaged or secret
+    except (
+        Exception
+    ):  # a backend of another environment, a file of settings that is damaged or secret
         for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
             del sys.modules[name]  # what was half loaded
         with _without_settings():
@@ -50,7 +52,11 @@ from matplotlib.figure import Figure as Figure  # noqa: E402
 from matplotlib.lines import Line2D as Line2D  # noqa: E402
 from matplotlib.ticker import MaxNLocator as MaxNLocator  # noqa: E402
 
-_DEFAULTS = {name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith("backend")}
+_DEFAULTS = {
+    name: value
+    for name, value in matplotlib.rcParamsDefault.items()
+    if not name.startswith("backend")
+}
 
 
 @contextmanager

@@ -4,7 +4,14 @@ import math
 from time import perf_counter
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from fedveil.errors import cleaned
 from fedveil.evidence import Row
@@ -19,7 +26,11 @@ def describe(row: Row) -> str:
     if "text" in row:  # no round: a step of something else
         return str(row["text"])
     parts = [f"{name} {metrics[name]:.3f}" for name in ("accuracy", "rmse") if name in metrics]
-    parts += [f"{short} {noise[name]:.3g}" for name, short in (("sigma", "sigma"), ("distance", "d")) if name in noise]
+    parts += [
+        f"{short} {noise[name]:.3g}"
+        for name, short in (("sigma", "sigma"), ("distance", "d"))
+        if name in noise
+    ]
     parts += [f"{len(row[kind])} {kind}" for kind in ("failed", "invalid", "refused") if row[kind]]
     return "  ".join(parts)
 
@@ -40,9 +51,18 @@ class Display:
 
     def begin(self, label: str, done: int, rounds: int) -> None:
         """A task of so many steps, of which some are done."""
-        self._label, self._done, self._first, self._total, self._began = label, done, done, rounds, perf_counter()
+        self._label, self._done, self._first, self._total, self._began = (
+            label,
+            done,
+            done,
+            rounds,
+            perf_counter(),
+        )
         if self._console.is_terminal:
-            name, text = (TextColumn(f"{{task.{one}}}", markup=False) for one in ("description", "fields[text]"))
+            name, text = (
+                TextColumn(f"{{task.{one}}}", markup=False)
+                for one in ("description", "fields[text]")
+            )
             bar = (BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
             columns = (name, *(bar if self._console.width >= ROOM else bar[1:2]), text)
             self._bar = Progress(*columns, console=self._console)
@@ -55,7 +75,9 @@ class Display:
         """One more step: the row of a round, or a text."""
         self._done += 1
         text = what if isinstance(what, str) else describe(what)
-        left = (perf_counter() - self._began) / (self._done - self._first) * (self._total - self._done)
+        left = (
+            (perf_counter() - self._began) / (self._done - self._first) * (self._total - self._done)
+        )
         text = f"{text}  {duration(left)} left" if left > 1 else text
         if self._bar is not None:
             self._bar.update(TaskID(0), completed=self._done, text=text)
@@ -66,7 +88,9 @@ class Display:
     def say(self, text: str) -> None:
         """A line of its own."""
         line = cleaned(text, len(text), keep="\n")
-        self._console.print(line, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
+        self._console.print(
+            line, markup=False, highlight=False, soft_wrap=not self._console.is_terminal
+        )
 
     def end(self) -> None:
         """Leave the bar where it is."""

@@ -45,7 +45,11 @@ def swept(summary: Summary) -> str:
 
 def quality(summaries: Sequence[Summary]) -> tuple[str, str]:
     """The figure that a task is judged by, and its name for people."""
-    return ("accuracy", "accuracy") if summaries[0].values["task"] == "classification" else ("rmse", "RMSE")
+    return (
+        ("accuracy", "accuracy")
+        if summaries[0].values["task"] == "classification"
+        else ("rmse", "RMSE")
+    )
 
 
 def headline(summaries: Sequence[Summary]) -> str:
@@ -66,7 +70,9 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
     On a narrow terminal the guarantees have a table of their own.
     """
     figures = figures_of(summaries)
-    tested = next((f for f in ("auc", *figures) if all(f in s.values["test_metrics"] for s in summaries)), "")
+    tested = next(
+        (f for f in ("auc", *figures) if all(f in s.values["test_metrics"] for s in summaries)), ""
+    )
     names, on_test = {f: SHORT.get(f, f) for f in figures}, f"test {SHORT.get(tested, tested)}"
     rows: list[dict[str, str]] = []
     for label, runs in grouped(summaries).items():
@@ -75,19 +81,37 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
             row[name] = _averaged(runs, f, spread=f == figures[0] or figures != OF_TWO)
         if tested:
             row[on_test] = _mean([r.values["test_metrics"][tested] for r in runs], ".3f")
-        for figure, name in (("sigma", "sigma"), ("distance", "d"), ("noise_to_clip", "noise/clip")):
+        for figure, name in (
+            ("sigma", "sigma"),
+            ("distance", "d"),
+            ("noise_to_clip", "noise/clip"),
+        ):
             row[name] = _mean([r.noise(figure) for r in runs], ".3g")
         if any(s.values.get("audited") for s in summaries):
-            strongest = [f"{a['auc']:.3f} ({a['low']:.2f}-{a['high']:.2f})" for a in runs[0].values.get("audits", ())]
+            strongest = [
+                f"{a['auc']:.3f} ({a['low']:.2f}-{a['high']:.2f})"
+                for a in runs[0].values.get("audits", ())
+            ]
             row["attack AUC"] = strongest[0] if strongest else NOTHING
         row["seconds"] = _mean([float(r.values["seconds"]["rounds"]) for r in runs], ".1f")
-        rows.append({**row, "guarantee": "; ".join(dict.fromkeys(str(r.values["guarantee"]) for r in runs))})
+        rows.append(
+            {**row, "guarantee": "; ".join(dict.fromkeys(str(r.values["guarantee"]) for r in runs))}
+        )
     if majority := [s.values["majority"] for s in summaries if "majority" in s.values]:
         guessed = {"accuracy": fmean(majority), "auc": 0.5, "balanced_accuracy": 0.5}
-        rows.append({"setting": "majority class", **{names[f]: shown(guessed.get(f), ".3f") for f in figures}})
+        rows.append(
+            {
+                "setting": "majority class",
+                **{names[f]: shown(guessed.get(f), ".3f") for f in figures},
+            }
+        )
     if public := [s.values["public_model"] for s in summaries if "public_model" in s.values]:
-        row = {name: _mean([p["metrics"].get(f) for p in public], ".3f") for f, name in names.items()}
-        row |= {on_test: _mean([p["test_metrics"][tested] for p in public], ".3f")} if tested else {}
+        row = {
+            name: _mean([p["metrics"].get(f) for p in public], ".3f") for f, name in names.items()
+        }
+        row |= (
+            {on_test: _mean([p["test_metrics"][tested] for p in public], ".3f")} if tested else {}
+        )
         rows.append({"setting": "public examples alone", **row, "guarantee": "public data"})
     for column in ("sigma", "d", "noise/clip"):
         if all(row.get(column, NOTHING) == NOTHING for row in rows):
@@ -97,14 +121,22 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
     title = f"{figures[0]}: {over}" + f", mean ± standard deviation over {spread}" * bool(spread)
     whole = Table.of(rows, title=title, numbers=header[1:-1], wraps=["guarantee"], data=data)
     first = header.index("sigma" if figures == OF_TWO and "sigma" in header else "seconds")
-    return [whole] if width >= WIDE else [whole.only(*header[:first]), whole.only("setting", *header[first:])]
+    return (
+        [whole]
+        if width >= WIDE
+        else [whole.only(*header[:first]), whole.only("setting", *header[first:])]
+    )
 
 
 def covered(summaries: Sequence[Summary], figure: str) -> tuple[str, str]:
     """Which rounds a figure is the mean of, and over what a mean and a deviation are, if there are several."""
     counts = [s.values["last_rounds"].get(figure, {}).get("rounds", 0) for s in summaries]
     least, most = min(filter(None, counts), default=0), max(counts)
-    rounds = f"mean of the last {most if least == most else f'{least} to {most}'} rounds" if most > 1 else "last round"
+    rounds = (
+        f"mean of the last {most if least == most else f'{least} to {most}'} rounds"
+        if most > 1
+        else "last round"
+    )
     seeds = max(len(runs) for runs in grouped(summaries).values())
     return rounds, f"{seeds} seeds" if seeds > 1 else "these rounds" if most > 1 else ""
 
@@ -123,7 +155,9 @@ def below_public(summaries: Sequence[Summary]) -> list[str]:
     for run in summaries:
         if (public := run.values.get("public_model")) and run.values["method"] != "vanilla":
             where = "test_metrics" if "accuracy" in public["test_metrics"] else "metrics"
-            gains.setdefault(run.setting, []).append(run.values[where]["accuracy"] - public[where]["accuracy"])
+            gains.setdefault(run.setting, []).append(
+                run.values[where]["accuracy"] - public[where]["accuracy"]
+            )
     return [setting for setting, own in gains.items() if fmean(own) < 0]
 
 
@@ -180,7 +214,9 @@ def _about_the_attacks(everybody: Mapping[str, Sequence[Summary]]) -> str:
     )
 
 
-def _said_once(everybody: Mapping[str, Sequence[Summary]], worse_than_public: Sequence[str]) -> list[str]:
+def _said_once(
+    everybody: Mapping[str, Sequence[Summary]], worse_than_public: Sequence[str]
+) -> list[str]:
     """What has to be said of single settings; a sentence about several names them all."""
     about: dict[str, list[str]] = {}
     for label, runs in everybody.items():
@@ -250,7 +286,9 @@ def _said_of_run(run: Summary) -> list[str]:
         sentences.append(f"malicious: {malicious_text(malicious)}")
     last = run.values["metrics"]
     if run.values.get("classes") == 2 and 0.0 in (last.get("sensitivity"), last.get("specificity")):
-        sentences.append("the model names one class, whatever it is shown; its accuracy is that class's share.")
+        sentences.append(
+            "the model names one class, whatever it is shown; its accuracy is that class's share."
+        )
     sentences.append(fell_back(run))
     if run.stopped:
         sentences.append(f"stopped early, {run.stopped}")
@@ -289,7 +327,12 @@ def run_table(summary: Summary) -> Table:
             text += f"; {figures['mean']:.4g} ± {figures['deviation']:.2g} over the last {figures['rounds']} rounds"
         rows.append((name, text))
     if "accuracy" in values["test_metrics"]:
-        rows.append(("test accuracy", f"{values['test_metrics']['accuracy']:.4g} on the set's own test half"))
+        rows.append(
+            (
+                "test accuracy",
+                f"{values['test_metrics']['accuracy']:.4g} on the set's own test half",
+            )
+        )
     rows.append(("learned", chance_level([summary])))
     rows.append(("malicious clients", malicious_text(malicious) if malicious else ""))
     for name, figures in values["noise"].items():
@@ -302,13 +345,19 @@ def run_table(summary: Summary) -> Table:
     rows.append(("protected", in_words(worst)))
     for party, guarantee in _parties(values["guarantees"]).items():
         leakage = guarantee.get("leakage")
-        what = "of the reported index alone, ln k a round" if values["trust"] == "central" else "sum of n / nu"
+        what = (
+            "of the reported index alone, ln k a round"
+            if values["trust"] == "central"
+            else "sum of n / nu"
+        )
         extra = "" if leakage is None else f"; leakage {rounded_up(leakage)} ({what}, no guarantee)"
         rows.append((f"guarantee, {party}", f"{guarantee['text']}{extra}"))
         if curve := guarantee.get("curve"):
             pairs = zip(curve["epsilon"], curve["distance"], strict=True)
             points = ", ".join(f"{rounded_up(e, 3)} at {d:.3g}" for e, d in pairs)
-            rows.append(("", f"eps over the distance of every round, delta={curve['delta']:g}: {points}"))
+            rows.append(
+                ("", f"eps over the distance of every round, delta={curve['delta']:g}: {points}")
+            )
     rows += [("holds if", condition) for condition in worst.get("conditions", [])]
     rows += [
         ("to be useful", instead),
@@ -328,7 +377,10 @@ def _parties(guarantees: Mapping[str, Any]) -> dict[str, Any]:
     worst, middle = shown.get("worst client"), shown.get("median client")
     if worst is not None and middle is not None and worst["text"] == middle["text"]:
         del shown["median client"]
-        shown = {"every client" if party == "worst client" else party: own for party, own in shown.items()}
+        shown = {
+            "every client" if party == "worst client" else party: own
+            for party, own in shown.items()
+        }
     return shown
 
 

@@ -47,7 +47,9 @@ class Checkpoint:
     values: dict[str, Any]
 
     @classmethod
-    def of(cls, federation: Federation, run_id: str, fingerprint: str, lines: Mapping[str, int]) -> "Checkpoint":
+    def of(
+        cls, federation: Federation, run_id: str, fingerprint: str, lines: Mapping[str, int]
+    ) -> "Checkpoint":
         """The present state of a federation."""
         tensors = {"models": federation.models}
 
@@ -58,7 +60,9 @@ class Checkpoint:
 
         states = sorted(federation.client_states().items())
         values: dict[str, Any] = {"server": packed("server", federation.server.state)}
-        values["clients"] = {str(partition): packed(f"client/{partition}", state) for partition, state in states}
+        values["clients"] = {
+            str(partition): packed(f"client/{partition}", state) for partition, state in states
+        }
         if federation.validators is not None:
             values["validation"] = packed("validation", federation.validators.best)
         return cls(federation.round, run_id, fingerprint, lines, tensors, values)
@@ -66,7 +70,11 @@ class Checkpoint:
     def restore(self, federation: Federation) -> None:
         """Put a federation back to where it was."""
         method, layout = federation.method, federation.layout
-        server = unpack(method.server.init(layout.size, layout.dtype), self._below("server/"), self.values["server"])
+        server = unpack(
+            method.server.init(layout.size, layout.dtype),
+            self._below("server/"),
+            self.values["server"],
+        )
         clients: dict[int, Any] = {}
         for partition, values in self.values["clients"].items():
             below = self._below(f"client/{partition}/")
@@ -77,7 +85,11 @@ class Checkpoint:
         federation.restore(self.tensors["models"], self.round, server, clients, best, self.lines)
 
     def _below(self, prefix: str) -> dict[str, Tensor]:
-        return {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
+        return {
+            key.removeprefix(prefix): value
+            for key, value in self.tensors.items()
+            if key.startswith(prefix)
+        }
 
     def write(self, folder: Path) -> None:
         """Replace the folder's checkpoint."""
@@ -122,7 +134,9 @@ class Remembering:
     def __init__(self, trainer: Trainer, folder: Path, description: str) -> None:
         self._trainer, self._folder, self._description = trainer, folder, description
 
-    def train(self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]) -> list[Trained | Exception]:
+    def train(
+        self, starts: Tensor, clients: Sequence[ClientData], keys: Sequence[Key]
+    ) -> list[Trained | Exception]:
         """Train each client from its own start; see `SequentialTrainer.train`."""
         if any(key[1] > LAST for key in keys):
             return self._trainer.train(starts, clients, keys)
@@ -161,6 +175,8 @@ class Remembering:
 
     def _write(self, digest: str, trained: Trained) -> None:
         make_folder(self._folder)
-        content = sealed({"model": trained.model}, {"examples": trained.examples, "loss": trained.loss})
+        content = sealed(
+            {"model": trained.model}, {"examples": trained.examples, "loss": trained.loss}
+        )
         # several processes may share it
         write_atomic(self._folder / f"{digest}.safetensors", content, f".{os.getpid()}")

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from fedveil.engines import Federation
-from fedveil.learning import ClientData, LossFunction, answers_of_clients, answers_to, choose_each, classified, predict
+from fedveil.learning import (
+    ClientData,
+    LossFunction,
+    answers_of_clients,
+    answers_to,
+    choose_each,
+    classified,
+    predict,
+)
 from fedveil_lab.runs.prepare import Setup
 
 
@@ -28,7 +36,9 @@ def classified_of(setup: Setup, federation: Federation) -> dict[str, Any]:
     holders = [i for i, client in enumerate(clients) if client.held_out]
     if holders:
         chosen = _chosen(federation, clients, holders)
-        held = answers_of_clients(learner.model, federation.layout, federation.models, clients, chosen)
+        held = answers_of_clients(
+            learner.model, federation.layout, federation.models, clients, chosen
+        )
         outputs, labels, persons, hospitals = [], [], [], []
         for i, (own, y) in held.items():
             outputs.append(own)
@@ -48,11 +58,15 @@ def classified_of(setup: Setup, federation: Federation) -> dict[str, Any]:
     return found
 
 
-def _chosen(federation: Federation, clients: Sequence[ClientData], holders: Sequence[int]) -> list[int]:
+def _chosen(
+    federation: Federation, clients: Sequence[ClientData], holders: Sequence[int]
+) -> list[int]:
     """Choose each client's hypothesis on its own training rows; 0 for one that holds nothing out."""
     learner, own = federation.learner, [clients[i] for i in holders]
     chosen = [0] * len(clients)
-    answers = choose_each(learner.model, federation.layout, federation.models, own, learner.local.loss)
+    answers = choose_each(
+        learner.model, federation.layout, federation.models, own, learner.local.loss
+    )
     for i, answer in zip(holders, answers, strict=True):
         if isinstance(answer, int):
             chosen[i] = answer
@@ -68,7 +82,11 @@ def _joined(whose: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _measured(
-    outputs: Tensor, y: Tensor, classes: tuple[str, ...], loss: str | LossFunction, persons: Tensor | None
+    outputs: Tensor,
+    y: Tensor,
+    classes: tuple[str, ...],
+    loss: str | LossFunction,
+    persons: Tensor | None,
 ) -> dict[str, Any]:
     answers = answers_to(outputs, y, loss)
     if answers is None or answers.task != "classes" or not len(answers.labels):

@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedveil.data import SCHEMES, DataSet, Holding, federate, holdings, holdout, load, own_scale, warnings_of
+from fedveil.data import (
+    SCHEMES,
+    DataSet,
+    Holding,
+    federate,
+    holdings,
+    holdout,
+    load,
+    own_scale,
+    warnings_of,
+)
 from fedveil.data.patches import Patches, RingFeatures, learn_patches, learn_rings
 from fedveil.data.sets import with_positive
 from fedveil.errors import FieldError, require_non_negative, require_positive
@@ -46,7 +56,10 @@ class Dealt:
     @property
     def shape(self) -> dict[str, Any]:
         """Shape of an example, and number of outputs, for which a model is built."""
-        return {"input_shape": self.raw_shape or self.dataset.input_shape, "outputs": self.dataset.outputs}
+        return {
+            "input_shape": self.raw_shape or self.dataset.input_shape,
+            "outputs": self.dataset.outputs,
+        }
 
     def holdings(self) -> list[Holding]:
         """Count what each client holds."""
@@ -55,12 +68,16 @@ class Dealt:
     @property
     def largest_class(self) -> float | None:
         """Accuracy of always saying the largest class, over all that the clients hold; None without classes."""
-        totals = [sum(column) for column in zip(*(one.counts for one in self.holdings()), strict=True)]
+        totals = [
+            sum(column) for column in zip(*(one.counts for one in self.holdings()), strict=True)
+        ]
         return max(totals) / sum(totals) if totals else None
 
     def unscored(self, method: Method, scoring: Scoring | None = None) -> list[int]:
         """List the classes that no public example shows, or none of those scored, where the method scores layers."""
-        needed = {"public_scores", "public_layer_scores"} & (method.client.needs | method.server.needs)
+        needed = {"public_scores", "public_layer_scores"} & (
+            method.client.needs | method.server.needs
+        )
         if self.public is None or not needed or self.dataset.task == "regression":
             return []
         y = self.public.y if scoring is None else self.public.y[scored_rows(self.public, scoring)]
@@ -74,11 +91,17 @@ class Dealt:
             return said
         lacking = self.unscored(method)
         if lacking:
-            return [*said, f"no public example shows classes {lacking}: layers are scored without them"]
+            return [
+                *said,
+                f"no public example shows classes {lacking}: layers are scored without them",
+            ]
         lacking = self.unscored(method, scoring)
         if lacking:
             few = f"no public example that is scored shows classes {lacking}"
-            return [*said, f"{few}: raise scoring.images = {scoring.images}, or data.public_examples"]
+            return [
+                *said,
+                f"{few}: raise scoring.images = {scoring.images}, or data.public_examples",
+            ]
         return said
 
 
@@ -98,7 +121,15 @@ def _loaded(name: str, options: str) -> DataSet:
 def _digest(name: str, options: str) -> str:
     digest, dataset = hashlib.sha256(), _loaded(name, options)
     people = dataset.group if "person" in json.loads(options) else None
-    for part in (dataset.x, dataset.y, dataset.test_x, dataset.test_y, dataset.owner, dataset.regions, people):
+    for part in (
+        dataset.x,
+        dataset.y,
+        dataset.test_x,
+        dataset.test_y,
+        dataset.owner,
+        dataset.regions,
+        people,
+    ):
         if part is not None:
             digest.update(f"{tuple(part.shape)} {part.dtype}".encode())
             digest.update(part.contiguous().numpy().tobytes())
@@ -117,12 +148,18 @@ def deal_out(spec: Data, seed: int) -> Dealt:
         if spec.patches is None:
             dataset, public, validation = _shared_out(spec, seed)
         else:
-            undealt = {"clients": 1, "partition": "iid", **dict.fromkeys(("alpha", "counts", "shards"))}
+            undealt = {
+                "clients": 1,
+                "partition": "iid",
+                **dict.fromkeys(("alpha", "counts", "shards")),
+            }
             whole = spec.model_copy(update=undealt)
             dataset, public, validation = _featured(whole.model_dump_json(), seed)
     clients = clients_of(dataset, spec, seed)
     if not any(client.examples for client in clients):
-        raise FieldError("data.partition", spec.partition, "leaves no client an example to train on")
+        raise FieldError(
+            "data.partition", spec.partition, "leaves no client an example to train on"
+        )
     return Dealt(dataset, clients, public, validation)
 
 
@@ -144,10 +181,14 @@ def _featured(spec_json: str, seed: int) -> tuple[DataSet, ClientData | None, Cl
     spec = Data.model_validate_json(spec_json)
     dataset, public, validation = _shared_out(spec, seed)
     if public is None or spec.patches is None:
-        raise FieldError("public_examples", 0, "patches are learned on public images: set some aside")
+        raise FieldError(
+            "public_examples", 0, "patches are learned on public images: set some aside"
+        )
     learned: Patches | RingFeatures
     if spec.patch_sizes:
-        learned = learn_rings(public.x, spec.patches, spec.patch_sizes, spec.components or 128, seed)
+        learned = learn_rings(
+            public.x, spec.patches, spec.patch_sizes, spec.components or 128, seed
+        )
     else:
         learned = learn_patches(public.x, spec.patches, seed)
         if spec.components is not None:
@@ -193,12 +234,18 @@ def clients_of(dataset: DataSet, spec: Data, seed: int) -> list[ClientData]:
 def _noised(client: ClientData, deviation: float, seed: int) -> ClientData:
     """Add Gaussian noise to the sensitive pixels of what a client trains on."""
     if client.masks is None:
-        raise FieldError("pixel_noise", deviation, "falls on sensitive pixels, and the set knows of none")
-    drawn = torch.randn(client.x.shape, generator=torch.Generator().manual_seed(seed), dtype=client.x.dtype)
+        raise FieldError(
+            "pixel_noise", deviation, "falls on sensitive pixels, and the set knows of none"
+        )
+    drawn = torch.randn(
+        client.x.shape, generator=torch.Generator().manual_seed(seed), dtype=client.x.dtype
+    )
     return replace(client, x=client.x + deviation * drawn * client.masks[:, None])
 
 
-def split_clients(clients: Sequence[ClientData], share: float, seed: int) -> tuple[list[ClientData], list[ClientData]]:
+def split_clients(
+    clients: Sequence[ClientData], share: float, seed: int
+) -> tuple[list[ClientData], list[ClientData]]:
     """Draw clients that only validate, with whatever they hold out, from those that train; each at least one.
 
     Raises
@@ -208,7 +255,11 @@ def split_clients(clients: Sequence[ClientData], share: float, seed: int) -> tup
     """
     filled = [i for i, client in enumerate(clients) if client.examples]
     if len(filled) < 2:
-        raise FieldError("stopping.clients", share, "needs two clients with examples, one to train and one to validate")
+        raise FieldError(
+            "stopping.clients",
+            share,
+            "needs two clients with examples, one to train and one to validate",
+        )
     count = min(max(1, round(share * len(filled))), len(filled) - 1)
     generator = torch.Generator().manual_seed(keyed_seed("validation clients", seed))
     order = torch.randperm(len(filled), generator=generator).tolist()
@@ -221,7 +272,9 @@ def split_clients(clients: Sequence[ClientData], share: float, seed: int) -> tup
     return training, validating
 
 
-def keep_validation(dataset: DataSet, share: float | None, seed: int) -> tuple[DataSet, ClientData | None]:
+def keep_validation(
+    dataset: DataSet, share: float | None, seed: int
+) -> tuple[DataSet, ClientData | None]:
     """Give the server a stratified share of the set's test half.
 
     Parameters
@@ -251,11 +304,17 @@ def keep_validation(dataset: DataSet, share: float | None, seed: int) -> tuple[D
         raise FieldError("validation", share, "must be above 0 and below 1")
     x, y = dataset.test_x, dataset.test_y
     if x is None or y is None:
-        raise FieldError("validation", share, f"{dataset.name!r} has no test half to take a share of; leave it out")
+        raise FieldError(
+            "validation",
+            share,
+            f"{dataset.name!r} has no test half to take a share of; leave it out",
+        )
     strata = y.numpy() if dataset.classes else np.zeros(len(y), dtype=np.int64)
     parts = holdout(strata, np.arange(len(y)), share, seed=keyed_seed("validation", seed))
     rest, kept = map(torch.from_numpy, parts)
-    return replace(dataset, test_x=x[rest], test_y=y[rest]), ClientData(x[kept], y[kept], name="validation")
+    return replace(dataset, test_x=x[rest], test_y=y[rest]), ClientData(
+        x[kept], y[kept], name="validation"
+    )
 
 
 def with_people(dataset: DataSet, images: int, seed: int) -> DataSet:
@@ -267,8 +326,12 @@ def with_people(dataset: DataSet, images: int, seed: int) -> DataSet:
         If the set says whose its examples are.
     """
     if dataset.group is not None:
-        raise FieldError("made_up_people", images, f"{dataset.name!r} says whose its examples are: leave it out")
-    order = torch.randperm(len(dataset.x), generator=torch.Generator().manual_seed(keyed_seed("people", seed)))
+        raise FieldError(
+            "made_up_people", images, f"{dataset.name!r} says whose its examples are: leave it out"
+        )
+    order = torch.randperm(
+        len(dataset.x), generator=torch.Generator().manual_seed(keyed_seed("people", seed))
+    )
     note = f"{dataset.note} People are made up, with {images} examples each."
     return replace(dataset, group=order // images, note=note.strip())
 
@@ -290,7 +353,9 @@ def set_aside(dataset: DataSet, count: int, seed: int) -> tuple[DataSet, ClientD
     if x is None or y is None or dataset.regions is not None:
         x, y, from_test = dataset.x, dataset.y, False
     if count >= len(x):
-        raise FieldError("data.public_examples", count, f"must be less than {len(x)}, all there are")
+        raise FieldError(
+            "data.public_examples", count, f"must be less than {len(x)}, all there are"
+        )
     generator = torch.Generator().manual_seed(keyed_seed("public", seed))
     if from_test or dataset.group is None:
         order = torch.randperm(len(x), generator=generator)

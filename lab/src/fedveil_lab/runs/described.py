@@ -28,7 +28,13 @@ from fedveil_lab.runs.deal import Dealt, data_digest, deal_out
 from fedveil_lab.runs.models import with_features
 from fedveil_lab.runs.prepare import Setup
 
-BEGINNING = ("weights", "sha256", "source", "licence", "anew")  # keys of a file that the run's model began with
+BEGINNING = (
+    "weights",
+    "sha256",
+    "source",
+    "licence",
+    "anew",
+)  # keys of a file that the run's model began with
 FEATURES = "features"  # of patches that were learned on public images: the run stores none
 
 
@@ -40,7 +46,10 @@ def about_of(setup: Setup) -> Description:
     if config.data.patches is not None:
         inputs = {"kind": FEATURES, "patches": config.data.patches}
     return replace(
-        about, inputs=inputs, positive_named=config.data.positive is not None, note=_note(config, dealt.dataset.note)
+        about,
+        inputs=inputs,
+        positive_named=config.data.positive is not None,
+        note=_note(config, dealt.dataset.note),
     )
 
 
@@ -94,7 +103,11 @@ def refuse_own_rows(folder: Path, about: Description, rows: Path) -> None:
     if not (folder / CONFIG).is_file():
         return
     spec = load(folder)
-    named = [Path(str(spec.data.options[key])) for key in ("path", "test_path") if spec.data.options.get(key)]
+    named = [
+        Path(str(spec.data.options[key]))
+        for key in ("path", "test_path")
+        if spec.data.options.get(key)
+    ]
     own = [file for file in named if file.exists()]
     is_own = any(rows.resolve().is_relative_to(file.resolve()) for file in own)
     if own and not is_own:
@@ -107,7 +120,10 @@ def refuse_own_rows(folder: Path, about: Description, rows: Path) -> None:
 
 def _rows(x: Tensor, labels: Sequence[int]) -> set[bytes]:
     """Return each row's bytes with its label."""
-    return {row.contiguous().numpy().tobytes() + str(int(y)).encode() for row, y in zip(x, labels, strict=True)}
+    return {
+        row.contiguous().numpy().tobytes() + str(int(y)).encode()
+        for row, y in zip(x, labels, strict=True)
+    }
 
 
 def _anew(spec: Config, folder: Path) -> Description:
@@ -120,7 +136,10 @@ def _anew(spec: Config, folder: Path) -> Description:
     about = _described(module, spec, dealt)
     inputs = {"kind": FEATURES} if spec.data.patches is not None else dict(about.inputs)
     return replace(
-        about, inputs=inputs, positive_named=spec.data.positive is not None, note=_note(spec, dealt.dataset.note)
+        about,
+        inputs=inputs,
+        positive_named=spec.data.positive is not None,
+        note=_note(spec, dealt.dataset.note),
     )
 
 
@@ -134,6 +153,8 @@ def _summary_of(folder: Path) -> dict[str, Any]:
     try:
         values = json_of(file.read_bytes())
     except (OSError, ValueError) as error:
-        accepted = f"lacks summary.json, which says what was promised ({error}): finish or restore the run"
+        accepted = (
+            f"lacks summary.json, which says what was promised ({error}): finish or restore the run"
+        )
         raise FieldError("RUN", str(folder), accepted) from error
     return dict(values)

@@ -52,7 +52,9 @@ PRIVATE = "PRIVATE.txt"
 def mark_private(folder: Path, what: Mapping[str, str]) -> None:
     """Leave ``PRIVATE.txt``, which says what in a folder carries no noise."""
     if not (folder / PRIVATE).exists():
-        write_atomic(folder / PRIVATE, "".join(f"{name}: {why}\n" for name, why in what.items()).encode())
+        write_atomic(
+            folder / PRIVATE, "".join(f"{name}: {why}\n" for name, why in what.items()).encode()
+        )
 
 
 class RunFolder:
@@ -86,11 +88,17 @@ class RunFolder:
         If a ledger was edited or shortened.
     """
 
-    def __init__(self, path: Path, config: Config, *, resume: bool, message: Callable[[str], None]) -> None:
+    def __init__(
+        self, path: Path, config: Config, *, resume: bool, message: Callable[[str], None]
+    ) -> None:
         self.path, self.config, self._message = path, config, message
         self.rows: list[Row] = []
         self.checkpoint: Checkpoint | None = None
-        self._lock, self._durable, self._resumed = FolderLock(path), config.source.kind == "secure", resume
+        self._lock, self._durable, self._resumed = (
+            FolderLock(path),
+            config.source.kind == "secure",
+            resume,
+        )
         self._longer, self._fingerprint = False, config.fingerprint()
         try:
             if resume:
@@ -98,7 +106,9 @@ class RunFolder:
             else:
                 refuse_used(path)
                 self.run_id = new_run_id(config)
-            self.ledgers: Ledgers = LedgerFiles(path / "ledger", self.run_id, durable=self._durable, message=message)
+            self.ledgers: Ledgers = LedgerFiles(
+                path / "ledger", self.run_id, durable=self._durable, message=message
+            )
             if resume:
                 self._verify()
         except LedgerError as error:
@@ -119,7 +129,9 @@ class RunFolder:
             refuse_used(self.path)  # by another process, while this one prepared
         for folder in (self.path, self.path / "ledger", self.path / "checkpoint"):
             make_folder(folder)
-            for part in folder.glob(".*.part"):  # of a process that was killed while it replaced a file
+            for part in folder.glob(
+                ".*.part"
+            ):  # of a process that was killed while it replaced a file
                 part.unlink()
         metrics = self.path / METRICS_FILE
         if metrics.exists():  # without what lies beyond the checkpoint
@@ -143,7 +155,9 @@ class RunFolder:
         self.rows.append(row)
         append(self.path / METRICS_FILE, json.dumps(row) + "\n")
         lines = self.ledgers.counts()
-        Checkpoint.of(federation, self.run_id, self._fingerprint, lines).write(self.path / "checkpoint")
+        Checkpoint.of(federation, self.run_id, self._fingerprint, lines).write(
+            self.path / "checkpoint"
+        )
 
     def leave(self) -> None:
         """Write what a run that ends, however it ends, leaves for other programs."""
@@ -151,7 +165,10 @@ class RunFolder:
             write_atomic(self.path / METRICS_CSV, rows_csv(self.rows))
 
     def finish(
-        self, state_dicts: Sequence[Mapping[str, Tensor]], summary: Mapping[str, Any], about: Description | None = None
+        self,
+        state_dicts: Sequence[Mapping[str, Tensor]],
+        summary: Mapping[str, Any],
+        about: Description | None = None,
     ) -> None:
         """Write the last released model, what it takes, and the summary."""
         self.ledgers.flush()
@@ -193,8 +210,14 @@ class RunFolder:
         last = max(rounds)
         if last > done:
             stands = f"the model of round {done} stands" if done else "the first model stands"
-            again = "and drawn anew; what is recorded of it stays counted" if self._durable else "to the same bits"
-            self._message(f"the ledgers hold round {last}, which has no checkpoint: {stands}, it is done {again}")
+            again = (
+                "and drawn anew; what is recorded of it stays counted"
+                if self._durable
+                else "to the same bits"
+            )
+            self._message(
+                f"the ledgers hold round {last}, which has no checkpoint: {stands}, it is done {again}"
+            )
         released = 0
         if "server" in books:
             released = max((entry.key[0] for entry in books["server"].entries), default=0)

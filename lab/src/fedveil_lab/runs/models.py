@@ -15,7 +15,15 @@ from fedveil.data import holdout
 from fedveil.engines import require_fit, with_proximal_term
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
-from fedveil.learning import Learner, LossFunction, Trainer, base_name, evaluating, outputs_of, region_mask
+from fedveil.learning import (
+    Learner,
+    LossFunction,
+    Trainer,
+    base_name,
+    evaluating,
+    outputs_of,
+    region_mask,
+)
 from fedveil.mechanisms import keyed_seed
 from fedveil.methods import Method, RecordDP
 from fedveil_lab.config.experiment import Config
@@ -114,7 +122,9 @@ def first_models(
     FieldError
         If a public model lacks public examples with classes.
     """
-    trained = config.model.start == "public" or (config.pretraining is not None and dealt.validation is not None)
+    trained = config.model.start == "public" or (
+        config.pretraining is not None and dealt.validation is not None
+    )
     seed, k = base if trained else config.seed, method.server.hypotheses
     with fields_of("model"):
         starts = learning.initial_models(config.model.name, k=k, seed=seed, **_shape(config, dealt))
@@ -125,11 +135,17 @@ def first_models(
         if dealt.public is None or dealt.dataset.task != "classification":
             accepted = "trains on public examples and their classes: set data.public_examples"
             raise FieldError("model.start", "public", accepted)
-        return public_model(learner.model, learner.layout, starts[0], dealt.public, seed).expand(k, -1).clone()
+        return (
+            public_model(learner.model, learner.layout, starts[0], dealt.public, seed)
+            .expand(k, -1)
+            .clone()
+        )
     if config.pretraining is None or dealt.validation is None:
         return starts
     alone = replace(config.local, epochs=config.pretraining.epochs, prox=0.0)
-    central: Trainer = learning.SequentialTrainer(learner.model, learner.layout, alone, device=config.device)
+    central: Trainer = learning.SequentialTrainer(
+        learner.model, learner.layout, alone, device=config.device
+    )
     if memo is not None:
         central = _remembered(central, config, alone, memo)
     return first_model(starts, dealt.validation, central, seed)
@@ -170,12 +186,16 @@ def with_features(config: Config, dealt: Dealt) -> Dealt:
         dataset=changed,
         clients=[_with_features(client, front, known) for client in dealt.clients],
         public=None if dealt.public is None else _with_features(dealt.public, front, known),
-        validation=None if dealt.validation is None else _with_features(dealt.validation, front, known),
+        validation=None
+        if dealt.validation is None
+        else _with_features(dealt.validation, front, known),
         raw_shape=dataset.input_shape,
     )
 
 
-def _with_features(client: learning.ClientData, front: nn.Module, known: dict[bytes, Tensor]) -> learning.ClientData:
+def _with_features(
+    client: learning.ClientData, front: nn.Module, known: dict[bytes, Tensor]
+) -> learning.ClientData:
     x, test_x = _features_of(client.x, front, known), _features_of(client.test_x, front, known)
     return replace(client, x=x, test_x=test_x, masks=None)
 
@@ -211,7 +231,9 @@ def _known(front: nn.Module, shape: tuple[int, ...]) -> dict[bytes, Tensor]:
     return _FEATURES[key]
 
 
-def _remembered(trainer: Trainer, config: Config, local: learning.LocalTraining, memo: Path) -> Trainer:
+def _remembered(
+    trainer: Trainer, config: Config, local: learning.LocalTraining, memo: Path
+) -> Trainer:
     kind = (type(trainer).__name__, config.precision, config.device)
     parts = (*kind, config.model.name, config.model.options, asdict(local))
     return Remembering(trainer, memo, repr(parts))
@@ -220,10 +242,16 @@ def _remembered(trainer: Trainer, config: Config, local: learning.LocalTraining,
 def require_class_weights(weights: Sequence[float], classes: int) -> None:
     """Refuse weights of other classes than the data have."""
     if weights and len(weights) != classes:
-        raise FieldError("local.class_weights", list(weights), f"must be one weight for each of {classes} classes")
+        raise FieldError(
+            "local.class_weights",
+            list(weights),
+            f"must be one weight for each of {classes} classes",
+        )
 
 
-def check_fit(dealt: Dealt, method: Method, loss: str | LossFunction, model: str, module: nn.Module) -> None:
+def check_fit(
+    dealt: Dealt, method: Method, loss: str | LossFunction, model: str, module: nn.Module
+) -> None:
     """Refuse data that the method, the loss or the model cannot use, before anything is trained.
 
     Raises
@@ -234,17 +262,25 @@ def check_fit(dealt: Dealt, method: Method, loss: str | LossFunction, model: str
     dataset = dealt.dataset
     if dataset.counted and dataset.classes and method.may_promise:
         tells = f"the model's shape would tell whether one record has the largest: {method.name!r} does not cover it"
-        accepted = f"is counted from the labels: {tells}. Say it, from what is known without the data"
+        accepted = (
+            f"is counted from the labels: {tells}. Say it, from what is known without the data"
+        )
         raise FieldError("data.classes", dataset.classes, accepted)
     side = method.client
     if isinstance(side, RecordDP) and side.unit == "person":
-        ids = [torch.unique(client.person) for client in dealt.clients if client.person is not None and client.examples]
+        ids = [
+            torch.unique(client.person)
+            for client in dealt.clients
+            if client.person is not None and client.examples
+        ]
         silos = 0
         if ids:
             silos = int(torch.bincount(torch.cat(ids)).max())
         if silos > side.silos_per_person:
             accepted = "is less than the number of silos at which some person of these data is: raise it, or deal out "
-            raise FieldError("privacy.silos_per_person", side.silos_per_person, accepted + "each person whole")
+            raise FieldError(
+                "privacy.silos_per_person", side.silos_per_person, accepted + "each person whole"
+            )
     if "layer_scores" in method.client.needs:
         empty = [client.name for client in dealt.clients if not client.examples]
         if empty:
@@ -266,7 +302,9 @@ def check_fit(dealt: Dealt, method: Method, loss: str | LossFunction, model: str
             raise FieldError("model.module" if ":" in model else "model.name", model, accepted)
 
 
-def first_model(start: Tensor, validation: learning.ClientData, trainer: Trainer, seed: int) -> Tensor:
+def first_model(
+    start: Tensor, validation: learning.ClientData, trainer: Trainer, seed: int
+) -> Tensor:
     """Train the first model [1, d] on the server's examples; `trainer` says for how long.
 
     Raises
@@ -280,7 +318,9 @@ def first_model(start: Tensor, validation: learning.ClientData, trainer: Trainer
     return outcome.model[None]
 
 
-def public_model(module: nn.Module, layout: Layout, start: Tensor, public: learning.ClientData, seed: int) -> Tensor:
+def public_model(
+    module: nn.Module, layout: Layout, start: Tensor, public: learning.ClientData, seed: int
+) -> Tensor:
     """Train a model [d] on public examples and their classes, by settings chosen on these alone.
 
     One dense layer is a logistic regression whose strength is chosen by cross-validation (scikit-learn). Any other
@@ -298,20 +338,29 @@ def public_model(module: nn.Module, layout: Layout, start: Tensor, public: learn
     seed : int
         Of the split and of training.
     """
-    some = next((part for part in module.modules() if not isinstance(part, nn.Sequential | nn.Flatten)), None)
+    some = next(
+        (part for part in module.modules() if not isinstance(part, nn.Sequential | nn.Flatten)),
+        None,
+    )
     if isinstance(some, nn.Linear) and layout.size == sum(p.numel() for p in some.parameters()):
         return _logistic(layout, start, public)
-    rest, kept = holdout(public.y.numpy(), np.arange(public.examples), 0.2, seed=keyed_seed("public model", seed))
+    rest, kept = holdout(
+        public.y.numpy(), np.arange(public.examples), 0.2, seed=keyed_seed("public model", seed)
+    )
     most = learning.ClientData(public.x[torch.from_numpy(rest)], public.y[torch.from_numpy(rest)])
     held_x, held_y = public.x[torch.from_numpy(kept)], public.y[torch.from_numpy(kept)]
 
     def trained(on: learning.ClientData, epochs: int) -> Tensor:
         local = learning.LocalTraining(epochs=epochs, batch_size=32, lr=0.001, optimizer="adam")
-        return first_model(start[None], on, learning.SequentialTrainer(module, layout, local), seed)[0]
+        return first_model(
+            start[None], on, learning.SequentialTrainer(module, layout, local), seed
+        )[0]
 
     losses: dict[int, float] = {}
     for epochs in EPOCHS:
-        figures = learning.evaluate(module, layout, trained(most, epochs), held_x, held_y, ("loss",))
+        figures = learning.evaluate(
+            module, layout, trained(most, epochs), held_x, held_y, ("loss",)
+        )
         losses[epochs] = figures["loss"]
     return trained(public, min(losses, key=losses.__getitem__))
 

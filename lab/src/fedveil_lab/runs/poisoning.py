@@ -59,7 +59,9 @@ class Poisoning:
         borne = min(most, getattr(rule, "malicious", most))
         if not most or len(self.clients) <= borne:
             return []
-        return [f"{len(self.clients)} of {n} clients are malicious, more than the {borne} that the rule is set to bear"]
+        return [
+            f"{len(self.clients)} of {n} clients are malicious, more than the {borne} that the rule is set to bear"
+        ]
 
     def values(self, federation: Federation) -> dict[str, Any]:
         """Return ``success``, ``recall`` and ``accuracy`` of the last model, where there is only one, for a summary.
@@ -73,17 +75,25 @@ class Poisoning:
             "clients": list(self.clients),
             "examples": self.held,
             "relabelled": self.relabelled,
-            "unprotected": self.spec.acting and self.behaviour.bypass and federation.method.client.trust != "central",
+            "unprotected": self.spec.acting
+            and self.behaviour.bypass
+            and federation.method.client.trust != "central",
         }
         if self.measured_on is None or len(federation.models) != 1:
             return measured
         x, y, where = self.measured_on
-        outcome = asdict(measure(federation.learner.model, federation.layout, federation.models[0], x, y, self.goal))
+        outcome = asdict(
+            measure(
+                federation.learner.model, federation.layout, federation.models[0], x, y, self.goal
+            )
+        )
         figures = {name: outcome[name] for name in ("success", "recall", "accuracy")}
         return {**measured, "measured_on": where, "goal_examples": outcome["examples"], **figures}
 
 
-def poisoning_of(spec: Malicious, config: Config, dealt: Dealt, clients: list[ClientData]) -> Poisoning:
+def poisoning_of(
+    spec: Malicious, config: Config, dealt: Dealt, clients: list[ClientData]
+) -> Poisoning:
     """Choose the malicious clients among those that train, and what they do.
 
     Raises

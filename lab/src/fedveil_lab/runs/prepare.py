@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Filter, LeakageFilter, ParticipationFilter, Spend, SpendFilter, delta_warning
+from fedveil.accounting import (
+    Filter,
+    LeakageFilter,
+    ParticipationFilter,
+    Spend,
+    SpendFilter,
+    delta_warning,
+)
 from fedveil.engines import (
     Behaviour,
     Budgets,
@@ -85,18 +92,25 @@ class Setup:
         return self.dealt.clients
 
     def federation(
-        self, ledgers: Ledgers, probes: Sequence[Probe] = (), tell: Callable[[str], None] = lambda text: None
+        self,
+        ledgers: Ledgers,
+        probes: Sequence[Probe] = (),
+        tell: Callable[[str], None] = lambda text: None,
     ) -> Federation:
         """The run's federation, on the configured engine; `tell` takes what its rounds show to be odd."""
         config, central = self.config, self.method.client.trust == "central"
         engine: Callable[..., Federation] = Federation
         if config.engine != "local":
-            app = optional("fedveil.engines.flower.app", "the Flower engine needs Flower", '"fedveil[flower]"')
+            app = optional(
+                "fedveil.engines.flower.app", "the Flower engine needs Flower", '"fedveil[flower]"'
+            )
             engine = app.FlowerFederation
         return self.made(
             engine,
             evaluation=replace(self.evaluation, publishing=config.publish, probes=probes),
-            execution=Execution(learner=self.learner, run_id=ledgers.run_id, ledgers=ledgers.open, tell=tell),
+            execution=Execution(
+                learner=self.learner, run_id=ledgers.run_id, ledgers=ledgers.open, tell=tell
+            ),
             source=config.source.build(config.seed),
             budgets=Budgets(server=self._total() if central else None, clients=self._client_filter),
         )
@@ -222,7 +236,9 @@ def assemble(config: Config, common: Common) -> Setup:
     )
 
 
-def evaluation_of(config: Config, dealt: Dealt, stopping: EarlyStopping | None = None) -> Evaluation:
+def evaluation_of(
+    config: Config, dealt: Dealt, stopping: EarlyStopping | None = None
+) -> Evaluation:
     """Say what a run measures: what the configuration names, and for two classes more figures by default."""
     metrics: tuple[str, ...] | None = config.metrics or None
     if metrics is None and dealt.dataset.classes == 2:
@@ -334,5 +350,7 @@ def resolve_device(device: str) -> str:
     if device == "auto":
         return "cuda" if available else "cpu"
     if device == "cuda" and not available:
-        raise FieldError("device", device, "there is no GPU that PyTorch can use; accepted here: auto, cpu")
+        raise FieldError(
+            "device", device, "there is no GPU that PyTorch can use; accepted here: auto, cpu"
+        )
     return device

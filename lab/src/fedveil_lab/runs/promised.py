@@ -38,7 +38,14 @@ from fedveil_lab.config.course import Randomness
 from fedveil_lab.runs.prepare import Setup, prepare
 
 FEW = 2  # a budget that holds fewer than one in so many rounds is said
-REACH = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # mu of the worst client at the distances of its curve, or about
+REACH = (
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.0,
+    4.0,
+)  # mu of the worst client at the distances of its curve, or about
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,9 @@ def prepared(config: Config) -> Setup:
     FieldError
         As `prepare`.
     """
-    return prepare(config.model_copy(update={"engine": "local", "source": Randomness(), "pretraining": None}))
+    return prepare(
+        config.model_copy(update={"engine": "local", "source": Randomness(), "pretraining": None})
+    )
 
 
 def promised(setup: Setup) -> Promise:
@@ -189,7 +198,9 @@ def _trusted(federation: Federation, opened: Broadcast, rounds: int) -> int:
         if not server.forecast_release(round_, COMBINE, known[counts]):
             return round_ - 1
         if server.publishing.metrics != "off":
-            figures = [{"loss": 0.0, "examples": float(client.held_out)} for client in federation.clients]
+            figures = [
+                {"loss": 0.0, "examples": float(client.held_out)} for client in federation.clients
+            ]
             server.publish(round_, *publishable(figures))
         if federation.validators is not None:
             federation.validators.forecast(round_)
@@ -229,7 +240,10 @@ def _cost(federation: Federation, opened: Broadcast, counts: Sequence[int]) -> S
     own, client = ClientFacts(broadcast=opened, layout=federation.layout), server.method.client
     replies = []
     for count in counts:
-        releases = Release("model", start), Release("count", torch.tensor(float(count), dtype=torch.float64))
+        releases = (
+            Release("model", start),
+            Release("count", torch.tensor(float(count), dtype=torch.float64)),
+        )
         replies.append(client.protect(releases, own, client.init(), NoSource()).releases)
     return server.method.server.combine(replies, facts, server.state, ReproducibleSource(0)).spend
 
@@ -248,7 +262,9 @@ def _by_clients(
     for round_, cohort in enumerate(cohorts, 1):
         why = _record_round(federation, opened, round_, cohort, stands_for)
         if why:
-            if not done and not federation.party(cohort[0]).counts:  # a budget without a round is no error
+            if (
+                not done and not federation.party(cohort[0]).counts
+            ):  # a budget without a round is no error
                 raise FieldError("privacy.method", federation.method.name, why)
             break
         done = round_
@@ -275,7 +291,11 @@ def _same_ledgers(federation: Federation, cohorts: Sequence[Sequence[int]]) -> d
 
 
 def _record_round(
-    federation: Federation, opened: Broadcast, round_: int, cohort: Sequence[int], stands_for: Mapping[int, int]
+    federation: Federation,
+    opened: Broadcast,
+    round_: int,
+    cohort: Sequence[int],
+    stands_for: Mapping[int, int],
 ) -> str:
     """Let a cohort record the cost of a round; return why there is no such round, or "".
 
@@ -331,7 +351,9 @@ def guarantees_of(
     median_party = order[(len(order) - 1) // 2]
     values = {
         "worst client": _client_values(worst, books[order[-1]], worst, delta),
-        "median client": _client_values(totals.clients[median_party], books[median_party], worst, delta),
+        "median client": _client_values(
+            totals.clients[median_party], books[median_party], worst, delta
+        ),
     }
     if _has_curve(worst):
         values["worst client"]["over clients"] = _over_clients(totals.clients, worst, delta)
@@ -342,7 +364,9 @@ def _indices(books: Mapping[str, Ledger], delta: float) -> dict[str, Any]:
     """Return what reported indices of hypotheses tell of the worst client, under central trust."""
     worst: list[float] = []
     for book in books.values():
-        leakages = [entry.spend.leakage for entry in book.entries if entry.spend.leakage is not None]
+        leakages = [
+            entry.spend.leakage for entry in book.entries if entry.spend.leakage is not None
+        ]
         if math.fsum(leakages) > math.fsum(worst):
             worst = leakages
     if not worst:
@@ -365,7 +389,9 @@ def _has_curve(worst: Guarantee) -> bool:
     return worst.by_distance and find_spec("dp_accounting") is not None
 
 
-def _client_values(guarantee: Guarantee, book: Ledger, worst: Guarantee, delta: float) -> dict[str, Any]:
+def _client_values(
+    guarantee: Guarantee, book: Ledger, worst: Guarantee, delta: float
+) -> dict[str, Any]:
     """Return a client's promise as plain values, with its participations, leakage and curve."""
     leakage = [entry.spend.leakage for entry in book.entries if entry.spend.leakage is not None]
     values = {**guarantee_values(guarantee, delta), "participations": len(book.entries)}
@@ -378,7 +404,9 @@ def _client_values(guarantee: Guarantee, book: Ledger, worst: Guarantee, delta: 
     return values
 
 
-def _over_clients(clients: Mapping[str, Guarantee], worst: Guarantee, delta: float) -> dict[str, Any]:
+def _over_clients(
+    clients: Mapping[str, Guarantee], worst: Guarantee, delta: float
+) -> dict[str, Any]:
     """Count the clients by their epsilon at one distance."""
     distance = 1 / worst.bound.slope
     counts = Counter(guarantee.bound for guarantee in clients.values())

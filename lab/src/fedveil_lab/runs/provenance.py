@@ -48,7 +48,9 @@ def commit() -> str:
     roots = [Path(package.__path__[0]).resolve() for package in (fedveil, fedveil_lab)]
 
     def git(root: Path, *arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", *arguments], cwd=root, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     try:
         changed = any(git(root, "status", "--porcelain", ".") for root in roots)

@@ -126,11 +126,15 @@ def run(
         setup = prepare(config, memo)
         if not setting and not resume:
             setup = replace(setup, warnings=(*setup.warnings, *few_rounds(setup)))
-        for warning in () if setting else setup.warnings:  # a comparison says them once, beside its table
+        for warning in (
+            () if setting else setup.warnings
+        ):  # a comparison says them once, beside its table
             progress.say(warning)
         ledgers = folder.ledgers if folder else Ledgers(new_run_id(config))
         own = begin(probes, setup)
-        federation = setup.federation(ledgers, own, (lambda text: None) if setting else progress.say)
+        federation = setup.federation(
+            ledgers, own, (lambda text: None) if setting else progress.say
+        )
         rows: list[Row] = folder.rows if folder else []
         if folder is not None:
             folder.create(opening_of(setup, federation, label))
@@ -156,7 +160,9 @@ def run(
         if judged(own):
             progress.say(f"{label}: attacks on what the run left")
         seconds = perf_counter() - began
-        values = summary_of(setup, federation, history.stopped, ledgers, rows, label, seconds, conclude([own])[0])
+        values = summary_of(
+            setup, federation, history.stopped, ledgers, rows, label, seconds, conclude([own])[0]
+        )
         if found := classified_of(setup, federation):
             values["classified"] = found
         if folder is not None:

@@ -31,7 +31,14 @@ class About:
 
 def unusual(about: About) -> Iterator[str]:
     """Warn of a run's oddities before it begins."""
-    for odd in (_planned_examples, _vacuous, _absurd_clip, _large_batch, _nothing_held_out, _delta_asked):
+    for odd in (
+        _planned_examples,
+        _vacuous,
+        _absurd_clip,
+        _large_batch,
+        _nothing_held_out,
+        _delta_asked,
+    ):
         yield from odd(about)
 
 
@@ -42,7 +49,11 @@ def _planned_examples(about: About) -> Iterator[str]:
         return
     mean = fmean(held)
     if max(planned / mean, mean / planned) > FAR:
-        steps = f"{planned / mean:.3g} times shorter" if planned > mean else f"{mean / planned:.3g} times longer"
+        steps = (
+            f"{planned / mean:.3g} times shorter"
+            if planned > mean
+            else f"{mean / planned:.3g} times longer"
+        )
         yield (
             f"privacy.examples = {planned:g}, and the clients hold {mean:.0f} on the average ({min(held)} to "
             f"{max(held)}): steps are {steps} than their mean gradient; plan for about as many as there are"
@@ -59,7 +70,11 @@ def _vacuous(about: About) -> Iterator[str]:
 def _absurd_clip(about: About) -> Iterator[str]:
     clip = about.config.privacy.options.get("clip")
     if isinstance(clip, int | float) and not CLIPS[0] <= clip <= CLIPS[1]:
-        what = "nothing is learned: every update is cut to that length" if clip < 1 else "noise is as large as the clip"
+        what = (
+            "nothing is learned: every update is cut to that length"
+            if clip < 1
+            else "noise is as large as the clip"
+        )
         yield f"privacy.clip = {clip:g}: {what}; updates and gradients are mostly .1 to 10 long"
 
 
@@ -72,7 +87,11 @@ def _large_batch(about: About) -> Iterator[str]:
 
 
 def _nothing_held_out(about: About) -> Iterator[str]:
-    held = [client.test_y for client in about.clients if client.test_y is not None and len(client.test_y)]
+    held = [
+        client.test_y
+        for client in about.clients
+        if client.test_y is not None and len(client.test_y)
+    ]
     dataset = about.dataset
     if not held and dataset.test_y is None and (share := about.config.data.holdout):
         yield f"data.holdout = {share:g} of so few examples is none: nothing is measured; take fewer clients"

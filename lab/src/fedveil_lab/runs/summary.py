@@ -122,13 +122,19 @@ def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def majority_of(clients: Sequence[ClientData], classes: int) -> dict[str, Any]:
     """Return what whoever saw no input can do, on what clients hold out: name the most frequent class, or the mean."""
-    held = [client.test_y.reshape(-1) for client in clients if client.test_y is not None and len(client.test_y)]
+    held = [
+        client.test_y.reshape(-1)
+        for client in clients
+        if client.test_y is not None and len(client.test_y)
+    ]
     if not held:
         return {}
     together = torch.cat(held)
     if classes:
         return {"classes": classes, "majority": _largest(together)}
-    if not together.is_floating_point() or any(c.test_y is not None and c.test_y.dim() > 1 for c in clients):
+    if not together.is_floating_point() or any(
+        c.test_y is not None and c.test_y.dim() > 1 for c in clients
+    ):
         return {}
     return {"mean_rmse": float(together.double().std(correction=0))}
 
@@ -244,8 +250,12 @@ def _of_public_model(setup: Setup, federation: Federation) -> dict[str, Any]:
     first, clients = setup.starts[:1], federation.clients
     chosen = [0] * len(clients)
     model, layout, names = federation.learner.model, federation.layout, federation.metrics
-    pooled = evaluate_clients(model, layout, first, clients, chosen, names, federation.learner.local.loss)[1]
-    return {"public_model": {"metrics": pooled, "test_metrics": _test_metrics(setup, federation, first)}}
+    pooled = evaluate_clients(
+        model, layout, first, clients, chosen, names, federation.learner.local.loss
+    )[1]
+    return {
+        "public_model": {"metrics": pooled, "test_metrics": _test_metrics(setup, federation, first)}
+    }
 
 
 def _test_metrics(setup: Setup, federation: Federation, models: Tensor) -> dict[str, float]:

@@ -21,7 +21,13 @@ CANARIES = {
     "outlier": "numbers ten times as large as any that the client holds",
     "mislabelled": "an ordinary row with the next label",
 }
-FLARE = ("meta.json", "job.py", "app", "config/config_fed_server.json", "config/config_fed_server.conf")
+FLARE = (
+    "meta.json",
+    "job.py",
+    "app",
+    "config/config_fed_server.json",
+    "config/config_fed_server.conf",
+)
 NUMBER = r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
 DELTA = re.compile(r"(?:\bdelta\b|δ)\s*(?:=|:|\bis\b|\bof\b)?" + NUMBER, re.IGNORECASE)
 EPSILON = re.compile(r"(?:\beps(?:ilon)?\b|ε)[^\n]{0,50}?(?:=|:|\bis\b)" + NUMBER, re.IGNORECASE)
@@ -62,7 +68,9 @@ class AppTable:
         for name in ("data", "neighbours"):
             value = getattr(self, name)
             if not isinstance(value, str) or (value and ":" not in value):
-                raise FieldError(f"[verify.app] {name}", value, "must be module:function, as in task:load_data")
+                raise FieldError(
+                    f"[verify.app] {name}", value, "must be module:function, as in task:load_data"
+                )
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "AppTable":
@@ -86,8 +94,14 @@ def components(folder: Path) -> tuple[str, str, dict[str, Any]]:
     file = folder / "pyproject.toml"
     if not file.is_file():
         if any((folder / name).exists() for name in FLARE):
-            accepted = "looks like a FLARE job, which is not run here: its simulator takes minutes a run; "
-            raise FieldError("SUBJECT", folder.name, f"{accepted}verify its filter as a function, FILE.py:FUNCTION")
+            accepted = (
+                "looks like a FLARE job, which is not run here: its simulator takes minutes a run; "
+            )
+            raise FieldError(
+                "SUBJECT",
+                folder.name,
+                f"{accepted}verify its filter as a function, FILE.py:FUNCTION",
+            )
         raise FieldError("SUBJECT", folder.name, "is no Flower app: it has no pyproject.toml")
     try:
         values = toml_of(file.read_text(encoding="utf-8"))
@@ -95,7 +109,9 @@ def components(folder: Path) -> tuple[str, str, dict[str, Any]]:
         parts = app["components"]
         return parts["serverapp"], parts["clientapp"], dict(app.get("config", {}))
     except (KeyError, TypeError, ValueError) as error:
-        raise damaged("SUBJECT", file, error, "a Flower app names [tool.flwr.app.components] there") from error
+        raise damaged(
+            "SUBJECT", file, error, "a Flower app names [tool.flwr.app.components] there"
+        ) from error
 
 
 def verify_app(
@@ -150,7 +166,9 @@ def verify_app(
             say(f"the app prints epsilon {', '.join(printed)}")
         if claim is None:
             heard = f"; the app prints {', '.join(printed)}" if printed else ""
-            raise FieldError("--claim", claim, f"is missing{heard}: say what is claimed, as in {EXAMPLE!r}")
+            raise FieldError(
+                "--claim", claim, f"is missing{heard}: say what is claimed, as in {EXAMPLE!r}"
+            )
         own = PrivacyClaim.parse(claim)
         judged = play(processes, app_worlds(base, own, table), own, effort, say)
     proven = None if steps is None else prove(steps, own)
@@ -160,7 +178,10 @@ def verify_app(
         printed=", ".join(printed),
         proven=proven,
         caught=(*judged.caught, *judge_bounds(own, None, WORLD, proven=proven)),
-        notes=(*judged.notes, "the app ran unchanged on FedVeil's in-process grid, its network closed"),
+        notes=(
+            *judged.notes,
+            "the app ran unchanged on FedVeil's in-process grid, its network closed",
+        ),
     )
 
 
@@ -190,8 +211,18 @@ def app_worlds(base: Mapping[str, Any], claim: PrivacyClaim, table: AppTable) ->
     if not own:
         _require_shown(claim)
     if not table.data:
-        raise FieldError("[verify.app] data", table.data, "must name the app's function that loads a client's data")
-    shared = {**base, "unit": claim.unit, "relation": claim.relation, "trust": claim.trust, "zeroed": False}
+        raise FieldError(
+            "[verify.app] data",
+            table.data,
+            "must name the app's function that loads a client's data",
+        )
+    shared = {
+        **base,
+        "unit": claim.unit,
+        "relation": claim.relation,
+        "trust": claim.trust,
+        "zeroed": False,
+    }
     nothing = claim.unit == "client" and claim.relation == "zero-out" and not own
     made = []
     for name in ("of the app's author",) if own else table.canaries:
@@ -202,18 +233,24 @@ def app_worlds(base: Mapping[str, Any], claim: PrivacyClaim, table: AppTable) ->
         else:
             outside = {**inside, "inside": False}
             why = f"in the other world it is another ({claim.relation})"
-        made.append(TwoWorlds(name, f"{CANARIES.get(name, 'two data sets')}; {why}", inside, outside))
+        made.append(
+            TwoWorlds(name, f"{CANARIES.get(name, 'two data sets')}; {why}", inside, outside)
+        )
     return made
 
 
 def _require_shown(claim: PrivacyClaim) -> None:
     """Refuse relations that cannot be shown to an app which loads its own data."""
     if claim.unit == "client" and claim.relation == "add/remove":
-        accepted = "of a client changes how an app deals data to all others: claim zero-out or replace-one"
+        accepted = (
+            "of a client changes how an app deals data to all others: claim zero-out or replace-one"
+        )
         raise FieldError("--claim", claim.describe(), accepted)
     if claim.relation == "zero-out" and (claim.unit == "record" or claim.trust == "local"):
         accepted = "an app cannot be told to count it as nothing: claim replace-one (records: add/remove), or name "
-        raise FieldError("--claim", claim.describe(), f"{accepted}a function neighbours in [verify.app]")
+        raise FieldError(
+            "--claim", claim.describe(), f"{accepted}a function neighbours in [verify.app]"
+        )
 
 
 def _libraries(folder: Path) -> list[str]:

@@ -55,7 +55,9 @@ class SeenRuns:
 def seen(outcomes: Sequence[RunOutcome], shape: str) -> SeenRuns:
     """Runs as an adversary compares them, of which those with `shape` hold comparable numbers."""
     labels = [one.label for one in outcomes]
-    sizes = [len(one.numbers) for one, label in zip(outcomes, labels, strict=True) if label == shape]
+    sizes = [
+        len(one.numbers) for one, label in zip(outcomes, labels, strict=True) if label == shape
+    ]
     numbers = np.full((len(outcomes), sizes[0] if sizes else 0), np.nan)
     whole = np.array([label == shape for label in labels], dtype=bool)
     for row, one in enumerate(outcomes):
@@ -104,11 +106,17 @@ class FittedAttack:
     def scores(self, runs: SeenRuns) -> Floats:
         """Signed scores [runs]."""
         with np.errstate(all="ignore"):
-            return np.nan_to_num(self.sign * self.scorer(runs), nan=-SURE, posinf=SURE, neginf=-SURE)
+            return np.nan_to_num(
+                self.sign * self.scorer(runs), nan=-SURE, posinf=SURE, neginf=-SURE
+            )
 
 
 def best_attack(
-    fitted: tuple[SeenRuns, SeenRuns], chosen: tuple[SeenRuns, SeenRuns], figure: str, delta: float, alpha: float
+    fitted: tuple[SeenRuns, SeenRuns],
+    chosen: tuple[SeenRuns, SeenRuns],
+    figure: str,
+    delta: float,
+    alpha: float,
 ) -> FittedAttack:
     """The attack, direction and threshold that prove the most on the runs that choose."""
     best: FittedAttack | None = None
@@ -243,7 +251,10 @@ def _exact(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
 
 def _rounds(shape: str) -> tuple[int, int] | None:
     """Rounds and numbers of each, of an output that is one array [rounds, numbers] or equal arrays, one a round."""
-    arrays = [tuple(int(size) for size in re.findall(r"\d+", one)) for one in re.findall(r"\(([^)]*)\)", shape)]
+    arrays = [
+        tuple(int(size) for size in re.findall(r"\d+", one))
+        for one in re.findall(r"\(([^)]*)\)", shape)
+    ]
     if shape != " ".join(str(sizes) for sizes in arrays) or len({*arrays}) != 1:
         return None
     if len(arrays) > 1:
@@ -265,7 +276,9 @@ def _between(rounds: int, numbers: int) -> Callable[[Floats], Floats]:
     return lambda z: np.diff(z.reshape(len(z), rounds, numbers), axis=1).reshape(len(z), -1)
 
 
-def _after(first: Callable[[Floats], Floats], then: Callable[[Floats], Floats]) -> Callable[[Floats], Floats]:
+def _after(
+    first: Callable[[Floats], Floats], then: Callable[[Floats], Floats]
+) -> Callable[[Floats], Floats]:
     """One function after the other."""
     return lambda z: then(first(z))
 

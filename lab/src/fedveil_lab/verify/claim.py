@@ -72,9 +72,18 @@ class PrivacyClaim:
                 name = _kind(text, word.lower())
                 _once(text, words, name)
                 words[name] = word.lower()
-        for name, choices in (("relation", RELATIONS), ("unit", UNITS), ("scope", SCOPES), ("trust", TRUSTS)):
+        for name, choices in (
+            ("relation", RELATIONS),
+            ("unit", UNITS),
+            ("scope", SCOPES),
+            ("trust", TRUSTS),
+        ):
             if name not in words:
-                raise FieldError(FIELD, text, f"says no {name}: add one of {', '.join(choices)}, as in {EXAMPLE!r}")
+                raise FieldError(
+                    FIELD,
+                    text,
+                    f"says no {name}: add one of {', '.join(choices)}, as in {EXAMPLE!r}",
+                )
         if ("epsilon" in numbers) == ("mu" in numbers):
             raise FieldError(FIELD, text, f"must say either eps= or mu=, as in {EXAMPLE!r}")
         if "epsilon" in numbers and "delta" not in numbers:
@@ -124,7 +133,11 @@ class PrivacyClaim:
 def _number(text: str, word: str) -> tuple[str, float]:
     """Name and value of ``eps=1``."""
     name, _, written = word.partition("=")
-    names = {**dict.fromkeys(EPSILONS, "epsilon"), **dict.fromkeys(DELTAS, "delta"), **dict.fromkeys(MUS, "mu")}
+    names = {
+        **dict.fromkeys(EPSILONS, "epsilon"),
+        **dict.fromkeys(DELTAS, "delta"),
+        **dict.fromkeys(MUS, "mu"),
+    }
     known = names[require_choice(FIELD, name.lower(), names)]
     try:
         value = float(written)

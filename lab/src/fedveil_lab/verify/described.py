@@ -18,15 +18,42 @@ FIELD = "[verify.steps]"
 WORDS: dict[str, dict[str, str]] = {  # what each word makes of the proof: empty where it stands
     "lots": {"all": "", "poisson": "", "shuffled": "", "fixed size": ""},
     "noise": {"gaussian": "", "laplace": "", "discrete gaussian": ""},
-    "seed": {"fresh": "", "guessable": "the noise follows a seed that can be guessed, and can be subtracted"},
-    "normaliser": {"public": "", "private": "private statistics scale the data: one record moves all others"},
-    "denominator": {"public": "", "private": "the sum is divided by a private count, which also sizes the noise"},
-    "weights": {"uniform": "", "examples": "weights follow private counts: one client's share has no public bound"},
-    "clipped": {"every round": "", "first round": "later rounds are not clipped: their sensitivity has no bound"},
+    "seed": {
+        "fresh": "",
+        "guessable": "the noise follows a seed that can be guessed, and can be subtracted",
+    },
+    "normaliser": {
+        "public": "",
+        "private": "private statistics scale the data: one record moves all others",
+    },
+    "denominator": {
+        "public": "",
+        "private": "the sum is divided by a private count, which also sizes the noise",
+    },
+    "weights": {
+        "uniform": "",
+        "examples": "weights follow private counts: one client's share has no public bound",
+    },
+    "clipped": {
+        "every round": "",
+        "first round": "later rounds are not clipped: their sensitivity has no bound",
+    },
     "noised": {"all": "", "some": "some coordinates carry no noise"},
-    "noise_drawn": {"every round": "", "reused": "noise that is used twice cancels in a difference of rounds"},
+    "noise_drawn": {
+        "every round": "",
+        "reused": "noise that is used twice cancels in a difference of rounds",
+    },
 }
-POINTERS = ("lots", "seed", "normaliser", "denominator", "weights", "noised", "noise_drawn", "clipped")
+POINTERS = (
+    "lots",
+    "seed",
+    "normaliser",
+    "denominator",
+    "weights",
+    "noised",
+    "noise_drawn",
+    "clipped",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +119,9 @@ class MechanismSteps:
             if getattr(self, name) is not None:
                 require_count(f"{FIELD} {name}", getattr(self, name))
         if (self.noise_multiplier is None) == (self.sigma is None):
-            raise FieldError(f"{FIELD} noise_multiplier", self.noise_multiplier, "say either it or sigma")
+            raise FieldError(
+                f"{FIELD} noise_multiplier", self.noise_multiplier, "say either it or sigma"
+            )
         self._require_sampling()
 
     @classmethod
@@ -143,14 +172,20 @@ class MechanismSteps:
         """Refuse lots that are not described."""
         if self.lots == "all":
             if self.rate not in (None, 1):
-                raise FieldError(f"{FIELD} lots", self.lots, "a rate needs poisson, shuffled or fixed size")
+                raise FieldError(
+                    f"{FIELD} lots", self.lots, "a rate needs poisson, shuffled or fixed size"
+                )
             return
         if self.lots == "shuffled":
             if self.epochs is None:
-                raise FieldError(f"{FIELD} epochs", self.epochs, "shuffled lots need the passes of a round")
+                raise FieldError(
+                    f"{FIELD} epochs", self.epochs, "shuffled lots need the passes of a round"
+                )
             return
         if self.rate is None or self.rate > 1:
-            raise FieldError(f"{FIELD} rate", self.rate, f"lots of {self.lots} need one, above 0 and at most 1")
+            raise FieldError(
+                f"{FIELD} rate", self.rate, f"lots of {self.lots} need one, above 0 and at most 1"
+            )
         if self.lots == "fixed size" and self.population is None:
             raise FieldError(f"{FIELD} population", self.population, "lots of a fixed size need it")
 
@@ -184,7 +219,12 @@ class Proven:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {"epsilon": self.epsilon, "delta": self.delta, "how": self.how, "faults": [list(f) for f in self.faults]}
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "how": self.how,
+            "faults": [list(f) for f in self.faults],
+        }
 
 
 def prove(steps: MechanismSteps, claim: PrivacyClaim, delta: float | None = None) -> Proven:
@@ -208,7 +248,9 @@ def prove(steps: MechanismSteps, claim: PrivacyClaim, delta: float | None = None
     if faults:
         return Proven(None, at, "", tuple(faults))
     if steps.lots == "shuffled" and claim.relation == "add/remove":
-        why = "shuffled lots shift when a unit comes or goes; no bound is known here under add/remove"
+        why = (
+            "shuffled lots shift when a unit comes or goes; no bound is known here under add/remove"
+        )
         return Proven(None, at, "", (("lots", why),))
     event, count, how = _composed(steps, 1 if claim.scope == "round" else steps.rounds)
     if at > 0:
@@ -216,7 +258,9 @@ def prove(steps: MechanismSteps, claim: PrivacyClaim, delta: float | None = None
     elif isinstance(event, Laplace):
         found = (2.0 if claim.relation == "replace-one" else 1.0) * count / event.scale
     else:
-        return Proven(None, at, "", (("noise", f"{steps.noise} noise has no epsilon at delta 0 here"),))
+        return Proven(
+            None, at, "", (("noise", f"{steps.noise} noise has no epsilon at delta 0 here"),)
+        )
     notes = []
     if steps.lots == "shuffled":
         notes.append(("lots", "lots are shuffled: no gain by sampling can be proven"))
@@ -233,11 +277,15 @@ def _composed(steps: MechanismSteps, rounds: int) -> tuple[Event, int, str]:
     times = rounds * steps.steps
     if steps.noise == "laplace":
         if steps.lots not in ("all", "poisson"):
-            raise FieldError(f"{FIELD} lots", steps.lots, "Laplace noise is composed for all or poisson")
+            raise FieldError(
+                f"{FIELD} lots", steps.lots, "Laplace noise is composed for all or poisson"
+            )
         noise: Gaussian | Laplace | DiscreteGaussian = Laplace(z)
     elif steps.noise == "discrete gaussian":
         if steps.lots not in ("all", "shuffled"):
-            raise FieldError(f"{FIELD} lots", steps.lots, "discrete noise is composed without sampling alone")
+            raise FieldError(
+                f"{FIELD} lots", steps.lots, "discrete noise is composed without sampling alone"
+            )
         noise = DiscreteGaussian(z)
     else:
         noise = Gaussian(z)
@@ -249,7 +297,11 @@ def _composed(steps: MechanismSteps, rounds: int) -> tuple[Event, int, str]:
     if steps.lots == "poisson":
         assert steps.rate is not None
         assert isinstance(noise, Gaussian | Laplace)
-        return Poisson(steps.rate, noise), times, f"{word}, Poisson lots of {steps.rate:.4g}, {times} steps"
+        return (
+            Poisson(steps.rate, noise),
+            times,
+            f"{word}, Poisson lots of {steps.rate:.4g}, {times} steps",
+        )
     if steps.lots == "fixed size":
         assert steps.rate is not None
         assert steps.population is not None

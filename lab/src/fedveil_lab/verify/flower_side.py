@@ -23,7 +23,9 @@ from flwr.common.config import flatten_dict
 from fedveil.flower import InProcessGrid, run_in_process
 from fedveil_lab.verify.neighbours import canary_data
 
-MOST = 20_000  # numbers of an answer that are kept as they are; of more, as many signed sums of them
+MOST = (
+    20_000  # numbers of an answer that are kept as they are; of more, as many signed sums of them
+)
 LINES = 64  # places for the numbers of an app's log
 NUMBER = r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 CLOSED = "the network is closed to an app under test"
@@ -98,7 +100,9 @@ def left(world: dict[str, Any], seed: int) -> list[Any]:
             raise RuntimeError(f"its clients fail: {grid.failed[0]}") from error
         raise
     if not grid.answered or any(CLOSED in one for one in grid.failed):
-        raise RuntimeError(f"its clients fail: {grid.failed[0]}" if grid.failed else "it asks no client anything")
+        raise RuntimeError(
+            f"its clients fail: {grid.failed[0]}" if grid.failed else "it asks no client anything"
+        )
     if world["trust"] == "local":
         seen = grid.answered
     else:
@@ -139,7 +143,9 @@ def sketched(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return numbers
     rng = np.random.default_rng(0)
     signs = rng.choice((-1.0, 1.0), len(numbers))
-    return np.bincount(rng.integers(MOST, size=len(numbers)), weights=signs * numbers, minlength=MOST)
+    return np.bincount(
+        rng.integers(MOST, size=len(numbers)), weights=signs * numbers, minlength=MOST
+    )
 
 
 def _printed() -> str:

@@ -86,7 +86,14 @@ class FreshProcesses:
         run imports late is added to them.
     """
 
-    def __init__(self, file: Path, function: str, *, timeout: float = 30.0, libraries: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        file: Path,
+        function: str,
+        *,
+        timeout: float = 30.0,
+        libraries: list[str] | None = None,
+    ) -> None:
         self.file, self.function, self.timeout = file.resolve(), function, timeout
         self.libraries = libraries_of(self.file) if libraries is None else libraries
         self.whole = any(name.partition(".")[0] in THREADED for name in self.libraries)
@@ -106,14 +113,20 @@ class FreshProcesses:
     @property
     def isolation(self) -> str:
         """How runs are kept apart."""
-        return "a whole process each" if self.whole else "a copy each of a process that imported libraries alone"
+        return (
+            "a whole process each"
+            if self.whole
+            else "a copy each of a process that imported libraries alone"
+        )
 
     def names_of_worlds(self, relation: str, unit: str) -> list[str]:
         """Worlds that the file brings itself; none if it has no function `worlds`."""
         self._own = (relation, unit)
         found = self._ready({"ask": "names", "own": self._own, "timeout": self.timeout})
         if found["kind"] != "ok":
-            raise NoVerdict(f"no verdict: {self.file.name} {found['kind']}: {cleaned(found['why'], 300)}")
+            raise NoVerdict(
+                f"no verdict: {self.file.name} {found['kind']}: {cleaned(found['why'], 300)}"
+            )
         return list(found["names"])
 
     def hold(self, world: str, data: Any) -> None:
@@ -150,7 +163,9 @@ class FreshProcesses:
 
     def _start(self) -> None:
         if not hasattr(os, "fork"):
-            raise NoVerdict("no verdict: runs need a system that copies processes, as Linux and macOS do")
+            raise NoVerdict(
+                "no verdict: runs need a system that copies processes, as Linux and macOS do"
+            )
         environment = {**os.environ, **ONE_THREAD, "MPLBACKEND": "Agg"}
         self._process = subprocess.Popen(
             [sys.executable, zygote.__file__],
@@ -160,7 +175,12 @@ class FreshProcesses:
             env=environment,
         )
         opened = self._ask(
-            {"ask": "open", "path": str(self.file), "folder": self._folder.name, "libraries": self.libraries}
+            {
+                "ask": "open",
+                "path": str(self.file),
+                "folder": self._folder.name,
+                "libraries": self.libraries,
+            }
         )
         if opened["kind"] != "ok":
             raise NoVerdict(f"{self.file.name} cannot be read: {cleaned(opened['why'], 300)}")
@@ -202,16 +222,22 @@ def libraries_of(file: Path) -> list[str]:
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:
-        raise FieldError("SUBJECT", file.name, f"is no Python that can be read ({error})") from error
+        raise FieldError(
+            "SUBJECT", file.name, f"is no Python that can be read ({error})"
+        ) from error
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             found.add(node.module)
-    beside = {path.stem for path in file.parent.glob("*.py")} | {path.name for path in file.parent.iterdir()}
+    beside = {path.stem for path in file.parent.glob("*.py")} | {
+        path.name for path in file.parent.iterdir()
+    }
     outside = {name for name in found if name.partition(".")[0] not in beside}
-    return sorted({"numpy", "numpy.random", *(name for name in outside if _installed(name.partition(".")[0]))})
+    return sorted(
+        {"numpy", "numpy.random", *(name for name in outside if _installed(name.partition(".")[0]))}
+    )
 
 
 def _installed(name: str) -> bool:

@@ -96,7 +96,9 @@ class Judged:
         if self._bound() is None:
             return "not tested: nothing was measured"
         if not self.in_reach:
-            return f"out of reach: so few runs refute no {self.claim.figure} of {self.claim.most:.3g}"
+            return (
+                f"out of reach: so few runs refute no {self.claim.figure} of {self.claim.most:.3g}"
+            )
         return NOT_TRUE
 
     def _bound(self) -> LowerBound | None:
@@ -110,7 +112,14 @@ class Judged:
         rows.append(("claimed", NOTHING if self.claim is None else self.claim.describe()))
         if self.printed:
             rows.append(("printed", f"eps={self.printed}"))
-        rows.append(("proven", "not asked: no steps are described" if self.proven is None else self.proven.describe()))
+        rows.append(
+            (
+                "proven",
+                "not asked: no steps are described"
+                if self.proven is None
+                else self.proven.describe(),
+            )
+        )
         rows.append(("measured", self._measured()))
         if self.world:
             rows.append(("shown by" if self.refuted else "most telling world", self.world))
@@ -181,21 +190,40 @@ def measured_tables(measured: Measurement) -> list[Table]:
     for one in measured.bounds:
         delta = NOTHING if one.delta is None else f"{one.delta:g}"
         sure = f"{one.confidence:.3%}"
-        rows.append((one.method, one.figure, delta, rounded_down(one.value), rounded_down(one.ceiling), sure))
+        rows.append(
+            (
+                one.method,
+                one.figure,
+                delta,
+                rounded_down(one.value),
+                rounded_down(one.ceiling),
+                sure,
+            )
+        )
     header = ("method", "figure", "delta", "at least", "ceiling", "confidence of its own")
     numbers = ("delta", "at least", "ceiling", "confidence of its own")
     tables = [Table(header, rows, title="Lower bounds", numbers=numbers)] if rows else []
     area = measured.area
-    rates: list[tuple[str, str]] = [("AUC", f"{area.point:.3f} ({area.low:.3f} to {area.high:.3f})")]
+    rates: list[tuple[str, str]] = [
+        ("AUC", f"{area.point:.3f} ({area.low:.3f} to {area.high:.3f})")
+    ]
     for alpha, found in measured.true_rates.items():
-        text = "too few scores" if found is None else f"{found.point:.3f} ({found.low:.3f} to {found.high:.3f})"
+        text = (
+            "too few scores"
+            if found is None
+            else f"{found.point:.3f} ({found.low:.3f} to {found.high:.3f})"
+        )
         rates.append((f"true positive rate at {alpha:g} false ones", text))
     tables.append(Table(("figure", "point (95% each)"), rates, title="Rates"))
     return tables
 
 
 def judge_bounds(
-    claim: PrivacyClaim | None, measured: Measurement | None, by: str, world: str = "", proven: Proven | None = None
+    claim: PrivacyClaim | None,
+    measured: Measurement | None,
+    by: str,
+    world: str = "",
+    proven: Proven | None = None,
 ) -> tuple[Caught, ...]:
     """What measured bounds and described steps say against a claim."""
     if claim is None:
@@ -225,9 +253,13 @@ def described_faults(claim: PrivacyClaim, proven: Proven) -> list[Caught]:
     return [Caught(by, f"{what} ({faults})" if faults else what, False)]
 
 
-def described_alone(subject: str, claim: PrivacyClaim, steps: MechanismSteps, delta: float | None = None) -> Judged:
+def described_alone(
+    subject: str, claim: PrivacyClaim, steps: MechanismSteps, delta: float | None = None
+) -> Judged:
     """The verdict of a description without a single run."""
     from fedveil_lab.verify.described import prove
 
     proven = prove(steps, claim, delta)
-    return Judged(subject=subject, claim=claim, proven=proven, caught=tuple(described_faults(claim, proven)))
+    return Judged(
+        subject=subject, claim=claim, proven=proven, caught=tuple(described_faults(claim, proven))
+    )

@@ -14,7 +14,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedveil.errors import FieldError, require_choice, require_number
 from fedveil_lab.attacks.bounds import epsilon_of_rates, mu_of_rates, one_run
-from fedveil_lab.attacks.statistics import Estimate, auc_interval, best_threshold, rate, rates, true_rate_at
+from fedveil_lab.attacks.statistics import (
+    Estimate,
+    auc_interval,
+    best_threshold,
+    rate,
+    rates,
+    true_rate_at,
+)
 
 Floats = NDArray[np.float64]
 Rows = Literal["runs", "canaries", "records"]
@@ -149,7 +156,9 @@ def measure(
     return measurement(first, second, rows, bounds, alpha)
 
 
-def measurement(inside: Floats, outside: Floats, rows: str, bounds: Sequence[LowerBound], alpha: float) -> Measurement:
+def measurement(
+    inside: Floats, outside: Floats, rows: str, bounds: Sequence[LowerBound], alpha: float
+) -> Measurement:
     """Bounds beside the rates that describe the scores."""
     some, others = _at_most(inside, _PAIRS), _at_most(outside, _PAIRS)
     return Measurement(
@@ -173,7 +182,11 @@ def scores_of(name: str, values: ArrayLike) -> Floats:
     """
     try:
         scores = np.asarray(values, dtype=np.float64).reshape(-1)
-    except (TypeError, ValueError, RuntimeError) as error:  # of torch: a tensor that asks for gradients
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # of torch: a tensor that asks for gradients
         raise FieldError(name, type(values).__name__, f"must be scores ({error})") from error
     if len(scores) < 10:
         raise FieldError(name, len(scores), "must be at least 10 scores: fewer prove nothing")
@@ -182,7 +195,9 @@ def scores_of(name: str, values: ArrayLike) -> Floats:
     return np.where(np.isnan(scores), -np.inf, scores)
 
 
-def of_threshold(inside: Floats, outside: Floats, *, delta: float, alpha: float) -> list[LowerBound]:
+def of_threshold(
+    inside: Floats, outside: Floats, *, delta: float, alpha: float
+) -> list[LowerBound]:
     """A threshold from one half of the runs, both rates on the other half (Clopper and Pearson).
 
     The halves are drawn: a file may be sorted.
@@ -194,26 +209,38 @@ def of_threshold(inside: Floats, outside: Floats, *, delta: float, alpha: float)
     return at_threshold(inside[half_in:], outside[half_out:], threshold, delta=delta, alpha=alpha)
 
 
-def chosen_threshold(inside: Floats, outside: Floats, delta: float, alpha: float, figure: str = "epsilon") -> float:
+def chosen_threshold(
+    inside: Floats, outside: Floats, delta: float, alpha: float, figure: str = "epsilon"
+) -> float:
     """The threshold whose bound would be the largest, had these runs been the ones to judge."""
     pooled = np.unique(np.concatenate([inside, outside]))
     if len(pooled) == 1:
         return float(pooled[0])
-    cuts = pooled if len(pooled) <= 400 else np.quantile(pooled, np.linspace(0, 1, 400), method="nearest")
+    cuts = (
+        pooled
+        if len(pooled) <= 400
+        else np.quantile(pooled, np.linspace(0, 1, 400), method="nearest")
+    )
     with np.errstate(invalid="ignore", over="ignore"):
-        middles = np.where(np.isfinite(cuts[1:] - cuts[:-1]), cuts[:-1] + (cuts[1:] - cuts[:-1]) / 2, cuts[1:])
+        middles = np.where(
+            np.isfinite(cuts[1:] - cuts[:-1]), cuts[:-1] + (cuts[1:] - cuts[:-1]) / 2, cuts[1:]
+        )
     proven = worths(inside, outside, middles, delta, alpha, figure)
     if proven.max() <= 0:
         return best_threshold(inside, outside)
     return float(middles[int(np.argmax(proven))])
 
 
-def worth(inside: Floats, outside: Floats, threshold: float, delta: float, alpha: float, figure: str) -> float:
+def worth(
+    inside: Floats, outside: Floats, threshold: float, delta: float, alpha: float, figure: str
+) -> float:
     """What these runs would prove at a threshold, had they not chosen it."""
     return float(worths(inside, outside, np.array([threshold]), delta, alpha, figure)[0])
 
 
-def worths(inside: Floats, outside: Floats, cuts: Floats, delta: float, alpha: float, figure: str) -> Floats:
+def worths(
+    inside: Floats, outside: Floats, cuts: Floats, delta: float, alpha: float, figure: str
+) -> Floats:
     """The same at several thresholds [k]; below 0 where a world cannot be told."""
     n, m = len(inside), len(outside)
     hits = n - np.searchsorted(np.sort(inside), cuts, side="left")
@@ -224,11 +251,18 @@ def worths(inside: Floats, outside: Floats, cuts: Floats, delta: float, alpha: f
     return np.array([epsilon_of_rates(float(true), float(false), delta) for true, false in pairs])
 
 
-def at_threshold(inside: Floats, outside: Floats, threshold: float, *, delta: float, alpha: float) -> list[LowerBound]:
+def at_threshold(
+    inside: Floats, outside: Floats, threshold: float, *, delta: float, alpha: float
+) -> list[LowerBound]:
     """Both figures at a threshold that these scores did not choose."""
     true, false = rates(inside, outside, threshold, 1 - alpha)
-    best_true, best_false = rate(len(inside), len(inside), 1 - alpha).low, rate(0, len(outside), 1 - alpha).high
-    return _both("held-out threshold", (true.low, false.high), (best_true, best_false), delta, 1 - alpha)
+    best_true, best_false = (
+        rate(len(inside), len(inside), 1 - alpha).low,
+        rate(0, len(outside), 1 - alpha).high,
+    )
+    return _both(
+        "held-out threshold", (true.low, false.high), (best_true, best_false), delta, 1 - alpha
+    )
 
 
 def of_ranks(inside: Floats, outside: Floats, *, delta: float, alpha: float) -> list[LowerBound]:
@@ -238,7 +272,10 @@ def of_ranks(inside: Floats, outside: Floats, *, delta: float, alpha: float) -> 
     distributed, whatever their law. Given that threshold, the other scores are independent of it. So both rates have
     exact bounds at k = 1, 2, 4, ..., and the error is divided among all of them (Bonferroni).
     """
-    tries = [(inside, outside, False), (-outside, -inside, True)]  # the second one guesses who is out
+    tries = [
+        (inside, outside, False),
+        (-outside, -inside, True),
+    ]  # the second one guesses who is out
     share = alpha / sum(2 * len(_ranks(len(nulls))) for _, nulls, _ in tries)
     found: list[tuple[float, float]] = []
     best: list[tuple[float, float]] = []
@@ -270,26 +307,54 @@ def of_canaries(inside: Floats, outside: Floats, *, delta: float, alpha: float) 
     """
     count = len(inside) + len(outside)
     if scipy.stats.binomtest(len(inside), count).pvalue < UNFAIR:
-        accepted = (
-            f"{len(outside)} are out: fair coins divide {count} canaries more evenly, and only these are judged so"
-        )
+        accepted = f"{len(outside)} are out: fair coins divide {count} canaries more evenly, and only these are judged so"
         raise FieldError("canaries that are in", len(inside), accepted)
     found = one_run(inside, outside, delta=delta, confidence=1 - alpha)
     return [
         LowerBound(
-            "guesses (Steinke et al. 2023)", "epsilon", found.epsilon, found.epsilon_ceiling, delta, found.confidence
+            "guesses (Steinke et al. 2023)",
+            "epsilon",
+            found.epsilon,
+            found.epsilon_ceiling,
+            delta,
+            found.confidence,
         ),
-        LowerBound("guesses (Mahloujifar et al. 2024)", "mu", found.mu, found.mu_ceiling, None, found.confidence),
+        LowerBound(
+            "guesses (Mahloujifar et al. 2024)",
+            "mu",
+            found.mu,
+            found.mu_ceiling,
+            None,
+            found.confidence,
+        ),
     ]
 
 
 def _both(
-    name: str, found: tuple[float, float], best: tuple[float, float], delta: float, confidence: float
+    name: str,
+    found: tuple[float, float],
+    best: tuple[float, float],
+    delta: float,
+    confidence: float,
 ) -> list[LowerBound]:
     """Epsilon and mu of the same two events: one confidence covers both."""
     return [
-        LowerBound(name, "epsilon", epsilon_of_rates(*found, delta), epsilon_of_rates(*best, delta), delta, confidence),
-        LowerBound(name, "mu", max(0.0, mu_of_rates(*found)), max(0.0, mu_of_rates(*best)), None, confidence),
+        LowerBound(
+            name,
+            "epsilon",
+            epsilon_of_rates(*found, delta),
+            epsilon_of_rates(*best, delta),
+            delta,
+            confidence,
+        ),
+        LowerBound(
+            name,
+            "mu",
+            max(0.0, mu_of_rates(*found)),
+            max(0.0, mu_of_rates(*best)),
+            None,
+            confidence,
+        ),
     ]
 
 
@@ -308,7 +373,9 @@ def _lows(hits: NDArray[np.int64], runs: int, share: float) -> Floats:
 def _highs(hits: NDArray[np.int64], runs: int, share: float) -> Floats:
     """Upper bounds of rates, each too small with a chance of `share`."""
     safe = np.minimum(hits, runs - 1)
-    found: Floats = np.where(hits < runs, scipy.special.betaincinv(safe + 1, runs - safe, 1 - share), 1.0)
+    found: Floats = np.where(
+        hits < runs, scipy.special.betaincinv(safe + 1, runs - safe, 1 - share), 1.0
+    )
     return found
 
 

@@ -84,7 +84,12 @@ def rows_of(data: Any) -> tuple[list[Item], Rebuilt]:
     """
     if isinstance(data, DataLoader):
         return _loader(data)
-    if is_dataclass(data) and not isinstance(data, type) and hasattr(data, "x") and hasattr(data, "y"):
+    if (
+        is_dataclass(data)
+        and not isinstance(data, type)
+        and hasattr(data, "x")
+        and hasattr(data, "y")
+    ):
         items, pair = _arrays(data.x, data.y)
         return items, lambda rows: replace(data, **dict(zip("xy", pair(rows), strict=True)))
     if isinstance(data, tuple | list) and data:

@@ -26,7 +26,9 @@ SIDES = ("in", "out")
 LOOKED, FINAL = 0.25, 0.5  # of all runs: for a look at every world, and for the judgement
 KEPT = 4  # worlds that are looked at again
 LEAST = 8  # runs of a side of a world
-CHOOSING = 0.2  # error at which worlds, attackers and thresholds are ranked; of no bound that is printed
+CHOOSING = (
+    0.2  # error at which worlds, attackers and thresholds are ranked; of no bound that is printed
+)
 Say = Callable[[str], None]
 
 
@@ -64,7 +66,9 @@ class Effort:
         require_number("--seconds", self.seconds, lambda s: 1 <= s <= 1e6, "must be at least 1")
         require_number("--timeout", self.timeout, lambda s: 0 < s <= 1e5, "must be above 0")
         require_count("--seed", self.seed, least=0, most=2**32 - 1)
-        require_number("--alpha", self.alpha, lambda a: 0 < a < 0.5, "must be above 0 and below 0.5")
+        require_number(
+            "--alpha", self.alpha, lambda a: 0 < a < 0.5, "must be above 0 and below 0.5"
+        )
 
 
 class Runner(Protocol):
@@ -188,7 +192,9 @@ def verify_mechanism(
         own = own_worlds(processes, claim)
         played = [*worlds, *own] if worlds else own
         if not played:
-            raise FieldError("SUBJECT", function, f"{Path(file).name} has no function worlds(relation, unit)")
+            raise FieldError(
+                "SUBJECT", function, f"{Path(file).name} has no function worlds(relation, unit)"
+            )
         judged = play(processes, played, claim, effort, say)
     proven = None if steps is None else prove(steps, claim)
     return replace(
@@ -199,7 +205,13 @@ def verify_mechanism(
     )
 
 
-def play(runner: Runner, worlds: Sequence[TwoWorlds], claim: PrivacyClaim, effort: Effort, say: Say = silent) -> Judged:
+def play(
+    runner: Runner,
+    worlds: Sequence[TwoWorlds],
+    claim: PrivacyClaim,
+    effort: Effort,
+    say: Say = silent,
+) -> Judged:
     """Look at all worlds, choose one, and judge once; the budget is said first."""
     delta = 1e-5 if claim.delta is None else claim.delta
     started = time.monotonic()
@@ -213,11 +225,17 @@ def play(runner: Runner, worlds: Sequence[TwoWorlds], claim: PrivacyClaim, effor
         runs = min(runs, player.played + int((effort.seconds - spent) * player.played / spent))
     best = look_again(player, looked, runs, claim, delta, say)
     count = stages(runs, len(worlds))[2]
-    say(f"judged in the world {best.world!r} by its {best.attack.name}: {count:,} more runs of each side")
+    say(
+        f"judged in the world {best.world!r} by its {best.attack.name}: {count:,} more runs of each side"
+    )
     inside, outside = player.both(best.world, count)
     measured, caught = judged_once(best, inside, outside, claim, delta, effort.alpha)
     world = next(one for one in worlds if one.name == best.world)
-    used = {"runs": player.played, "seconds": round(time.monotonic() - started, 1), "seeds": [effort.seed]}
+    used = {
+        "runs": player.played,
+        "seconds": round(time.monotonic() - started, 1),
+        "seeds": [effort.seed],
+    }
     return Judged(
         subject="",
         claim=claim,
@@ -250,7 +268,9 @@ def probed(player: Player, world: str) -> float:
         outcomes.append(one)
     shapes = sorted({one.shape for one in outcomes[::2]})
     if len(shapes) > 1:
-        raise NoVerdict(f"no verdict: the mechanism returns another shape each time, {' and '.join(shapes[:2])}")
+        raise NoVerdict(
+            f"no verdict: the mechanism returns another shape each time, {' and '.join(shapes[:2])}"
+        )
     return max(1e-4, (time.monotonic() - started) / (len(outcomes) - 1))
 
 
@@ -260,11 +280,15 @@ def said_of(one: RunOutcome) -> str:
     return f"{verbs.get(one.kind, one.kind)}: {one.why}"
 
 
-def planned(runs: int, each: float, worlds: Sequence[TwoWorlds], claim: PrivacyClaim, effort: Effort) -> str:
+def planned(
+    runs: int, each: float, worlds: Sequence[TwoWorlds], claim: PrivacyClaim, effort: Effort
+) -> str:
     """The budget in one sentence, with the most that it can prove."""
     looks, again, count = stages(runs, len(worlds))
     total = 2 * (looks * len(worlds) + again * min(KEPT, len(worlds)) + count)
-    bounds = at_threshold(np.ones(count), np.zeros(count), 0.5, delta=claim.delta or 0.0, alpha=effort.alpha)
+    bounds = at_threshold(
+        np.ones(count), np.zeros(count), 0.5, delta=claim.delta or 0.0, alpha=effort.alpha
+    )
     ceiling = next(one.ceiling for one in bounds if one.figure == claim.figure)
     reach = f"at most {claim.figure} {ceiling:.2f} can be shown at confidence {1 - effort.alpha:g}"
     if ceiling <= claim.most:
@@ -280,7 +304,12 @@ def stages(runs: int, worlds: int) -> tuple[int, int, int]:
 
 
 def look_at_all(
-    player: Player, worlds: Sequence[TwoWorlds], runs: int, claim: PrivacyClaim, delta: float, say: Say
+    player: Player,
+    worlds: Sequence[TwoWorlds],
+    runs: int,
+    claim: PrivacyClaim,
+    delta: float,
+    say: Say,
 ) -> list[Looked]:
     """A few runs of every world; where neither side answers, there is nothing to see."""
     count = stages(runs, len(worlds))[0]
@@ -289,7 +318,9 @@ def look_at_all(
         inside, outside = player.both(one.name, count)
         looked = looked_at(one.name, inside, outside, claim, delta)
         found.append(looked)
-        say(f"looked at {one.name}: {looked.attack.name}, {claim.figure} {max(0.0, looked.attack.value):.2f}")
+        say(
+            f"looked at {one.name}: {looked.attack.name}, {claim.figure} {max(0.0, looked.attack.value):.2f}"
+        )
     return sorted(found, key=lambda one: -one.attack.rank)
 
 
@@ -304,12 +335,18 @@ def look_again(
         inside, outside = player.both(one.world, count)
         more = looked_at(one.world, one.inside + inside, one.outside + outside, claim, delta)
         found.append(more)
-        say(f"looked again at {one.world}: {more.attack.name}, {claim.figure} {max(0.0, more.attack.value):.2f}")
+        say(
+            f"looked again at {one.world}: {more.attack.name}, {claim.figure} {max(0.0, more.attack.value):.2f}"
+        )
     return max(found, key=lambda one: one.attack.rank)
 
 
 def looked_at(
-    world: str, inside: list[RunOutcome], outside: list[RunOutcome], claim: PrivacyClaim, delta: float
+    world: str,
+    inside: list[RunOutcome],
+    outside: list[RunOutcome],
+    claim: PrivacyClaim,
+    delta: float,
 ) -> Looked:
     """The best attack on a world: fitted on one half of these runs, chosen on the other."""
     shape = usual_shape([*inside, *outside])
@@ -317,7 +354,9 @@ def looked_at(
     half = len(inside) // 2
     fitted = first.take(slice(0, half)), second.take(slice(0, half))
     chosen = first.take(slice(half, None)), second.take(slice(half, None))
-    return Looked(world, best_attack(fitted, chosen, claim.figure, delta, CHOOSING), inside, outside, shape)
+    return Looked(
+        world, best_attack(fitted, chosen, claim.figure, delta, CHOOSING), inside, outside, shape
+    )
 
 
 def judged_once(

@@ -11,9 +11,32 @@ from fedveil_lab.verify.measuring import Floats
 
 FIELD = "--scores"
 SCORES = ("score", "scores", "statistic", "value", "loss", "logit", "confidence")
-WORLDS = ("world", "in", "member", "is_member", "ismember", "membership", "label", "included", "canary", "target")
+WORLDS = (
+    "world",
+    "in",
+    "member",
+    "is_member",
+    "ismember",
+    "membership",
+    "label",
+    "included",
+    "canary",
+    "target",
+)
 INSIDE = ("in", "1", "1.0", "true", "yes", "member", "inside", "included", "d", "present")
-OUTSIDE = ("out", "0", "0.0", "false", "no", "non-member", "nonmember", "outside", "excluded", "d'", "absent")
+OUTSIDE = (
+    "out",
+    "0",
+    "0.0",
+    "false",
+    "no",
+    "non-member",
+    "nonmember",
+    "outside",
+    "excluded",
+    "d'",
+    "absent",
+)
 LARGEST = 64_000_000  # bytes of a table
 ACCEPTED = "needs the columns score,world (world: in or out, 1 or 0), or one column of scores each, named in and out"
 
@@ -29,7 +52,9 @@ def read_scores(path: Path) -> tuple[Floats, Floats]:
     if not path.is_file():
         raise FieldError(FIELD, str(path), "is no file")
     if path.stat().st_size > LARGEST:
-        raise FieldError(FIELD, str(path), f"is larger than {LARGEST // 1_000_000} MB: take fewer scores")
+        raise FieldError(
+            FIELD, str(path), f"is larger than {LARGEST // 1_000_000} MB: take fewer scores"
+        )
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -41,20 +66,32 @@ def read_scores(path: Path) -> tuple[Floats, Floats]:
     rows = list(csv.reader(lines, delimiter=separator))
     header = [name.strip().lower() for name in rows[0]]
     if {"in", "out"} <= {*header}:
-        return _beside(path, rows[1:], header.index("in")), _beside(path, rows[1:], header.index("out"))
+        return _beside(path, rows[1:], header.index("in")), _beside(
+            path, rows[1:], header.index("out")
+        )
     return _below(path, rows[1:], header)
 
 
-def _below(path: Path, rows: Sequence[Sequence[str]], header: Sequence[str]) -> tuple[Floats, Floats]:
+def _below(
+    path: Path, rows: Sequence[Sequence[str]], header: Sequence[str]
+) -> tuple[Floats, Floats]:
     """One score a line, and a word for its world."""
     score, world = _column(path, header, SCORES), _column(path, header, WORLDS)
     found: tuple[list[float], list[float]] = ([], [])
     for number, row in enumerate(rows, 2):
         if len(row) <= max(score, world):
-            raise FieldError(FIELD, str(path), f"line {number} has {len(row)} columns, and its header {len(header)}")
+            raise FieldError(
+                FIELD,
+                str(path),
+                f"line {number} has {len(row)} columns, and its header {len(header)}",
+            )
         word = row[world].strip().lower()
         if word not in INSIDE and word not in OUTSIDE:
-            raise FieldError(FIELD, str(path), f"line {number} says {cleaned(word)!r} for its world, not in or out")
+            raise FieldError(
+                FIELD,
+                str(path),
+                f"line {number} says {cleaned(word)!r} for its world, not in or out",
+            )
         found[word in OUTSIDE].append(_number(path, number, row[score]))
     return np.array(found[0]), np.array(found[1])
 
@@ -82,4 +119,6 @@ def _number(path: Path, line: int, word: str) -> float:
     try:
         return float(word)
     except ValueError as error:
-        raise FieldError(FIELD, str(path), f"line {line} holds {cleaned(word)!r}, which is no number") from error
+        raise FieldError(
+            FIELD, str(path), f"line {line} holds {cleaned(word)!r}, which is no number"
+        ) from error

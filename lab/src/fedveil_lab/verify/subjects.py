@@ -65,7 +65,9 @@ def verify_scores(
     measured = measure(first, second, rows=rows, delta=at, alpha=alpha)
     notes = [ROWS[rows]]
     if measured.area.point < 0.5:
-        notes.append("scores without the target are the higher ones: was the other direction meant (lower_is_in)?")
+        notes.append(
+            "scores without the target are the higher ones: was the other direction meant (lower_is_in)?"
+        )
     caught = judge_bounds(own, measured, SCORES)
     return Judged(subject=subject, claim=own, measured=measured, caught=caught, notes=tuple(notes))
 

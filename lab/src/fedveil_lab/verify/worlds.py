@@ -136,7 +136,9 @@ def all_coordinates(sizes: Sizes) -> Differing:
 def duplicates(sizes: Sizes) -> Differing:
     """A unit of many equal rows: clipping single rows lets it grow with their number."""
     beside = repeated(unit_vector(sizes.columns), sizes.examples)
-    return about(sizes, unit_vector(sizes.columns), zeros(sizes), count=32 * sizes.examples, beside=beside)
+    return about(
+        sizes, unit_vector(sizes.columns), zeros(sizes), count=32 * sizes.examples, beside=beside
+    )
 
 
 def extreme_counts(sizes: Sizes) -> Differing:
@@ -186,7 +188,10 @@ def private_spread(sizes: Sizes) -> Differing:
 
 def order(sizes: Sizes) -> Differing:
     """The unit stands first, and all others differ by their places."""
-    others = [repeated((i + 1.0) * unit_vector(sizes.columns, -1), sizes.examples) for i in range(sizes.clients - 1)]
+    others = [
+        repeated((i + 1.0) * unit_vector(sizes.columns, -1), sizes.examples)
+        for i in range(sizes.clients - 1)
+    ]
     beside = np.arange(1.0, sizes.examples + 1)[:, None] * unit_vector(sizes.columns, -1)
     return about(sizes, unit_vector(sizes.columns), others, beside=beside, first=True)
 
@@ -194,7 +199,9 @@ def order(sizes: Sizes) -> Differing:
 def batch_size(sizes: Sizes) -> Differing:
     """One row more than a power of two: the last lot holds the unit alone."""
     others = [np.zeros((8, sizes.columns)) for _ in range(sizes.clients - 1)]
-    return about(sizes, unit_vector(sizes.columns), others, count=1, beside=np.zeros((32, sizes.columns)))
+    return about(
+        sizes, unit_vector(sizes.columns), others, count=1, beside=np.zeros((32, sizes.columns))
+    )
 
 
 def tiny(sizes: Sizes) -> Differing:
@@ -235,7 +242,9 @@ def library(claim: PrivacyClaim, sizes: Sizes, without: Sequence[str] = ()) -> l
     """
     for name in without:
         if name not in LIBRARY or name == FIRST:
-            raise FieldError("--without", name, nearest(name, [one for one in LIBRARY if one != FIRST]))
+            raise FieldError(
+                "--without", name, nearest(name, [one for one in LIBRARY if one != FIRST])
+            )
     made = []
     for name, trap in LIBRARY.items():
         if name not in without:
@@ -248,16 +257,27 @@ def placed(name: str, trap: Trap, claim: PrivacyClaim, sizes: Sizes) -> TwoWorld
     unit = trap(sizes)
     place = place_record if claim.unit == "record" else place_client
     inside, outside = place(unit, claim.relation)
-    words = {"zero-out": "counts as nothing", "add/remove": "is absent", "replace-one": "holds something else"}
+    words = {
+        "zero-out": "counts as nothing",
+        "add/remove": "is absent",
+        "replace-one": "holds something else",
+    }
     told = (trap.__doc__ or "").strip().rstrip(".")
-    return TwoWorlds(name, f"{told}; in the other world the {claim.unit} {words[claim.relation]}", inside, outside)
+    return TwoWorlds(
+        name,
+        f"{told}; in the other world the {claim.unit} {words[claim.relation]}",
+        inside,
+        outside,
+    )
 
 
 def place_client(unit: Differing, relation: str) -> tuple[Data, Data]:
     """Both worlds where a client's whole data set is the unit."""
     nothing = np.zeros((0, unit.own.shape[1]))
     gone: dict[str, Data] = {"zero-out": [nothing], "add/remove": [], "replace-one": [unit.instead]}
-    return _joined([unit.own], unit.others, unit.first), _joined(gone[relation], unit.others, unit.first)
+    return _joined([unit.own], unit.others, unit.first), _joined(
+        gone[relation], unit.others, unit.first
+    )
 
 
 def place_record(unit: Differing, relation: str) -> tuple[Data, Data]:

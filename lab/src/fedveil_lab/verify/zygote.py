@@ -67,7 +67,9 @@ def flat(value: Any) -> tuple[str, Any]:
     walk(value)
     numbers = np.concatenate(parts) if parts else np.zeros(0)
     if len(numbers) > MOST_NUMBERS:
-        raise ValueError(f"returns {len(numbers):,} numbers: return the {MOST_NUMBERS:,} that an adversary looks at")
+        raise ValueError(
+            f"returns {len(numbers):,} numbers: return the {MOST_NUMBERS:,} that an adversary looks at"
+        )
     return " ".join(shapes), numbers
 
 
@@ -111,10 +113,16 @@ def child(request: dict[str, Any], state: dict[str, Any], answer: int, said: int
     except BaseException as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{os.path.basename(last.filename)}:{last.lineno}"
-        found = {"kind": "raised", "error": type(error).__name__, "why": f"{type(error).__name__}: {error} ({where})"}
+        found = {
+            "kind": "raised",
+            "error": type(error).__name__,
+            "why": f"{type(error).__name__}: {error} ({where})",
+        }
     found["seconds"] = time.perf_counter() - started
     late = {*sys.modules} - before
-    found["imported"] = installed(late) if len(late) > 1 else []  # the mechanism's own module is always among them
+    found["imported"] = (
+        installed(late) if len(late) > 1 else []
+    )  # the mechanism's own module is always among them
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -203,7 +211,14 @@ def serve() -> None:
         try:
             send(answers, _answer(request, state))
         except Exception as error:
-            send(answers, {"kind": "raised", "error": type(error).__name__, "why": f"{type(error).__name__}: {error}"})
+            send(
+                answers,
+                {
+                    "kind": "raised",
+                    "error": type(error).__name__,
+                    "why": f"{type(error).__name__}: {error}",
+                },
+            )
 
 
 def _answer(request: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,11 @@ def learner_client_app(
     app = ClientApp(mods=[privacy_mod(layout, method, trainer=learner.private_trainer, **options)])
 
     def learn(
-        broadcast: Broadcast, client: ClientData, key: Key, needs: frozenset[str], sources: Sequence[Source]
+        broadcast: Broadcast,
+        client: ClientData,
+        key: Key,
+        needs: frozenset[str],
+        sources: Sequence[Source],
     ) -> Learned:
         [learned] = learner.learn(broadcast.models, [client], [key], needs, sources)
         if isinstance(learned, Exception):
@@ -87,14 +91,19 @@ def learner_client_app(
     def train(message: Message, context: Context) -> Message:
         partition, client = _data_of(context, clients)
         broadcast = records.read_broadcast(message.content, layout)
-        needs, key = own_method(method, context).client.needs, (seed, broadcast.public.round, partition)
+        needs, key = (
+            own_method(method, context).client.needs,
+            (seed, broadcast.public.round, partition),
+        )
         sources = [training_source()] if "noisy_steps" in needs else []
         learned = taught(broadcast, client, key, needs, sources)
         trained = learned.trained
         if trained.buffers:
             context.state[BUFFERS] = records.array_record(trained.buffers)
         content = records.write_trained(trained, layout)
-        content[records.FACTS] = records.write_facts(learned.chosen, learned.layer_scores, trained.noised)
+        content[records.FACTS] = records.write_facts(
+            learned.chosen, learned.layer_scores, trained.noised
+        )
         return Message(content, reply_to=message)
 
     @app.evaluate()
@@ -119,7 +128,9 @@ def _data_of(context: Context, clients: Sequence[ClientData]) -> tuple[int, Clie
     """The partition of a node, and its data."""
     partition = partition_of(context)
     if partition >= len(clients):
-        raise FieldError("partition-id", partition, f"there is data for partitions 0 to {len(clients) - 1}")
+        raise FieldError(
+            "partition-id", partition, f"there is data for partitions 0 to {len(clients) - 1}"
+        )
     return partition, with_buffers(clients[partition], context)
 
 
@@ -130,7 +141,9 @@ def _measured(learner: Learner, models: Tensor, client: ClientData) -> Figures:
     loss = learner.local.loss
     chosen = choose(learner.model, learner.layout, models, client, loss)
     held = client.test_x, client.test_y
-    measured = evaluate(learner.model, learner.layout, models[chosen], *held, buffers=client.buffers, loss=loss)
+    measured = evaluate(
+        learner.model, learner.layout, models[chosen], *held, buffers=client.buffers, loss=loss
+    )
     return {name: measured[name] for name in ("loss", "accuracy") if name in measured}
 
 
@@ -156,8 +169,12 @@ class FlowerFederation(Federation):
         As for `Federation`.
     """
 
-    def __init__(self, *, shuffle: int | None = None, execution: Execution | None = None, **arguments: Any) -> None:
-        made = replace(execution or Execution(), courier=lambda federation: NodesInProcess(federation, shuffle))
+    def __init__(
+        self, *, shuffle: int | None = None, execution: Execution | None = None, **arguments: Any
+    ) -> None:
+        made = replace(
+            execution or Execution(), courier=lambda federation: NodesInProcess(federation, shuffle)
+        )
         super().__init__(execution=made, **arguments)
 
 
@@ -191,7 +208,9 @@ class NodesInProcess(Nodes):
         self._greeted = Roster(federation.method.client, count, PATIENCE)
         super().__init__(federation.server, self._greeted, ATTEMPTS)
         self._federation, self._zeroed = federation, dict[int, str]()
-        configs: list[UserConfig] = [{"partition-id": i, "num-partitions": count} for i in range(count)]
+        configs: list[UserConfig] = [
+            {"partition-id": i, "num-partitions": count} for i in range(count)
+        ]
         self.grid = self._nodes = InProcessGrid(self._app(), configs, shuffle=shuffle)
         for partition, state in federation.client_states().items():
             records.Memory(self._nodes.contexts[partition]).save(state)
@@ -208,8 +227,12 @@ class NodesInProcess(Nodes):
             source=federation.source,
             policy=parties.policy,
             site=parties.site_keys.site,
-            tell=lambda partition, _, error: self._zeroed.update({partition: f"{type(error).__name__}: {error}"}),
-            budget=lambda partition: deepcopy(parties.budget(partition)),  # the mod wants a fresh one on each call
+            tell=lambda partition, _, error: self._zeroed.update(
+                {partition: f"{type(error).__name__}: {error}"}
+            ),
+            budget=lambda partition: deepcopy(
+                parties.budget(partition)
+            ),  # the mod wants a fresh one on each call
             ledgers=parties.ledger,
         )
 
@@ -244,7 +267,9 @@ class NodesInProcess(Nodes):
         for partition, context in self._nodes.contexts.items():
             federation.clients[partition] = with_buffers(federation.clients[partition], context)
             if federation.parties.ledger(str(partition))[0].entries:
-                remembered[partition] = records.Memory(context).load(federation.method.client.init())
+                remembered[partition] = records.Memory(context).load(
+                    federation.method.client.init()
+                )
         federation.parties.resume(remembered)
 
 

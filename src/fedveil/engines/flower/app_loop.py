@@ -84,7 +84,9 @@ class _Mapped:
 def _of_mappings(data: Any, keys: Sequence[str]) -> Any:
     """Return a loader whose batches are pairs, where they were mappings."""
     if len(keys) != 2:
-        raise FieldError("keys", list(keys), "must be two: that of the inputs, and that of the labels")
+        raise FieldError(
+            "keys", list(keys), "must be two: that of the inputs, and that of the labels"
+        )
     if isinstance(data, ClientData):
         return data
     loader = data if isinstance(data, DataLoader) else DataLoader(data)

@@ -44,7 +44,9 @@ LEGACY = "recorddict_compat"  # Flower's module that reads messages for a client
 LOSS = "loss"  # of the app's evaluate function
 _SOURCE: ContextVar[Source | None] = ContextVar("fedveil_training_source", default=None)
 
-Tell = Callable[[int, int, Exception], None]  # partition, round, why the client answered with a zero update
+Tell = Callable[
+    [int, int, Exception], None
+]  # partition, round, why the client answered with a zero update
 
 
 def training_source() -> Source:
@@ -57,7 +59,11 @@ def training_source() -> Source:
     """
     source = _SOURCE.get()
     if source is None:
-        raise FieldError("source", None, "there is none here: it belongs to a train message of the method 'record'")
+        raise FieldError(
+            "source",
+            None,
+            "there is none here: it belongs to a train message of the method 'record'",
+        )
     return source
 
 
@@ -135,10 +141,16 @@ class Exchange:
         """
         method, policy = self.settings.method, self.settings.policy
         if self._local and kind not in (MessageType.TRAIN, MessageType.EVALUATE):
-            raise FieldError("message_type", kind, "under local trust only train and evaluate messages are answered")
+            raise FieldError(
+                "message_type",
+                kind,
+                "under local trust only train and evaluate messages are answered",
+            )
         if kind == MessageType.TRAIN or self._local or policy is None:
             return None
-        return policy.forbids(listed_as(method, policy), method.client.trust)  # no quote says what this costs
+        return policy.forbids(
+            listed_as(method, policy), method.client.trust
+        )  # no quote says what this costs
 
     def _require_request(self, content: RecordDict) -> None:
         """Refuse records of replies: training code that answers in the request's record would hand them on as its own.
@@ -150,7 +162,11 @@ class Exchange:
         """
         for name in (records.FACTS, REPLY, records.SUM, records.SHARE):
             if name in content:
-                raise FieldError(name, "in a request", "is for replies: only training code may say how it trained")
+                raise FieldError(
+                    name,
+                    "in a request",
+                    "is for replies: only training code may say how it trained",
+                )
 
     def _evaluated(self, broadcast: Broadcast, trainer: PrivateTrainer | None) -> Message:
         """Answer an evaluate message: under local trust with nothing, and without running any code."""
@@ -170,14 +186,18 @@ class Exchange:
         settings, public = self.settings, broadcast.public
         memory = Memory(self.context)
         self._require_begun(memory, public)
-        note_decision(round=public.round, method=settings.method.name, trust=settings.method.client.trust)
+        note_decision(
+            round=public.round, method=settings.method.name, trust=settings.method.client.trust
+        )
         with opened(memory, settings, self.layout, self.run, trainer) as party:
             verdict = disagreement(public, settings.rounds) or party.admit(broadcast)
             note_verdict(verdict, party.ledger, settings.policy)
             if isinstance(verdict, Refusal):
                 return self._declined(verdict, party)
             own = warnings() if self._local else None
-            released = answer(party, memory, broadcast, verdict, lambda: self._trained(party, broadcast), own)
+            released = answer(
+                party, memory, broadcast, verdict, lambda: self._trained(party, broadcast), own
+            )
             if party.failure is not None:
                 note_failure(party.failure)
                 tell(settings.partition, public.round, party.failure)
@@ -195,7 +215,9 @@ class Exchange:
     def _released(self, released: Releases) -> Message:
         """Reply with what leaves, and nothing beside it."""
         settings = self.settings
-        return self._reply(records.write_reply(released, self.layout, settings.partition, settings.method.client))
+        return self._reply(
+            records.write_reply(released, self.layout, settings.partition, settings.method.client)
+        )
 
     def _require_begun(self, memory: Memory, public: PublicFacts) -> None:
         """Refuse to begin a ledger of the run alone in its middle, where each round asks all nodes.
@@ -212,7 +234,9 @@ class Exchange:
         everybody = isinstance(partitions, int) and public.cohort >= partitions
         if recorded and alone and everybody and public.round > 1 and not memory.begun:
             why = f"knows of no round before {public.round}, in which it must have been asked: what it spent is lost"
-            raise LedgerError(f"the node {why}. Name a ledger that outlasts the run (privacy.ledger)")
+            raise LedgerError(
+                f"the node {why}. Name a ledger that outlasts the run (privacy.ledger)"
+            )
         memory.begun = True
 
     def _reply(self, content: RecordDict) -> Message:
@@ -241,7 +265,9 @@ class Exchange:
                 raise FieldError("client_app", "client_fn", accepted) from error
             raise
         if reply.has_error():
-            raise FedVeilError(f"the client answered with error {reply.error.code}: {reply.error.reason}")
+            raise FedVeilError(
+                f"the client answered with error {reply.error.code}: {reply.error.reason}"
+            )
         return reply
 
     def _called_in_time(self, noise: Source | None = None) -> RecordDict:
@@ -260,14 +286,20 @@ class Exchange:
         thread = Thread(target=copy_context().run, args=(work,), daemon=True)
         thread.start()
         thread.join(seconds)
-        reply = answers[0] if answers else FedVeilError(f"training took longer than the {seconds:g} s of the policy")
+        reply = (
+            answers[0]
+            if answers
+            else FedVeilError(f"training took longer than the {seconds:g} s of the policy")
+        )
         if isinstance(reply, Exception):
             raise reply
         return reply.content
 
     def _trained(self, party: ClientParty, broadcast: Broadcast) -> tuple[Releases, ClientFacts]:
         """What training code gave."""
-        noise = party.training_source(broadcast.public.round) if self.settings.method.noisy else None
+        noise = (
+            party.training_source(broadcast.public.round) if self.settings.method.noisy else None
+        )
         content = self._called_in_time(noise)
         releases = records.read_releases(content, self.layout)
         if total := records.read_sum(content):
@@ -280,7 +312,9 @@ class Exchange:
     def _measured(self, party: ClientParty, broadcast: Broadcast) -> Releases:
         """What leaves of an evaluation."""
         content = self._called().content
-        measured = tuple(r for r in records.read_releases(content, self.layout) if r.kind in ("metric", "count"))
+        measured = tuple(
+            r for r in records.read_releases(content, self.layout) if r.kind in ("metric", "count")
+        )
         return party.report(measured, records.read_facts(content, self.layout, broadcast))
 
     def _validated(self, kind: str, validation: Validation) -> Message:
@@ -296,7 +330,9 @@ class Exchange:
             if reason:
                 return self._refusal(reason)
             loss = self._loss(public.round)
-            if not self._local and validation.losses == "noised":  # the server adds the noise, and pays for it
+            if (
+                not self._local and validation.losses == "noised"
+            ):  # the server adds the noise, and pays for it
                 sent = loss if isfinite(loss) else validation.loss_range
             else:
                 try:
@@ -304,7 +340,9 @@ class Exchange:
                 except BudgetError as error:  # public costs alone decide
                     return self._refusal(str(error))
         released = (Release("metric", torch.tensor(sent, dtype=torch.float64), LOSS),)
-        content = records.write_reply(released, self.layout, settings.partition, settings.method.client)
+        content = records.write_reply(
+            released, self.layout, settings.partition, settings.method.client
+        )
         content[REPLY] = self._mark(validation)
         return self._reply(content)
 
@@ -312,7 +350,9 @@ class Exchange:
         """Say why a validating node sends no loss; "" if it does."""
         settings = self.settings
         bounded = settings.policy is not None or settings.budget is not None
-        made = ledger.entries if bounded else ledger.all_entries  # nothing else bounds runs together
+        made = (
+            ledger.entries if bounded else ledger.all_entries
+        )  # nothing else bounds runs together
         sent = sum(entry.key[1] == VALIDATE for entry in made)
         if party.cap is not None and sent >= party.cap:
             return f"all {party.cap} losses were sent: only a policy with a total, or a budget, allows more runs"

@@ -61,9 +61,13 @@ class InProcessGrid(Grid):
             partition = int(config.get("partition-id", position))
             if partition in self.contexts:
                 raise FieldError("partition-id", partition, "is given to two nodes")
-            node = keyed_seed("node", position)  # ids that say nothing about the partition, as in a deployment
+            node = keyed_seed(
+                "node", position
+            )  # ids that say nothing about the partition, as in a deployment
             self._partitions[node] = partition
-            self.contexts[partition] = Context(RUN, node, dict(config), RecordDict(), dict(run_config or {}))
+            self.contexts[partition] = Context(
+                RUN, node, dict(config), RecordDict(), dict(run_config or {})
+            )
 
     def set_run(self, run: Any) -> None:
         """There is one run only."""
@@ -74,7 +78,12 @@ class InProcessGrid(Grid):
         return SimpleNamespace(run_id=RUN)
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
@@ -93,7 +102,9 @@ class InProcessGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         asked = list(messages)
         replies = [self.ask_node(message) for message in asked]
         self._require_success(asked)
@@ -122,7 +133,9 @@ class InProcessGrid(Grid):
             with witnessed() as seen:
                 reply = app(request, self.contexts[partition])
             self._failures[partition] = seen
-            return reply if reply.has_error() else Message(deepcopy(reply.content), reply_to=request)
+            return (
+                reply if reply.has_error() else Message(deepcopy(reply.content), reply_to=request)
+            )
         except Exception as error:  # as Flower's runtime does
             return Message(Error(RAISED, f"{type(error)}:<'{error}'>"), reply_to=request)
 
@@ -161,11 +174,15 @@ def run_in_process(
     """
     if grid is None:
         if client_app is None or num_partitions is None:
-            raise FieldError("client_app", client_app, "give a client_app and num_partitions, or a grid")
+            raise FieldError(
+                "client_app", client_app, "give a client_app and num_partitions, or a grid"
+            )
         count = require_count("num_partitions", num_partitions)
         extra = node_configs or [{}] * count
         if len(extra) != count:
-            raise FieldError("node_configs", len(extra), f"must hold one configuration for each of {count} nodes")
+            raise FieldError(
+                "node_configs", len(extra), f"must hold one configuration for each of {count} nodes"
+            )
         configs = [{"partition-id": i, "num-partitions": count, **extra[i]} for i in range(count)]
         grid = InProcessGrid(client_app, configs, run_config, shuffle=shuffle)
     context = Context(RUN, SERVER_NODE, {}, RecordDict(), dict(run_config or {}))
@@ -183,7 +200,9 @@ def message_identity() -> Iterator[None]:
         before = (TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id)
     except (ImportError, AttributeError) as error:
         lacks = f"flwr {version('flwr')} lacks what the in-process grid needs ({error})"
-        raise ImportError(f"{lacks}: install one that has it, as 1.42, or use Flower's simulation") from error
+        raise ImportError(
+            f"{lacks}: install one that has it, as 1.42, or use Flower's simulation"
+        ) from error
     TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = 1, RUN, SERVER_NODE
     try:
         yield

@@ -20,9 +20,23 @@ from fedveil.engines.server import Round
 from fedveil.errors import FieldError, NoReplyError
 from fedveil.methods import Releases
 
-MEANS = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi)  # whatever inherits how one of them combines is a mean, too
+MEANS = (
+    FedAvg,
+    FedAvgM,
+    FedAdagrad,
+    FedAdam,
+    FedYogi,
+)  # whatever inherits how one of them combines is a mean, too
 SHADOWED = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
-STARTED = ("grid", "initial_arrays", "num_rounds", "timeout", "train_config", "evaluate_config", "evaluate_fn")
+STARTED = (
+    "grid",
+    "initial_arrays",
+    "num_rounds",
+    "timeout",
+    "train_config",
+    "evaluate_config",
+    "evaluate_fn",
+)
 KEYS = {"arrayrecord_key": ARRAYS, "configrecord_key": CONFIG, "weighted_by_key": COUNT}
 LOOKS = 10  # at who is connected, without sending anything
 
@@ -62,14 +76,19 @@ class WrappedStrategy(FedVeilStrategy):
 
     def __init__(self, inner: FedAvg, *arguments: Any, **options: Any) -> None:
         _require_kept(inner)
-        for name, given in {"done": options.get("done"), "resume": _goes_on(options.get("folder"))}.items():
+        for name, given in {
+            "done": options.get("done"),
+            "resume": _goes_on(options.get("folder")),
+        }.items():
             if given:
                 accepted = "would forget the inner strategy's state, and its models are in no ledger: FedVeilStrategy "
                 accepted += "with a server optimiser of fedveil.aggregation goes on"
                 raise FieldError(name, given, accepted)
         super().__init__(*arguments, **options)
         if self.method.server.hypotheses != 1:
-            raise FieldError("method", self.method.name, "has several models, and a Flower strategy keeps one")
+            raise FieldError(
+                "method", self.method.name, "has several models, and a Flower strategy keeps one"
+            )
         self._inner, self._own = inner, dict[str, Any]()
         self._least_nodes = 0 if self._size is not None else inner.min_available_nodes
         self._stopping = options.get("stopping") is not None
@@ -127,7 +146,9 @@ class WrappedStrategy(FedVeilStrategy):
         partitions = {node: partition for partition, node in connected.items()}
         told = [self._config_of(message, step, arrays) for message in messages]
         if any(one != told[0] for one in told):
-            raise self._refused(f"configure_{step}", "tells nodes different things, and a broadcast is one for all")
+            raise self._refused(
+                f"configure_{step}", "tells nodes different things, and a broadcast is one for all"
+            )
         nodes = {partitions[m.metadata.dst_node_id]: m.metadata.dst_node_id for m in messages}
         return dict(sorted(nodes.items())), told[0] if told else config
 
@@ -135,24 +156,36 @@ class WrappedStrategy(FedVeilStrategy):
         """What a message tells its node, refusing whatever else it carries."""
         content, name = message.content, f"configure_{step}"
         if others := sorted(content.keys() - {ARRAYS, CONFIG}):
-            raise self._refused(name, f"sends {others}, and a broadcast has the model and a config alone")
+            raise self._refused(
+                name, f"sends {others}, and a broadcast has the model and a config alone"
+            )
         if message.metadata.message_type != step:
-            raise self._refused(name, f"sends messages of type {message.metadata.message_type!r}, not {step!r}")
+            raise self._refused(
+                name, f"sends messages of type {message.metadata.message_type!r}, not {step!r}"
+            )
         sent = content.get(ARRAYS)
         if sent is not arrays and sent != arrays:
-            raise self._refused(name, "sends another model than it is given, and nodes train the released one")
+            raise self._refused(
+                name, "sends another model than it is given, and nodes train the released one"
+            )
         config = content.get(CONFIG)
         return config if isinstance(config, ConfigRecord) else ConfigRecord()
 
     def _refused(self, name: str, why: str) -> FieldError:
-        return FieldError(f"inner.{name}", type(self._inner).__name__, f"{why}: FedVeilStrategy, or leave that out")
+        return FieldError(
+            f"inner.{name}",
+            type(self._inner).__name__,
+            f"{why}: FedVeilStrategy, or leave that out",
+        )
 
     def _cohort(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[int, list[int], ConfigRecord]:
         inner, drawn = self._inner, self._size is not None
         count = len(self._roster.nodes)
-        least = max(inner.min_available_nodes, inner.min_train_nodes, int(count * inner.fraction_train))
+        least = max(
+            inner.min_available_nodes, inner.min_train_nodes, int(count * inner.fraction_train)
+        )
         if drawn:  # what it tells is kept, whom it asks is not looked at
             return self._drawn(server_round, arrays, config, least)
         nodes, told = self._asked("train", least, server_round, arrays, config)
@@ -173,7 +206,9 @@ class WrappedStrategy(FedVeilStrategy):
     def _stepped(self, server_round: int, released: Tensor) -> Tensor:
         """Hand what was released to the inner strategy, and take its model."""
         arrays = to_arrays(self.layout, released[0])
-        content = RecordDict({ARRAYS: arrays, METRICS_KEY: MetricRecord({self._inner.weighted_by_key: 1})})
+        content = RecordDict(
+            {ARRAYS: arrays, METRICS_KEY: MetricRecord({self._inner.weighted_by_key: 1})}
+        )
         one = Message(content, SERVER_NODE, MessageType.TRAIN)
         measure, self._inner.train_metrics_aggr_fn = self._inner.train_metrics_aggr_fn, _nothing
         try:  # of the metrics of clients, which are in no such reply
@@ -181,8 +216,12 @@ class WrappedStrategy(FedVeilStrategy):
         finally:
             self._inner.train_metrics_aggr_fn = measure
         if stepped is None:
-            raise FieldError("inner", type(self._inner).__name__, "made no model of the released one")
-        named = {n: torch.from_numpy(array.numpy()).to(self.layout.dtype) for n, array in stepped.items()}
+            raise FieldError(
+                "inner", type(self._inner).__name__, "made no model of the released one"
+            )
+        named = {
+            n: torch.from_numpy(array.numpy()).to(self.layout.dtype) for n, array in stepped.items()
+        }
         return self.layout.flatten(named)[None]
 
     def _told(self, log: Round) -> Mapping[str, Any]:
@@ -199,7 +238,11 @@ class WrappedStrategy(FedVeilStrategy):
         inner, count = self._inner, len(self._roster.nodes)
         if inner.fraction_evaluate == 0.0:
             return {}, config
-        least = max(inner.min_available_nodes, inner.min_evaluate_nodes, int(count * inner.fraction_evaluate))
+        least = max(
+            inner.min_available_nodes,
+            inner.min_evaluate_nodes,
+            int(count * inner.fraction_evaluate),
+        )
         return self._asked("evaluate", least, server_round, arrays, config)
 
     def _evaluated(
@@ -223,7 +266,9 @@ class _Shown(InProcessGrid):
     def get_node_ids(self) -> Iterable[int]:
         self._looks += 1
         if self._looks > LOOKS:
-            raise NoReplyError(f"the inner strategy waits for more than the {len(self._shown)} nodes connected")
+            raise NoReplyError(
+                f"the inner strategy waits for more than the {len(self._shown)} nodes connected"
+            )
         return list(self._shown)
 
 
@@ -237,7 +282,11 @@ def _require_kept(inner: FedAvg) -> None:
         raise FieldError("inner", kind.__name__, accepted)
     for name, kept in KEYS.items():
         if getattr(inner, name) != kept:
-            raise FieldError(f"inner.{name}", getattr(inner, name), f"must be {kept!r}: the privacy mod reads that")
+            raise FieldError(
+                f"inner.{name}",
+                getattr(inner, name),
+                f"must be {kept!r}: the privacy mod reads that",
+            )
     if inner.fraction_train == 0.0:
         raise FieldError("inner.fraction_train", 0.0, "asks nobody to train")
     try:
@@ -259,4 +308,6 @@ def _metrics_of(releases: Releases) -> RecordDict:
     """The metrics of a reply, as a function of metrics gets them; its model is not in it."""
     count = count_of(releases)
     metrics = {r.name: float(r.value) for r in releases if r.kind == "metric"}
-    return RecordDict({METRICS_KEY: MetricRecord({**metrics, COUNT: 1 if count is None else count})})
+    return RecordDict(
+        {METRICS_KEY: MetricRecord({**metrics, COUNT: 1 if count is None else count})}
+    )

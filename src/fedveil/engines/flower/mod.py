@@ -31,7 +31,9 @@ from fedveil.secure import Site
 
 _LOG = logger("flwr")
 CLIENT_FAILED = "the client failed; its own log says why"  # all that a server reads of an error
-_CALLS: list[list[dict[str, Any]]] = []  # of whoever protects in the place of the mods that are built meanwhile
+_CALLS: list[
+    list[dict[str, Any]]
+] = []  # of whoever protects in the place of the mods that are built meanwhile
 PREFIX = "privacy."
 # no server may as much as propose these: who knows the seed takes the noise off
 OWN = ("seed", "participations", "leakage_cap", "ledger", "head", "dataset", "policy", "key")
@@ -154,17 +156,29 @@ def privacy_mod(
     if _CALLS:
         _CALLS[-1].append(dict(locals()))
         return _unchanged
-    given = {"seed": seed, "policy": policy, "ledger": RUN if ledgers else ledger, "head": head, "rounds": rounds}
+    given = {
+        "seed": seed,
+        "policy": policy,
+        "ledger": RUN if ledgers else ledger,
+        "head": head,
+        "rounds": rounds,
+    }
     kept: dict[int, Warnings] = {}
 
     def warned(settings: Settings) -> Warnings:
         log = partial(_LOG.warning, f"client {settings.partition}: %s")
-        return kept.setdefault(settings.partition, warnings or Warnings(settings.method, layout, log))
+        return kept.setdefault(
+            settings.partition, warnings or Warnings(settings.method, layout, log)
+        )
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         try:
-            settings = read_settings(context, method, source, budget, site, ledgers, validation is None, **given)
-            exchange = Exchange(message, context, call_next, settings, layout, run or str(context.run_id))
+            settings = read_settings(
+                context, method, source, budget, site, ledgers, validation is None, **given
+            )
+            exchange = Exchange(
+                message, context, call_next, settings, layout, run or str(context.run_id)
+            )
             return exchange.answered(trainer, validation, partial(warned, settings), tell)
         except Exception as error:
             _LOG.error(f"{NOTHING}: %s", error, exc_info=error)
@@ -188,10 +202,18 @@ def privacy_keys(context: Context, method: Any = None) -> tuple[dict[str, Any], 
         What code says, which comes first.
     """
     run, own = (
-        {_plain(key.removeprefix(PREFIX)): value for key, value in config.items() if key.startswith(PREFIX)}
+        {
+            _plain(key.removeprefix(PREFIX)): value
+            for key, value in config.items()
+            if key.startswith(PREFIX)
+        }
         for config in (context.run_config, context.node_config)
     )
-    name = registered_as(method) if isinstance(method, Method) else own.get("method", run.get("method"))
+    name = (
+        registered_as(method)
+        if isinstance(method, Method)
+        else own.get("method", run.get("method"))
+    )
     return _of_method(run, name), _of_method(own, name)
 
 
@@ -203,7 +225,11 @@ def _of_method(keys: Mapping[str, Any], method: Any) -> dict[str, Any]:
         if tables.get(table) == method and method is not None:
             name = _plain(inner)
             if name in own:
-                raise FieldError(f"{PREFIX}{method}.{inner}", value, f"is also given as {PREFIX}{inner}: give it once")
+                raise FieldError(
+                    f"{PREFIX}{method}.{inner}",
+                    value,
+                    f"is also given as {PREFIX}{inner}: give it once",
+                )
             own[name] = value
     return own
 
@@ -227,15 +253,21 @@ def method_from(context: Context, aggregator: Aggregator | None = None) -> Metho
     run, own = privacy_keys(context)
     keys = run | own
     if "method" not in keys:
-        raise FieldError("privacy.method", None, "name a method in run_config, or give the method object itself")
+        raise FieldError(
+            "privacy.method", None, "name a method in run_config, or give the method object itself"
+        )
     values: dict[str, Any] = {}
     for key, value in keys.items():
         name, _, layer = key.partition(".")
         if name == "aggregator":
-            raise FieldError("privacy.aggregator", value, "the rule is the server's: give it to FedVeilStrategy")
+            raise FieldError(
+                "privacy.aggregator", value, "the rule is the server's: give it to FedVeilStrategy"
+            )
         if layer:
             values.setdefault(name, {})[layer] = value
-        elif name not in OTHERS or (name == "rounds" and "epsilon" in keys and name in parameters(str(keys["method"]))):
+        elif name not in OTHERS or (
+            name == "rounds" and "epsilon" in keys and name in parameters(str(keys["method"]))
+        ):
             values[name] = value
     return build(str(keys["method"]), aggregator, **values)
 
@@ -309,7 +341,9 @@ def read_settings(
     chosen, dataset = own_method(method, context), str(keys.get("dataset", partition))
     if chosen.client.trust == "secure sum" and trains:  # who only validates is in no sum
         site = site(partition) if callable(site) else site
-        site = site_of(keys.get("key"), policy, keys.get("ledger"), dataset) if site is None else site
+        site = (
+            site_of(keys.get("key"), policy, keys.get("ledger"), dataset) if site is None else site
+        )
     settings = Settings(
         partition=partition,
         method=chosen,
@@ -326,11 +360,17 @@ def read_settings(
     return with_budget(settings, {key: keys.get(key) for key in CAPS}, WHERE, trains)
 
 
-def _require_proposals(proposed: Mapping[str, Any], own: Mapping[str, Any], policy: Policy | None) -> None:
+def _require_proposals(
+    proposed: Mapping[str, Any], own: Mapping[str, Any], policy: Policy | None
+) -> None:
     """Refuse what a run's configuration may not say to this node."""
     for key, value in proposed.items():
         if key in OWN:
-            raise FieldError(f"{PREFIX}{key}", value, "is the node's own: it is not taken from the run's configuration")
+            raise FieldError(
+                f"{PREFIX}{key}",
+                value,
+                "is the node's own: it is not taken from the run's configuration",
+            )
         if key in own:  # the node's word is the last
             continue
         if policy is None:

@@ -3,7 +3,13 @@
 import math
 from collections.abc import Mapping
 
-from flwr.serverapp import GaussianPrivacyEvent, NeighboringRelation, PrivacyConfig, PrivacySpent, SamplingMethod
+from flwr.serverapp import (
+    GaussianPrivacyEvent,
+    NeighboringRelation,
+    PrivacyConfig,
+    PrivacySpent,
+    SamplingMethod,
+)
 
 from fedveil.accounting.composition import curve, epsilon
 from fedveil.accounting.events import Event, Gaussian, Poisson, Relation
@@ -52,10 +58,15 @@ class ExactAccountant:
             return 0.0
         if all(isinstance(event, Gaussian) for event in self._counts):
             factor = 2.0 if self._relation == "replace-one" else 1.0
-            mu = compose_mu(factor / _gaussian(e).noise_multiplier * math.sqrt(c) for e, c in self._counts.items())
+            mu = compose_mu(
+                factor / _gaussian(e).noise_multiplier * math.sqrt(c)
+                for e, c in self._counts.items()
+            )
             return delta_of_mu(mu, epsilon)
         epsilons, deltas = curve(self._counts.items(), self._relation)
-        return float(min((d for e, d in zip(epsilons, deltas, strict=True) if e <= epsilon), default=1.0))
+        return float(
+            min((d for e, d in zip(epsilons, deltas, strict=True) if e <= epsilon), default=1.0)
+        )
 
     def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
         """What was spent; at the configuration's delta unless another is given."""
@@ -63,17 +74,26 @@ class ExactAccountant:
         exact = all(isinstance(event, Gaussian) for event in self._counts)
         return PrivacySpent(self.get_epsilon(at), at, self.num_releases, "gdp" if exact else "pld")
 
-    def would_exceed(self, event: GaussianPrivacyEvent, max_epsilon: float | None = None, count: int = 1) -> bool:
+    def would_exceed(
+        self, event: GaussianPrivacyEvent, max_epsilon: float | None = None, count: int = 1
+    ) -> bool:
         """Whether further releases would end above a limit, by default the configuration's."""
         limit = self.config.max_epsilon if max_epsilon is None else max_epsilon
         if limit is None:
             raise FieldError("max_epsilon", None, "give a limit here or in the PrivacyConfig")
-        return epsilon(self._with(event, count).items(), self.config.target_delta, self._relation) > limit
+        return (
+            epsilon(self._with(event, count).items(), self.config.target_delta, self._relation)
+            > limit
+        )
 
     def state_dict(self) -> dict[str, object]:
         """Everything composed, as plain values."""
         events = [
-            {"noise_multiplier": _gaussian(e).noise_multiplier, "rate": getattr(e, "rate", 1.0), "count": c}
+            {
+                "noise_multiplier": _gaussian(e).noise_multiplier,
+                "rate": getattr(e, "rate", 1.0),
+                "count": c,
+            }
             for e, c in self._counts.items()
         ]
         return {"version": _VERSION, "relation": self._relation, "events": events}
@@ -82,11 +102,15 @@ class ExactAccountant:
         """Go on from a `state_dict` of the same relation; one that lacks what was composed here is refused."""
         if state.get("version") != _VERSION or state.get("relation") != self._relation:
             given = (state.get("version"), state.get("relation"))
-            raise FieldError("state", given, f"must be of version {_VERSION} and relation {self._relation!r}")
+            raise FieldError(
+                "state", given, f"must be of version {_VERSION} and relation {self._relation!r}"
+            )
         events = state.get("events")
         if not isinstance(events, list):
             raise FieldError("state", type(events).__name__, "must hold a list of events")
-        found = {_event(float(e["noise_multiplier"]), float(e["rate"])): int(e["count"]) for e in events}
+        found = {
+            _event(float(e["noise_multiplier"]), float(e["rate"])): int(e["count"]) for e in events
+        }
         if any(found.get(event, 0) < count for event, count in self._counts.items()):
             accepted = "lacks releases that were composed here, which would be forgotten: load it into a new accountant"
             raise FieldError("state", sum(found.values()), accepted)
@@ -97,7 +121,9 @@ class ExactAccountant:
             accepted = f"the configuration says {self.config.population_size}"
             raise FieldError("population_size", event.population_size, accepted)
         sampled = self.config.sampling_method is SamplingMethod.POISSON
-        one = _event(event.noise_multiplier, event.sample_size / event.population_size if sampled else 1.0)
+        one = _event(
+            event.noise_multiplier, event.sample_size / event.population_size if sampled else 1.0
+        )
         return {**self._counts, one: self._counts.get(one, 0) + require_count("count", count)}
 
 

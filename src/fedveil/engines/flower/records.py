@@ -29,7 +29,10 @@ from fedveil.methods import Broadcast, ClientFacts, ClientSide, NoisySteps, Rele
 
 ARRAYS, CONFIG = "arrays", "config"
 FACTS, HELLO = "fedveil.facts", "fedveil.hello"
-SUM, SHARE = "fedveil.sum", "fedveil.share"  # of a secure sum: what training gives the mod, and what leaves the site
+SUM, SHARE = (
+    "fedveil.sum",
+    "fedveil.share",
+)  # of a secure sum: what training gives the mod, and what leaves the site
 REFUSED, FAILED = 901, 902  # codes of the mod's error replies: declined to take part, or failed
 
 
@@ -42,7 +45,9 @@ def to_arrays(layout: Layout, vector: Tensor) -> ArrayRecord:
 
 def array_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """Named tensors, each in its own type."""
-    return ArrayRecord({name: Array(value.detach().cpu().contiguous().numpy()) for name, value in tensors.items()})
+    return ArrayRecord(
+        {name: Array(value.detach().cpu().contiguous().numpy()) for name, value in tensors.items()}
+    )
 
 
 def tensors_in(content: RecordDict, name: str) -> dict[str, Tensor]:
@@ -67,12 +72,18 @@ def from_arrays(layout: Layout, arrays: ArrayRecord) -> Tensor:
         For an array that is missing, has another shape, or is not declared by the layout.
     """
     messages.require_shared(layout, {name: array.shape for name, array in arrays.items()})
-    return layout.flatten({n: messages.tensor_of(n, arrays[n].numpy()) for n in layout.names if n in arrays})
+    return layout.flatten(
+        {n: messages.tensor_of(n, arrays[n].numpy()) for n in layout.names if n in arrays}
+    )
 
 
-def write_broadcast(broadcast: Broadcast, layout: Layout, config: ConfigRecord | None = None) -> RecordDict:
+def write_broadcast(
+    broadcast: Broadcast, layout: Layout, config: ConfigRecord | None = None
+) -> RecordDict:
     """The content of a request."""
-    content = RecordDict({_hypothesis(j): to_arrays(layout, m) for j, m in enumerate(broadcast.models)})
+    content = RecordDict(
+        {_hypothesis(j): to_arrays(layout, m) for j, m in enumerate(broadcast.models)}
+    )
     content[CONFIG] = ConfigRecord({**(config or {}), "server-round": broadcast.public.round})
     content[messages.PUBLIC] = ConfigRecord(messages.public_values(broadcast))
     return content
@@ -88,7 +99,11 @@ def read_broadcast(content: RecordDict, layout: Layout) -> Broadcast:
     """
     facts = content.get(messages.PUBLIC)
     if not isinstance(facts, ConfigRecord):
-        raise FieldError(messages.PUBLIC, None, "is missing from the request: the server must run FedVeilStrategy")
+        raise FieldError(
+            messages.PUBLIC,
+            None,
+            "is missing from the request: the server must run FedVeilStrategy",
+        )
     public, count = messages.read_public(facts, layout)
     models = []
     for name in map(_hypothesis, range(count)):
@@ -100,7 +115,9 @@ def read_broadcast(content: RecordDict, layout: Layout) -> Broadcast:
 
 
 def write_facts(
-    chosen: int = 0, layer_scores: Mapping[str, float] | None = None, noised: NoisySteps | None = None
+    chosen: int = 0,
+    layer_scores: Mapping[str, float] | None = None,
+    noised: NoisySteps | None = None,
 ) -> ConfigRecord:
     """The record that training code puts under `FACTS` in its reply; the mod removes it.
 
@@ -136,7 +153,9 @@ def write_trained(trained: Trained, layout: Layout) -> RecordDict:
     if trained.total is not None:
         return RecordDict({SUM: array_record({SUM: trained.total}), FACTS: facts})
     metrics = MetricRecord({messages.COUNT: trained.examples, "train_loss": trained.loss})
-    return RecordDict({ARRAYS: to_arrays(layout, trained.model), messages.METRICS_KEY: metrics, FACTS: facts})
+    return RecordDict(
+        {ARRAYS: to_arrays(layout, trained.model), messages.METRICS_KEY: metrics, FACTS: facts}
+    )
 
 
 def read_sum(content: RecordDict) -> Releases:
@@ -163,20 +182,32 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
         require_choice(FACTS, key, ("chosen", "layers", "scores", "noised"))
     chosen, scores = messages.whole(FACTS, "chosen", record), None
     if not 0 <= chosen < len(broadcast.models):
-        raise FieldError("chosen", chosen, f"must be the index of one of {len(broadcast.models)} hypotheses")
+        raise FieldError(
+            "chosen", chosen, f"must be the index of one of {len(broadcast.models)} hypotheses"
+        )
     names, values = record.get("layers"), record.get("scores")
     if names is not None or values is not None:
         if not isinstance(names, list) or not isinstance(values, list) or len(names) != len(values):
-            raise FieldError(FACTS, [names, values], "layers and scores must be lists of one length")
-        scores = {str(n): float(v) for n, v in zip(names, values, strict=True) if isinstance(v, int | float)}
+            raise FieldError(
+                FACTS, [names, values], "layers and scores must be lists of one length"
+            )
+        scores = {
+            str(n): float(v)
+            for n, v in zip(names, values, strict=True)
+            if isinstance(v, int | float)
+        }
     noised = None
     if "noised" in record:
         marks = record["noised"]
         if not isinstance(marks, list) or len(marks) != len(fields(NoisySteps)):
             raise FieldError("noised", marks, "must be what write_facts makes of Trained.noised")
         kinds = get_type_hints(NoisySteps)
-        noised = NoisySteps(**{f.name: kinds[f.name](v) for f, v in zip(fields(NoisySteps), marks, strict=True)})
-    return ClientFacts(broadcast=broadcast, layout=layout, chosen=chosen, layer_scores=scores, noised=noised)
+        noised = NoisySteps(
+            **{f.name: kinds[f.name](v) for f, v in zip(fields(NoisySteps), marks, strict=True)}
+        )
+    return ClientFacts(
+        broadcast=broadcast, layout=layout, chosen=chosen, layer_scores=scores, noised=noised
+    )
 
 
 def read_releases(content: RecordDict, layout: Layout, counted: bool = True) -> Releases:
@@ -190,7 +221,9 @@ def read_releases(content: RecordDict, layout: Layout, counted: bool = True) -> 
     return tuple(releases_read)
 
 
-def write_reply(releases: Releases, layout: Layout, partition: int, client: ClientSide) -> RecordDict:
+def write_reply(
+    releases: Releases, layout: Layout, partition: int, client: ClientSide
+) -> RecordDict:
     """The content of a reply: the releases, a count of 1 where none may leave, and the mod's mark."""
     model = model_of(releases)
     content = RecordDict({} if model is None else {ARRAYS: to_arrays(layout, model)})
@@ -201,7 +234,9 @@ def write_reply(releases: Releases, layout: Layout, partition: int, client: Clie
     return content
 
 
-def write_mark(partition: int, client: ClientSide, counted: bool = False, **own: Any) -> ConfigRecord:
+def write_mark(
+    partition: int, client: ClientSide, counted: bool = False, **own: Any
+) -> ConfigRecord:
     """What says that the mod ran, for whom, and how.
 
     In answer to a greeting also a site's public key, ``site``, or that the node only ``validates``.
@@ -281,4 +316,6 @@ class Memory(ClientMemory):
         named = {f"{i}|{r.kind}|{r.name}": r.value for i, r in enumerate(kept[1])}
         tensors, values = pack(state)
         self._state[KEPT], self._state[STATE] = array_record(named), array_record(tensors)
-        self._state[VALUES] = ConfigRecord({"kind": type(state).__name__, "kept": kept[0], **values})
+        self._state[VALUES] = ConfigRecord(
+            {"kind": type(state).__name__, "kept": kept[0], **values}
+        )

@@ -25,7 +25,12 @@ from fedveil.secure import PublicKey, public_key
 
 _LOG = logger("flwr")
 NODE_UNAVAILABLE = 5  # Flower's code
-LOST = (3, 4, NODE_UNAVAILABLE, 8)  # Flower's codes of a message, a reply, a node or a process that is gone
+LOST = (
+    3,
+    4,
+    NODE_UNAVAILABLE,
+    8,
+)  # Flower's codes of a message, a reply, a node or a process that is gone
 PAUSE = 1.0  # seconds between two looks at who is connected
 
 
@@ -94,13 +99,19 @@ class Roster:
         reasons = self._greet(grid, new, timeout) if new else []
         first, self._met = not self._met, True
         for reason in dict.fromkeys(reasons):
-            _LOG.warning("a node did not answer the greeting and takes no part in this round: %s", reason)
+            _LOG.warning(
+                "a node did not answer the greeting and takes no part in this round: %s", reason
+            )
         if not self.nodes and first:
             said = "; ".join(dict.fromkeys(reasons[:10]))
             needs = "fedveil.flower.privacy_mod(layout, method) first in its mods, with the method of the strategy"
-            raise UnprotectedError(f"no client answered the greeting ({said}). Every ClientApp needs {needs}")
+            raise UnprotectedError(
+                f"no client answered the greeting ({said}). Every ClientApp needs {needs}"
+            )
         if not self.partitions:
-            self.partitions = sorted(self.nodes) if self._planned is None else list(range(self._planned))
+            self.partitions = (
+                sorted(self.nodes) if self._planned is None else list(range(self._planned))
+            )
 
     def _connected(self, grid: Grid, least: int) -> set[int]:
         awaited = least if self._met else max(self._awaited, least)
@@ -113,16 +124,28 @@ class Roster:
             if remaining <= 0 and self.partitions:
                 return connected
             if remaining <= 0:
-                raise FedVeilError(f"{len(connected)} of {awaited} clients connected within {self._patience:g} s")
+                raise FedVeilError(
+                    f"{len(connected)} of {awaited} clients connected within {self._patience:g} s"
+                )
             if len(connected) != shown:
                 shown = len(connected)
-                _LOG.info("%d of %d clients are connected; waiting up to %.0f s", shown, awaited, remaining)
+                _LOG.info(
+                    "%d of %d clients are connected; waiting up to %.0f s",
+                    shown,
+                    awaited,
+                    remaining,
+                )
             time.sleep(min(PAUSE, remaining))
 
     def _greet(self, grid: Grid, nodes: Iterable[int], timeout: float) -> list[str]:
-        messages = [Message(RecordDict({records.HELLO: ConfigRecord()}), node, MessageType.TRAIN) for node in nodes]
+        messages = [
+            Message(RecordDict({records.HELLO: ConfigRecord()}), node, MessageType.TRAIN)
+            for node in nodes
+        ]
         reasons = []
-        for reply in sorted(grid.send_and_receive(messages, timeout=timeout), key=lambda m: m.metadata.src_node_id):
+        for reply in sorted(
+            grid.send_and_receive(messages, timeout=timeout), key=lambda m: m.metadata.src_node_id
+        ):
             try:
                 self._admit(reply)
             except Exception as error:  # whatever a node sends is that node's failure
@@ -132,14 +155,23 @@ class Roster:
     def _admit(self, reply: Message) -> None:
         if reply.has_error():
             raise FedVeilError(str(reply.error.reason))
-        partition, node = records.read_mark(reply.content, self._client)[0], reply.metadata.src_node_id
+        partition, node = (
+            records.read_mark(reply.content, self._client)[0],
+            reply.metadata.src_node_id,
+        )
         mark = records.values_in(reply.content, REPLY)
         validates = mark.get("validates") is True
         held = self.validating if validates else self.nodes
         if held.get(partition, node) != node:
-            raise FedVeilError(f"two nodes speak for partition {partition}: give each its own partition-id")
+            raise FedVeilError(
+                f"two nodes speak for partition {partition}: give each its own partition-id"
+            )
         planned = self.partitions if self._planned is None else range(self._planned)
-        if not validates and (self._planned is not None or self.partitions) and partition not in planned:
+        if (
+            not validates
+            and (self._planned is not None or self.partitions)
+            and partition not in planned
+        ):
             raise FedVeilError(
                 f"a node speaks for partition {partition}, which is not planned: a planned number of clients needs "
                 "partition-id = 0, 1, ... in the nodes' configuration; clients=None takes whoever is connected"
@@ -147,7 +179,9 @@ class Roster:
         if self._client.trust == "secure sum" and not validates:
             key = public_key(str(mark.get("site")), "site")
             if any(key == other for p, other in self.sites.items() if p != partition):
-                raise FedVeilError(f"partition {partition} has the key of another site: give each a key of its own")
+                raise FedVeilError(
+                    f"partition {partition} has the key of another site: give each a key of its own"
+                )
             self.sites[partition] = key
         held[partition] = node
 
@@ -212,10 +246,14 @@ class Nodes:
         nodes = {p: self._roster.nodes[p] for p in partitions}
         self.address(broadcast, nodes, self.config, MessageType.TRAIN)
 
-    def address(self, broadcast: Broadcast, nodes: Mapping[int, int], config: ConfigRecord, kind: str) -> list[Message]:
+    def address(
+        self, broadcast: Broadcast, nodes: Mapping[int, int], config: ConfigRecord, kind: str
+    ) -> list[Message]:
         """A broadcast to the node of each partition."""
         self.asked = {node: partition for partition, node in nodes.items()}
-        content = records.write_broadcast(broadcast, self._layout, config) if nodes else RecordDict()
+        content = (
+            records.write_broadcast(broadcast, self._layout, config) if nodes else RecordDict()
+        )
         self.sent = [Message(content, node, kind) for node in self.asked]
         return self.sent
 
@@ -234,7 +272,9 @@ class Nodes:
             self._declined |= refused
             self._refusing += refused
             refused = dict(self._declined)
-        return Collected(released, {**self._absent, **failed}, refused, lost, trained=tuple(released))
+        return Collected(
+            released, {**self._absent, **failed}, refused, lost, trained=tuple(released)
+        )
 
     def again(self, answers: Collected) -> list[int]:
         """Whom to ask anew: those who answered, alone if they are enough for a sum, else with those who may be back."""
@@ -245,22 +285,35 @@ class Nodes:
         assert self.grid is not None
         anew = sorted(replies) if len(replies) >= least else sorted({*replies, *answers.lost})
         if len(anew) >= least and public.attempt + 1 < self._attempts:
-            _LOG.warning("FedVeil: %d of %d sites answered; asking %s anew", len(replies), len(self.asked), anew)
+            _LOG.warning(
+                "FedVeil: %d of %d sites answered; asking %s anew",
+                len(replies),
+                len(self.asked),
+                anew,
+            )
             self._roster.meet(self.grid, self.timeout, least)
             return anew
-        few = self._few(public.round, f"{len(replies)} sites answered", len(replies), self._refusing)
-        if len(replies) < least and isinstance(few, BudgetError):  # else the server says who failed, and why
+        few = self._few(
+            public.round, f"{len(replies)} sites answered", len(replies), self._refusing
+        )
+        if len(replies) < least and isinstance(
+            few, BudgetError
+        ):  # else the server says who failed, and why
             raise few
         return []
 
-    def _few(self, number: int, who: str, left: int, declined: Sequence[int]) -> NoReplyError | BudgetError:
+    def _few(
+        self, number: int, who: str, left: int, declined: Sequence[int]
+    ) -> NoReplyError | BudgetError:
         """Why there is no sum: if those who declined would have made one, the run is over and not broken."""
         least = self._method.least_sites
         why = f"round {number}: {who}, and a sum is of {least} at least"
         if not declined or left + len(declined) < least:
             return NoReplyError(why)
         first = min(declined)
-        return BudgetError(f"client {first} declines ({self._declined[first]}); the last model stands: {why}")
+        return BudgetError(
+            f"client {first} declines ({self._declined[first]}); the last model stands: {why}"
+        )
 
     def sorted(
         self, replies: Iterable[Message]
@@ -274,14 +327,23 @@ class Nodes:
         refused: dict[int, str] = {}
         silent, lost = set(self.asked.values()), set[int]()
         partitions = {
-            m.metadata.message_id: self.asked[m.metadata.dst_node_id] for m in self.sent if m.metadata.message_id
+            m.metadata.message_id: self.asked[m.metadata.dst_node_id]
+            for m in self.sent
+            if m.metadata.message_id
         }
         for reply in replies:
             own = self.asked.get(reply.metadata.src_node_id)
             # Flower's server answers for nodes that it lost
-            partition = partitions.get(reply.metadata.reply_to_message_id) if own is None and reply.has_error() else own
+            partition = (
+                partitions.get(reply.metadata.reply_to_message_id)
+                if own is None and reply.has_error()
+                else own
+            )
             if partition is None:
-                _LOG.warning("a reply of node %d, which was not asked, is ignored", reply.metadata.src_node_id)
+                _LOG.warning(
+                    "a reply of node %d, which was not asked, is ignored",
+                    reply.metadata.src_node_id,
+                )
                 continue
             if partition not in silent:
                 released.pop(partition, None)
@@ -291,19 +353,30 @@ class Nodes:
                 code = reply.error.code
                 target = refused if code == records.REFUSED and own is not None else failed
                 gone = own is None and code == NODE_UNAVAILABLE
-                target[partition] = "is gone: node unavailable" if gone else cleaned(reply.error.reason)
+                target[partition] = (
+                    "is gone: node unavailable" if gone else cleaned(reply.error.reason)
+                )
                 if own is None or code in LOST:
                     lost.add(partition)
             else:
                 try:
                     claimed, counted = records.read_mark(reply.content, self._method.client)
                     if claimed != partition:
-                        raise FieldError("partition-id", claimed, f"the node spoke for partition {partition} before")
+                        raise FieldError(
+                            "partition-id",
+                            claimed,
+                            f"the node spoke for partition {partition} before",
+                        )
                     released[partition] = self._released(reply, counted)
                 except Exception as error:  # whatever a client sends is that client's failure
                     failed[partition] = cleaned(f"{type(error).__name__}: {error}")
             silent.discard(partition)
-        return released, failed | dict.fromkeys(sorted(silent), "did not reply in time"), refused, lost | silent
+        return (
+            released,
+            failed | dict.fromkeys(sorted(silent), "did not reply in time"),
+            refused,
+            lost | silent,
+        )
 
     def _released(self, reply: Message, counted: bool) -> Releases:
         """What a marked reply releases; of a secure sum the share and nothing else."""

@@ -134,7 +134,9 @@ class FedVeilStrategy(Strategy):
         planned = method.method if isinstance(method, ServerParty) else resolve_method(method)
         self.rounds = require_rounds("rounds", planned.planned if rounds is None else rounds)
         self.done, self._on_round = require_count("done", done, least=0), on_round
-        self.server = served(method, layout, self.rounds, source_of(seed), budget, folder, "flower", self.done)
+        self.server = served(
+            method, layout, self.rounds, source_of(seed), budget, folder, "flower", self.done
+        )
         self.method, self.layout = self.server.method, self.server.layout
         standing = self._standing = None if folder is None else folder.standing
         if standing is not None:
@@ -145,7 +147,10 @@ class FedVeilStrategy(Strategy):
         self._size = clients_per_round and require_count("clients_per_round", clients_per_round)
         self._seed = secrets.randbits(62) if seed is None else seed
         self._evaluating = Evaluating(self.server, stopping, self._seed, evaluate)
-        delta, least = require_within("delta", "delta", delta), require_count("min_clients", min_clients)
+        delta, least = (
+            require_within("delta", "delta", delta),
+            require_count("min_clients", min_clients),
+        )
         self._folder = folder
         self._serving = Serving(self.server, self.rounds, delta, folder, least, _LOG)
         self.stopped, self.history = "", self._serving.history
@@ -154,9 +159,15 @@ class FedVeilStrategy(Strategy):
         self._roster = Roster(self.method.client, clients, patience, validators, before)
         sites = clients_per_round or clients
         if self.method.noisy is not None and sites is not None:
-            self.method.noisy.require_sites(sites, "clients_per_round" if clients_per_round else "clients")
+            self.method.noisy.require_sites(
+                sites, "clients_per_round" if clients_per_round else "clients"
+            )
         if isinstance(self.method.server, SecureSum) and self.method.server.lr is None:
-            raise FieldError("lr", None, 'is needed: the step is the server\'s; build("record", sum="secure", lr=0.5)')
+            raise FieldError(
+                "lr",
+                None,
+                'is needed: the step is the server\'s; build("record", sum="secure", lr=0.5)',
+            )
         self._nodes = Nodes(self.server, self._roster, attempts)
         self._loop = RoundLoop(self._serving, self._nodes)
         self._result = Result()  # Flower's own is lost where a budget ends the run
@@ -215,7 +226,11 @@ class FedVeilStrategy(Strategy):
             If the run cannot go on; `models` and `history` hold what was released before.
         """
         if num_rounds not in (None, self.rounds):
-            raise FieldError("num_rounds", num_rounds, f"the clients are told of {self.rounds} rounds; leave it out")
+            raise FieldError(
+                "num_rounds",
+                num_rounds,
+                f"the clients are told of {self.rounds} rounds; leave it out",
+            )
         if self.history or self._ended:
             raise FieldError("start", len(self.history), "this strategy has run: build another one")
         for name, shape in self.layout.shapes.items() if not len(self.models) else ():
@@ -231,8 +246,15 @@ class FedVeilStrategy(Strategy):
                 self._result.evaluate_metrics_serverapp[number] = metrics
             return metrics
 
-        more, evaluate, failure, played = self.rounds - self.done, evaluate_fn and measured, None, None
-        first = records.to_arrays(self.layout, self.models[0]) if len(self.models) else initial_arrays
+        more, evaluate, failure, played = (
+            self.rounds - self.done,
+            evaluate_fn and measured,
+            None,
+            None,
+        )
+        first = (
+            records.to_arrays(self.layout, self.models[0]) if len(self.models) else initial_arrays
+        )
         try:
             self._begin(grid)
             played = self._play(grid, first, more, timeout, train_config, evaluate_config, evaluate)
@@ -299,12 +321,18 @@ class FedVeilStrategy(Strategy):
                 self.models = several(start, self.layout, k, self._seed)
             number = self.done + server_round
             if number > self.rounds:
-                raise FieldError("server_round", number, f"the clients are told of {self.rounds} rounds: plan them all")
+                raise FieldError(
+                    "server_round",
+                    number,
+                    f"the clients are told of {self.rounds} rounds: plan them all",
+                )
             self.server.require_rounds(number - 1)
             if self.done and not self.history:
                 self.server.resume(self.models, self.done, self.server.state)
             self._nodes.grid = grid
-            self._roster.meet(grid, self._nodes.timeout, max(self.method.least_sites, self._least_nodes))
+            self._roster.meet(
+                grid, self._nodes.timeout, max(self.method.least_sites, self._least_nodes)
+            )
             self._serving.partitions = tuple(self._roster.partitions)
             size, cohort, self._nodes.config = self._cohort(server_round, arrays, config)
             self._loop.begin(self.models, number, self.rounds, size, cohort)
@@ -321,7 +349,9 @@ class FedVeilStrategy(Strategy):
             answers, released, log = self._loop.end()
             self.models = self._stepped(server_round, released)
         self.received = answers.replies
-        counts = {name: len(getattr(log, name)) for name in ("used", "failed", "invalid", "refused")}
+        counts = {
+            name: len(getattr(log, name)) for name in ("used", "failed", "invalid", "refused")
+        }
         if self._on_round is not None:
             self._on_round(log)
         metrics = MetricRecord({**self._told(log), **log.report, **counts})
@@ -362,7 +392,9 @@ class FedVeilStrategy(Strategy):
         """Whom to ask of the nodes that may be asked, by partition, and what else they are told."""
         return nodes, config
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """Mean of the clients' metrics, weighted by their counts; None under local trust."""
         if not self._nodes.asked:
             return None
@@ -391,4 +423,6 @@ class FedVeilStrategy(Strategy):
         _LOG.info("\t├──> Client side: %s", client)
         _LOG.info("\t├──> Server side: %s", server)
         _LOG.info("\t├──> Rounds: %d, of which done: %d", self.rounds, self.done)
-        _LOG.info("\t└──> Shared: %d parameters in %d arrays", self.layout.size, len(self.layout.names))
+        _LOG.info(
+            "\t└──> Shared: %d parameters in %d arrays", self.layout.size, len(self.layout.names)
+        )

@@ -39,7 +39,9 @@ class Evaluating:
         The models with the least validation loss.
     """
 
-    def __init__(self, server: ServerParty, rule: EarlyStopping | None, seed: int, wanted: bool) -> None:
+    def __init__(
+        self, server: ServerParty, rule: EarlyStopping | None, seed: int, wanted: bool
+    ) -> None:
         if rule is not None and rule.clients:
             accepted = "names no clients under Flower: nodes validate, by privacy_mod(..., validation=Validation())"
             raise FieldError("stopping.clients", len(rule.clients), accepted)
@@ -84,9 +86,16 @@ class Evaluating:
         self.best = self._rule.following(self.best, value, round_, models)
         return {LOSS: value}
 
-    def _loss(self, validation: Validation, released: Iterable[Releases], round_: int) -> float | None:
+    def _loss(
+        self, validation: Validation, released: Iterable[Releases], round_: int
+    ) -> float | None:
         """The loss as released: the mean of what left the nodes, or the server's own release."""
-        losses = [r.value.double() for replies in released for r in replies if r.kind == "metric" and r.name == LOSS]
+        losses = [
+            r.value.double()
+            for replies in released
+            for r in replies
+            if r.kind == "metric" and r.name == LOSS
+        ]
         if not losses:
             return None
         if not self._central or validation.losses == "public":

@@ -21,12 +21,24 @@ from fedveil.engines.history import Best
 from fedveil.engines.nvflare.filters import TRAIN
 from fedveil.engines.nvflare.shareables import method_of, model_of_name, read_reply, write_broadcast
 from fedveil.engines.nvflare.training import site_training_of
-from fedveil.engines.nvflare.validating import VALIDATION_TASK, ServerStopping, read_loss, stopping_of
+from fedveil.engines.nvflare.validating import (
+    VALIDATION_TASK,
+    ServerStopping,
+    read_loss,
+    stopping_of,
+)
 from fedveil.engines.rounds import Collected, RoundLoop
 from fedveil.engines.server import Round, ServerParty
 from fedveil.engines.serving import RunKeeper, Serving, served
 from fedveil.engines.site_keys import SiteKeys
-from fedveil.errors import BudgetError, FieldError, NoReplyError, cleaned, require_count, require_rounds
+from fedveil.errors import (
+    BudgetError,
+    FieldError,
+    NoReplyError,
+    cleaned,
+    require_count,
+    require_rounds,
+)
 from fedveil.layout import Buffers
 from fedveil.mechanisms import Source, source_of
 from fedveil.methods import Broadcast, Method, SecureSum, TrustedServer
@@ -35,7 +47,9 @@ from fedveil.secure import PublicKey, public_key
 
 FOLDER = "fedveil"
 ATTEMPTS = 3  # questions of one round at the most, of a secure sum
-BEGUN = "fedveil-server"  # a file in the job's folder: a server without one of its own began the job
+BEGUN = (
+    "fedveil-server"  # a file in the job's folder: a server without one of its own began the job
+)
 DECLINED = "declined, or its filters refused the task: its own log says why"
 
 
@@ -131,11 +145,23 @@ class ServerController(Controller):  # type: ignore[misc]
         self.stopping, self.validators = stopping, validators
         self._rule = None if stopping is None else stopping_of(stopping)
         if (stopping is None) != (not validators):
-            raise FieldError("validators", validators, "go with stopping: the sites that validate and never train")
+            raise FieldError(
+                "validators",
+                validators,
+                "go with stopping: the sites that validate and never train",
+            )
         self.model, self.method, self.parameters = model, method, parameters
         self.rounds = require_rounds("rounds", rounds)
-        self.aggregator, self.model_options, self.buffers, self.sites = aggregator, model_options, buffers, sites
-        self.clients_per_round, self.min_clients = clients_per_round, require_count("min_clients", min_clients)
+        self.aggregator, self.model_options, self.buffers, self.sites = (
+            aggregator,
+            model_options,
+            buffers,
+            sites,
+        )
+        self.clients_per_round, self.min_clients = (
+            clients_per_round,
+            require_count("min_clients", min_clients),
+        )
         self.seed, self.delta = seed, require_within("delta", "delta", delta)
         self.epsilon = None if epsilon is None else require_within("epsilon", "epsilon", epsilon)
         self.task, self.timeout = task, require_count("timeout", timeout, least=0)
@@ -175,7 +201,12 @@ class ServerController(Controller):  # type: ignore[misc]
         return self._serving.guarantee
 
     def process_result_of_unknown_task(
-        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+        self,
+        client: Client,
+        task_name: str,
+        client_task_id: str,
+        result: Shareable,
+        fl_ctx: FLContext,
     ) -> None:
         """Drop what comes too late."""
         self.log_warning(fl_ctx, f"FedVeil: a late result of {client.name} is dropped")
@@ -184,16 +215,24 @@ class ServerController(Controller):  # type: ignore[misc]
         engine, source = fl_ctx.get_engine(), source_of(self.seed)
         seed = secrets.randbits(62) if self.seed is None else self.seed
         validators = set(self.validators or ())
-        sites = sorted(set(self.sites or [client.name for client in engine.get_clients()]) - validators)
+        sites = sorted(
+            set(self.sites or [client.name for client in engine.get_clients()]) - validators
+        )
         everybody, size = range(len(sites)), self.clients_per_round or len(sites)
         if size > len(sites):
             raise FieldError("clients_per_round", size, f"there are only {len(sites)} sites")
         k = self._method.server.hypotheses
-        module, layout, self.models = model_of_name(self.model, self.model_options, self.buffers, seed, k)
+        module, layout, self.models = model_of_name(
+            self.model, self.model_options, self.buffers, seed, k
+        )
         keys = self._public_keys(sites, source)
         out = Path(engine.get_workspace().get_run_dir(fl_ctx.get_job_id())) / FOLDER
         if self.history:
-            raise FieldError("control_flow", len(self.history), "this controller has run: its account would begin anew")
+            raise FieldError(
+                "control_flow",
+                len(self.history),
+                "this controller has run: its account would begin anew",
+            )
         folder = self.folder(out)
         if folder is None and source.deployable:
             require_first(out.with_name(BEGUN))
@@ -201,12 +240,20 @@ class ServerController(Controller):  # type: ignore[misc]
         if self._public is not None:
             self._public.begin(module, layout, replace(self._method, client=TrustedServer()))
             looks = {"scorer": self._public.scores, "tutor": self._public.taught}
-        server = served(self._method, layout, self.rounds, source, self._budget, folder, "nvflare", **looks)
-        serving = self._serving = Serving(server, self.rounds, self.delta, folder, self.min_clients, self.logger)
+        server = served(
+            self._method, layout, self.rounds, source, self._budget, folder, "nvflare", **looks
+        )
+        serving = self._serving = Serving(
+            server, self.rounds, self.delta, folder, self.min_clients, self.logger
+        )
         if folder is not None:
             folder.begin(fl_ctx.get_job_id(), serving.delta)
         self.history = serving.history
-        watch = None if self._rule is None else ServerStopping(self._rule, sorted(validators), seed, server)
+        watch = (
+            None
+            if self._rule is None
+            else ServerStopping(self._rule, sorted(validators), seed, server)
+        )
         loop = RoundLoop(serving, FlareSites(self, server, sites, abort_signal, fl_ctx, keys))
         try:
             for number in range(1, self.rounds + 1):
@@ -217,7 +264,9 @@ class ServerController(Controller):  # type: ignore[misc]
                     break
                 _, self.models, _ = loop.end()
                 if watch is not None and loop.broadcast is not None:
-                    self._validate(watch, replace(loop.broadcast, models=self.models), abort_signal, fl_ctx)
+                    self._validate(
+                        watch, replace(loop.broadcast, models=self.models), abort_signal, fl_ctx
+                    )
                     if watch.stopped:
                         self.stopped = watch.stopped
                         break
@@ -228,13 +277,17 @@ class ServerController(Controller):  # type: ignore[misc]
         finally:
             serving.end(self.models, self.stopped, len(sites))
 
-    def _validate(self, watch: ServerStopping, broadcast: Broadcast, abort_signal: Signal, fl_ctx: FLContext) -> None:
+    def _validate(
+        self, watch: ServerStopping, broadcast: Broadcast, abort_signal: Signal, fl_ctx: FLContext
+    ) -> None:
         """Ask those who validate for the loss of a round's models."""
         round_, due = broadcast.public.round, watch.due(broadcast.public.round)
         if not due:
             return
         public = replace(broadcast.public, roster=(), attempt=0)
-        data = write_broadcast(replace(broadcast, public=public), self._serving.server.layout, watch.names)
+        data = write_broadcast(
+            replace(broadcast, public=public), self._serving.server.layout, watch.names
+        )
         self.ask(data, due, abort_signal, fl_ctx, VALIDATION_TASK)
         losses = []
         for site in due:
@@ -257,13 +310,27 @@ class ServerController(Controller):  # type: ignore[misc]
         return [public_key(self.keys[site], f"keys.{site}") for site in sites]
 
     def ask(
-        self, data: Shareable, targets: Sequence[str], abort_signal: Signal, fl_ctx: FLContext, name: str = ""
+        self,
+        data: Shareable,
+        targets: Sequence[str],
+        abort_signal: Signal,
+        fl_ctx: FLContext,
+        name: str = "",
     ) -> None:
         """Send a task to sites, and wait for their results."""
         self._results = {}
-        task = Task(name=name or self.task, data=data, timeout=self.timeout, result_received_cb=self._received)
+        task = Task(
+            name=name or self.task,
+            data=data,
+            timeout=self.timeout,
+            result_received_cb=self._received,
+        )
         self.broadcast_and_wait(
-            task, fl_ctx, targets=list(targets), min_responses=len(targets), abort_signal=abort_signal
+            task,
+            fl_ctx,
+            targets=list(targets),
+            min_responses=len(targets),
+            abort_signal=abort_signal,
         )
 
     def result_of(self, site: str) -> Shareable | None:
@@ -312,13 +379,19 @@ class FlareSites:
         """All of them: FLARE waits for those that are away. Of a secure sum, those who declined none before."""
         if not self._keys:
             return dict.fromkeys(cohort)
-        reached: dict[int, PublicKey | None] = {p: self._keys[p] for p in cohort if p not in self._declined}
+        reached: dict[int, PublicKey | None] = {
+            p: self._keys[p] for p in cohort if p not in self._declined
+        }
         self._require_sum(number, len(reached))
         return reached
 
     def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
         """Send the round's task, and wait."""
-        self._asked, self._attempt, self._round = partitions, broadcast.public.attempt, broadcast.public.round
+        self._asked, self._attempt, self._round = (
+            partitions,
+            broadcast.public.attempt,
+            broadcast.public.round,
+        )
         data = write_broadcast(broadcast, self._layout, self._names)
         self._controller.ask(data, [self._names[p] for p in partitions], *self._context)
 
@@ -342,7 +415,9 @@ class FlareSites:
                         self._method.server.check_reply(reply, self._layout.size)
                     answers.replies[partition] = reply
                 except Exception as error:  # whatever a site sends is that site's failure
-                    answers.failed[partition] = f"{site}: {cleaned(f'{type(error).__name__}: {error}')}"
+                    answers.failed[partition] = (
+                        f"{site}: {cleaned(f'{type(error).__name__}: {error}')}"
+                    )
         if self._keys:
             self._declined |= answers.refused
             return replace(answers, refused=dict(self._declined))
@@ -363,7 +438,9 @@ class FlareSites:
             return
         why = f"round {number}: {left} sites are left, and a sum is of {least} at least"
         if self._declined and left + len(self._declined) >= least:
-            raise BudgetError(f"{next(iter(self._declined.values()))}; the last model stands: {why}")
+            raise BudgetError(
+                f"{next(iter(self._declined.values()))}; the last model stands: {why}"
+            )
         raise NoReplyError(why)
 
 
@@ -371,7 +448,9 @@ def _require_keys(method: Method, keys: dict[str, str] | None, seed: int | None)
     """Refuse a secure sum whose sites' keys are not known, and keys where there is no such sum."""
     secure = method.client.trust == "secure sum"
     if secure and keys is None and seed is None:
-        raise FieldError("keys", None, "are needed for a secure sum: the public key of each site, by name")
+        raise FieldError(
+            "keys", None, "are needed for a secure sum: the public key of each site, by name"
+        )
     if not secure and keys is not None:
         raise FieldError("keys", sorted(keys), "belong to secure sums: leave them out")
     for site, key in (keys or {}).items():

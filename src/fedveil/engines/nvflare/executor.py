@@ -22,7 +22,9 @@ class FedVeilExecutor(Executor):  # type: ignore[misc]
     peer's own training: then the executor asks the site's filter itself, and what it returns is protected.
     """
 
-    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Any) -> Shareable:
+    def execute(
+        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Any
+    ) -> Shareable:
         """Train, and answer with a return code alone, or in a swarm with what is released."""
         pending = fl_ctx.get_prop(PENDING)
         if isinstance(pending, Pending | PendingLoss):
@@ -30,7 +32,9 @@ class FedVeilExecutor(Executor):  # type: ignore[misc]
             return make_reply(ReturnCode.OK)
         asks = first_filter(fl_ctx, task_name)
         if not getattr(asks, "swarm", False):
-            raise FieldError("PrivacyFilter", None, "did not admit this task: put it into the task data filters")
+            raise FieldError(
+                "PrivacyFilter", None, "did not admit this task: put it into the task data filters"
+            )
         pending = asks.admit(shareable, fl_ctx)
         with pending.open:
             pending.train()

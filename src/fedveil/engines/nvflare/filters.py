@@ -46,7 +46,8 @@ TRAIN = "train"
 PASSED = object()  # a task under central trust that does not train: it is not the filters' business
 CODE_ALONE = object()  # a task that moves a swarm on: of its result the return code leaves
 SWARM_TASKS = tuple(
-    f"swarm_{name}" for name in ("config", "start", "learn", "report_learn_result", "report_final_result")
+    f"swarm_{name}"
+    for name in ("config", "start", "learn", "report_learn_result", "report_final_result")
 )
 
 
@@ -125,18 +126,37 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         self.validation = validation
         self._validation = None if validation is None else validation_of(validation)
         self.allow, self.swarm = list(allow or ()), swarm
-        self.model, self.method, self.parameters, self.model_options = model, method, parameters, model_options
+        self.model, self.method, self.parameters, self.model_options = (
+            model,
+            method,
+            parameters,
+            model_options,
+        )
         self.buffers, self.ledger, self.head, self.dataset = buffers, ledger, head, dataset
         self.policy, self.rounds = policy, rounds
-        self.participations, self.leakage_cap, self.seed, self.task = participations, leakage_cap, seed, task
+        self.participations, self.leakage_cap, self.seed, self.task = (
+            participations,
+            leakage_cap,
+            seed,
+            task,
+        )
         self.training, self.key = training, key
         self._training = None if training is None else site_training_of(training, seed)
         own = training is not None
         self._method = method_of(method, parameters, site_training=own, public=own)
         if validation is not None and training is None:
-            raise FieldError("training", None, "is needed of a site that validates: it names data and loss")
-        if self._method.client.trust == "secure sum" and key is None and seed is None and validation is None:
-            raise FieldError("key", None, "names the site's key file: make one by `fedveil keys new FILE`")
+            raise FieldError(
+                "training", None, "is needed of a site that validates: it names data and loss"
+            )
+        if (
+            self._method.client.trust == "secure sum"
+            and key is None
+            and seed is None
+            and validation is None
+        ):
+            raise FieldError(
+                "key", None, "names the site's key file: make one by `fedveil keys new FILE`"
+            )
         self._layout: Layout | None = None
         self._built: tuple[nn.Module, Layout] | None = None
         self._memories: dict[tuple[str, str], RunMemory] = {}
@@ -147,8 +167,12 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Admit the site, or raise, so that the executor never runs."""
-        if fl_ctx.get_prop(PENDING) is not None:  # a job's filter that took over would undo the site's
-            raise FieldError("task_data_filters", type(self).__name__, "there are two: leave out that of the job")
+        if (
+            fl_ctx.get_prop(PENDING) is not None
+        ):  # a job's filter that took over would undo the site's
+            raise FieldError(
+                "task_data_filters", type(self).__name__, "there are two: leave out that of the job"
+            )
         task = str(fl_ctx.get_prop(FLContextKey.TASK_NAME))
         if task == VALIDATION_TASK:
             pending_loss = self._measured(shareable, fl_ctx)
@@ -197,8 +221,12 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
                 escaping(self.logger).warning("FedVeil: the site takes no part: %s", why)
                 raise FedVeilError(verdict.reason)
             held = stack.pop_all()
-        public, cookies = deepcopy((fl_ctx.get_all_public_props(), dict(shareable.get_cookie_jar() or {})))
-        teach = None if self._training is None else self._training.learning(site, settings.partition)
+        public, cookies = deepcopy(
+            (fl_ctx.get_all_public_props(), dict(shareable.get_cookie_jar() or {}))
+        )
+        teach = (
+            None if self._training is None else self._training.learning(site, settings.partition)
+        )
         if self._local:
             _shield(runner.find_executor(self.task))
         return Pending(party, broadcast, memory, held, shareable, cookies, public, verdict, teach)
@@ -212,7 +240,9 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
             If it does not.
         """
         if self._validation is None or self._training is None:
-            raise FieldError("validation", None, "is not what this site does: it trains, or answers nothing")
+            raise FieldError(
+                "validation", None, "is not what this site does: it trains, or answers nothing"
+            )
         self._open.close()
         self._require_site(fl_ctx)
         module, layout = self._model()
@@ -256,7 +286,11 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         """Refuse a job in which something could leave beside the filters; FLARE's client runner."""
         runner = fl_ctx.get_prop(FLContextKey.RUNNER)
         if runner is None:
-            raise FieldError("runner", None, "FLARE's client runner is not in the context: is this a client's job?")
+            raise FieldError(
+                "runner",
+                None,
+                "FLARE's client runner is not in the context: is this a client's job?",
+            )
         _require_last(runner, fl_ctx, self.task)
         _require_executor(runner.find_executor(self.task), self._training is not None)
         if self._local:
@@ -279,14 +313,20 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         if self._method.client.trust != "secure sum":
             return None
         if self.key is None and self.seed is not None:
-            return SiteKeys.of((), len(sites), source_of(self.seed), self.seed).site(sites.index(site))
+            return SiteKeys.of((), len(sites), source_of(self.seed), self.seed).site(
+                sites.index(site)
+            )
         return site_of(self.key, read_policy(self.policy), self.ledger, self.dataset or site)
 
     def _settings(self, partition: int, site: str) -> Settings:
         caps = {"participations": self.participations, "leakage_cap": self.leakage_cap}
         policy = read_policy(self.policy)
         if policy is not None and policy.deadline is not None:
-            raise FieldError("deadline", policy.deadline, "is the executor's under FLARE: set its result_wait_timeout")
+            raise FieldError(
+                "deadline",
+                policy.deadline,
+                "is the executor's under FLARE: set its result_wait_timeout",
+            )
         given = Settings(
             partition=partition,
             method=self._method,
@@ -324,13 +364,16 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
         if pending is CODE_ALONE:
             return make_reply(known_code(shareable))
         if not isinstance(pending, Pending | PendingLoss):
-            raise FieldError("PrivacyFilter", None, "did not admit this task: put it into the task data filters")
+            raise FieldError(
+                "PrivacyFilter", None, "did not admit this task: put it into the task data filters"
+            )
         try:
             with pending.open:
                 result = pending.answer(shareable)
                 if isinstance(pending, Pending) and pending.party.failure is not None:
                     escaping(self.logger).warning(
-                        "FedVeil: the site answered with a zero update: %s", repr(pending.party.failure)
+                        "FedVeil: the site answered with a zero update: %s",
+                        repr(pending.party.failure),
                     )
         finally:
             pending.restore(fl_ctx)
@@ -352,14 +395,24 @@ def require_swarm(method: Method, site_training: bool) -> None:
     trust = method.client.trust
     if trust == "central":
         raise FieldError(
-            "method", method.name, "trusts who aggregates, and in a swarm that is a peer: no promise holds"
+            "method",
+            method.name,
+            "trusts who aggregates, and in a swarm that is a peer: no promise holds",
         )
     if trust == "trusted sum":
-        raise FieldError("sum", "trusted", 'trusts every peer of a swarm with each share: use sum="secure", or none')
+        raise FieldError(
+            "sum",
+            "trusted",
+            'trusts every peer of a swarm with each share: use sum="secure", or none',
+        )
     if method.server.hypotheses != 1:
         raise FieldError("hypotheses", method.server.hypotheses, "must be 1 in a swarm")
     if not site_training:
-        raise FieldError("training", None, "is needed in a swarm: FLARE puts no filter around a peer's own training")
+        raise FieldError(
+            "training",
+            None,
+            "is needed in a swarm: FLARE puts no filter around a peer's own training",
+        )
 
 
 def _require_last(runner: Any, fl_ctx: FLContext, task: str) -> None:
@@ -369,14 +422,22 @@ def _require_last(runner: Any, fl_ctx: FLContext, task: str) -> None:
     chain += runner.task_result_filters.get(f"{task}{FilterKey.DELIMITER}{FilterKey.OUT}") or []
     if not chain or not isinstance(chain[-1], ReleaseFilter):
         names = [type(f).__name__ for f in chain]
-        raise FieldError("task_result_filters", names, f"must end with ReleaseFilter, for the task {task!r} by name")
+        raise FieldError(
+            "task_result_filters",
+            names,
+            f"must end with ReleaseFilter, for the task {task!r} by name",
+        )
 
 
 def _require_executor(executor: Any, site_training: bool) -> None:
     """Refuse a job whose executor is not the one that the site's filters expect."""
     own = type(executor).__name__
     if site_training and type(executor) is not FedVeilExecutor:
-        raise FieldError("executor", own, "must be fedveil.nvflare.FedVeilExecutor: this site trains by its own module")
+        raise FieldError(
+            "executor",
+            own,
+            "must be fedveil.nvflare.FedVeilExecutor: this site trains by its own module",
+        )
     if not site_training and isinstance(executor, FedVeilExecutor):
         accepted = "it is needed of PrivacyFilter: FedVeilExecutor trains by the site's own module"
         raise FieldError("training", None, accepted)
@@ -404,8 +465,12 @@ def _shield(executor: Any) -> None:
         finally:
             if isinstance(pending, Pending):
                 pending.restore(fl_ctx)
-        return result if isinstance(result, Shareable) else make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        return (
+            result if isinstance(result, Shareable) else make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        )
 
     shielded.shielded = True  # type: ignore[attr-defined]
     executor.execute = shielded
-    executor.fire_log_analytics = lambda *arguments: None  # what Client API code logs would go straight to the server
+    executor.fire_log_analytics = lambda *arguments: (
+        None
+    )  # what Client API code logs would go straight to the server

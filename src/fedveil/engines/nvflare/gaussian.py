@@ -17,7 +17,16 @@ from fedveil.gdp import epsilon_of_mu, mu_of_epsilon
 from fedveil.layout import Layout
 from fedveil.logs import escaping
 from fedveil.mechanisms import source_of
-from fedveil.methods import SGALDP, Broadcast, ClientFacts, Method, PublicFacts, Refusal, Releases, paired
+from fedveil.methods import (
+    SGALDP,
+    Broadcast,
+    ClientFacts,
+    Method,
+    PublicFacts,
+    Refusal,
+    Releases,
+    paired,
+)
 from fedveil.ranges import require_within
 
 ROUNDED = 1 - 1e-9  # of mu a release: what is composed stays within the total
@@ -63,10 +72,22 @@ class GaussianFilter(Filter):  # type: ignore[misc]
         self.epsilon = require_within("epsilon", "epsilon", epsilon)
         self.delta = require_within("delta", "delta", delta)
         self.rounds, self.clip = require_rounds("rounds", rounds), clip
-        self.ledger, self.head, self.dataset, self.policy, self.seed = ledger, head, dataset, policy, seed
+        self.ledger, self.head, self.dataset, self.policy, self.seed = (
+            ledger,
+            head,
+            dataset,
+            policy,
+            seed,
+        )
         each = mu_of_epsilon(self.epsilon, self.delta) / self.rounds**0.5
         release = epsilon_of_mu(each * ROUNDED, self.delta)
-        side = SGALDP(epsilon_min=release, epsilon_max=release, delta=self.delta, clip=clip, similarity="released")
+        side = SGALDP(
+            epsilon_min=release,
+            epsilon_max=release,
+            delta=self.delta,
+            clip=clip,
+            similarity="released",
+        )
         self._method: Method = paired(side)
         self._memories: dict[tuple[str, str], RunMemory] = {}
         self._layout: Layout | None = None
@@ -107,7 +128,9 @@ class GaussianFilter(Filter):  # type: ignore[misc]
 
             released = model_of(answer(party, memory, broadcast, verdict, trained))
             total = self.guarantee(party.ledger).describe(self.delta)
-        escaping(self.logger).info("FedVeil: release %d of %d; %s", broadcast.public.round, self.rounds, total)
+        escaping(self.logger).info(
+            "FedVeil: release %d of %d; %s", broadcast.public.round, self.rounds, total
+        )
         assert released is not None
         return _reply(layout, released, arrays)
 
@@ -119,25 +142,35 @@ class GaussianFilter(Filter):  # type: ignore[misc]
         if self._layout is None:
             self._layout = Layout.from_shapes(shapes)
         if self._layout.shapes != shapes:
-            raise FieldError("difference", sorted(shapes), "must hold the arrays of the first one, in the same shapes")
+            raise FieldError(
+                "difference",
+                sorted(shapes),
+                "must hold the arrays of the first one, in the same shapes",
+            )
         return self._layout
 
     def _broadcast(self, number: int, layout: Layout) -> Broadcast:
-        facts = PublicFacts(round=number, rounds=max(number, self.rounds), cohort=1, dimension=layout.size)
+        facts = PublicFacts(
+            round=number, rounds=max(number, self.rounds), cohort=1, dimension=layout.size
+        )
         return Broadcast(models=torch.zeros(1, layout.size, dtype=layout.dtype), public=facts)
 
     def _settings(self, site: str) -> Settings:
         given = Settings(
             partition=0,
             method=self._method,
-            source=source_of(self.seed).child(site),  # with one seed, each site has noise of its own
+            source=source_of(self.seed).child(
+                site
+            ),  # with one seed, each site has noise of its own
             policy=read_policy(self.policy),
             ledger=self.ledger,
             head=self.head,
             dataset=self.dataset or site,
             rounds=None,
         )
-        return with_budget(given, {"participations": self.rounds}, "GaussianFilter(ledger=FOLDER, head=ANOTHER)")
+        return with_budget(
+            given, {"participations": self.rounds}, "GaussianFilter(ledger=FOLDER, head=ANOTHER)"
+        )
 
 
 def _difference(shareable: Shareable) -> dict[str, torch.Tensor]:
@@ -170,5 +203,7 @@ def _reply(layout: Layout, released: torch.Tensor, arrays: dict[str, torch.Tenso
         else:
             data[name] = torch.zeros_like(value).numpy()
     # everybody weighs the same: the number of steps follows the size of a data set
-    reply: Shareable = DXO(DataKind.WEIGHT_DIFF, data, {MetaKey.NUM_STEPS_CURRENT_ROUND: 1}).to_shareable()
+    reply: Shareable = DXO(
+        DataKind.WEIGHT_DIFF, data, {MetaKey.NUM_STEPS_CURRENT_ROUND: 1}
+    ).to_shareable()
     return reply

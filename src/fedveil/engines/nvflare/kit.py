@@ -85,7 +85,9 @@ def protection_of(values: Mapping[str, Any]) -> dict[str, Any]:
             arguments = scope.asks[0].get("args", {})
             require_a("site", arguments, Mapping, "the args of PrivacyFilter must be a table")
             return dict(arguments)
-    accepted = f"must be a scope whose first data filter is {ASKS} and whose last result filter is {SENDS}"
+    accepted = (
+        f"must be a scope whose first data filter is {ASKS} and whose last result filter is {SENDS}"
+    )
     raise FieldError("default_scope", default, accepted)
 
 

@@ -48,7 +48,9 @@ class RunMemory(ClientMemory):
     def ledger(self, run: str, partition: int) -> Ledger:
         """The ledger of this run alone; a site keeps its partition."""
         if self._partition not in (None, partition):
-            raise FieldError("partition", partition, f"this site was partition {self._partition} before")
+            raise FieldError(
+                "partition", partition, f"this site was partition {self._partition} before"
+            )
         self._partition = partition
         return super().ledger(run, partition)
 

@@ -71,7 +71,10 @@ FOREIGN = (
     "is not among the classes that send nothing past the filters: leave it out of the job, or, if the site answers "
     "for it, name it in allow of PrivacyFilter and JobGuard"
 )
-STREAMER, SWITCH = "nvflare.app_common.logging.site_log_streamer.SiteLogStreamer", "allow_log_streaming"
+STREAMER, SWITCH = (
+    "nvflare.app_common.logging.site_log_streamer.SiteLogStreamer",
+    "allow_log_streaming",
+)
 
 
 def require_quiet(fl_ctx: FLContext, allow: Sequence[str] = (), swarm: bool = False) -> None:
@@ -98,8 +101,12 @@ def require_quiet(fl_ctx: FLContext, allow: Sequence[str] = (), swarm: bool = Fa
     engine = fl_ctx.get_engine()
     for path, switched_off in _site_parts(engine.get_workspace()):
         if path not in SITE and path not in allow and not (path == STREAMER and switched_off):
-            reason = "may send logs, and tracebacks quote data: take it out of the site's resources.json"
-            raise FieldError("components", path, f"{reason}, with {SWITCH} = false where FLARE knows that")
+            reason = (
+                "may send logs, and tracebacks quote data: take it out of the site's resources.json"
+            )
+            raise FieldError(
+                "components", path, f"{reason}, with {SWITCH} = false where FLARE knows that"
+            )
     silence(engine)
 
 
@@ -177,7 +184,9 @@ def _foreign(part: Any, where: str, allow: Sequence[str]) -> bool:
     if own in allow:
         return False
     if isinstance(part, Executor):
-        elsewhere = getattr(part, "execution_mode", "in_process") != "in_process"  # a command that the job names
+        elsewhere = (
+            getattr(part, "execution_mode", "in_process") != "in_process"
+        )  # a command that the job names
         return elsewhere or any(kind.startswith(FLARE) for kind in kinds - EXECUTORS - BASES)
     return own not in PARTS and (own not in RUNTIME or where != "handlers")
 

@@ -107,11 +107,15 @@ def workflow_of(recipe: Any) -> Any:
         if kind.__name__ in REFUSED:
             raise FieldError("recipe", kind.__name__, REFUSED[kind.__name__])
         if f"{kind.__module__}.{kind.__qualname__}" not in (*FLARE_MEAN, SWARM_SERVER):
-            accepted = "is no workflow that FedVeil knows: write FedAvgRecipe or SwarmLearningRecipe"
+            accepted = (
+                "is no workflow that FedVeil knows: write FedAvgRecipe or SwarmLearningRecipe"
+            )
             raise FieldError("recipe", kind.__name__, accepted)
         mean = workflow
     if mean is None:
-        raise FieldError("recipe", type(recipe).__name__, "has no workflow of the server's: write FedAvgRecipe")
+        raise FieldError(
+            "recipe", type(recipe).__name__, "has no workflow of the server's: write FedAvgRecipe"
+        )
     return mean
 
 
@@ -122,7 +126,9 @@ def require_options(recipe: Any) -> None:
             raise FieldError(f"recipe.{name}", getattr(recipe, name), f"is not carried: {instead}")
     expected = str(getattr(getattr(recipe, "server_expected_format", ""), "value", "numpy")).lower()
     if expected != "numpy":
-        raise FieldError("recipe.server_expected_format", expected, "must be NUMPY, as FedVeil's messages are")
+        raise FieldError(
+            "recipe.server_expected_format", expected, "must be NUMPY, as FedVeil's messages are"
+        )
 
 
 def require_threads(env: Any) -> None:
@@ -150,7 +156,9 @@ def names_of(env: Any) -> list[str]:
         return list(env.clients)
     if getattr(env, "num_clients", 0):
         return [f"site-{number}" for number in range(1, env.num_clients + 1)]
-    raise FieldError("sites", None, "must name all peers of the swarm: protect(recipe, ..., sites=[...])")
+    raise FieldError(
+        "sites", None, "must name all peers of the swarm: protect(recipe, ..., sites=[...])"
+    )
 
 
 def apps_of(recipe: Any) -> tuple[Any, dict[str, Any]]:
@@ -174,7 +182,9 @@ def drop(app: Any, kinds: tuple[type, ...]) -> list[Any]:
     for name, part in list(config.components.items()):
         if isinstance(part, kinds):
             dropped.append(config.components.pop(name))
-            app._oid_to_cid.pop(id(part), None)  # FLARE knows parts by their address, which may be used again
+            app._oid_to_cid.pop(
+                id(part), None
+            )  # FLARE knows parts by their address, which may be used again
             config.handlers[:] = [handler for handler in config.handlers if handler is not part]
     return dropped
 
@@ -210,14 +220,24 @@ def model_of(recipe: Any, named: str, options: Any) -> tuple[str, dict[str, Any]
         module, _, name = path.rpartition(".")
         return f"{module}:{name}", dict(given.get("args") or {})
     if not isinstance(given, nn.Module):
-        raise FieldError("model", type(given).__name__, 'must be named: protect(recipe, model="package.module:Net")')
+        raise FieldError(
+            "model",
+            type(given).__name__,
+            'must be named: protect(recipe, model="package.module:Net")',
+        )
     kind = type(given)
     if kind.__module__ == "__main__":
-        accepted = "is defined in the script itself, which no site imports: move it to a module of its own"
+        accepted = (
+            "is defined in the script itself, which no site imports: move it to a module of its own"
+        )
         raise FieldError("model", kind.__qualname__, accepted)
     required = []
     for name, one in inspect.signature(kind).parameters.items():
-        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+        if one.default is one.empty and one.kind in (
+            one.POSITIONAL_ONLY,
+            one.POSITIONAL_OR_KEYWORD,
+            one.KEYWORD_ONLY,
+        ):
             required.append(name)
     if required or _shapes(kind()) != _shapes(given):
         accepted = 'was made with arguments that a job cannot carry: write model={"class_path": "module.Net", '

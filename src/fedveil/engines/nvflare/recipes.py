@@ -11,7 +11,13 @@ from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
 from nvflare.app_common.widgets.intime_model_selector import IntimeModelSelector
 
 from fedveil.engines.nvflare.executor import FedVeilExecutor
-from fedveil.engines.nvflare.filters import SWARM_TASKS, TRAIN, PrivacyFilter, ReleaseFilter, require_swarm
+from fedveil.engines.nvflare.filters import (
+    SWARM_TASKS,
+    TRAIN,
+    PrivacyFilter,
+    ReleaseFilter,
+    require_swarm,
+)
 from fedveil.engines.nvflare.recipe_parts import (
     RECEIVER,
     agreed,
@@ -39,7 +45,11 @@ from fedveil.methods import Method
 
 FLARE_AGGREGATOR = "nvflare.app_common.abstract.aggregator.Aggregator"
 SWARM_ID = "fedveil_swarm"
-OF_PEERS = ("wait", "ack", "timeout")  # arguments of SwarmPeer; all others of a swarm are SwarmServer's
+OF_PEERS = (
+    "wait",
+    "ack",
+    "timeout",
+)  # arguments of SwarmPeer; all others of a swarm are SwarmServer's
 NOT_OF_SWARMS = ("public", "site_training", "epsilon", "delta", *OF_PEERS)
 
 
@@ -98,7 +108,9 @@ class Protection:
         self.before(env)
         where = type(env).__name__
         if self.environment not in ("", where):
-            accepted = f"the recipe was made for {self.environment}: make it anew, and protect it anew"
+            accepted = (
+                f"the recipe was made for {self.environment}: make it anew, and protect it anew"
+            )
             raise FieldError("env", where, accepted)
         first, self.environment = not self.environment, where
         if where == "SimEnv":
@@ -106,14 +118,18 @@ class Protection:
         if first:
             self._arrive(env)
         if where not in ("SimEnv", "PocEnv"):
-            self.say("FedVeil: the job brings no filter: each site's own local/privacy.json protects it")
+            self.say(
+                "FedVeil: the job brings no filter: each site's own local/privacy.json protects it"
+            )
         elif first:
             self._bring_filters()
 
     def _said(self) -> str:
         return f"FedVeil: the job runs {self.method.name!r}, under {self.method.client.trust} trust"
 
-    def _change_apps(self, server: Any, sites: Mapping[str, Any], controller: Callable[..., Any]) -> None:
+    def _change_apps(
+        self, server: Any, sites: Mapping[str, Any], controller: Callable[..., Any]
+    ) -> None:
         workflow = workflow_of(self.recipe)
         server.app_config.workflows.remove(workflow)
         server.app_config.ids.remove(workflow.id)
@@ -131,7 +147,9 @@ class Protection:
         tasks = list(self.tasks)
         self.recipe.add_client_input_filter(PrivacyFilter(**self.filters), tasks=tasks)
         self.recipe.add_client_output_filter(ReleaseFilter(), tasks=tasks)
-        self.say("FedVeil: the job brings the filters, for an experiment: a real site's are its own, in privacy.json")
+        self.say(
+            "FedVeil: the job brings the filters, for an experiment: a real site's are its own, in privacy.json"
+        )
 
     def _require_quiet(self, server: Any, sites: Mapping[str, Any]) -> None:
         """Refuse what would send figures of the sites' data beside the filters; tell what a trusted server sees."""
@@ -139,11 +157,15 @@ class Protection:
         for app in sites.values():
             receivers += [type(part).__name__ for part in of_kind(app, RECEIVER)]
         if receivers and self.local:
-            accepted = "takes figures of the sites' data that no method covers: under local trust leave "
+            accepted = (
+                "takes figures of the sites' data that no method covers: under local trust leave "
+            )
             accepted += "add_experiment_tracking out. The job's folder holds what the server itself measured"
             raise FieldError("tracking", receivers, accepted)
         if receivers:
-            self.say(f"FedVeil: {', '.join(receivers)} takes what training code logs, and no promise covers it")
+            self.say(
+                f"FedVeil: {', '.join(receivers)} takes what training code logs, and no promise covers it"
+            )
 
     def _silence(self, sites: Mapping[str, Any]) -> None:
         """Take out, under local trust, what hands logged metrics to the server."""
@@ -161,7 +183,9 @@ class Protection:
             app.app_config.add_executor([TRAIN], FedVeilExecutor())
             drop_script(app, script)
         data = self.filters["training"].get("data")
-        self.say(f"FedVeil: the recipe's script {script!r} is not run: each site trains by its own module, {data}")
+        self.say(
+            f"FedVeil: the recipe's script {script!r} is not run: each site trains by its own module, {data}"
+        )
 
     def _carry_the_model(self) -> None:
         """Let the file of the model's module travel with the job, unless it is installed."""
@@ -179,16 +203,24 @@ class SwarmProtection(Protection):
     def __post_init__(self) -> None:
         self.tasks = (TRAIN, *SWARM_TASKS)
 
-    def _change_apps(self, server: Any, sites: Mapping[str, Any], controller: Callable[..., Any]) -> None:
-        workflow_of(self.recipe).controller.num_rounds = ATTEMPTS * self.server["rounds"]  # a sum may be asked again
+    def _change_apps(
+        self, server: Any, sites: Mapping[str, Any], controller: Callable[..., Any]
+    ) -> None:
+        workflow_of(self.recipe).controller.num_rounds = (
+            ATTEMPTS * self.server["rounds"]
+        )  # a sum may be asked again
         for app in sites.values():
             drop(app, (object,))
             app.app_config.executors.clear()
             app.app_config.ext_scripts.clear()
             app.app_config.add_executor([TRAIN], FedVeilExecutor())
         data = self.filters["training"].get("data")
-        self.say(f"FedVeil: the recipe's script is not run: each peer trains by its own module, {data}")
-        self.say("FedVeil: no best model is chosen, as a metric is a release: the last model stands")
+        self.say(
+            f"FedVeil: the recipe's script is not run: each peer trains by its own module, {data}"
+        )
+        self.say(
+            "FedVeil: no best model is chosen, as a metric is a release: the last model stands"
+        )
 
         if self.server.get("sites"):
             self._bring_peers(sorted(self.server["sites"]))
@@ -199,7 +231,10 @@ class SwarmProtection(Protection):
             self._bring_peers(sorted(names_of(env)))
 
     def _bring_peers(self, names: list[str]) -> None:
-        given: dict[str, Any] = {"sites": names, "least": max(2, len(names) - 1, self.method.least_sites)}
+        given: dict[str, Any] = {
+            "sites": names,
+            "least": max(2, len(names) - 1, self.method.least_sites),
+        }
         waits: dict[str, Any] = {"server_id": SWARM_ID}
         for name, value in self.server.items():
             if name in OF_PEERS:
@@ -223,16 +258,24 @@ class SwarmRule(Protection):
         rule = self.server["aggregator"] or "fedavg"
         return f"FedVeil: the peers combine by {rule!r}. Whoever aggregates sees all updates: no promise"
 
-    def _change_apps(self, server: Any, sites: Mapping[str, Any], controller: Callable[..., Any]) -> None:
+    def _change_apps(
+        self, server: Any, sites: Mapping[str, Any], controller: Callable[..., Any]
+    ) -> None:
         least = int(self.recipe._job.job.min_clients)
         rule = self.server["aggregator"] or "fedavg"
-        given: dict[str, Any] = {"rule": rule, "sites": self.server.get("sites", least), "swarm": True}
+        given: dict[str, Any] = {
+            "rule": rule,
+            "sites": self.server.get("sites", least),
+            "swarm": True,
+        }
         for name in ("weights", "cap"):
             if name in self.server:
                 given[name] = self.server[name]
         for app in sites.values():
             if drop(app, (IntimeModelSelector,)):
-                self.say("FedVeil: no best model is chosen, as a metric is a release: the last model stands")
+                self.say(
+                    "FedVeil: no best model is chosen, as a metric is a release: the last model stands"
+                )
             [old] = of_kind(app, FLARE_AGGREGATOR)
             kind = getattr(old, "expected_data_kind", "WEIGHTS")
             replace_part(app, old, RuleAggregator(**given, expected_data_kind=kind))
@@ -263,18 +306,34 @@ def protection(
     method = agreed("method", method, given)
     chosen = dict(parameters if parameters is not None else given.get("parameters") or {})
     if parameters is not None and given.get("parameters", chosen) != chosen:
-        raise FieldError("parameters", chosen, f"the site's filter has {given['parameters']}: give both the same")
+        raise FieldError(
+            "parameters", chosen, f"the site's filter has {given['parameters']}: give both the same"
+        )
     own, swarm = given.get("training") is not None, is_swarm(recipe)
     built = method_of(method, chosen, aggregator, own, public=server.get("public") is not None)
     if swarm and method == "vanilla":
         return SwarmRule(recipe, built, {}, {"aggregator": aggregator, **server})
     if swarm:
         require_swarm(built, own)
-    named, options = model_of(recipe, model or str(given.get("model", "")), given.get("model_options"))
-    shared: dict[str, Any] = {"model": named, "method": method, "parameters": chosen, "model_options": options}
+    named, options = model_of(
+        recipe, model or str(given.get("model", "")), given.get("model_options")
+    )
+    shared: dict[str, Any] = {
+        "model": named,
+        "method": method,
+        "parameters": chosen,
+        "model_options": options,
+    }
     filters = {**given, **shared, "seed": given.get("seed", seed)}
     rounds = workflow_of(recipe).controller.num_rounds
-    of_server = {**shared, "aggregator": aggregator, "seed": seed, "site_training": own, "rounds": rounds, **server}
+    of_server = {
+        **shared,
+        "aggregator": aggregator,
+        "seed": seed,
+        "site_training": own,
+        "rounds": rounds,
+        **server,
+    }
     if swarm:
         return SwarmProtection(recipe, built, {**filters, "swarm": True}, of_server)
     return Protection(recipe, built, filters, of_server)

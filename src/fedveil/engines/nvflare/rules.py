@@ -14,7 +14,14 @@ from nvflare.app_common.app_constant import AppConstants
 from torch import Tensor
 
 from fedveil.accounting import Relation
-from fedveil.aggregation import Aggregator, NoState, by_weight, capped_weights, even, withstands_weight
+from fedveil.aggregation import (
+    Aggregator,
+    NoState,
+    by_weight,
+    capped_weights,
+    even,
+    withstands_weight,
+)
 from fedveil.engines.nvflare.shareables import rule_of
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.logs import escaping
@@ -61,7 +68,9 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         super().__init__()
         self.rule, self.sites = rule, require_count("sites", sites)
         self.weights, self.cap, self.swarm = weights, cap, swarm
-        kind = getattr(expected_data_kind, "value", expected_data_kind)  # FLARE's own is an enumeration
+        kind = getattr(
+            expected_data_kind, "value", expected_data_kind
+        )  # FLARE's own is an enumeration
         self.expected_data_kind = require_choice("expected_data_kind", kind, KINDS)
         self._rule = usable_rule(rule_of(rule), sites, weights, cap, swarm)
         self._state: Any = None
@@ -76,7 +85,10 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         """The most malicious sites that the rule is made for."""
         if self.weights is None:
             return self._rule.withstands(self.sites)
-        return min(withstands_weight(self._weights_of(sorted(self.weights))), self._rule.withstands(self.sites))
+        return min(
+            withstands_weight(self._weights_of(sorted(self.weights))),
+            self._rule.withstands(self.sites),
+        )
 
     def reset(self, fl_ctx: FLContext) -> None:
         """Forget what was received."""
@@ -107,7 +119,9 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
             raise FieldError("contributions", len(names), accepted)
         start = self._start(fl_ctx, received[names[0]])
         floating = [name for name, value in start.items() if value.is_floating_point()]
-        rows = torch.stack([_flat(received[site], floating) - _flat(start, floating) for site in names])
+        rows = torch.stack(
+            [_flat(received[site], floating) - _flat(start, floating) for site in names]
+        )
         zero = torch.zeros(rows.shape[1], dtype=rows.dtype)
         if self._state is None:
             self._state = self._rule.init(len(zero), rows.dtype)
@@ -117,7 +131,9 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         result = _unflat(_flat(start, floating) + step, start, floating)
         for name in start:
             if name not in result:  # counters: the lower median, which is what some site sent
-                result[name] = torch.stack([received[site][name] for site in names]).median(dim=0).values
+                result[name] = (
+                    torch.stack([received[site][name] for site in names]).median(dim=0).values
+                )
         arrays = {name: value.contiguous().numpy() for name, value in result.items()}
         reply: Shareable = DXO(DataKind(self.expected_data_kind), arrays).to_shareable()
         return reply
@@ -145,7 +161,11 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         arrays = {str(name): torch.as_tensor(value) for name, value in dxo.data.items()}
         for first in self._received.values():
             if _kinds(first) != _kinds(arrays):
-                raise FieldError("arrays", sorted(arrays), "must be those of the first update, in the same shapes")
+                raise FieldError(
+                    "arrays",
+                    sorted(arrays),
+                    "must be those of the first update, in the same shapes",
+                )
             break
         for name, value in arrays.items():
             if value.is_complex() or not bool(torch.isfinite(value).all()):
@@ -161,7 +181,9 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         start = {}
         for name, value in like.items():
             if name not in arrays:
-                accepted = "is not in the workflow's model: let the sites send differences (WEIGHT_DIFF)"
+                accepted = (
+                    "is not in the workflow's model: let the sites send differences (WEIGHT_DIFF)"
+                )
                 raise FieldError("global_model", name, accepted)
             start[name] = torch.as_tensor(arrays[name]).to(value.dtype).reshape(value.shape)
         return start
@@ -175,7 +197,11 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
 
 
 def usable_rule(
-    rule: Aggregator, sites: int, weights: Mapping[str, float] | None, cap: float | None, swarm: bool
+    rule: Aggregator,
+    sites: int,
+    weights: Mapping[str, float] | None,
+    cap: float | None,
+    swarm: bool,
 ) -> Aggregator:
     """The rule as it is to be used by a FLARE aggregator of so many sites.
 
@@ -186,21 +212,33 @@ def usable_rule(
     """
     name = type(rule).__name__
     if rule.least > sites:
-        raise FieldError("rule", name, f"refused for n: it needs {rule.least} sites, and there are {sites}")
+        raise FieldError(
+            "rule", name, f"refused for n: it needs {rule.least} sites, and there are {sites}"
+        )
     if rule.needs:
-        accepted = "needs the aggregator's own training on public data: use FedVeilController(public=...)"
+        accepted = (
+            "needs the aggregator's own training on public data: use FedVeilController(public=...)"
+        )
         raise FieldError("rule", name, accepted)
     if rule.by_examples:
-        raise FieldError("weighting", "examples", "counts are private here: declare weights with a cap")
+        raise FieldError(
+            "weighting", "examples", "counts are private here: declare weights with a cap"
+        )
     if swarm and _remembers(rule):
         accepted = "remembers earlier rounds, and in a swarm another site aggregates each round"
         raise FieldError("rule", name, accepted)
     if (weights is None) != (cap is None):
-        raise FieldError("cap", cap, "goes with weights: the largest weight that a site may have, whatever its size")
+        raise FieldError(
+            "cap",
+            cap,
+            "goes with weights: the largest weight that a site may have, whatever its size",
+        )
     if weights is None:
         return rule
     if len(weights) != sites:
-        raise FieldError("weights", sorted(weights), f"must be declared for each of the {sites} sites")
+        raise FieldError(
+            "weights", sorted(weights), f"must be declared for each of the {sites} sites"
+        )
     capped_weights(list(weights.values()), cap or 1.0)
     return by_weight(rule)
 

@@ -56,10 +56,16 @@ def method_of(
     method = build(name, built, **(parameters or {}))
     if not site_training and method.client.needs:
         accepted = "needs more of training than the model, all that FLARE's filters see: let the sites train by "
-        accepted += "FedVeilExecutor (training= of PrivacyFilter, site_training=True of FedVeilController)"
+        accepted += (
+            "FedVeilExecutor (training= of PrivacyFilter, site_training=True of FedVeilController)"
+        )
         raise FieldError("method", name, accepted)
     if not site_training and method.server.hypotheses != 1:
-        raise FieldError("method", name, "has more than a model to send or to know; use hypotheses=1, or site_training")
+        raise FieldError(
+            "method",
+            name,
+            "has more than a model to send or to know; use hypotheses=1, or site_training",
+        )
     if not public and (method.server.needs or PUBLIC_SCORES in method.client.needs):
         accepted = "has more than a model to know: give FedVeilController public data (public=), or use another method"
         raise FieldError("method", name, accepted)
@@ -71,7 +77,9 @@ def model_of_name(
 ) -> tuple[nn.Module, Layout, Tensor]:
     """A model ``"package.module:Net"``, its layout, and its first parameters [k, d] under a seed."""
     if not isinstance(model, str) or ":" not in model:
-        raise FieldError("model", model, 'must be "package.module:Net", importable where the job runs')
+        raise FieldError(
+            "model", model, 'must be "package.module:Net", importable where the job runs'
+        )
     factory = MODELS.find(model)
     module, starts = initial_broadcast(lambda: factory(**(options or {})), k, seed, buffers, None)
     return module, Layout.from_module(module, buffers=buffers), starts
@@ -99,7 +107,9 @@ def write_broadcast(broadcast: Broadcast, layout: Layout, sites: Sequence[str]) 
     return task
 
 
-def read_broadcast(task: Shareable, layout: Layout, hypotheses: int = 1) -> tuple[Broadcast, list[str]]:
+def read_broadcast(
+    task: Shareable, layout: Layout, hypotheses: int = 1
+) -> tuple[Broadcast, list[str]]:
     """What a task broadcasts, of so many hypotheses, and the sites.
 
     Raises
@@ -110,7 +120,9 @@ def read_broadcast(task: Shareable, layout: Layout, hypotheses: int = 1) -> tupl
     dxo = _dxo(task, "task")
     facts, sites = (dxo.meta or {}).get(messages.PUBLIC), (dxo.meta or {}).get(SITES)
     if not isinstance(facts, dict) or not isinstance(sites, list):
-        raise FieldError(messages.PUBLIC, None, "is missing from the task: the server must run FedVeilController")
+        raise FieldError(
+            messages.PUBLIC, None, "is missing from the task: the server must run FedVeilController"
+        )
     public, count = messages.read_public(facts, layout)
     if count != hypotheses or dxo.data_kind != DataKind.WEIGHTS:
         accepted = f"the task must have the weights of {hypotheses}, as the site's method has"
@@ -123,7 +135,9 @@ def read_broadcast(task: Shareable, layout: Layout, hypotheses: int = 1) -> tupl
         if place >= count:
             raise FieldError("hypotheses", place, f"the task has {count}")
         found[place][name] = array
-    return Broadcast(models=torch.stack([_vector(layout, arrays) for arrays in found]), public=public), sites
+    return Broadcast(
+        models=torch.stack([_vector(layout, arrays) for arrays in found]), public=public
+    ), sites
 
 
 def read_trained(result: Shareable, layout: Layout, broadcast: Broadcast) -> Releases:
@@ -133,7 +147,11 @@ def read_trained(result: Shareable, layout: Layout, broadcast: Broadcast) -> Rel
     if dxo.data_kind == DataKind.WEIGHT_DIFF:
         model = broadcast.models[0] + model
     elif dxo.data_kind != DataKind.WEIGHTS:
-        raise FieldError("data_kind", dxo.data_kind, "must be the trained model: FLModel(params=model.state_dict())")
+        raise FieldError(
+            "data_kind",
+            dxo.data_kind,
+            "must be the trained model: FLModel(params=model.state_dict())",
+        )
     metrics = (dxo.meta or {}).get(MetaKey.INITIAL_METRICS)
     return (Release("model", model), *messages.read_metrics(_table(metrics)))
 
@@ -222,7 +240,9 @@ def _dxo(shareable: Shareable, what: str) -> DXO:
     try:
         dxo = from_shareable(shareable)
     except ValueError as error:
-        raise FieldError(what, shareable.get_return_code(), "must hold the weights of a model") from error
+        raise FieldError(
+            what, shareable.get_return_code(), "must hold the weights of a model"
+        ) from error
     if not isinstance(dxo.data, dict):
         raise FieldError(what, type(dxo.data).__name__, "must hold the weights of a model by name")
     return dxo

@@ -21,7 +21,11 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.aggregator import Aggregator
 from nvflare.app_common.abstract.learnable_persistor import LearnablePersistor
-from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey, make_model_learnable
+from nvflare.app_common.abstract.model import (
+    ModelLearnable,
+    ModelLearnableKey,
+    make_model_learnable,
+)
 from nvflare.app_common.abstract.shareable_generator import ShareableGenerator
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.ccwf.common import Constant
@@ -99,7 +103,12 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.method, self.parameters, self.aggregator = model, method, parameters, aggregator
+        self.model, self.method, self.parameters, self.aggregator = (
+            model,
+            method,
+            parameters,
+            aggregator,
+        )
         self.model_options, self.buffers, self.keys, self.seed = model_options, buffers, keys, seed
         self.rounds, self.least = require_rounds("rounds", rounds), require_count("least", least)
         self.sites = sorted(sites)
@@ -122,7 +131,9 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         if noisy is not None:
             noisy.require_sites(len(self.sites), "sites")
         if self._secure and self.keys is None and self.seed is None:
-            raise FieldError("keys", None, "are needed for a secure sum: the public key of each site, by name")
+            raise FieldError(
+                "keys", None, "are needed for a secure sum: the public key of each site, by name"
+            )
         if self._secure and self.keys is not None:
             lacking = [site for site in self.sites if site not in self.keys]
             if lacking:
@@ -140,8 +151,14 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         _, layout, models = model_of_name(self.model, self.model_options, self.buffers, seed)
         self._layout = layout
         terms = "" if self._method.noisy is None else self._method.noisy.agreed(layout.size)
-        run = f"{fl_ctx.get_job_id()} {secrets.token_hex(8)}" if self.seed is None else str(fl_ctx.get_job_id())
-        public = PublicFacts(round=1, rounds=self.rounds, cohort=len(self.sites), dimension=layout.size)
+        run = (
+            f"{fl_ctx.get_job_id()} {secrets.token_hex(8)}"
+            if self.seed is None
+            else str(fl_ctx.get_job_id())
+        )
+        public = PublicFacts(
+            round=1, rounds=self.rounds, cohort=len(self.sites), dimension=layout.size
+        )
         if self._secure:
             public = replace(public, run=run, terms=terms, roster=self._roster(self.sites))
         return self._learnable(Broadcast(models=models, public=public), self.sites)
@@ -154,7 +171,11 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         tensors = {name: torch.as_tensor(value).clone() for name, value in weights.items()}
         save_file(tensors, folder / "model.safetensors")
         facts = meta.get(messages.PUBLIC) or {}
-        said = {"rounds": facts.get("round", 1) - 1, "of": self.rounds, "answered": meta.get(ANSWERED)}
+        said = {
+            "rounds": facts.get("round", 1) - 1,
+            "of": self.rounds,
+            "answered": meta.get(ANSWERED),
+        }
         (folder / "swarm.json").write_text(json.dumps(said))
 
     # ---- messages
@@ -162,7 +183,9 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
     def learnable_to_shareable(self, model: ModelLearnable, fl_ctx: FLContext) -> Shareable:
         """A round's question to all peers."""
         meta = dict(model[ModelLearnableKey.META])
-        task: Shareable = DXO(DataKind.WEIGHTS, dict(model[ModelLearnableKey.WEIGHTS]), meta).to_shareable()
+        task: Shareable = DXO(
+            DataKind.WEIGHTS, dict(model[ModelLearnableKey.WEIGHTS]), meta
+        ).to_shareable()
         return task
 
     def shareable_to_learnable(self, shareable: Shareable, fl_ctx: FLContext) -> ModelLearnable:
@@ -221,7 +244,9 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
             raise NoReplyError(
                 f"round {public.round}: {len(answered)} peers are left, and a sum is of {least} at least"
             )
-        escaping(self.logger).info("FedVeil: round %d is asked again, of %d peers", public.round, len(answered))
+        escaping(self.logger).info(
+            "FedVeil: round %d is asked again, of %d peers", public.round, len(answered)
+        )
         public = replace(public, attempt=public.attempt + 1, roster=self._roster(answered))
         return self._task(replace(broadcast, public=public), answered)
 
@@ -250,7 +275,11 @@ class SwarmServer(Aggregator, ShareableGenerator, LearnablePersistor):  # type: 
         if self.keys is None:
             assert self.seed is not None  # checked when the component was made
             places = [self.sites.index(name) for name in names]
-            return tuple(sorted(SiteKeys.of((), len(self.sites), source_of(self.seed), self.seed).roster(places)))
+            return tuple(
+                sorted(
+                    SiteKeys.of((), len(self.sites), source_of(self.seed), self.seed).roster(places)
+                )
+            )
         return tuple(sorted(public_key(self.keys[name], f"keys.{name}") for name in names))
 
 
@@ -286,7 +315,9 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
     ) -> None:
         lacking = [name for name in SEAMS if not hasattr(SwarmClientController, name)]
         if lacking:
-            raise FieldError("SwarmClientController", lacking, "are missing in this FLARE: 2.9 was tested")
+            raise FieldError(
+                "SwarmClientController", lacking, "are missing in this FLARE: 2.9 was tested"
+            )
         super().__init__(
             persistor_id=server_id,
             shareable_generator_id=server_id,
@@ -297,7 +328,13 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
             learn_task_timeout=timeout,
             final_result_ack_timeout=ack,
         )
-        self.server_id, self.wait, self.ack, self.timeout, self.least = server_id, wait, ack, timeout, least
+        self.server_id, self.wait, self.ack, self.timeout, self.least = (
+            server_id,
+            wait,
+            ack,
+            timeout,
+            least,
+        )
         self.trainers: list[str] = []
         self.aggrs: list[str] = []
 
@@ -308,7 +345,9 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
         asked: bool = super()._scatter(task_data, for_round, fl_ctx)
         return asked
 
-    def do_learn_task(self, name: str, task_data: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> None:
+    def do_learn_task(
+        self, name: str, task_data: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> None:
         """Train, and as the aggregator wait for those who answered last and nobody else."""
         self._follow(task_data)
         super().do_learn_task(name, task_data, fl_ctx, abort_signal)
@@ -316,7 +355,9 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
     def _follow(self, task_data: Shareable) -> list[str]:
         """Ask those who answered the last question, and nobody else; who is away once stays away."""
         answered = from_shareable(task_data).meta.get(ANSWERED)
-        if not isinstance(answered, list) or not set(answered) <= set(self.get_config_prop(Constant.CLIENTS)):
+        if not isinstance(answered, list) or not set(answered) <= set(
+            self.get_config_prop(Constant.CLIENTS)
+        ):
             raise FieldError(ANSWERED, answered, "must name peers of the job")
         self.trainers = sorted(answered)
         return self.trainers
@@ -326,7 +367,9 @@ class SwarmPeer(SwarmClientController):  # type: ignore[misc]
         request.set_header(AppConstants.NUM_ROUNDS, self.get_config_prop(AppConstants.NUM_ROUNDS))
         timeout, secure = int(self.learn_task_ack_timeout), self.is_task_secure(fl_ctx)
         task = Task(name=self.do_learn_task_name, data=request, timeout=timeout, secure=secure)
-        replies = self.broadcast_and_wait(task=task, targets=targets, min_responses=len(targets), fl_ctx=fl_ctx)
+        replies = self.broadcast_and_wait(
+            task=task, targets=targets, min_responses=len(targets), fl_ctx=fl_ctx
+        )
         reached = [target for target in targets if _ok(replies, target)]
         if len(reached) < len(targets):
             self.log_warning(fl_ctx, f"FedVeil: only {reached} of {targets} can be reached")

@@ -55,9 +55,15 @@ class SiteTraining(Parameters):
         for name in ("data", "trainer"):
             value = getattr(self, name)
             if not isinstance(value, str) or (":" not in value and (value or name == "data")):
-                raise FieldError(f"training.{name}", value, 'must be "package.module:function", of the site\'s own')
+                raise FieldError(
+                    f"training.{name}",
+                    value,
+                    'must be "package.module:function", of the site\'s own',
+                )
         for name in ("local", "scoring"):
-            require_a(f"training.{name}", getattr(self, name), Mapping, "must be a table of options")
+            require_a(
+                f"training.{name}", getattr(self, name), Mapping, "must be a table of options"
+            )
         LocalTraining(**self.local)
         Scoring(**self.scoring)
         super().__post_init__()
@@ -90,15 +96,26 @@ class OwnTraining:
         given, noisy = self._given, method.noisy
         local = LocalTraining(**given.local)
         if given.trainer and noisy is not None:
-            accepted = "leave it out: the method's noise goes inside training, which is FedVeil's own"
+            accepted = (
+                "leave it out: the method's noise goes inside training, which is FedVeil's own"
+            )
             raise FieldError("training.trainer", given.trainer, accepted)
         if given.trainer:
             trainer = MODELS.find(given.trainer)(module, layout, local)
         else:
-            trainer = make_trainer(module, layout, local, given.kind, noisy=noisy.noisy_steps if noisy else None)
+            trainer = make_trainer(
+                module, layout, local, given.kind, noisy=noisy.noisy_steps if noisy else None
+            )
         region = None if given.region is None else tuple(given.region)
         scoring = Scoring(**given.scoring)
-        self._learner = Learner(module, layout, local, region=region, scoring=scoring, trainer=trainer)  # type: ignore[arg-type]
+        self._learner = Learner(
+            module,
+            layout,
+            local,
+            region=region,  # type: ignore[arg-type]
+            scoring=scoring,
+            trainer=trainer,
+        )
 
     @property
     def private_trainer(self) -> PrivateTrainer | None:
@@ -128,7 +145,9 @@ class OwnTraining:
         def measure(models: Tensor) -> Tensor:
             assert self._learner is not None  # a task was admitted
             learner = self._learner
-            return client_losses(learner.model, learner.layout, models, [self._data(site)], learner.local.loss)[0]
+            return client_losses(
+                learner.model, learner.layout, models, [self._data(site)], learner.local.loss
+            )[0]
 
         return measure
 
@@ -167,7 +186,14 @@ def site_training_of(given: Mapping[str, Any], seed: int | None) -> OwnTraining:
     FieldError
         For an unknown or refused option.
     """
-    require_a("training", given, Mapping, 'must be a table: {"data": "hospital.study:data", "local": {"lr": 0.1}}')
+    require_a(
+        "training",
+        given,
+        Mapping,
+        'must be a table: {"data": "hospital.study:data", "local": {"lr": 0.1}}',
+    )
     if "data" not in given:
-        raise FieldError("training.data", None, "names the function of the site's data: hospital.study:data")
+        raise FieldError(
+            "training.data", None, "names the function of the site's data: hospital.study:data"
+        )
     return OwnTraining(SiteTraining(**given), 0 if seed is None else seed)

@@ -36,17 +36,29 @@ def stopping_of(given: Mapping[str, Any]) -> EarlyStopping:
     FieldError
         For an unknown or refused option.
     """
-    require_a("stopping", given, Mapping, 'must be a table: {"patience": 3, "validation": {"losses": "noised"}}')
+    require_a(
+        "stopping",
+        given,
+        Mapping,
+        'must be a table: {"patience": 3, "validation": {"losses": "noised"}}',
+    )
     values = dict(given)
     if "clients" in values:
-        raise FieldError("stopping.clients", values["clients"], "are sites under FLARE: name them in validators")
+        raise FieldError(
+            "stopping.clients", values["clients"], "are sites under FLARE: name them in validators"
+        )
     validation = validation_of(values.pop("validation", {}))
     return EarlyStopping(**values, validation=validation)
 
 
 def validation_of(given: Mapping[str, Any]) -> Validation:
     """How losses leave, of plain values."""
-    require_a("validation", given, Mapping, 'must be a table: {"losses": "noised", "noise_multiplier": 2.0}')
+    require_a(
+        "validation",
+        given,
+        Mapping,
+        'must be a table: {"losses": "noised", "noise_multiplier": 2.0}',
+    )
     return Validation(**given)
 
 
@@ -97,11 +109,15 @@ class PendingLoss:
         if result.get_return_code() != ReturnCode.OK or not self.losses:
             return make_reply(known_code(result))
         [loss] = self.losses
-        if self.central and self.validation.losses == "noised":  # the server adds the noise, and pays for it
+        if (
+            self.central and self.validation.losses == "noised"
+        ):  # the server adds the noise, and pays for it
             sent = loss if isfinite(loss) else self.validation.loss_range
         else:
             sent = self.party.send(loss, self.broadcast.public.round)
-        reply: Shareable = DXO(DataKind.METRICS, {LOSS: sent}, {messages.REPLY: {"validates": True}}).to_shareable()
+        reply: Shareable = DXO(
+            DataKind.METRICS, {LOSS: sent}, {messages.REPLY: {"validates": True}}
+        ).to_shareable()
         return reply
 
     def restore(self, fl_ctx: FLContext) -> None:
@@ -139,7 +155,9 @@ class ServerStopping:
         Charged under central trust.
     """
 
-    def __init__(self, rule: EarlyStopping, names: list[str], seed: int, server: ServerParty) -> None:
+    def __init__(
+        self, rule: EarlyStopping, names: list[str], seed: int, server: ServerParty
+    ) -> None:
         self.rule, self.names, self.best = rule, sorted(names), Best()
         self._seed, self._server = seed, server
         self._asked = dict.fromkeys(range(len(self.names)), 0)
@@ -164,7 +182,9 @@ class ServerStopping:
         if not losses:
             return None
         if self._central and self.rule.validation.losses != "public":
-            value = self._server.validate(round_, torch.tensor(losses, dtype=torch.float64), self.rule.validation)
+            value = self._server.validate(
+                round_, torch.tensor(losses, dtype=torch.float64), self.rule.validation
+            )
         else:
             value = sum(losses) / len(losses)
         if value is not None:

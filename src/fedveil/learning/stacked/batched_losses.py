@@ -28,7 +28,9 @@ def _entropy_of_some(logs: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Te
     """Return the same where labels are void (-100): of each client's batch the mean over its others, as torch does."""
     void = y == IGNORED
     if bool(((y < 0) & ~void).any()):
-        raise FieldError("y", int(y.min()), f"classes are numbered from 0 on; a void label is {IGNORED}")
+        raise FieldError(
+            "y", int(y.min()), f"classes are numbered from 0 on; a void label is {IGNORED}"
+        )
     here = (~void).to(logs.dtype)
     weight = scale.view(*scale.shape, *_ones(y.dim() - 2)).expand_as(here)
     every = weight.flatten(1).sum(1)

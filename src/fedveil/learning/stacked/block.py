@@ -77,9 +77,13 @@ def schedule(
     most = int(counts.max())
     batches = -(-counts // batch_size)  # of one epoch
     steps = epochs * int(batches.max())
-    epoch, batch = np.divmod(np.arange(steps)[:, None], batches)  # [T, n], of each client's own epochs
+    epoch, batch = np.divmod(
+        np.arange(steps)[:, None], batches
+    )  # [T, n], of each client's own epochs
     training = epoch < epochs
-    remaining = np.where(training, counts - batch * batch_size, 0)  # examples of its epoch, before the step
+    remaining = np.where(
+        training, counts - batch * batch_size, 0
+    )  # examples of its epoch, before the step
     place = np.arange(min(batch_size, most))
     filled = place < remaining[:, :, None]
     at = np.minimum(batch[:, :, None] * batch_size + place, most - 1)
@@ -157,11 +161,15 @@ class ClientBlock:
             inputs = x.index_select(0, rows).view(active, width, *x.shape[1:])
             labels = y.index_select(0, rows).view(active, width, *y.shape[1:])
             weights = self._weights(active, shared and step == 0)
-            seen[step, :active] = self.stack.descend(inputs, labels, plan.scale[step, :active], weights, loss)
+            seen[step, :active] = self.stack.descend(
+                inputs, labels, plan.scale[step, :active], weights, loss
+            )
             if self._local.prox:
                 self._pull(active, begun)
             if not self._direct:
-                optimiser.step(self._first(self._values, active), self._first(self._gradients, active))
+                optimiser.step(
+                    self._first(self._values, active), self._first(self._gradients, active)
+                )
         losses = sum(seen.mul_(plan.last).sum(2), seen.new_zeros(len(starts)))
         return {name: value[: len(starts)] for name, value in self._values.items()}, losses
 
@@ -175,7 +183,9 @@ class ClientBlock:
             begun = self._begun
         else:
             begun = self.stack.layout.views(starts)
-        if not (shared and self._direct):  # else the first step writes what it makes of the one model
+        if not (
+            shared and self._direct
+        ):  # else the first step writes what it makes of the one model
             for name, value in self._values.items():
                 value[:n].copy_(begun[name][:n])
         return begun

@@ -14,7 +14,16 @@ from fedveil.learning.recognised import fresh
 from fedveil.learning.scaled_inputs import ScaledInputs
 from fedveil.learning.stacked import stages as make
 from fedveil.learning.stacked.batched_losses import BATCHED
-from fedveil.learning.stacked.stages import Dense, Dropout, Embedding, Flatten, Norm, ScaledStage, Stage, Weights
+from fedveil.learning.stacked.stages import (
+    Dense,
+    Dropout,
+    Embedding,
+    Flatten,
+    Norm,
+    ScaledStage,
+    Stage,
+    Weights,
+)
 
 Parameters = dict[str, Tensor]
 
@@ -108,7 +117,9 @@ class NotStackable(FieldError):
     """A module is no chain of known layers; the text says what stands in the way."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__("trainer", "batched", f"cannot train this model: {reason}; take 'auto' or 'sequential'")
+        super().__init__(
+            "trainer", "batched", f"cannot train this model: {reason}; take 'auto' or 'sequential'"
+        )
         self.reason = reason
 
 
@@ -144,7 +155,9 @@ def compile_stack(module: nn.Module, layout: Layout) -> Stack:
     used: Counter[str] = Counter()
     for node in _chain(module):
         stage = _stage(node, modules, layout)
-        if isinstance(stage, ScaledStage) and not all(isinstance(s, Flatten | ScaledStage) for s in stages):
+        if isinstance(stage, ScaledStage) and not all(
+            isinstance(s, Flatten | ScaledStage) for s in stages
+        ):
             raise NotStackable("inputs are scaled behind another layer")
         if stage is not None:
             stages.append(stage)

@@ -11,7 +11,9 @@ from torch.nn import functional as F
 
 aten = torch.ops.aten
 Saved = Any
-_SMALL = 400  # multiplications of a client, below which torch's batched product has a kernel of its own
+_SMALL = (
+    400  # multiplications of a client, below which torch's batched product has a kernel of its own
+)
 
 
 @dataclass

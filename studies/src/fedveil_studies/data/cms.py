@@ -32,7 +32,9 @@ class _Table:
 
 
 INPATIENT = _Table("cms-inpatient", CMS_INPATIENT, "drg", "avg_covered_charges", "total_discharges")
-OUTPATIENT = _Table("cms-outpatient", CMS_OUTPATIENT, "apc", "avg_submitted_charges", "outpatient_services")
+OUTPATIENT = _Table(
+    "cms-outpatient", CMS_OUTPATIENT, "apc", "avg_submitted_charges", "outpatient_services"
+)
 _PLACES = "the table of providers with their ZIP code's coordinates: columns provider_id, zip_lon, zip_lat"
 
 # What most hospitals offer. Inpatient, the paper's four conditions: pneumonia, kidney and urinary tract infections,
@@ -89,19 +91,29 @@ def _load(table: _Table, services: Sequence[str], target: str, unit: float) -> D
     require_positive("data.unit", unit)
     [(file,), (places,)] = table.info.files
     rows = _read(table.name, file, table.info.official, table.columns, table.cases)
-    codes = rows[table.service].map({text: text.split()[0] for text in rows[table.service].unique()})
+    codes = rows[table.service].map(
+        {text: text.split()[0] for text in rows[table.service].unique()}
+    )
     known = sorted(codes.unique().tolist())
     chosen = list(services) or known
     for service in chosen:
         if service not in known or chosen.count(service) > 1:
-            raise FieldError("data.services", service, f"must be a code, once; {nearest(service, known)}")
+            raise FieldError(
+                "data.services", service, f"must be a code, once; {nearest(service, known)}"
+            )
     rows = rows[codes.isin(chosen)].assign(code=codes)
     rows = rows.sort_values(["provider_id", "code"], kind="stable")
-    owner, owners = natural_clients("provider_id", rows["provider_id"].to_numpy(dtype=np.str_), len(rows))
+    owner, owners = natural_clients(
+        "provider_id", rows["provider_id"].to_numpy(dtype=np.str_), len(rows)
+    )
     longitude, latitude = _places(table.name, places, owners)
     attributes = {"longitude": torch.from_numpy(longitude), "latitude": torch.from_numpy(latitude)}
     if table.cases in rows:
-        cases = np.bincount(owner.numpy(), weights=rows[table.cases].to_numpy(dtype=np.float64), minlength=len(owners))
+        cases = np.bincount(
+            owner.numpy(),
+            weights=rows[table.cases].to_numpy(dtype=np.float64),
+            minlength=len(owners),
+        )
         attributes["cases"] = torch.from_numpy(cases)
     index = rows["code"].map({code: i for i, code in enumerate(chosen)}).to_numpy(dtype=np.float64)
     whose = owner.numpy()
@@ -127,27 +139,37 @@ def _load(table: _Table, services: Sequence[str], target: str, unit: float) -> D
     )
 
 
-def _places(name: str, file: str, owners: Sequence[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _places(
+    name: str, file: str, owners: Sequence[str]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Longitude and latitude of the hospitals in degrees, those of their ZIP codes as in the paper."""
     table = _read(name, file, _PLACES, ["provider_id", "zip_lon", "zip_lat"])
     places = table.set_index("provider_id").reindex(list(owners))
     unknown = places.index[places["zip_lon"].isna()]
     if len(unknown):
         raise FieldError(file, unknown[0], "this provider has charges, but no coordinates")
-    longitude, latitude = (places[c].to_numpy(dtype=np.float64, copy=True) for c in ("zip_lon", "zip_lat"))
+    longitude, latitude = (
+        places[c].to_numpy(dtype=np.float64, copy=True) for c in ("zip_lon", "zip_lat")
+    )
     return longitude, latitude
 
 
 def _read(name: str, file: str, official: str, columns: Sequence[str], cases: str = "") -> Any:
-    numeric = {c: "float64" for c in (*columns, cases) if c.startswith(("avg_", "zip_")) or c == cases}
+    numeric = {
+        c: "float64" for c in (*columns, cases) if c.startswith(("avg_", "zip_")) or c == cases
+    }
     path, pd = locate(name, file, official), pandas_module()
     try:
         known = [*columns, cases] if cases in pd.read_csv(path, nrows=0) else list(columns)
         rows = pd.read_csv(path, usecols=known, dtype={**dict.fromkeys(columns, str), **numeric})
     except (OSError, ValueError) as error:
-        raise FieldError("data.name", name, f"its file {file} cannot be used ({error}); it needs {official}") from error
+        raise FieldError(
+            "data.name", name, f"its file {file} cannot be used ({error}); it needs {official}"
+        ) from error
     missing = np.argwhere(rows.isna().to_numpy())
     if len(missing):
         row, column = missing[0].tolist()
-        raise FieldError(f"{file}, row {row + 1}, column {rows.columns[column]}", None, "must not be empty")
+        raise FieldError(
+            f"{file}, row {row + 1}, column {rows.columns[column]}", None, "must not be empty"
+        )
     return rows

@@ -21,7 +21,12 @@ SCALES = {
 FLAGS = ("sex", "fbs", "exang")
 CODES = {"cp": (2, 3, 4), "restecg": (1, 2)}  # indicators; the first code of each column has none
 NEEDED = ("centre", *SCALES, *FLAGS, *CODES, "num")
-KEPT = {"cleveland": 303, "hungarian": 261, "switzerland": 46, "va": 130}  # patients, as FLamby counts them
+KEPT = {
+    "cleveland": 303,
+    "hungarian": 261,
+    "switzerland": 46,
+    "va": 130,
+}  # patients, as FLamby counts them
 
 
 def load_fed_heart(*, scale: str = "public") -> DataSet:
@@ -55,9 +60,7 @@ def load_fed_heart(*, scale: str = "public") -> DataSet:
     found = {str(name): int(count) for name, count in table["centre"].value_counts().items()}
     if found != KEPT:
         told = ", ".join(f"{name} {count}" for name, count in KEPT.items())
-        accepted = (
-            f"are the patients of its file {file} that lack nothing, and have to be {told}: it is another version"
-        )
+        accepted = f"are the patients of its file {file} that lack nothing, and have to be {told}: it is another version"
         raise FieldError("data.name", found, f"{accepted}; get {FED_HEART.official}")
     numbers = [(table[name] - centre) / spread for name, (centre, spread) in SCALES.items()]
     flags = [table[name] for name in FLAGS]

@@ -15,7 +15,16 @@ from fedveil.errors import FieldError, require_choice, require_count
 from fedveil_studies.data import BLOODMNIST, CIFAR10_SUBSET, MNIST_BY_WRITER, writers
 
 # The names of the official set, in the order of its labels.
-BLOOD_CLASSES = ("basophil", "eosinophil", "erythroblast", "ig", "lymphocyte", "monocyte", "neutrophil", "platelet")
+BLOOD_CLASSES = (
+    "basophil",
+    "eosinophil",
+    "erythroblast",
+    "ig",
+    "lymphocyte",
+    "monocyte",
+    "neutrophil",
+    "platelet",
+)
 PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
@@ -23,7 +32,9 @@ def require_arrays(name: str, arrays: Mapping[str, Array], needed: Sequence[str]
     """Refuse the file of a named set that lacks what it should hold."""
     missing = [key for key in needed if key not in arrays]
     if missing:
-        raise FieldError("data.name", name, f"its file lacks {', '.join(missing)}: it is another file")
+        raise FieldError(
+            "data.name", name, f"its file lacks {', '.join(missing)}: it is another file"
+        )
 
 
 def arrays_of(name: str, info: SourceInfo, needed: Sequence[str]) -> dict[str, Array]:
@@ -106,14 +117,24 @@ def load_mnist_by_writer(
         turned(arrays[f"{half}_images"], arrays[f"{half}_writer"], rotated, rotation_seed)
     dataset = _set("mnist-by-writer", arrays, PARTS, tuple(str(c) for c in range(10)), scale)
     owner, owners = natural_clients("train_writer", arrays["train_writer"], len(dataset.x))
-    share = f" Images of a writer are turned by 90 degrees with probability {rotated:g}." if rotated else ""
+    share = (
+        f" Images of a writer are turned by 90 degrees with probability {rotated:g}."
+        if rotated
+        else ""
+    )
     note = f"Ten digits of 539 writers: FEMNIST has 62 classes and some 3,550 writers.{share}"
     group = owner if person else None
     licence = "CC BY-SA 3.0 (MNIST), BSD-3-Clause (writers)"
     dataset = replace(dataset, owner=owner, owners=owners, group=group, note=note, licence=licence)
     if require_count("data.features", features, least=0):
-        dataset = writers.with_components(dataset, torch.from_numpy(arrays["test_writer"]), features, measured)
-    return writers.first_images(dataset, most) if require_count("data.most", most, least=0) else dataset
+        dataset = writers.with_components(
+            dataset, torch.from_numpy(arrays["test_writer"]), features, measured
+        )
+    return (
+        writers.first_images(dataset, most)
+        if require_count("data.most", most, least=0)
+        else dataset
+    )
 
 
 def load_cifar10_subset(*, scale: str = "unit") -> DataSet:
@@ -132,10 +153,16 @@ def load_cifar10_subset(*, scale: str = "unit") -> DataSet:
     arrays = arrays_of("cifar10-subset", CIFAR10_SUBSET, [*PARTS, "class_names"])
     names = tuple(str(n) for n in arrays["class_names"])
     note = "10,000 training images (a fifth of CIFAR-10) and 3,000 test images: figures are not those of the whole set."
-    return replace(_set("cifar10-subset", arrays, PARTS, names, scale), note=note, licence=CIFAR10_SUBSET.licence)
+    return replace(
+        _set("cifar10-subset", arrays, PARTS, names, scale),
+        note=note,
+        licence=CIFAR10_SUBSET.licence,
+    )
 
 
-def _set(name: str, arrays: dict[str, Array], parts: Sequence[str], names: tuple[str, ...], scale: str) -> DataSet:
+def _set(
+    name: str, arrays: dict[str, Array], parts: Sequence[str], names: tuple[str, ...], scale: str
+) -> DataSet:
     require_choice("data.scale", scale, ("unit", "standard"))
     require_arrays(name, arrays, parts)
     x, y, test_x, test_y = (arrays[part] for part in parts)

@@ -79,14 +79,18 @@ def load_readmission(*, person: str = "", most: int = 0, part: str = "") -> Data
     [[file]] = READMISSION.files
     path = locate("readmission", file, READMISSION.official)
     try:
-        table = pandas_module().read_csv(path, usecols=list(NEEDED), dtype=str, keep_default_na=False)
+        table = pandas_module().read_csv(
+            path, usecols=list(NEEDED), dtype=str, keep_default_na=False
+        )
     except (OSError, ValueError) as error:
         accepted = f"its file {file} cannot be used ({error}); it needs {READMISSION.official}"
         raise FieldError("data.name", "readmission", accepted) from error
     found = len(table), table["patient_nbr"].nunique()
     if found != (STAYS, PATIENTS):
         accepted = f"are the stays and patients of its file {file}, and have to be {STAYS} and {PATIENTS}: it is "
-        raise FieldError("data.name", found, f"{accepted}another version; get {READMISSION.official}")
+        raise FieldError(
+            "data.name", found, f"{accepted}another version; get {READMISSION.official}"
+        )
     table = table[~table["discharge_disposition_id"].isin(GONE)]
     if part:
         tuning = table["patient_nbr"].isin(tuning_patients(table["patient_nbr"].unique()))
@@ -95,7 +99,9 @@ def load_readmission(*, person: str = "", most: int = 0, part: str = "") -> Data
         table = table[table.groupby("patient_nbr").cumcount() < most]
     x = np.stack(columns_of(table), axis=1)
     x /= np.linalg.norm(x, axis=1, keepdims=True)  # of each stay alone, so that no gradient is long
-    group = torch.from_numpy(np.unique(table["patient_nbr"].to_numpy(dtype=np.int64), return_inverse=True)[1])
+    group = torch.from_numpy(
+        np.unique(table["patient_nbr"].to_numpy(dtype=np.int64), return_inverse=True)[1]
+    )
     return DataSet(
         name="readmission",
         x=torch.from_numpy(x),
@@ -125,7 +131,9 @@ def columns_of(table: Any) -> list[Any]:
     found += [(numbers(name) - centre) / spread for name, (centre, spread) in NUMBERS.items()]
     found += [np.minimum(numbers(name), MOST_VISITS) / MOST_VISITS for name in VISITS]
     found += [(table[name] == code).to_numpy() for name, codes in CODES.items() for code in codes]
-    chapter = table["diag_1"].str.extract(r"^(\d+)", expand=False).fillna("0").to_numpy(dtype=np.int64)
+    chapter = (
+        table["diag_1"].str.extract(r"^(\d+)", expand=False).fillna("0").to_numpy(dtype=np.int64)
+    )
     for ranges in CHAPTERS.values():
         found.append(np.any([(low <= chapter) & (chapter <= high) for low, high in ranges], axis=0))
     return [np.asarray(one, dtype=np.float32) for one in found]

@@ -37,7 +37,9 @@ def boxes_of(quads: NDArray[Any], height: int, width: int, texts: Sequence[str] 
     words = list(texts) or [""] * len(corners)
     return [
         Box(top, left, max(top, min(bottom, height)), max(left, min(right, width)), word)
-        for (left, top), (right, bottom), word in zip(low.tolist(), high.tolist(), words, strict=True)
+        for (left, top), (right, bottom), word in zip(
+            low.tolist(), high.tolist(), words, strict=True
+        )
     ]
 
 
@@ -84,7 +86,9 @@ def load_sroie(
         If the file is absent.
     """
     if not 32 <= require_count("data.tile", tile) <= 192:
-        raise FieldError("data.tile", tile, "must be 32 to 192 pixels: every receipt has room for that")
+        raise FieldError(
+            "data.tile", tile, "must be 32 to 192 pixels: every receipt has room for that"
+        )
     require_count("data.tiles", tiles)
     if not kinds:
         raise FieldError("data.kinds", list(kinds), f"must name at least one of {', '.join(KINDS)}")
@@ -92,15 +96,30 @@ def load_sroie(
         require_choice("data.kinds", kind, KINDS)
     receipts, companies = _receipts()
     if require_count("data.test_receipts", test_receipts, least=0) >= len(receipts) - 1:
-        raise FieldError("data.test_receipts", test_receipts, f"must leave 2 of {len(receipts)} receipts to train on")
-    order = np.random.default_rng(keyed_seed("receipts", tamper_seed)).permutation(len(receipts)).tolist()
+        raise FieldError(
+            "data.test_receipts",
+            test_receipts,
+            f"must leave 2 of {len(receipts)} receipts to train on",
+        )
+    order = (
+        np.random.default_rng(keyed_seed("receipts", tamper_seed))
+        .permutation(len(receipts))
+        .tolist()
+    )
     most = len(receipts) - test_receipts
     if require_count("data.train_receipts", train_receipts, least=0) > most or train_receipts == 1:
-        raise FieldError("data.train_receipts", train_receipts, f"must be 2 to {most}, or 0 for all of those")
-    halves = [sorted(order[test_receipts:][: train_receipts or most]), sorted(order[:test_receipts])]
+        raise FieldError(
+            "data.train_receipts", train_receipts, f"must be 2 to {most}, or 0 for all of those"
+        )
+    halves = [
+        sorted(order[test_receipts:][: train_receipts or most]),
+        sorted(order[:test_receipts]),
+    ]
     made = [_half(receipts, half, tile, tiles, kinds, tamper_seed) for half in halves if half]
     owner, owners = natural_clients(
-        "company", np.repeat(np.array([companies[i] for i in halves[0]], dtype=np.str_), tiles), len(made[0][0])
+        "company",
+        np.repeat(np.array([companies[i] for i in halves[0]], dtype=np.str_), tiles),
+        len(made[0][0]),
     )
     test = len(made) > 1
     return DataSet(
@@ -138,7 +157,12 @@ def _receipts() -> tuple[list[_Receipt], list[str]]:
 
 
 def _half(
-    receipts: Sequence[_Receipt], half: Sequence[int], tile: int, tiles: int, kinds: Sequence[str], seed: int
+    receipts: Sequence[_Receipt],
+    half: Sequence[int],
+    tile: int,
+    tiles: int,
+    kinds: Sequence[str],
+    seed: int,
 ) -> tuple[Array, Array, Array]:
     """Tiles uint8 [n, tile, tile], masks int64 and region bits uint8 of the same shape, receipt by receipt."""
     x = np.empty((len(half) * tiles, tile, tile), dtype=np.uint8)
@@ -150,7 +174,9 @@ def _half(
         fitting = [box for box in own.boxes if box.height <= tile and box.width <= tile]
         if not fitting:
             least = min((max(box.height, box.width) for box in own.boxes), default=0)
-            raise FieldError("data.tile", tile, f"no text of receipt {i} fits into it: use at least {least}")
+            raise FieldError(
+                "data.tile", tile, f"no text of receipt {i} fits into it: use at least {least}"
+            )
         targets = [fitting[int(j)] for j in rng.permutation(len(fitting))]
         for k in range(tiles):
             other = receipts[half[(place + int(rng.integers(1, max(len(half), 2)))) % len(half)]]
@@ -187,7 +213,9 @@ def sensitive_boxes(boxes: Sequence[Box], keys: Mapping[str, str]) -> dict[str, 
         and to company or address if its text is a part of it, or the other way round. A kind whose text is found
         nowhere has an empty list.
     """
-    return {kind: [b for b in boxes if _holds(kind, b.text, keys.get(kind, ""))] for kind in SENSITIVE}
+    return {
+        kind: [b for b in boxes if _holds(kind, b.text, keys.get(kind, ""))] for kind in SENSITIVE
+    }
 
 
 def region_bits(kinds: Mapping[str, Sequence[Box]], height: int, width: int) -> NDArray[np.uint8]:

@@ -43,7 +43,12 @@ def with_components(dataset: DataSet, writer: Tensor, count: int, measured: str)
         return F.normalize((x.flatten(1) - mean) @ scaled, dim=1)
 
     kept = parts[measured]
-    return replace(dataset, x=features(dataset.x), test_x=features(dataset.test_x[kept]), test_y=dataset.test_y[kept])
+    return replace(
+        dataset,
+        x=features(dataset.x),
+        test_x=features(dataset.test_x[kept]),
+        test_y=dataset.test_y[kept],
+    )
 
 
 def first_images(dataset: DataSet, most: int) -> DataSet:

@@ -45,7 +45,10 @@ def drawn_anew(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -
 @study.measure("probed")
 def probed(outcomes: Sequence[Outcome], name: str) -> Value:
     """``probed FIGURE``: mean over the rounds that have it of a probe's figure, or of one that the server reports."""
-    values = [float((row["figures"] if name in row["figures"] else row["server"])[name]) for row in outcomes[0].rows]
+    values = [
+        float((row["figures"] if name in row["figures"] else row["server"])[name])
+        for row in outcomes[0].rows
+    ]
     finite = [value for value in values if math.isfinite(value)]
     return Value(fmean(finite) if finite else math.nan)
 
@@ -56,10 +59,14 @@ def above_the_other_row(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     above, below = claim.rows
     decide, guess = partial(verdict_of, sign=1, margin=claim.margin), study.described.learned.guess
     for table, figure in claim.figures:
-        for setting in dict.fromkeys(s for (t, row, s, f) in evidence.results if (t, row, f) == (table, below, figure)):
+        for setting in dict.fromkeys(
+            s for (t, row, s, f) in evidence.results if (t, row, f) == (table, below, figure)
+        ):
             if (table, above, setting, figure) in evidence.results:
                 first, second = (evidence.at(table, row, setting, figure) for row in (above, below))
-                yield compared(study.settings[setting], first, second, decide, (first, second), guess)
+                yield compared(
+                    study.settings[setting], first, second, decide, (first, second), guess
+                )
 
 
 @study.judge("grows with clients")
@@ -68,7 +75,9 @@ def grows_with_clients(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     [(table, figure)], decide = claim.figures, partial(verdict_of, sign=1, margin=claim.margin)
     for budget in claim.rows:
         places = product((f"{budget}, 10 clients", f"{budget}, 2 clients"), claim.settings)
-        one, two, three, four = (evidence.at(table, row, setting, figure) for row, setting in places)
+        one, two, three, four = (
+            evidence.at(table, row, setting, figure) for row, setting in places
+        )
         many = differ(one, two) if one and two else None
         few = differ(three, four) if three and four else None
         if many is None or few is None:
@@ -78,4 +87,6 @@ def grows_with_clients(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
         seeds = sorted(gains[0].keys() & gains[1].keys())
         growth = difference([gains[0][seed] - gains[1][seed] for seed in seeds], SEEDS, seeds)
         why = nothing_learned((one, two, three, four), study.described.learned.guess)
-        yield Row(budget, CANNOT_TELL if why else decide(growth), str(growth), growth, decide, why=why)
+        yield Row(
+            budget, CANNOT_TELL if why else decide(growth), str(growth), growth, decide, why=why
+        )

@@ -15,7 +15,15 @@ from fedveil.mechanisms import keyed_seed
 from fedveil_lab.attacks.inversion import DLG, Cosine, Inversion, ServerKnowledge, invert
 from fedveil_lab.attacks.observation import Received, ThreatModel
 from fedveil_lab.config import Config
-from fedveil_studies.fedre.recovered import FIGURES, GLYPH, MEASURED, Recovered, figures_of, secret, tiles_of
+from fedveil_studies.fedre.recovered import (
+    FIGURES,
+    GLYPH,
+    MEASURED,
+    Recovered,
+    figures_of,
+    secret,
+    tiles_of,
+)
 
 ATTACK = DLG(steps=400, restarts=0, enough=1e-13)
 THREAT = ThreatModel(
@@ -61,13 +69,24 @@ class RegionInversion:
         """Whose tiles are attacked, and the tiles of all others."""
         clients = seen.federation.clients
         if len(clients) < 3:
-            raise FieldError("data.clients", len(clients), "must be at least 3: the attacker knows the tiles of two")
+            raise FieldError(
+                "data.clients",
+                len(clients),
+                "must be at least 3: the attacker knows the tiles of two",
+            )
         chosen = tiles_of(clients)[: min(self.images, len(clients) - 2)]
         return chosen, torch.cat([client.x for p, client in enumerate(clients) if p not in chosen])
 
     def _inverted(self, seen: Seen, partition: int, others: Tensor, attack: Inversion) -> Recovered:
-        client, learner, layout = seen.federation.clients[partition], seen.federation.learner, seen.federation.layout
-        model, scales = model_of(seen.received[partition]), seen.record.client_scales.get(partition, ())
+        client, learner, layout = (
+            seen.federation.clients[partition],
+            seen.federation.learner,
+            seen.federation.layout,
+        )
+        model, scales = (
+            model_of(seen.received[partition]),
+            seen.record.client_scales.get(partition, ()),
+        )
         assert model is not None
         layers = layout.groups("module")
         bound = seen.federation.server.method.client_clip
@@ -92,7 +111,9 @@ class NoisedPixels:
     The noise is cut to the pixels' range, as what an attacker makes of it is.
     """
 
-    figures: ClassVar[tuple[str, ...]] = tuple(f"{name} at {level}" for level in LEVELS for name in FIGURES)
+    figures: ClassVar[tuple[str, ...]] = tuple(
+        f"{name} at {level}" for level in LEVELS for name in FIGURES
+    )
     name: ClassVar[str] = f"noise on pixels, deviations {LEVELS}"
 
     def __init__(self, full: Config) -> None:
@@ -107,8 +128,12 @@ class NoisedPixels:
             tiles = []
             for client in chosen:
                 original, mask = client.x.to(torch.float64), secret(client)
-                noise = level * torch.randn(original.shape, generator=generator, dtype=torch.float64)
-                tiles.append(Recovered(original, mask, (original + noise * mask[:, None]).clamp(0, 1)))
+                noise = level * torch.randn(
+                    original.shape, generator=generator, dtype=torch.float64
+                )
+                tiles.append(
+                    Recovered(original, mask, (original + noise * mask[:, None]).clamp(0, 1))
+                )
             figures |= {f"{name} at {level}": value for name, value in figures_of(tiles).items()}
         return figures
 
@@ -131,8 +156,14 @@ class EveryInversion(RegionInversion):
     after: ClassVar[int] = 1
     attacks: ClassVar[Mapping[str, Inversion]] = {"DLG": ATTACK, "direction": Cosine(steps=400)}
     best: ClassVar[tuple[str, ...]] = (*MEASURED, "legible")
-    answers: ClassVar[tuple[str, ...]] = tuple(f"{kind}{how}" for kind in attacks for how in ("", ", set"))
-    figures = (*best, "guess", *(f"{answer} {what}" for answer in answers for what in ("region_ssim", "legible")))
+    answers: ClassVar[tuple[str, ...]] = tuple(
+        f"{kind}{how}" for kind in attacks for how in ("", ", set")
+    )
+    figures = (
+        *best,
+        "guess",
+        *(f"{answer} {what}" for answer in answers for what in ("region_ssim", "legible")),
+    )
 
     @property
     def name(self) -> str:
@@ -149,11 +180,20 @@ class EveryInversion(RegionInversion):
         for kind, attack in self.attacks.items():
             tiles = [self._inverted(seen, p, others, attack) for p in chosen]
             by_answer[kind] = figures_of(tiles)
-            contrasted = [replace(r, reconstruction=in_contrast(r.reconstruction, known)) for r in tiles]
+            contrasted = [
+                replace(r, reconstruction=in_contrast(r.reconstruction, known)) for r in tiles
+            ]
             by_answer[f"{kind}, set"] = figures_of(contrasted)
-        best = {w: (min if w.endswith("mse") else max)(f[w] for f in by_answer.values()) for w in self.best}
-        guessed = figures_of([replace(r, reconstruction=known.mean(0, keepdim=True)) for r in tiles])
-        each = {f"{kind} {w}": f[w] for kind, f in by_answer.items() for w in ("region_ssim", "legible")}
+        best = {
+            w: (min if w.endswith("mse") else max)(f[w] for f in by_answer.values())
+            for w in self.best
+        }
+        guessed = figures_of(
+            [replace(r, reconstruction=known.mean(0, keepdim=True)) for r in tiles]
+        )
+        each = {
+            f"{kind} {w}": f[w] for kind, f in by_answer.items() for w in ("region_ssim", "legible")
+        }
         return {**best, "guess": guessed["region_mse"], **each}
 
 
@@ -166,4 +206,6 @@ class TrainedInversion(EveryInversion):
 def in_contrast(image: Tensor, known: Tensor) -> Tensor:
     """An image [1, ...] with the mean and the (mean) deviation of known ones [n, ...], cut to 0 to 1."""
     deviation = known.flatten(1).std(1).mean()
-    return ((image - image.mean()) / image.std().clamp_min(1e-9) * deviation + known.mean()).clamp(0, 1)
+    return ((image - image.mean()) / image.std().clamp_min(1e-9) * deviation + known.mean()).clamp(
+        0, 1
+    )

@@ -41,7 +41,9 @@ def maps(reproduction: Reproduction) -> "Figure":
     x, y = client.x[chosen : chosen + 1], client.y[chosen : chosen + 1]
     loss, vector = learner.local.loss, learned.trained.model
     layer_maps = score_maps(learner.model, learner.layout, loss, vector, x, y, probes=PROBES)
-    return score_figure(x[0], layer_maps, list(learner.layout.groups("module")), client.masks[chosen])
+    return score_figure(
+        x[0], layer_maps, list(learner.layout.groups("module")), client.masks[chosen]
+    )
 
 
 def forged(reproduction: Reproduction) -> "Figure":
@@ -50,13 +52,17 @@ def forged(reproduction: Reproduction) -> "Figure":
 
     full = reproduction.full(SCENARIO, reproduction.seeds[0])
     clients = [c for c in deal_out(full.data, full.seed).clients if c.masks is not None]
-    columns = [(c, i) for c in clients for i in range(0, c.examples, max(1, c.examples // FORGED))][:: len(clients)]
+    columns = [(c, i) for c in clients for i in range(0, c.examples, max(1, c.examples // FORGED))][
+        :: len(clients)
+    ]
     figure = Figure(figsize=(1.4 * FORGED, 3.0), layout="constrained")
     axes = figure.subplots(2, FORGED, squeeze=False)
     for (client, i), (bare, marked) in zip(columns, axes.T, strict=False):
         assert client.masks is not None
         for axis in (bare, marked):
-            axis.imshow(client.x[i, 0].numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axis.imshow(
+                client.x[i, 0].numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest"
+            )
             axis.set_axis_off()
         for mask, colour in ((client.y[i] == 1, "tab:blue"), (client.masks[i], "tab:red")):
             if bool(mask.any()):
@@ -71,14 +77,21 @@ def recovered(reproduction: Reproduction) -> "Figure":
     columns: dict[str, list[Recovered]] = {}
     for row, settings in SHOWN.items():
         for setting in [settings] if isinstance(settings, str) else settings:
-            cell = reproduction.cell(SCENARIO, row, setting, reproduction.seeds[0], change="attacked")
+            cell = reproduction.cell(
+                SCENARIO, row, setting, reproduction.seeds[0], change="attacked"
+            )
             spec = reproduction.study.described
-            columns[f"{spec.settings[setting].label}\n{spec.rows[row].label}"] = _attacked(cell.config)
+            columns[f"{spec.settings[setting].label}\n{spec.rows[row].label}"] = _attacked(
+                cell.config
+            )
     first = next(iter(columns.values()))
     figure = Figure(figsize=(1.7 * (1 + len(columns)), 2.0 * len(first)), layout="constrained")
     axes = figure.subplots(len(first), 1 + len(columns), squeeze=False)
     for row_, tile in enumerate(first):
-        shown = {"original": tile.original, **{name: tiles[row_].reconstruction for name, tiles in columns.items()}}
+        shown = {
+            "original": tile.original,
+            **{name: tiles[row_].reconstruction for name, tiles in columns.items()},
+        }
         for axis, (name, image) in zip(axes[row_], shown.items(), strict=True):
             axis.imshow(image[0, 0].numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axis.contour(tile.mask[0].numpy(), levels=[0.5], colors="tab:red", linewidths=0.6)
@@ -100,7 +113,9 @@ def _attacked(config: Config) -> list[Recovered]:
     return probe.recovered[:TILES]
 
 
-def score_figure(image: "Tensor", maps: "Tensor", layers: Sequence[str], region: "Tensor") -> "Figure":
+def score_figure(
+    image: "Tensor", maps: "Tensor", layers: Sequence[str], region: "Tensor"
+) -> "Figure":
     """The image with its sensitive region, and beside it each layer's map, as `fedveil.learning.score_maps` gives them.
 
     Every map has its own scale; the layer's score, the mean over the region, stands above it. On a client's image the
@@ -127,9 +142,15 @@ def score_figure(image: "Tensor", maps: "Tensor", layers: Sequence[str], region:
     if image.dim() != 3 or image.shape[0] not in (1, 3):
         raise FieldError("image", tuple(image.shape), "must be [1, H, W] or [3, H, W]")
     if maps.shape != (len(layers), *image.shape[1:]):
-        raise FieldError("maps", tuple(maps.shape), f"must be {(len(layers), *image.shape[1:])}: a map a layer")
+        raise FieldError(
+            "maps", tuple(maps.shape), f"must be {(len(layers), *image.shape[1:])}: a map a layer"
+        )
     if region.shape != image.shape[1:] or not region.any():
-        raise FieldError("region", tuple(region.shape), f"must be bool {tuple(image.shape[1:])} with a pixel in it")
+        raise FieldError(
+            "region",
+            tuple(region.shape),
+            f"must be bool {tuple(image.shape[1:])} with a pixel in it",
+        )
     rows = -(-(len(layers) + 1) // COLUMNS)
     figure = Figure(figsize=(INCH * COLUMNS, 1.2 * INCH * rows), layout="constrained")
     axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()

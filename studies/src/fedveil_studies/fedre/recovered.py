@@ -13,7 +13,9 @@ from fedveil.learning import ClientData
 from fedveil_lab.attacks.inversion.knowledge import two_sided
 from fedveil_lab.attacks.inversion.metrics import region_and_rest
 
-MEASURED = tuple(f"{where}_{what}" for where in ("region", "rest") for what in ("mse", "ssim", "psnr"))
+MEASURED = tuple(
+    f"{where}_{what}" for where in ("region", "rest") for what in ("mse", "ssim", "psnr")
+)
 FIGURES = (*MEASURED, "legible", "blind", "glyphs")
 GLYPH = (10, 7)  # rows and columns of a window, about one letter
 ALIKE = 0.8  # correlation of two windows that show the same letter
@@ -41,14 +43,23 @@ def tiles_of(clients: Sequence[ClientData]) -> list[int]:
     """Partitions of one example that is sensitive in part, and shows text there; at least one, or `FieldError`."""
     chosen = [p for p, client in enumerate(clients) if _partly_sensitive(client)]
     if not chosen:
-        raise FieldError("data.sensitive", None, "marks text in a part of no client's tile: more clients are needed")
+        raise FieldError(
+            "data.sensitive",
+            None,
+            "marks text in a part of no client's tile: more clients are needed",
+        )
     return chosen
 
 
 def figures_of(recovered: Sequence[Recovered]) -> dict[str, float]:
     """`MEASURED`, means over the tiles, and `legibility`."""
-    units = [region_and_rest(r.original, r.reconstruction, r.mask, data_range=1.0) for r in recovered]
-    return {**{name: fmean(float(unit[name]) for unit in units) for name in MEASURED}, **legibility(recovered)}
+    units = [
+        region_and_rest(r.original, r.reconstruction, r.mask, data_range=1.0) for r in recovered
+    ]
+    return {
+        **{name: fmean(float(unit[name]) for unit in units) for name in MEASURED},
+        **legibility(recovered),
+    }
 
 
 def legibility(recovered: Sequence[Recovered]) -> dict[str, float]:

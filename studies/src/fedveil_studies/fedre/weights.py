@@ -32,7 +32,15 @@ class ServerWeights:
     client's scoring, times K.
     """
 
-    figures: ClassVar[tuple[str, ...]] = ("largest", "crafted", "loud", "printed", "noise", "scoring", "client_scoring")
+    figures: ClassVar[tuple[str, ...]] = (
+        "largest",
+        "crafted",
+        "loud",
+        "printed",
+        "noise",
+        "scoring",
+        "client_scoring",
+    )
 
     def __init__(self, full: Config) -> None:
         """What the probe needs it finds in the round."""
@@ -48,13 +56,19 @@ class ServerWeights:
         sent = [model_of(seen.received[p]) for p in sorted(seen.received)]
         models = torch.stack([model for model in sent if model is not None])
         if scorer is None:
-            raise FieldError("data.public_examples", 0, "the server scores models on public examples: set some aside")
+            raise FieldError(
+                "data.public_examples",
+                0,
+                "the server scores models on public examples: set some aside",
+            )
         began = perf_counter()
         scores = scorer(models)
         seconds = perf_counter() - began
 
         def weight(scored: Tensor) -> float:
-            return float(len(models) * perturbation_weights(torch.cat([scored, scores[1:]]))[0].mean())
+            return float(
+                len(models) * perturbation_weights(torch.cat([scored, scores[1:]]))[0].mean()
+            )
 
         loud, weights = scorer(100 * models[:1]), perturbation_weights(scores)
         exponents = -torch.log_softmax(torch.cat([loud, scores[1:]]).double(), 0) - log(len(models))
@@ -75,14 +89,18 @@ class ServerWeights:
         everything = torch.ones(len(client.x[rows]), *client.x.shape[2:], dtype=torch.bool)
         given = (client.x[rows], client.y[rows], everything, scoring.method)
         models, began = seen.broadcast.models[:1], perf_counter()
-        score_models(learner.model, learner.layout, learner.local.loss, models, *given, probes=scoring.probes)
+        score_models(
+            learner.model, learner.layout, learner.local.loss, models, *given, probes=scoring.probes
+        )
         return perf_counter() - began
 
 
 def _noise_power(seen: Seen, weights: Tensor) -> float:
     """Squared noise in the round's sum, over that in the plain mean; 1 where nobody noised."""
     scales, layout = seen.record.client_scales, seen.federation.layout
-    sizes = torch.tensor([sum(s.stop - s.start for s in slices) for slices in layout.groups("module").values()])
+    sizes = torch.tensor(
+        [sum(s.stop - s.start for s in slices) for slices in layout.groups("module").values()]
+    )
     deviations = [scales.get(p) or [0.0] * len(sizes) for p in sorted(seen.received)]
     powers = torch.tensor(deviations, dtype=torch.float64).square() * sizes
     plain = powers.sum() / len(weights) ** 2
@@ -98,7 +116,9 @@ class FewImages:
     """
 
     figures: ClassVar[tuple[str, ...]] = tuple(
-        f"{when}{what}" for when in ("", "trained ") for what in (*(f"of {n}" for n in FEW), "floor", "as run")
+        f"{when}{what}"
+        for when in ("", "trained ")
+        for what in (*(f"of {n}" for n in FEW), "floor", "as run")
     )
 
     def __init__(self, full: Config) -> None:
@@ -113,17 +133,28 @@ class FewImages:
         """The figures of a round, of the first client that marks enough."""
         wanted = max(*FEW, seen.federation.learner.scoring.images)
         for client in seen.federation.clients:
-            marked = torch.zeros(0) if client.masks is None else client.masks.flatten(1).any(1).nonzero().reshape(-1)
+            marked = (
+                torch.zeros(0)
+                if client.masks is None
+                else client.masks.flatten(1).any(1).nonzero().reshape(-1)
+            )
             if len(marked) > wanted:
                 break
         else:
-            raise FieldError("data.sensitive", None, f"must mark something in more than {wanted} images of a client")
+            raise FieldError(
+                "data.sensitive",
+                None,
+                f"must mark something in more than {wanted} images of a client",
+            )
         opened, closed = (
-            self._distances(seen, models[:1], client, marked[:ALL]) for models in (seen.broadcast.models, seen.models)
+            self._distances(seen, models[:1], client, marked[:ALL])
+            for models in (seen.broadcast.models, seen.models)
         )
         return {**opened, **{f"trained {name}": value for name, value in closed.items()}}
 
-    def _distances(self, seen: Seen, model: Tensor, client: ClientData, rows: Tensor) -> dict[str, float]:
+    def _distances(
+        self, seen: Seen, model: Tensor, client: ClientData, rows: Tensor
+    ) -> dict[str, float]:
         assert client.masks is not None
         masks, learner = client.masks, seen.federation.learner
 
@@ -132,12 +163,21 @@ class FewImages:
             own = (learner.model, learner.layout, learner.local.loss)
             return score_models(*own, model, *given, method, probes=directions, seed=seed)
 
-        one, other = (torch.cat([scored(row[None], DIRECTIONS, 2 * int(row) + k) for row in rows]) for k in (0, 1))
+        one, other = (
+            torch.cat([scored(row[None], DIRECTIONS, 2 * int(row) + k) for row in rows])
+            for k in (0, 1)
+        )
         every, generator = _shares(other), torch.Generator().manual_seed(0)
         draws = [torch.randperm(len(rows), generator=generator) for _ in range(DRAWS)]
-        distances = {f"of {n}": fmean(_apart(_shares(one[draw[:n]]), every) for draw in draws) for n in FEW}
+        distances = {
+            f"of {n}": fmean(_apart(_shares(one[draw[:n]]), every) for draw in draws) for n in FEW
+        }
         few = scored(rows[: learner.scoring.images], learner.scoring.probes, 0)
-        return {**distances, "floor": _apart(_shares(one), every), "as run": _apart(_shares(few), every)}
+        return {
+            **distances,
+            "floor": _apart(_shares(one), every),
+            "as run": _apart(_shares(few), every),
+        }
 
 
 def _shares(scores: Tensor) -> Tensor:

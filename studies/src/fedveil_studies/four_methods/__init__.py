@@ -36,7 +36,9 @@ def alignment(federation: Watched, model: Tensor, move: Tensor, x: Tensor, y: Te
     module, layout = federation.learner.model, federation.layout
 
     def losses(vector: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(module, layout.unflatten(vector), (x,)), y, reduction="none")
+        return F.cross_entropy(
+            functional_call(module, layout.unflatten(vector), (x,)), y, reduction="none"
+        )
 
     slope: Tensor = jvp(losses, (model,), (F.normalize(move, dim=0),))[1]
     return -slope
@@ -75,11 +77,15 @@ class AttackedRun(WholeRun):
         whole, config = setup.dealt.dataset, setup.config
         x, y = held_out(whole)
         spec = config.data.model_copy(update={"clients": OUTSIDE, "holdout": 0.0})
-        self._outside = clients_of(replace(whole, x=x, y=y, test_x=None, test_y=None), spec, config.seed)
+        self._outside = clients_of(
+            replace(whole, x=x, y=y, test_x=None, test_y=None), spec, config.seed
+        )
         clients: Sequence[ClientData] = setup.clients
         bad = setup.poisoning.behaviours if setup.poisoning else {}
         self._honest = {
-            p: c for p, c in enumerate(clients) if p not in bad and c.test_x is not None and len(c.test_x) > 1
+            p: c
+            for p, c in enumerate(clients)
+            if p not in bad and c.test_x is not None and len(c.test_x) > 1
         }
         self._side = setup.method.client
         self._inside: list[Tensor] = []
@@ -102,13 +108,17 @@ class AttackedRun(WholeRun):
         everything = sum(moves.values(), torch.zeros(()))
         for partition, move in moves.items():
             client, others = self._honest[partition], (everything - move) / max(1, len(moves) - 1)
-            x, y = (torch.cat(pair) for pair in zip((client.x, client.y), held_out(client), strict=True))
+            x, y = (
+                torch.cat(pair) for pair in zip((client.x, client.y), held_out(client), strict=True)
+            )
             self._members.append((partition, alignment(federation, start, move - others, x, y)))
         if moves:
             means = torch.stack([self._honest[p].x.flatten(1).mean(0) for p in moves])
             guesses = torch.stack([rebuilt(federation, move) for move in moves.values()])
             alike = F.normalize(guesses, dim=1) @ F.normalize(means, dim=1).T
-            self._recognised.append(float((alike.argmax(1) == torch.arange(len(means))).double().mean()))
+            self._recognised.append(
+                float((alike.argmax(1) == torch.arange(len(means))).double().mean())
+            )
         return {"noise power": self._power(seen)}
 
     def _power(self, seen: Seen) -> float:
@@ -116,7 +126,9 @@ class AttackedRun(WholeRun):
         if self._side.trust == "central":
             return float(seen.record.round.report.get("sigma", 0.0)) ** 2
         used = [scale for scale in seen.record.client_scales.values() if scale]
-        each = [self._side.noise([scale], seen.federation.layout).get("sigma", 0.0) for scale in used]
+        each = [
+            self._side.noise([scale], seen.federation.layout).get("sigma", 0.0) for scale in used
+        ]
         return fmean(sigma**2 for sigma in each) / len(each) if each else 0.0
 
     def concluded(self) -> dict[str, Any]:
@@ -125,7 +137,9 @@ class AttackedRun(WholeRun):
         by_client: dict[int, Tensor] = {}
         for partition, record_scores in self._members:
             by_client[partition] = by_client.get(partition, torch.zeros(())) + record_scores
-        areas = [member_area(s, c) for p, s in by_client.items() if (c := self._honest[p]).examples > 1]
+        areas = [
+            member_area(s, c) for p, s in by_client.items() if (c := self._honest[p]).examples > 1
+        ]
         return {
             "participation": auc(scores[:inside], scores[inside:]),
             "membership": fmean(areas) if areas else math.nan,

@@ -71,12 +71,16 @@ class Audited:
         columns = rng.multinomial(m, np.full(m, 1 / m), size=RESAMPLES) / m
         ours, other = (((rows @ each) * columns).sum(1) for each in won)
         low, high = np.quantile(ours - other, [0.025 / tried, 1 - 0.025 / tried])
-        correlation = float(np.corrcoef(ours, other)[0, 1]) if ours.std() > 0 and other.std() > 0 else 0.0
+        correlation = (
+            float(np.corrcoef(ours, other)[0, 1]) if ours.std() > 0 and other.std() > 0 else 0.0
+        )
         a, b = (self.auc(attack, setting, tried) for setting in (first, second))
         gap = a.point - b.point
         below = _together(a.point - a.low, b.high - b.point, correlation)
         above = _together(a.high - a.point, b.point - b.low, correlation)
-        return Difference(gap, min(float(low), gap - below), max(float(high), gap + above), n, f"+ {m} runs")
+        return Difference(
+            gap, min(float(low), gap - below), max(float(high), gap + above), n, f"+ {m} runs"
+        )
 
     def more_accurate(self, first: str, second: str) -> Difference:
         """Accuracy in one setting less that in another, over runs with the target, paired by their seeds."""
@@ -105,19 +109,33 @@ def read_audits(folder: Path, study: Study) -> list[Audited]:
 
 
 def _audited(values: Mapping[str, Any], study: Study) -> Audited:
-    results = [r for r in values["results"] if not r["supposed"]]  # those on metrics that clients are not shown
+    results = [
+        r for r in values["results"] if not r["supposed"]
+    ]  # those on metrics that clients are not shown
     settings, runs = values["settings"], values["replicates"]
     data = str(values["provenance"]["data"]).partition(",")[0]
-    accuracies = values.get("accuracies") or {label: about["accuracies"] for label, about in settings.items()}
+    accuracies = values.get("accuracies") or {
+        label: about["accuracies"] for label, about in settings.items()
+    }
     return Audited(
         study=study,
         title=f"on {data}, {runs} + {runs} runs",
         command=str(values["provenance"]["command"]),
         methods={label: str(about["method"]) for label, about in settings.items()},
-        sigmas={label: float(about["sigma"]) for label, about in settings.items() if about["sigma"] is not None},
-        accuracies={label: tuple(float(a) for a in each if a is not None) for label, each in accuracies.items()},
+        sigmas={
+            label: float(about["sigma"])
+            for label, about in settings.items()
+            if about["sigma"] is not None
+        },
+        accuracies={
+            label: tuple(float(a) for a in each if a is not None)
+            for label, each in accuracies.items()
+        },
         scores={
-            (str(r["attack"]), str(r["setting"])): (np.array(r["scores"]["in"]), np.array(r["scores"]["out"]))
+            (str(r["attack"]), str(r["setting"])): (
+                np.array(r["scores"]["in"]),
+                np.array(r["scores"]["out"]),
+            )
             for r in results
         },
         valid=frozenset(str(r["attack"]) for r in results if r["valid_without_defence"]),

@@ -32,7 +32,10 @@ def check_study(study: Study) -> Study:
         if not re.fullmatch(r"[A-Za-z0-9._-]+", change):  # it ends the name of a configuration
             accepted = "is part of a run's name: letters, digits, dots, dashes and underscores only"
             raise FieldError(f"{study.name}, changes", change, accepted)
-    for kind, field, contents in (("measures", "tables", spec.tables), ("curves", "figures", spec.figures)):
+    for kind, field, contents in (
+        ("measures", "tables", spec.tables),
+        ("curves", "figures", spec.figures),
+    ):
         for table, content in contents.items():
             for part in content.parts:
                 for one in part.figures.values():
@@ -50,7 +53,10 @@ def _names(study: Study) -> Iterator[Name]:
     for kind, contents in (("tables", spec.tables), ("figures", spec.figures)):
         for name, content in contents.items():
             for part in content.parts:
-                yield from ((f"{kind}.{name}.{where}", one, known) for where, one, known in _parts(study, part))
+                yield from (
+                    (f"{kind}.{name}.{where}", one, known)
+                    for where, one, known in _parts(study, part)
+                )
     for figure, drawn in spec.figures.items():
         if drawn.level is not None:
             yield f"figures.{figure}.level", drawn.level[0], spec.tables
@@ -61,13 +67,18 @@ def _names(study: Study) -> Iterator[Name]:
     for reading, other in spec.readings.items():
         if other.row:
             yield f"readings.{reading}.row", other.row, spec.rows
-        yield from ((f"readings.{reading}.settings", setting, spec.settings) for setting in other.settings)
+        yield from (
+            (f"readings.{reading}.settings", setting, spec.settings) for setting in other.settings
+        )
     for group in spec.judged_on:
         scale, *readings = group.split(", ")
         yield "judged_on", scale, spec.scales
         yield from (("judged_on", reading, spec.readings) for reading in readings)
     for note in spec.notes:
-        yield from (("notes: beside", name, (*spec.tables, *spec.figures, *study.pictures)) for name in note.beside)
+        yield from (
+            ("notes: beside", name, (*spec.tables, *spec.figures, *study.pictures))
+            for name in note.beside
+        )
 
 
 def _parts(study: Study, part: Part) -> Iterator[Name]:
@@ -100,7 +111,11 @@ def _published(study: Study) -> Iterator[Name]:
     for table, row, setting, figure in study.published:
         if table in spec.tables:
             content, where = spec.tables[table], f"published.csv, table {table}"
-            yield f"{where}, row", row, {label for label, _, _ in study.places(table)} | {*spec.absent}
+            yield (
+                f"{where}, row",
+                row,
+                {label for label, _, _ in study.places(table)} | {*spec.absent},
+            )
             yield f"{where}, setting", setting, spec.settings
             yield f"{where}, figure", figure, _figures(content) | {*spec.absent}
 
@@ -129,5 +144,7 @@ def find(name: str) -> Study:
     """
     study = STUDIES.choose(name)
     if not isinstance(study, Study):
-        raise FieldError("STUDY", name, f"its entry point must name a Study, not a {type(study).__name__}")
+        raise FieldError(
+            "STUDY", name, f"its entry point must name a Study, not a {type(study).__name__}"
+        )
     return check_study(study)

@@ -52,7 +52,9 @@ class Choices:
         """Refuse what no study has."""
         require_count("--seeds", self.seeds)
         if require_count("--draws", self.draws) > MOST_DRAWS:
-            raise FieldError("--draws", self.draws, f"must be at most {MOST_DRAWS}: each is a run of its own")
+            raise FieldError(
+                "--draws", self.draws, f"must be at most {MOST_DRAWS}: each is a run of its own"
+            )
         require_count("--workers", self.workers)
 
 

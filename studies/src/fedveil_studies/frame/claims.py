@@ -32,7 +32,9 @@ def judge(claim: ClaimOf, evidence: Evidence | Audited) -> Claim:
     study, on_audits = evidence.study, claim.expect in evidence.study.audits
     rule: Judge = {**JUDGES, **study.judges, **study.audits}[claim.expect]
     rows = tuple(_with_seeds(row, study.described.seeds_of(claim)) for row in rule(claim, evidence))
-    return Claim(claim, evidence.title, rows, claim.pooled and claim.expect != "alike" and not on_audits)
+    return Claim(
+        claim, evidence.title, rows, claim.pooled and claim.expect != "alike" and not on_audits
+    )
 
 
 def best_of(claim: ClaimOf, every: Sequence[Evidence]) -> tuple[Claim, list[Claim]]:
@@ -65,7 +67,11 @@ def lying(claim: ClaimOf, evidence: Evidence, expect: str) -> Iterator[Row]:
         decide = partial(within, margin=claim.margin)
     for table, figure in claim.figures:
         if claim.level is not None:
-            seen = [(r, s, one) for (t, r, s, f), one in evidence.results.items() if (t, f) == (table, figure)]
+            seen = [
+                (r, s, one)
+                for (t, r, s, f), one in evidence.results.items()
+                if (t, f) == (table, figure)
+            ]
             for row, setting, result in seen:
                 if setting in (claim.first or setting,) and row in (claim.rows or (row,)):
                     yield levelled(f"{row}, {setting}", means(result), claim.level, decide)
@@ -88,14 +94,24 @@ def rows_of(evidence: Evidence, claim: ClaimOf, table: str, figure: str, sign: i
     rows = sorted(shown, key=lambda row: (place.get(row, len(place)), row))
     if not shown:
         rows = [study.label(row) for row in own] if own else list(study.labels)
-    read = [study.described.readings[name].row for name in evidence.readings if name in study.described.readings]
+    read = [
+        study.described.readings[name].row
+        for name in evidence.readings
+        if name in study.described.readings
+    ]
     about = [*claim.rows, *(study.label(row) for row in read if row)] if claim.rows else rows
     possible = study.places(table)
 
     def may(row: str) -> bool:
-        printed = not shown or not sign or (_printed(evidence, claim, table, figure, row) or 0) * sign > 0
+        printed = (
+            not shown or not sign or (_printed(evidence, claim, table, figure, row) or 0) * sign > 0
+        )
         lines = [(row, setting, figure) in possible for setting in claim.settings if setting]
-        return row in about and printed and (all(lines) or evidence.at(table, row, claim.first, figure) is not None)
+        return (
+            row in about
+            and printed
+            and (all(lines) or evidence.at(table, row, claim.first, figure) is not None)
+        )
 
     return [row for row in rows if may(row)]
 
@@ -149,7 +165,11 @@ def levelled(label: str, by_seed: Mapping[int, float], level: float, decide: Dec
 
 def means(result: Result | None) -> dict[int, float]:
     """A figure by seed, over its draws; nothing where no run is finished."""
-    return {} if result is None else {seed: fmean(values.values()) for seed, values in result.by_seed.items()}
+    return (
+        {}
+        if result is None
+        else {seed: fmean(values.values()) for seed, values in result.by_seed.items()}
+    )
 
 
 def verdict_of(difference: Difference, sign: int, margin: float = 0.0) -> str:
@@ -172,20 +192,30 @@ JUDGES: Mapping[str, Judge] = {
 }
 
 
-def _compared(claim: ClaimOf, evidence: Evidence, table: str, figure: str, row: str, decide: Decide) -> Row:
+def _compared(
+    claim: ClaimOf, evidence: Evidence, table: str, figure: str, row: str, decide: Decide
+) -> Row:
     ours, other = (evidence.at(table, row, setting, figure) for setting in claim.settings)
     learned = evidence.study.described.learned
     where, name = learned.figures.get(table, (table, "accuracy"))
     alone = learned.first and (where, name) != (table, figure)
-    accuracies = [evidence.at(where, row, setting, name) for setting in claim.settings[: 1 if alone else 2]]
+    accuracies = [
+        evidence.at(where, row, setting, name) for setting in claim.settings[: 1 if alone else 2]
+    ]
     tables, figures = ({places[i] for places in claim.figures} for i in (0, 1))
-    label = ", ".join([*([f"table {table}"] if len(tables) > 1 else []), *([figure] if len(figures) > 1 else [])])
+    label = ", ".join(
+        [*([f"table {table}"] if len(tables) > 1 else []), *([figure] if len(figures) > 1 else [])]
+    )
     judged = compared(label, ours, other, decide, accuracies, learned.guess)
     return replace(judged, column=row, printed=_printed(evidence, claim, table, figure, row))
 
 
 def _printed(evidence: Evidence, claim: ClaimOf, table: str, figure: str, row: str) -> float | None:
-    pair = [evidence.study.published.get((table, row, setting, figure)) for setting in claim.settings if setting]
+    pair = [
+        evidence.study.published.get((table, row, setting, figure))
+        for setting in claim.settings
+        if setting
+    ]
     return pair[0].value - pair[1].value if len(pair) == 2 and pair[0] and pair[1] else None
 
 
@@ -193,5 +223,9 @@ def _with_seeds(row: Row, seeds: int) -> Row:
     """Fewer seeds than a row needs say nothing, nor do draws of the noise."""
     if row.difference is None or (row.difference.count >= seeds and row.difference.over != DRAWS):
         return row
-    few = "draws of one training" if row.difference.over == DRAWS else f"{row.difference.count} of {seeds} seeds"
+    few = (
+        "draws of one training"
+        if row.difference.over == DRAWS
+        else f"{row.difference.count} of {seeds} seeds"
+    )
     return replace(row, verdict=CANNOT_TELL, why=few, lacking=True)

@@ -276,10 +276,14 @@ class Described(_Table):
         default={},
         description="What else it printed (rows or figures of this name, tables called N-NAME), and why not we.",
     )
-    open: tuple[str, ...] = Field(default=(), description="What no table has yet and a run could tell; its command.")
+    open: tuple[str, ...] = Field(
+        default=(), description="What no table has yet and a run could tell; its command."
+    )
     claims: tuple[ClaimOf, ...] = ()
     learned: LearnedOf = LearnedOf()
-    judged_on: tuple[str, ...] = Field(default=(), description="Groups of runs, the one nearest to the paper first.")
+    judged_on: tuple[str, ...] = Field(
+        default=(), description="Groups of runs, the one nearest to the paper first."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -287,7 +291,9 @@ class Described(_Table):
         alike = {}
         for kind in ("tables", "figures"):
             every = values.get(kind, {})
-            alike[kind] = {name: {**every.get(own.pop("like", name), {}), **own} for name, own in every.items()}
+            alike[kind] = {
+                name: {**every.get(own.pop("like", name), {}), **own} for name, own in every.items()
+            }
         return {**values, **alike}
 
     def seeds_of(self, claim: ClaimOf) -> int:
@@ -310,5 +316,7 @@ class Described(_Table):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            given = None if first["type"] == "missing" else first["input"]  # pydantic has the table around it there
+            given = (
+                None if first["type"] == "missing" else first["input"]
+            )  # pydantic has the table around it there
             raise FieldError(f"{name}, study.toml: {where}", given, first["msg"].lower()) from error

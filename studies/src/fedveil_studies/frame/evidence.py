@@ -14,7 +14,9 @@ from fedveil_studies.frame.result import Place, Result, from_json, interval_of
 from fedveil_studies.frame.study import Study
 
 SEEDS, DRAWS, ONE_RUN = "seeds", "noise draws on one training", "one run"
-WRITTEN_AGAIN = "restore it, or move it away and ask for this table again with --no-run: finished runs are kept"
+WRITTEN_AGAIN = (
+    "restore it, or move it away and ask for this table again with --no-run: finished runs are kept"
+)
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,9 @@ def differ(first: Result, second: Result) -> Difference | None:
     ours, other = first.by_seed, second.by_seed
     seeds = sorted(ours.keys() & other.keys())
     if len(seeds) > 1:
-        return difference([fmean(ours[s].values()) - fmean(other[s].values()) for s in seeds], SEEDS, seeds)
+        return difference(
+            [fmean(ours[s].values()) - fmean(other[s].values()) for s in seeds], SEEDS, seeds
+        )
     for seed in seeds:
         draws = sorted({*ours[seed], *other[seed]})
         pairs = [(_of_draw(ours[seed], d), _of_draw(other[seed], d)) for d in draws]
@@ -149,7 +153,9 @@ def differ(first: Result, second: Result) -> Difference | None:
 def against(by_seed: Mapping[int, float], level: float) -> Difference:
     """Values by seed less a fixed level."""
     seeds = sorted(by_seed)
-    return difference([by_seed[s] - level for s in seeds], SEEDS if len(seeds) > 1 else ONE_RUN, seeds)
+    return difference(
+        [by_seed[s] - level for s in seeds], SEEDS if len(seeds) > 1 else ONE_RUN, seeds
+    )
 
 
 def difference(values: Sequence[float], over: str, seeds: Sequence[int] = ()) -> Difference:
@@ -160,7 +166,9 @@ def difference(values: Sequence[float], over: str, seeds: Sequence[int] = ()) ->
 
 def mean_of(differences: Sequence[Difference]) -> Difference | None:
     """Their mean seed by seed, over the seeds that all of them have; None without two of these."""
-    common = sorted(set.intersection(*(set(one.seeds) for one in differences))) if differences else []
+    common = (
+        sorted(set.intersection(*(set(one.seeds) for one in differences))) if differences else []
+    )
     if len(common) < 2:
         return None
     by_seed = [dict(zip(one.seeds, one.values, strict=True)) for one in differences]

@@ -41,7 +41,9 @@ def refuse_another(folder: Path, study: str) -> None:
         with reading("table", path):
             other = str(json.loads(path.read_bytes()).get("study", ""))
         if other and other != study:  # a damaged table names none, and is said where it is read
-            raise FieldError("--out", str(folder), f"holds tables of the study {other}; give another --out")
+            raise FieldError(
+                "--out", str(folder), f"holds tables of the study {other}; give another --out"
+            )
 
 
 class Pages:
@@ -107,12 +109,15 @@ class Pages:
         seeds = sorted({int(o.summary.values["seed"]) for o in outcomes})
         data = ", ".join(sorted({str(o.summary.values["data"]["name"]) for o in outcomes}))
         head, old = provenance(data, seeds), self._old()
-        lines = {line["folder"]: self._made(line, old, head["commit"]) for line in map(_line, outcomes)}
+        lines = {
+            line["folder"]: self._made(line, old, head["commit"]) for line in map(_line, outcomes)
+        }
         lines = self._kept(old, {line["run"] for line in lines.values()}) | lines
         written = [
             self._write(self.folder / TABLES, tables_page(self.folder, study.study)),
             self._write(
-                self.folder / CELLS, dumps({"provenance": head, "cells": [lines[folder] for folder in sorted(lines)]})
+                self.folder / CELLS,
+                dumps({"provenance": head, "cells": [lines[folder] for folder in sorted(lines)]}),
             ),
         ]
         if study.study.described.claims:
@@ -126,20 +131,35 @@ class Pages:
             return {}
         with reading("table", path):
             values = json.loads(path.read_bytes())
-            return {line["folder"]: {"commit": values["provenance"]["commit"], **line} for line in values["cells"]}
+            return {
+                line["folder"]: {"commit": values["provenance"]["commit"], **line}
+                for line in values["cells"]
+            }
 
-    def _made(self, line: dict[str, Any], old: Mapping[str, dict[str, Any]], commit: str) -> dict[str, Any]:
+    def _made(
+        self, line: dict[str, Any], old: Mapping[str, dict[str, Any]], commit: str
+    ) -> dict[str, Any]:
         """A line with its commit: the one it had, where it is the same run, else the present one."""
         known = old.get(line["folder"], {})
         return known if known == {**known, **line} else {"commit": commit, **line}
 
-    def _kept(self, old: Mapping[str, dict[str, Any]], new: Collection[str]) -> dict[str, dict[str, Any]]:
+    def _kept(
+        self, old: Mapping[str, dict[str, Any]], new: Collection[str]
+    ) -> dict[str, dict[str, Any]]:
         """Lines that a table of the folder names; where it has figures, all whose run is not made anew."""
         named, drawn = set[str](), any(self.folder.glob("figure-*.png"))
         for table in self.folder.glob("table-*.json"):
             with reading("table", table):  # a row without runs has no cells
-                named |= {cell for row in json.loads(table.read_bytes())["rows"] for cell in row.get("cells", ())}
-        return {name: line for name, line in old.items() if name in named or (drawn and line["run"] not in new)}
+                named |= {
+                    cell
+                    for row in json.loads(table.read_bytes())["rows"]
+                    for cell in row.get("cells", ())
+                }
+        return {
+            name: line
+            for name, line in old.items()
+            if name in named or (drawn and line["run"] not in new)
+        }
 
     def _with(self, *paths: Path) -> Reproduction:
         study = self._asked
@@ -151,7 +171,9 @@ class Pages:
     def _whole(self) -> Reproduction:
         """What is asked for, and what every table of the folder and every run behind its figures hold beyond it."""
         study = self._with(*sorted(self.folder.glob("table-*.json")))
-        return study.with_stored({"rows": (), "seeds": {line["seed"] for line in self._old().values()}})
+        return study.with_stored(
+            {"rows": (), "seeds": {line["seed"] for line in self._old().values()}}
+        )
 
     def _finished(self, study: Reproduction, selection: Selection) -> Mapping[str, Outcome]:
         return self._store.collect(study.cells(selection)).outcomes
@@ -185,7 +207,9 @@ def tables_page(folder: Path, study: Study) -> str:
             name = f"{table}: {values['title']}"
         if any(result.value is not None for result in results):
             lines += result_table(name, results, study).markdown()
-    return "\n".join([f"# {title}", "", *(f"* {note}" for note in notes), "", *lines]).rstrip() + "\n"
+    return (
+        "\n".join([f"# {title}", "", *(f"* {note}" for note in notes), "", *lines]).rstrip() + "\n"
+    )
 
 
 def _printed(study: Study, table: str, result: Result) -> Result:
@@ -219,5 +243,9 @@ def _line(outcome: Outcome) -> dict[str, Any]:
         "numerics": values["numerics"],
         "seconds": values["seconds"]["rounds"],
         "guarantee": values["guarantee"],
-        "rounds": {name: [float(f"{v:.6g}") for v in series] for name in names if (series := outcome.series(name))},
+        "rounds": {
+            name: [float(f"{v:.6g}") for v in series]
+            for name in names
+            if (series := outcome.series(name))
+        },
     }

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from fedveil_studies.frame.described import LEAST, ClaimOf
 from fedveil_studies.frame.evidence import Difference, mean_of
 
-HOLDS, CONTRADICTED, NO_DIFFERENCE, CANNOT_TELL = VERDICTS = "holds", "contradicted", "no difference", "cannot tell"
+HOLDS, CONTRADICTED, NO_DIFFERENCE, CANNOT_TELL = VERDICTS = (
+    "holds",
+    "contradicted",
+    "no difference",
+    "cannot tell",
+)
 
 
 LEARNED = 0.05  # above the share of the largest class: less is no learning
@@ -164,7 +169,9 @@ class Claim:
             causes.append(noise + (f" (d {_span(between)})" if between else ""))
         for why in dict.fromkeys(row.why for row in self.rows if row.why):
             count = sum(row.why == why for row in self.rows)
-            causes.append(f"{why}: {'all' if count == len(self.rows) else count} of {len(self.rows)} rows")
+            causes.append(
+                f"{why}: {'all' if count == len(self.rows) else count} of {len(self.rows)} rows"
+            )
         return "; ".join(filter(None, [*causes, self.of.note]))
 
 

@@ -50,7 +50,11 @@ class PlannedFigure:
 
     def done(self, finished: Mapping[str, Outcome]) -> dict[tuple[int, int], list[Outcome]]:
         """Outcomes by seed and draw, where all cells are finished, by key."""
-        whole = {k: cells for k, cells in self.runs.items() if all(cell.key in finished for cell in cells)}
+        whole = {
+            k: cells
+            for k, cells in self.runs.items()
+            if all(cell.key in finished for cell in cells)
+        }
         return {k: [finished[cell.key] for cell in cells] for k, cells in whole.items()}
 
 
@@ -107,7 +111,10 @@ def _summed_up(
     if len(seeds) > 1:
         values, over = [fmean(v) for v in seeds.values()], f"{len(seeds)} seeds"
     elif len(repetitions) > 1:
-        values, over = [v.value for v in repetitions.values()], f"{len(repetitions)} noise draws on one training"
+        values, over = (
+            [v.value for v in repetitions.values()],
+            f"{len(repetitions)} noise draws on one training",
+        )
     else:
         [only] = repetitions.values()
         if only.deviation is not None:

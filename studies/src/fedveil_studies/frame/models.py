@@ -43,7 +43,11 @@ def held_out(data: ClientData | DataSet) -> tuple[Tensor, Tensor]:
         If there is none.
     """
     if data.test_x is None or data.test_y is None:
-        raise FieldError("data", data.name, "holds nothing out: the measure needs examples on which nobody trained")
+        raise FieldError(
+            "data",
+            data.name,
+            "holds nothing out: the measure needs examples on which nobody trained",
+        )
     return data.test_x, data.test_y
 
 
@@ -58,7 +62,11 @@ def outputs(outcome: Outcome, examples: Examples) -> Tensor:
     config = outcome.cell.config
     shape = tuple(examples.x.shape[1:])
     module = build_model(
-        config.model.name, input_shape=shape, outputs=examples.classes, seed=config.seed, **config.model.options
+        config.model.name,
+        input_shape=shape,
+        outputs=examples.classes,
+        seed=config.seed,
+        **config.model.options,
     )
     [only] = _states(outcome, module)
     return predict(module, Layout.from_module(module), only, examples.x)
@@ -102,11 +110,19 @@ def validated(outcome: Outcome) -> Validated:
     """
     config = outcome.cell.config
     if config.stopping is None:
-        raise FieldError("stopping", None, "this measure looks at validation clients, and the run has none")
-    dataset, clients = _validators(config.data.model_dump_json(), config.stopping.clients, config.seed)
+        raise FieldError(
+            "stopping", None, "this measure looks at validation clients, and the run has none"
+        )
+    dataset, clients = _validators(
+        config.data.model_dump_json(), config.stopping.clients, config.seed
+    )
     shape, outputs_ = dataset.input_shape, dataset.outputs
     module = build_model(
-        config.model.name, input_shape=shape, outputs=outputs_, seed=config.seed, **config.model.options
+        config.model.name,
+        input_shape=shape,
+        outputs=outputs_,
+        seed=config.seed,
+        **config.model.options,
     )
     layout = Layout.from_module(module)
     models = torch.stack(_states(outcome, module))
@@ -117,23 +133,33 @@ def validated(outcome: Outcome) -> Validated:
         own = [i for i, c in enumerate(chosen) if c == j]
         if own:
             together = predict(module, layout, model, torch.cat([clients[i].x for i in own]))
-            predictions |= zip(own, torch.split(together, [clients[i].examples for i in own]), strict=True)
+            predictions |= zip(
+                own, torch.split(together, [clients[i].examples for i in own]), strict=True
+            )
     losses = client_losses(module, layout, models, clients, config.local.loss)
-    return Validated(dataset, clients, models, losses, chosen, [predictions[i] for i in range(len(clients))])
+    return Validated(
+        dataset, clients, models, losses, chosen, [predictions[i] for i in range(len(clients))]
+    )
 
 
 def _states(outcome: Outcome, module: nn.Module) -> list[Tensor]:
     """The last models [d], hypothesis by hypothesis."""
     if outcome.folder is None:
-        raise FieldError("--out", None, "this measure looks at models, which only runs in a folder leave")
+        raise FieldError(
+            "--out", None, "this measure looks at models, which only runs in a folder leave"
+        )
     path, layout = outcome.folder / "model.safetensors", Layout.from_module(module)
     try:
         arrays = load_file(path)
-        k = 1 + max((int(n.split(".")[1]) for n in arrays if n.startswith("hypothesis.")), default=-1)
+        k = 1 + max(
+            (int(n.split(".")[1]) for n in arrays if n.startswith("hypothesis.")), default=-1
+        )
         parts = [f"hypothesis.{j}." for j in range(k)] or [""]
         states = []
         for part in parts:
-            module.load_state_dict({n.removeprefix(part): v for n, v in arrays.items() if n.startswith(part)})
+            module.load_state_dict(
+                {n.removeprefix(part): v for n, v in arrays.items() if n.startswith(part)}
+            )
             states.append(layout.read(module))
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
         raise damaged("model", path, error, remedy(outcome.folder)) from error

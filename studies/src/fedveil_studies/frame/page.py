@@ -11,7 +11,16 @@ from fedveil_studies.frame.audited import Audited, read_audits
 from fedveil_studies.frame.claims import best_of, judge
 from fedveil_studies.frame.described import ClaimOf
 from fedveil_studies.frame.evidence import Evidence, read_evidence
-from fedveil_studies.frame.finding import CANNOT_TELL, CONTRADICTED, HOLDS, NO_DIFFERENCE, RULES, UNTESTED, Claim, Row
+from fedveil_studies.frame.finding import (
+    CANNOT_TELL,
+    CONTRADICTED,
+    HOLDS,
+    NO_DIFFERENCE,
+    RULES,
+    UNTESTED,
+    Claim,
+    Row,
+)
 from fedveil_studies.frame.study import Study
 from fedveil_studies.frame.tables import FIRST
 
@@ -20,7 +29,16 @@ COLUMNS = 20  # more are shown only where a claim is about them
 MANY = 100  # seeds: who needs more is told no number
 MATCHED = 1e-3  # sigmas that differ by a smaller share were set equal
 Judged = tuple[Claim, Sequence[Claim]]  # on the first group, and on the others
-HEADER = ("answers", "claim, and where the paper has it", "paper", "ours", "evidence", "verdict", "cause", "other runs")
+HEADER = (
+    "answers",
+    "claim, and where the paper has it",
+    "paper",
+    "ours",
+    "evidence",
+    "verdict",
+    "cause",
+    "other runs",
+)
 
 
 def claims_page(folder: Path, study: Study) -> str:
@@ -40,7 +58,10 @@ def claims_page(folder: Path, study: Study) -> str:
         f"{spec.title}. {spec.source}.",
         "",
     ]
-    lines += ["Generated from the files beside this page. Settings are paired under the same seeds.", ""]
+    lines += [
+        "Generated from the files beside this page. Settings are paired under the same seeds.",
+        "",
+    ]
     lines += [*(f"* {rule}" for rule in RULES), ""]
     where = "; ".join(spec.judged_on) or "as they come"
     lines += [
@@ -50,11 +71,19 @@ def claims_page(folder: Path, study: Study) -> str:
         "",
     ]
     if spec.statements:
-        lines += [f"{'; '.join(f'**{name}** {text}' for name, text in spec.statements.items())}.", ""]
+        lines += [
+            f"{'; '.join(f'**{name}** {text}' for name, text in spec.statements.items())}.",
+            "",
+        ]
     for evidence in every:
-        versions = sorted({v for r in evidence.results.values() if r.values for v in r.numerics or FIRST})
+        versions = sorted(
+            {v for r in evidence.results.values() if r.values for v in r.numerics or FIRST}
+        )
         if len(versions) > 1:
-            lines += [f"{evidence.title}: runs of several versions of the arithmetic ({', '.join(versions)}).", ""]
+            lines += [
+                f"{evidence.title}: runs of several versions of the arithmetic ({', '.join(versions)}).",
+                "",
+            ]
     asked = [_claim_row(*one) for one in judged if one[0].of.paper is not False]
     ours = [_claim_row(*one) for one in judged if one[0].of.paper is False]
     for title, rows in (("What the paper claims", asked), ("Questions of ours", ours)):
@@ -65,16 +94,30 @@ def claims_page(folder: Path, study: Study) -> str:
         lines += _audited(on_audits, audits)
     lines += _row_by_row(study, judged)
     lines += _noise(every)
-    more = [*_missing(judged, every), *_undecided(judged, every), *(f"* {one}" for one in spec.open)]
+    more = [
+        *_missing(judged, every),
+        *_undecided(judged, every),
+        *(f"* {one}" for one in spec.open),
+    ]
     lines += ["## Runs that would tell more", "", *(more or ["* none"])]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _claim_row(claim: Claim, others: Sequence[Claim]) -> list[str]:
-    seeds = max((row.difference.count for row in claim.tested if row.difference is not None), default=0)
+    seeds = max(
+        (row.difference.count for row in claim.tested if row.difference is not None), default=0
+    )
     with_runs = any(row.why != UNTESTED for row in claim.rows)
-    evidence = [claim.title if with_runs else "none", *([f"{seeds} seeds"] if seeds else []), claim.counts]
-    elsewhere = [f"{f.title}: {f.verdict}{'' if f.interval is None else f' {f.text}'}" for f in others if f.tested]
+    evidence = [
+        claim.title if with_runs else "none",
+        *([f"{seeds} seeds"] if seeds else []),
+        claim.counts,
+    ]
+    elsewhere = [
+        f"{f.title}: {f.verdict}{'' if f.interval is None else f' {f.text}'}"
+        for f in others
+        if f.tested
+    ]
     return [
         " ".join(claim.of.answers),
         f"{claim.of.name} ({claim.of.says})",
@@ -108,7 +151,9 @@ def _audited(claims: Sequence[ClaimOf], audits: Sequence[Audited]) -> list[str]:
     )
     header = ("answers", "claim", *(audit.title for audit in audits))
     return [
-        *Table(header, rows, "On independent runs with and without a client, with our own attackers").markdown(),
+        *Table(
+            header, rows, "On independent runs with and without a client, with our own attackers"
+        ).markdown(),
         note,
         "",
     ]
@@ -124,7 +169,13 @@ def _row_by_row(study: Study, judged: Sequence[Judged]) -> list[str]:
     Of many rows only those have a column that a claim is about.
     Groups that a claim is not judged on stand there where they take no more than two lines.
     """
-    about = {row.column for first, others in judged for f in (first, *others) if f.tested for row in f.rows}
+    about = {
+        row.column
+        for first, others in judged
+        for f in (first, *others)
+        if f.tested
+        for row in f.rows
+    }
     every_label = study.labels
     columns = [label for label in every_label if label in about or len(every_label) <= COLUMNS]
     lines: list[list[str]] = []
@@ -158,16 +209,22 @@ def _noise(every: Sequence[Evidence]) -> list[str]:
         for (table, row, setting, figure), result in evidence.results.items():
             distance, sigma = result.noise.get("distance"), result.noise.get("sigma")
             rivals = [
-                r for (t, w, s, f), r in evidence.results.items() if (t, w, f) == (table, row, figure) and s != setting
+                r
+                for (t, w, s, f), r in evidence.results.items()
+                if (t, w, f) == (table, row, figure) and s != setting
             ]
-            plain = [r.noise["sigma"] for r in rivals if "sigma" in r.noise and "distance" not in r.noise]
+            plain = [
+                r.noise["sigma"] for r in rivals if "sigma" in r.noise and "distance" not in r.noise
+            ]
             if distance and sigma and len(plain) == 1 and abs(sigma / plain[0] - 1) > MATCHED:
                 by_table.setdefault(table, {})[row] = (distance, sigma / plain[0])
         seen: set[tuple[str, tuple[float, float]]] = set()
         for table, by_row in sorted(by_table.items(), key=lambda one: (-len(one[1]), one[0])):
             if not seen >= set(by_row.items()):
                 seen |= set(by_row.items())
-                cells = [f"{min(v):.2f} to {max(v):.2f}" for v in zip(*by_row.values(), strict=True)]
+                cells = [
+                    f"{min(v):.2f} to {max(v):.2f}" for v in zip(*by_row.values(), strict=True)
+                ]
                 rows.append([evidence.title, table, *cells])
     header = ("runs", "table", "d, over the rows", "sigma beside global DP's")
     return Table(header, rows, "How much noise").markdown() if rows else []
@@ -181,8 +238,14 @@ def _missing(judged: Sequence[Judged], every: Sequence[Evidence]) -> list[str]:
     for claim, _ in judged:
         if any(row.lacking for row in claim.rows):
             seeds = group.study.described.seeds_of(claim.of)
-            wanted.setdefault(seeds, {}).update(dict.fromkeys(table for table, _ in claim.of.figures))
-    return [f"* `{group.command(tables, seeds)}`: no runs, or too few" for seeds, tables in wanted.items() if tables]
+            wanted.setdefault(seeds, {}).update(
+                dict.fromkeys(table for table, _ in claim.of.figures)
+            )
+    return [
+        f"* `{group.command(tables, seeds)}`: no runs, or too few"
+        for seeds, tables in wanted.items()
+        if tables
+    ]
 
 
 def _undecided(judged: Sequence[Judged], every: Sequence[Evidence]) -> list[str]:
@@ -190,7 +253,11 @@ def _undecided(judged: Sequence[Judged], every: Sequence[Evidence]) -> list[str]
     needed: dict[tuple[str, tuple[str, ...]], int] = {}
     for claim, _ in judged:
         open_rows = [row for row in claim.tested if row.verdict == CANNOT_TELL]
-        seeds = [_seeds(claim.of, row) for row in open_rows if row.difference is not None and row.difference.count > 1]
+        seeds = [
+            _seeds(claim.of, row)
+            for row in open_rows
+            if row.difference is not None and row.difference.count > 1
+        ]
         if claim.verdict == CANNOT_TELL and seeds:
             place = claim.title, tuple(dict.fromkeys(table for table, _ in claim.of.figures))
             needed[place] = max(needed.get(place, 0), *seeds)

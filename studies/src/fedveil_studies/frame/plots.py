@@ -80,11 +80,18 @@ def draw_plot(plot: Plot) -> "Figure | None":
     below = 1.7 * SMALL / 72 * len(shown) if plot.diagonal else 0.0
     figure, mosaic = canvas.new_figure(width, (3.9 + below) * len(grid) + 0.9, grid)
     for panel, axes in mosaic.items():
-        own = [(line, finished) for line, finished in zip(plot.lines, curves, strict=True) if line.panel == panel]
+        own = [
+            (line, finished)
+            for line, finished in zip(plot.lines, curves, strict=True)
+            if line.panel == panel
+        ]
         _panel(axes, plot, own, labels)
     for row in grid:
         mosaic[row[0]].set_ylabel(plot.y)
-    ticks = any(finished and line.printed is not None for line, finished in zip(plot.lines, curves, strict=True))
+    ticks = any(
+        finished and line.printed is not None
+        for line, finished in zip(plot.lines, curves, strict=True)
+    )
     if not plot.diagonal:
         _share(list(mosaic.values()), same=len(plot.y) > 0)
         _legends(figure, list(mosaic.values()), labels, ticks)
@@ -99,7 +106,10 @@ def draw_plot(plot: Plot) -> "Figure | None":
 
 def draw_heat(plot: Plot) -> "Figure":
     """Squares with the mean over the seeds; every panel has the same colours, and an empty square is not finished."""
-    panels, labels = (list(dict.fromkeys(getattr(line, name) for line in plot.lines)) for name in ("panel", "label"))
+    panels, labels = (
+        list(dict.fromkeys(getattr(line, name) for line in plot.lines))
+        for name in ("panel", "label")
+    )
     values: dict[tuple[str, str, float], list[float]] = {}
     for line in plot.lines:
         for curve in line.curves:
@@ -127,7 +137,8 @@ def draw_heat(plot: Plot) -> "Figure":
     for row in grid:
         mosaic[row[0]].set_ylabel(plot.y)
     figure.suptitle(
-        canvas.wrapped(f"{plot.title}\nmean of {max(map(len, values.values()))} seeds", width, 10), fontsize=10
+        canvas.wrapped(f"{plot.title}\nmean of {max(map(len, values.values()))} seeds", width, 10),
+        fontsize=10,
     )
     return figure
 
@@ -139,7 +150,9 @@ def _grid(panels: Sequence[str], most: int) -> tuple[int, list[list[str]]]:
     return columns, [padded[i : i + columns] for i in range(0, len(padded), columns)]
 
 
-def _panel(axes: "Axes", plot: Plot, lines: Sequence[tuple[Line, Sequence[Curve]]], labels: Sequence[str]) -> None:
+def _panel(
+    axes: "Axes", plot: Plot, lines: Sequence[tuple[Line, Sequence[Curve]]], labels: Sequence[str]
+) -> None:
     """Draw the lines of a panel, and say which are not finished."""
     if plot.diagonal:
         axes.plot([0, 1], [0, 1], color="#999999", linewidth=0.8, linestyle=":")
@@ -169,18 +182,36 @@ def _draw(axes: "Axes", line: Line, curves: Sequence[Curve], number: int) -> Non
     """Draw a line and its printed level; without curves, neither: nothing would name the level."""
     if not curves:
         return
-    style: dict[str, Any] = {"color": canvas.COLOURS[number % 8], "linestyle": canvas.DASHES[number % 8]}
+    style: dict[str, Any] = {
+        "color": canvas.COLOURS[number % 8],
+        "linestyle": canvas.DASHES[number % 8],
+    }
     if line.printed is not None:
-        axes.plot([1.0, 1.03], [line.printed] * 2, transform=axes.get_yaxis_transform(), clip_on=False, **style)
+        axes.plot(
+            [1.0, 1.03],
+            [line.printed] * 2,
+            transform=axes.get_yaxis_transform(),
+            clip_on=False,
+            **style,
+        )
     x = max((c.x for c in curves), key=len)  # a run that ended earlier keeps its last value
     columns = [[c.y[min(i, len(c.y) - 1)] for c in curves] for i in range(len(x))]
-    axes.plot(x, [fmean(c) for c in columns], linewidth=1.5, marker=canvas.dot(x), label=_label(line, curves), **style)
+    axes.plot(
+        x,
+        [fmean(c) for c in columns],
+        linewidth=1.5,
+        marker=canvas.dot(x),
+        label=_label(line, curves),
+        **style,
+    )
     if len(curves) > 1:
         low, high = [min(c) for c in columns], [max(c) for c in columns]
         axes.fill_between(x, low, high, color=style["color"], alpha=0.12, linewidth=0)
 
 
-def _legends(figure: "Figure", panels: "Sequence[Axes]", labels: Sequence[str], ticks: bool) -> None:
+def _legends(
+    figure: "Figure", panels: "Sequence[Axes]", labels: Sequence[str], ticks: bool
+) -> None:
     """The lines that are drawn, and apart from them what a tick at the right is."""
     from fedveil_lab.report.plotting import Line2D
 
@@ -189,7 +220,14 @@ def _legends(figure: "Figure", panels: "Sequence[Axes]", labels: Sequence[str], 
     canvas.legend_below(figure, shown, beside=2 * MARGIN * ticks)
     if ticks:
         tick = Line2D([], [], color="#555555", linewidth=1.5)
-        figure.legend([tick], ["the paper's"], loc="outside lower right", frameon=False, fontsize=9, handlelength=0.8)
+        figure.legend(
+            [tick],
+            ["the paper's"],
+            loc="outside lower right",
+            frameon=False,
+            fontsize=9,
+            handlelength=0.8,
+        )
 
 
 def _label(line: Line, curves: Sequence[Curve]) -> str:
@@ -197,7 +235,9 @@ def _label(line: Line, curves: Sequence[Curve]) -> str:
     areas = [c.area for c in curves if c.area is not None]
     if not areas:
         return line.label
-    among = f"; {min(areas):.3f} to {max(areas):.3f} over {len(areas)} seeds" if len(areas) > 1 else ""
+    among = (
+        f"; {min(areas):.3f} to {max(areas):.3f} over {len(areas)} seeds" if len(areas) > 1 else ""
+    )
     return f"{line.label} (AUC {fmean(areas):.3f}{among})"
 
 

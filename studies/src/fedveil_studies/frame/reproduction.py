@@ -54,7 +54,10 @@ class Reproduction:
                 require_choice(option, name, known)
         readings = tuple(name for name in spec.readings if name in choices.readings)
         device = resolve_device(choices.device)
-        self.study, self.choices = study, replace(choices, scale=scale, readings=readings, device=device)
+        self.study, self.choices = (
+            study,
+            replace(choices, scale=scale, readings=readings, device=device),
+        )
         chosen = choices.rows or [name for name, row in spec.rows.items() if not row.extra]
         self.rows = tuple(name for name in spec.rows if name in chosen)
         own = range(choices.seed, choices.seed + choices.seeds)
@@ -63,7 +66,9 @@ class Reproduction:
             {name: content.title for name, content in every.items() if self._fits(content)}
             for every in (spec.tables, spec.figures)
         )
-        self.figures |= {name: (drawn.__doc__ or name).split("\n")[0] for name, drawn in study.pictures.items()}
+        self.figures |= {
+            name: (drawn.__doc__ or name).split("\n")[0] for name, drawn in study.pictures.items()
+        }
         self._cells: dict[Hashable, Cell] = {}
 
     @property
@@ -83,7 +88,10 @@ class Reproduction:
         known = [name for name, row in self.study.described.rows.items() if row.label in labels]
         draws = max(self.choices.draws, int(values.get("draws", 1)))
         more = (*self.choices.more_seeds, *map(int, values["seeds"]))
-        return Reproduction(self.study, replace(self.choices, rows=(*self.rows, *known), more_seeds=more, draws=draws))
+        return Reproduction(
+            self.study,
+            replace(self.choices, rows=(*self.rows, *known), more_seeds=more, draws=draws),
+        )
 
     def cell(
         self,
@@ -132,7 +140,14 @@ class Reproduction:
         return parse(self._values(scenario, next(iter(self.study.described.rows)), seed))
 
     def _configuration(
-        self, scenario: str, row: str, setting: str, seed: int, draw: int, change: str, keys: Mapping[str, Any]
+        self,
+        scenario: str,
+        row: str,
+        setting: str,
+        seed: int,
+        draw: int,
+        change: str,
+        keys: Mapping[str, Any],
     ) -> Config:
         spec, study = self.study.described, self.study
         values, parts = self._values(scenario, row, seed), [scenario, row]
@@ -161,11 +176,16 @@ class Reproduction:
     def _values(self, scenario: str, row: str, seed: int) -> dict[str, Any]:
         """The preset with the changes of row, scale and readings, and nothing of the setting."""
         spec, chosen = self.study.described, self.choices
-        values = loaded(spec.scenarios[require_choice("scenario", scenario, spec.scenarios)].preset).to_dict()
+        values = loaded(
+            spec.scenarios[require_choice("scenario", scenario, spec.scenarios)].preset
+        ).to_dict()
         values.pop("compare", None)
         values |= {"seed": seed, "workers": chosen.workers, "device": chosen.device}
         put(values, spec.rows[row].set)
-        changing: list[ScaleOf | ReadingOf] = [self.scale, *(spec.readings[name] for name in chosen.readings)]
+        changing: list[ScaleOf | ReadingOf] = [
+            self.scale,
+            *(spec.readings[name] for name in chosen.readings),
+        ]
         for one in changing:
             if isinstance(one, ScaleOf) or one.row in ("", row):
                 put(values, one.set)
@@ -200,9 +220,28 @@ class Reproduction:
         content, lines = self.study.described.figures[figure], []
         for one in self.lines(figure):
             printed = None if one.published is None else one.published.value
-            lines.append(Line(one.panel, one.row, [one.measure(done) for done in one.done(finished).values()], printed))
-        said = f"ticks at the right: what the paper's table {content.level[0]} has" if content.level else ""
-        return Plot(f"{figure}: {content.title}", content.x, content.y, lines, content.diagonal, said, content.heat)
+            lines.append(
+                Line(
+                    one.panel,
+                    one.row,
+                    [one.measure(done) for done in one.done(finished).values()],
+                    printed,
+                )
+            )
+        said = (
+            f"ticks at the right: what the paper's table {content.level[0]} has"
+            if content.level
+            else ""
+        )
+        return Plot(
+            f"{figure}: {content.title}",
+            content.x,
+            content.y,
+            lines,
+            content.diagonal,
+            said,
+            content.heat,
+        )
 
     def cells(self, selection: "Selection") -> list[Cell]:
         """Every cell that a selection needs, once, in order."""
@@ -213,21 +252,38 @@ class Reproduction:
     def notes(self, names: Sequence[str]) -> list[str]:
         """What has to be said beside these tables and figures."""
         spec, chosen = self.study.described, self.choices
-        notes = [f"scale {chosen.scale}: {self.scale.what}", *([self.scale.also] if self.scale.also else [])]
+        notes = [
+            f"scale {chosen.scale}: {self.scale.what}",
+            *([self.scale.also] if self.scale.also else []),
+        ]
         notes += [f"reading {name}: {spec.readings[name].what}" for name in chosen.readings]
-        return notes + [note.text for note in spec.notes if not note.beside or {*note.beside} & {*names}]
+        return notes + [
+            note.text for note in spec.notes if not note.beside or {*note.beside} & {*names}
+        ]
 
-    def _planned(self, kind: str, place: Mapping[str, Any], row: str, published: Published | None) -> PlannedFigure:
+    def _planned(
+        self, kind: str, place: Mapping[str, Any], row: str, published: Published | None
+    ) -> PlannedFigure:
         measure = self.study.function(kind, place["part"].figures[place["figure"]], place["of"])
-        return PlannedFigure(row, place["setting"], place["figure"], self._runs(place), measure, published)
+        return PlannedFigure(
+            row, place["setting"], place["figure"], self._runs(place), measure, published
+        )
 
     def _places(self, content: TableOf) -> Iterator[dict[str, Any]]:
         """Every line in the order that the content wants, parts in theirs: the part, names by axis, labels of names."""
         spec = self.study.described
         for part in content.parts:
             rows = [row for row in part.rows or self.rows if row in self.rows]
-            settings = part.settings or [name for name, setting in spec.settings.items() if not setting.extra]
-            axes = {"scenario": part.scenarios, "setting": settings, "row": rows, "of": part.of, "figure": part.figures}
+            settings = part.settings or [
+                name for name, setting in spec.settings.items() if not setting.extra
+            ]
+            axes = {
+                "scenario": part.scenarios,
+                "setting": settings,
+                "row": rows,
+                "of": part.of,
+                "figure": part.figures,
+            }
             for names in product(*(axes[axis] for axis in content.order)):
                 place: dict[str, Any] = dict(zip(content.order, names, strict=True))
                 labels = {
@@ -244,9 +300,15 @@ class Reproduction:
         draws = range(self.choices.draws if part.draws and noisy else 1)
 
         def cell(seed: int, draw: int, change: str) -> Cell:
-            return self.cell(*named, seed, draw=draw, change=change, keys=part.set, probe=part.probe)
+            return self.cell(
+                *named, seed, draw=draw, change=change, keys=part.set, probe=part.probe
+            )
 
-        return {(seed, d): tuple(cell(seed, d, c) for c in part.cells) for seed in self.seeds for d in draws}
+        return {
+            (seed, d): tuple(cell(seed, d, c) for c in part.cells)
+            for seed in self.seeds
+            for d in draws
+        }
 
     def _fits(self, content: TableOf) -> bool:
         return not content.rows or any(row in self.rows for row in content.rows)
@@ -264,7 +326,9 @@ class Selection:
     figures: tuple[str, ...]
 
     @classmethod
-    def of(cls, study: Reproduction, tables: Collection[str] = (), figures: Collection[str] = ()) -> "Selection":
+    def of(
+        cls, study: Reproduction, tables: Collection[str] = (), figures: Collection[str] = ()
+    ) -> "Selection":
         """Check names; nothing chosen is everything.
 
         Raises
@@ -284,7 +348,9 @@ class Selection:
             for name in chosen:
                 if name not in own:
                     about = ", ".join(every[name].rows) if name in every else ""
-                    raise FieldError(option, name, f"is about {about} alone" if about else nearest(name, own))
+                    raise FieldError(
+                        option, name, f"is about {about} alone" if about else nearest(name, own)
+                    )
             selected.append(tuple(chosen))
         return cls(*selected)
 

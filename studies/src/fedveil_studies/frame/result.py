@@ -137,7 +137,11 @@ class Result:
     @property
     def difference(self) -> float | None:
         """Ours less the published figure."""
-        return None if self.value is None or self.published is None else self.value - self.published.value
+        return (
+            None
+            if self.value is None or self.published is None
+            else self.value - self.published.value
+        )
 
 
 def interval_of(values: Sequence[float], tests: int = 1) -> tuple[float, float]:
@@ -151,7 +155,11 @@ def to_json(results: Iterable[Result]) -> list[dict[str, Any]]:
     """Plain values for a file; what does not exist is left out."""
     rows = []
     for r in results:
-        printed = {} if r.published is None else {k: v for k, v in vars(r.published).items() if v is not None}
+        printed = (
+            {}
+            if r.published is None
+            else {k: v for k, v in vars(r.published).items() if v is not None}
+        )
         plain = {
             k: v
             for k, v in vars(r).items()
@@ -173,7 +181,9 @@ def from_json(rows: Iterable[Mapping[str, Any]]) -> list[Result]:
     """
     results = []
     for row in rows:
-        known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k != "difference"}
+        known: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k != "difference"
+        }
         printed = known.pop("published", None)
         one = Result(**known, published=Published(**printed) if printed else None)
         if not len(one.values) == len(one.seeds) == len(one.draws):

@@ -59,7 +59,9 @@ class Study:
         What is registered.
     """
 
-    def __init__(self, name: str, described: Described, published: Mapping[Place, Published]) -> None:
+    def __init__(
+        self, name: str, described: Described, published: Mapping[Place, Published]
+    ) -> None:
         self.name, self.described, self.published = name, described, published
         self.measures: Registry[Measure] = Registry(f"{name}, measure", MEASURES)
         self.curves: Registry[Draw] = Registry(f"{name}, curve", CURVES)
@@ -70,7 +72,11 @@ class Study:
         self.measure, self.curve = self.measures.register, self.curves.register
         self.judge, self.audit = self.judges.register, self.audits.register
         self.pictures: Registry[Picture] = Registry("--figure", {})
-        self.probe, self.change, self.picture = self.probes.register, self.changes.register, self.pictures.register
+        self.probe, self.change, self.picture = (
+            self.probes.register,
+            self.changes.register,
+            self.pictures.register,
+        )
         self.adjusted: list[Adjust] = []
 
     @classmethod
@@ -95,7 +101,9 @@ class Study:
             text = (where / "study.toml").read_text(encoding="utf-8")
         except OSError as error:
             raise FieldError(
-                "study", package, f"needs a package or folder with study.toml and published.csv: {error}"
+                "study",
+                package,
+                f"needs a package or folder with study.toml and published.csv: {error}",
             ) from error
         described = Described.read(text, name)
         beside = {
@@ -124,10 +132,20 @@ class Study:
         """Row labels, settings and figures of all lines that a table can have."""
         spec, places = self.described, set[tuple[str, str, str]]()
         for part in spec.tables[table].parts:
-            settings = part.settings or [name for name, setting in spec.settings.items() if not setting.extra]
-            for row, of, scenario, setting in product(part.rows or spec.rows, part.of, part.scenarios, settings):
-                words = {"row": spec.rows[row].label, "setting": spec.settings[setting].label, "of": of}
-                label = part.label.format(scenario=spec.scenarios[scenario].label or scenario, **words)
+            settings = part.settings or [
+                name for name, setting in spec.settings.items() if not setting.extra
+            ]
+            for row, of, scenario, setting in product(
+                part.rows or spec.rows, part.of, part.scenarios, settings
+            ):
+                words = {
+                    "row": spec.rows[row].label,
+                    "setting": spec.settings[setting].label,
+                    "of": of,
+                }
+                label = part.label.format(
+                    scenario=spec.scenarios[scenario].label or scenario, **words
+                )
                 places |= {(label, setting, figure) for figure in part.figures}
         return places
 
@@ -136,7 +154,9 @@ class Study:
         self.adjusted.append(function)
         return function
 
-    def function(self, kind: str, one: MeasureOf, of: str = "") -> Callable[[Sequence[Outcome]], Any]:
+    def function(
+        self, kind: str, one: MeasureOf, of: str = ""
+    ) -> Callable[[Sequence[Outcome]], Any]:
         """A measure or curve with what it is given.
 
         Raises
@@ -150,13 +170,17 @@ class Study:
         try:
             signature(function).bind((), measured_of, **given)
         except TypeError as error:
-            raise FieldError(f"{known.field} {one.measure!r}", ", ".join(given), str(error)) from error
+            raise FieldError(
+                f"{known.field} {one.measure!r}", ", ".join(given), str(error)
+            ) from error
 
         def measured(outcomes: Sequence[Outcome]) -> Any:
             try:
                 return function(outcomes, measured_of, **given)
             except LookupError as error:
-                missing = f"asks a run for {error}, which it has not; see a line of its metrics.jsonl"
+                missing = (
+                    f"asks a run for {error}, which it has not; see a line of its metrics.jsonl"
+                )
                 raise FieldError(known.field, one.measure, missing) from error
 
         return measured

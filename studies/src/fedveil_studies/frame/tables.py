@@ -21,15 +21,25 @@ def result_table(title: str, results: Sequence[Result], study: Study) -> Table:
     numbers += ["paper", "ours - paper"] * printed + ["d", "noise/clip"] * noisy
     table, absent = title.partition(":")[0], {}
     for name, label in study.described.absent.items():
-        column = [study.published.get((f"{table}-{name}", r.row, r.setting, r.figure)) for r in results]
+        column = [
+            study.published.get((f"{table}-{name}", r.row, r.setting, r.figure)) for r in results
+        ]
         if any(column):
             absent[f"paper, {label}"] = column
     rows = []
     for i, r in enumerate(results):
-        cells = [r.row, study.settings.get(r.setting, r.setting), *([r.figure] * several), _number(r.value), _spread(r)]
+        cells = [
+            r.row,
+            study.settings.get(r.setting, r.setting),
+            *([r.figure] * several),
+            _number(r.value),
+            _spread(r),
+        ]
         cells += [_number(r.between_draws)] * drawn
         cells += [_printed(r.published), _number(r.difference, "+")] if printed else []
-        cells += [_short(r.noise.get("distance")), _short(r.noise.get("noise_to_clip"))] if noisy else []
+        cells += (
+            [_short(r.noise.get("distance")), _short(r.noise.get("noise_to_clip"))] if noisy else []
+        )
         cells += [_printed(figures[i]) for figures in absent.values()]
         rows.append(cells)
     numbers += absent
@@ -43,12 +53,19 @@ def result_notes(results: Sequence[Result], study: Study) -> list[str]:
     promises: dict[tuple[str, str], list[str]] = {}
     for r in results:
         if r.guarantee and r.setting != "vanilla":
-            promises.setdefault((study.settings.get(r.setting, r.setting), r.guarantee), []).append(r.row)
-    notes += [f"{setting}, {', '.join(dict.fromkeys(rows))}: {text}" for (setting, text), rows in promises.items()]
+            promises.setdefault((study.settings.get(r.setting, r.setting), r.guarantee), []).append(
+                r.row
+            )
+    notes += [
+        f"{setting}, {', '.join(dict.fromkeys(rows))}: {text}"
+        for (setting, text), rows in promises.items()
+    ]
     missing = dict.fromkeys(label for r in results for label in r.missing)
     if missing:
         shown = ", ".join(list(missing)[:4]) + (", ..." if len(missing) > 4 else "")
-        notes.append(f"not finished: {len(missing)} runs ({shown}); the same command goes on with them")
+        notes.append(
+            f"not finished: {len(missing)} runs ({shown}); the same command goes on with them"
+        )
     for r in results:
         if r.undefined:
             place = f"{r.row}, {study.settings.get(r.setting, r.setting)}, {r.figure}"
@@ -73,11 +90,23 @@ def contents_tables(study: Study) -> list[Table]:
     every = [("--table", n, c.title) for n, c in spec.tables.items()]
     every += [("--figure", n, c.title) for n, c in spec.figures.items()]
     titles = Table(("", "number", "what it shows"), every, wraps=("what it shows",))
-    changed = [(n, r.label, ", ".join(f"{k} = {_plain(v)}" for k, v in r.set.items())) for n, r in spec.rows.items()]
+    changed = [
+        (n, r.label, ", ".join(f"{k} = {_plain(v)}" for k, v in r.set.items()))
+        for n, r in spec.rows.items()
+    ]
     rows = Table(("--row", "name", "what it sets"), changed, wraps=("what it sets",))
-    scales = Table(("--scale", "what it is"), [(n, s.what) for n, s in spec.scales.items()], wraps=("what it is",))
+    scales = Table(
+        ("--scale", "what it is"),
+        [(n, s.what) for n, s in spec.scales.items()],
+        wraps=("what it is",),
+    )
     readings = [(n, r.what) for n, r in spec.readings.items()]
-    return [titles, rows, Table(("--reading", "what it changes"), readings, wraps=("what it changes",)), scales]
+    return [
+        titles,
+        rows,
+        Table(("--reading", "what it changes"), readings, wraps=("what it changes",)),
+        scales,
+    ]
 
 
 def cells_table(cells: Sequence[Cell], store: Store) -> Table:
@@ -88,12 +117,16 @@ def cells_table(cells: Sequence[Cell], store: Store) -> Table:
     text = f"{len(cells)} runs, {len(done)} finished"
     if seconds:
         text += f"; these took {fmean(seconds):.0f} s each in the mean"
-    return Table(("run", "state", "folder"), [(c.label, states[c], c.folder) for c in cells], notes=[text])
+    return Table(
+        ("run", "state", "folder"), [(c.label, states[c], c.folder) for c in cells], notes=[text]
+    )
 
 
 def _plain(value: object) -> str:
     if isinstance(value, Mapping):
-        return " ".join([str(value.get("name", "")), *(f"{k} {v}" for k, v in value.items() if k != "name")]).strip()
+        return " ".join(
+            [str(value.get("name", "")), *(f"{k} {v}" for k, v in value.items() if k != "name")]
+        ).strip()
     return str(value)
 
 

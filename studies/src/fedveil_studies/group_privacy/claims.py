@@ -19,9 +19,14 @@ def _against_no_noise(claim: ClaimOf, evidence: Evidence, decide: Decide) -> Ite
         for row in _rows(claim, evidence, table, figure):
             head, comma, _ = row.rpartition(", ")
             quiet = f"{head}, no noise" if comma else "no noise"
-            first, second = (evidence.at(table, label, claim.first, figure) for label in (row, quiet))
+            first, second = (
+                evidence.at(table, label, claim.first, figure) for label in (row, quiet)
+            )
             if row != quiet:
-                yield replace(compared(row if comma else "", first, second, decide), column="" if comma else row)
+                yield replace(
+                    compared(row if comma else "", first, second, decide),
+                    column="" if comma else row,
+                )
 
 
 @study.judge("as without noise")
@@ -42,7 +47,9 @@ def grows(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     [(table, figure)] = claim.figures
     rows = _rows(claim, evidence, table, figure)
     if rows:
-        first, second = (evidence.at(table, row, claim.first, figure) for row in (rows[-1], rows[0]))
+        first, second = (
+            evidence.at(table, row, claim.first, figure) for row in (rows[-1], rows[0])
+        )
         yield compared(f"{rows[-1]} less {rows[0]}", first, second, partial(verdict_of, sign=1))
 
 
@@ -50,7 +57,11 @@ def grows(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
 def both_within(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     """Share of runs in which all figures are below the level, against one half; each bound is exact at 95%."""
     asked = {(table, claim.first, figure) for table, figure in claim.figures}
-    runs = [means(one) for (t, _, setting, f), one in evidence.results.items() if (t, setting, f) in asked]
+    runs = [
+        means(one)
+        for (t, _, setting, f), one in evidence.results.items()
+        if (t, setting, f) in asked
+    ]
     seeds = set.intersection(*map(set, runs)) if len(runs) == len(asked) else set()
     if not seeds:
         yield untested("share")
@@ -59,10 +70,18 @@ def both_within(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     bounds = scipy.stats.binomtest(right, len(seeds)).proportion_ci(0.9)
     share, margins = right / len(seeds), (bounds.low, bounds.high)
     verdict = HOLDS if margins[0] > 0.5 else CONTRADICTED if margins[1] < 0.5 else CANNOT_TELL
-    yield Row("share", verdict, f"{right} of {len(seeds)} runs, {share:.2f} ({margins[0]:.2f} to {margins[1]:.2f})")
+    yield Row(
+        "share",
+        verdict,
+        f"{right} of {len(seeds)} runs, {share:.2f} ({margins[0]:.2f} to {margins[1]:.2f})",
+    )
 
 
 def _rows(claim: ClaimOf, evidence: Evidence, table: str, figure: str) -> list[str]:
     """Labels of a table's rows that the claim is about, in the table's order."""
-    every = [row for t, row, setting, f in evidence.results if (t, setting, f) == (table, claim.first, figure)]
+    every = [
+        row
+        for t, row, setting, f in evidence.results
+        if (t, setting, f) == (table, claim.first, figure)
+    ]
     return [row for row in dict.fromkeys(every) if not claim.rows or row in claim.rows]

@@ -22,9 +22,14 @@ from fedveil_studies.frame import Value
 from fedveil_studies.group_privacy.measures import study
 
 WRITERS = 4
-CASES: dict[str, dict[str, Any]] = {"dlg": {"name": "lenet"}, "analytic": {"name": "mlp", "hidden": [256]}}
+CASES: dict[str, dict[str, Any]] = {
+    "dlg": {"name": "lenet"},
+    "analytic": {"name": "mlp", "hidden": [256]},
+}
 SETTINGS = {"vanilla": "0", **{f"nu = {nu:g}": f"{nu:g}" for nu in NOISE}}
-DENSE = tuple("x".join(map(str, hidden)) for hidden in ([16], [64], [256], [1024], [256] * 2, [256] * 4))
+DENSE = tuple(
+    "x".join(map(str, hidden)) for hidden in ([16], [64], [256], [1024], [256] * 2, [256] * 4)
+)
 
 
 def _playing(full: Config, writers: int, **changes: Any) -> dict[str, Any]:
@@ -47,9 +52,14 @@ def _playing(full: Config, writers: int, **changes: Any) -> dict[str, Any]:
 class SingleDigits:
     """MSE and share of identified images, by attack and nu."""
 
-    name: ClassVar[str] = f"inversion of {WRITERS} digits: LeNet by DLG, 256 dense units by the analytic attack"
+    name: ClassVar[str] = (
+        f"inversion of {WRITERS} digits: LeNet by DLG, 256 dense units by the analytic attack"
+    )
     figures: ClassVar[tuple[str, ...]] = tuple(
-        f"{attack} {what} {nu}" for attack in CASES for what in ("mse", "identified") for nu in SETTINGS.values()
+        f"{attack} {what} {nu}"
+        for attack in CASES
+        for what in ("mse", "identified")
+        for nu in SETTINGS.values()
     )
 
     def __init__(self, full: Config) -> None:
@@ -75,10 +85,17 @@ class Law:
     """
 
     writers: ClassVar[int] = 20
-    name: ClassVar[str] = f"the law of noise: {writers} digits behind dense networks, by the analytic attack"
+    name: ClassVar[str] = (
+        f"the law of noise: {writers} digits behind dense networks, by the analytic attack"
+    )
     figures: ClassVar[tuple[str, ...]] = tuple(
         [f"{case} parameters" for case in DENSE]
-        + [f"{case} {what} {nu:g}" for case in DENSE for what in ("law", "felt", "identified") for nu in NOISE]
+        + [
+            f"{case} {what} {nu:g}"
+            for case in DENSE
+            for what in ("law", "felt", "identified")
+            for nu in NOISE
+        ]
     )
 
     def __init__(self, full: Config) -> None:
@@ -99,7 +116,11 @@ class Law:
                 [verdict] = [one for one in audit.verdicts if one.setting == f"nu = {nu:g}"]
                 felt = math.sqrt(verdict.details["mse"] / float(images.square().mean()))
                 law = nu * math.sqrt(images[0].numel() / size)
-                for what, value in (("law", law), ("felt", felt), ("identified", verdict.details["identified"])):
+                for what, value in (
+                    ("law", law),
+                    ("felt", felt),
+                    ("identified", verdict.details["identified"]),
+                ):
                     values[f"{case} {what} {nu:g}"] = value
         return values
 

@@ -29,7 +29,10 @@ from fedveil_studies.frame.models import validated
 from fedveil_studies.frame.plots import Curve
 
 study = Study.of(__package__)
-CUT, CHOICES = 0.3, 20  # of a loss, about three times the median hospital's; draws of a noised choice
+CUT, CHOICES = (
+    0.3,
+    20,
+)  # of a loss, about three times the median hospital's; draws of a noised choice
 
 
 def _participations(outcome: Outcome) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -92,7 +95,10 @@ def validation(outcomes: Sequence[Outcome], _argument: str) -> Curve:
 def accuracy(outcomes: Sequence[Outcome], _argument: str) -> Value:
     """``accuracy``: of the last models on the validation clients, mean over them."""
     measured = validated(outcomes[0])
-    each = ((o.argmax(1) == c.y).double().mean() for o, c in zip(measured.outputs, measured.clients, strict=True))
+    each = (
+        (o.argmax(1) == c.y).double().mean()
+        for o, c in zip(measured.outputs, measured.clients, strict=True)
+    )
     return Value(fmean(map(float, each)))
 
 
@@ -100,7 +106,9 @@ def accuracy(outcomes: Sequence[Outcome], _argument: str) -> Value:
 def own_kind(outcomes: Sequence[Outcome], _argument: str) -> Value:
     """``own kind``: share of validation writers who choose as one hypothesis for each kind, turned or not, has it."""
     measured, options = validated(outcomes[0]), outcomes[0].cell.config.data.options
-    kinds = [coin(options["rotation_seed"], int(c.name)) < options["rotated"] for c in measured.clients]
+    kinds = [
+        coin(options["rotation_seed"], int(c.name)) < options["rotated"] for c in measured.clients
+    ]
     right = fmean(k == j for k, j in zip(kinds, measured.chosen, strict=True))
     return Value(max(right, 1 - right))
 
@@ -137,8 +145,12 @@ def noisy_choice(outcomes: Sequence[Outcome], argument: str) -> Value:
     """
     [outcome], epsilon = outcomes, float(argument)
     losses = validated(outcome).losses.numpy()
-    noise = np.random.default_rng(outcome.cell.config.seed).laplace(0, 2 * CUT, (CHOICES, *losses.shape))
-    chosen = (epsilon * losses.clip(max=CUT) + noise if epsilon < math.inf else losses[None]).argmin(2)
+    noise = np.random.default_rng(outcome.cell.config.seed).laplace(
+        0, 2 * CUT, (CHOICES, *losses.shape)
+    )
+    chosen = (
+        epsilon * losses.clip(max=CUT) + noise if epsilon < math.inf else losses[None]
+    ).argmin(2)
     return Value(float(np.take_along_axis(losses[None], chosen[..., None], 2).mean()))
 
 
@@ -159,7 +171,9 @@ def composed(outcomes: Sequence[Outcome], which: str, distance: float | None = N
         return Value(float(promised["epsilon"]))
     apart = float(outcome.cell.config.privacy.options["radius"] if distance is None else distance)
     curve = promised["curve"]
-    return Value(float(np.exp(np.interp(np.log(apart), np.log(curve["distance"]), np.log(curve["epsilon"])))))
+    return Value(
+        float(np.exp(np.interp(np.log(apart), np.log(curve["distance"]), np.log(curve["epsilon"]))))
+    )
 
 
 @study.curve("epsilon")
@@ -188,8 +202,17 @@ class Optima(WholeRun):
         theta[:, :2] = torch.tensor(OPTIMA)
         gaps = torch.cdist(seen.models.double(), theta.double())
         figures = {f"distance {i}": float(gaps[:, i].min()) for i in range(2)}
-        sent = {p: r.value for p, releases in seen.received.items() for r in releases if r.kind == "model"}
-        nearest = torch.cdist(torch.stack(list(sent.values())).double(), seen.models.double()).argmin(1).tolist()
+        sent = {
+            p: r.value
+            for p, releases in seen.received.items()
+            for r in releases
+            if r.kind == "model"
+        }
+        nearest = (
+            torch.cdist(torch.stack(list(sent.values())).double(), seen.models.double())
+            .argmin(1)
+            .tolist()
+        )
         right = [int(gaps[:, kinds[p]].argmin()) == j for p, j in zip(sent, nearest, strict=True)]
         own = [(int(c.name[0]), self._made[p]) for p, c in enumerate(seen.federation.clients)]
         figures |= {f"most {i}": float(max(n for kind, n in own if kind == i)) for i in range(2)}
@@ -206,7 +229,9 @@ def optimum(outcomes: Sequence[Outcome], figure: str) -> Value:
 def leaked(outcomes: Sequence[Outcome], kind: str) -> Curve:
     """``leaked 0 | 1``: the largest leakage of a client of a kind so far."""
     values = outcomes[0].series(f"most {kind}")
-    return Curve([float(r + 1) for r in range(len(values))], [_each(outcomes[0]) * v for v in values])
+    return Curve(
+        [float(r + 1) for r in range(len(values))], [_each(outcomes[0]) * v for v in values]
+    )
 
 
 TARGET, DELTA = 8.0, 1e-5  # composed guarantee of the comparison of noises
@@ -244,7 +269,11 @@ def _laplace(dimension: int, rounds: int) -> float:
         tried.append((math.log(guess), math.log(reached / TARGET)))
         if abs(tried[-1][1]) < 1e-3:
             break
-        slope = -1.2 if len(tried) == 1 else (tried[-1][1] - tried[-2][1]) / (tried[-1][0] - tried[-2][0])
+        slope = (
+            -1.2
+            if len(tried) == 1
+            else (tried[-1][1] - tried[-2][1]) / (tried[-1][0] - tried[-2][0])
+        )
         guess = math.exp(tried[-1][0] - tried[-1][1] / slope)
     return guess
 

@@ -49,17 +49,25 @@ def comparable(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
         attack
         for attack in sorted({attack for attack, _ in audit.scores})
         if attack in audit.valid
-        or any(s and (attack, s) in audit.scores and audit.auc(attack, s).low > 0.5 for s in settings)
+        or any(
+            s and (attack, s) in audit.scores and audit.auc(attack, s).low > 0.5 for s in settings
+        )
     ]
     for attack in tried:
-        yield _attack(audit, attack, METRIC, GLOBAL, len(tried), partial(within, margin=claim.margin))
+        yield _attack(
+            audit, attack, METRIC, GLOBAL, len(tried), partial(within, margin=claim.margin)
+        )
 
 
 @study.audit("silent")
 def silent(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
     """Beside public noise of the same size: how far models move tells something there too."""
     metric, equal, name = audit.setting(METRIC), _equal_sigma(audit), NoiseSize.name
-    if metric is None or equal is None or any((name, s) not in audit.scores for s in (metric, equal)):
+    if (
+        metric is None
+        or equal is None
+        or any((name, s) not in audit.scores for s in (metric, equal))
+    ):
         yield untested(name)
         return
     difference = audit.difference(name, metric, equal)
@@ -92,7 +100,13 @@ def at_equal_auc(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
     for label in matched:
         aucs = [_strength(audit, label, setting) for setting in (metric, label)]
         if abs(aucs[0] - aucs[1]) > FAR:
-            yield Row(label, CANNOT_TELL, "", why=f"AUC {aucs[0]:.3f} and {aucs[1]:.3f} are not equal", lacking=True)
+            yield Row(
+                label,
+                CANNOT_TELL,
+                "",
+                why=f"AUC {aucs[0]:.3f} and {aucs[1]:.3f} are not equal",
+                lacking=True,
+            )
             continue
         yield _more_accurate(claim, audit, metric, label)
 
@@ -100,7 +114,9 @@ def at_equal_auc(claim: ClaimOf, audit: Audited) -> Iterator[Row]:
 def _strength(audit: Audited, label: str, setting: str) -> float:
     """The AUC in a setting of the attack that a label names; where it names none, of the strongest."""
     named = label.removeprefix(EQUAL_AUC).strip(", )")
-    return max(audit.auc(a, s).point for a, s in audit.scores if s == setting and named in (a, STRONGEST))
+    return max(
+        audit.auc(a, s).point for a, s in audit.scores if s == setting and named in (a, STRONGEST)
+    )
 
 
 def _equal_sigma(audit: Audited) -> str | None:
@@ -108,14 +124,25 @@ def _equal_sigma(audit: Audited) -> str | None:
 
 
 def _more_accurate(claim: ClaimOf, audit: Audited, first: str, second: str) -> Row:
-    difference, decide = audit.more_accurate(first, second), partial(verdict_of, sign=1, margin=claim.margin)
-    return Row(f"accuracy less that of {second}", decide(difference), str(difference), difference, decide)
+    difference, decide = (
+        audit.more_accurate(first, second),
+        partial(verdict_of, sign=1, margin=claim.margin),
+    )
+    return Row(
+        f"accuracy less that of {second}", decide(difference), str(difference), difference, decide
+    )
 
 
-def _attack(audit: Audited, attack: str, first: str, second: str, tried: int, decide: Decide) -> Row:
+def _attack(
+    audit: Audited, attack: str, first: str, second: str, tried: int, decide: Decide
+) -> Row:
     """One of several attacks, which share the error between them."""
     labels = audit.setting(first), audit.setting(second)
-    if labels[0] is None or labels[1] is None or any((attack, s) not in audit.scores for s in labels):
+    if (
+        labels[0] is None
+        or labels[1] is None
+        or any((attack, s) not in audit.scores for s in labels)
+    ):
         return untested(attack)
     difference = audit.difference(attack, labels[0], labels[1], tried)
     aucs = " against ".join(f"{audit.auc(attack, str(s)).point:.3f}" for s in labels)

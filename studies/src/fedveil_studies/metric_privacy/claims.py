@@ -27,8 +27,14 @@ def ranking(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
         for setting in SETTINGS:
             results = {rule: evidence.at(table, rule, setting, figure) for rule in ranked}
             for extreme, sign, word in ((BEST, 1, "above"), (WORST, -1, "below")):
-                others = {rule: f.mean for rule, f in results.items() if f is not None and rule not in (BEST, WORST)}
-                whole = len(others) == len(results) - 2  # who is next cannot be said before all are there
+                others = {
+                    rule: f.mean
+                    for rule, f in results.items()
+                    if f is not None and rule not in (BEST, WORST)
+                }
+                whole = (
+                    len(others) == len(results) - 2
+                )  # who is next cannot be said before all are there
                 rival = max(others, key=lambda rule: sign * others[rule]) if whole else "the others"
                 ours, other = results[extreme], results.get(rival)
                 decide = partial(verdict_of, sign=sign, margin=claim.margin)
@@ -52,7 +58,8 @@ def spread(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
                 continue
             deviation, tail = stdev(seen.values), 0.025 / tests
             low, high = (
-                deviation * ((count - 1) / scipy.stats.chi2.ppf(p, count - 1)) ** 0.5 for p in (1 - tail, tail)
+                deviation * ((count - 1) / scipy.stats.chi2.ppf(p, count - 1)) ** 0.5
+                for p in (1 - tail, tail)
             )
             verdict = HOLDS if high <= SPREAD else CONTRADICTED if low > SPREAD else CANNOT_TELL
             yield Row(label, verdict, f"{deviation:.3f} ({low:.3f} to {high:.3f})")
@@ -70,10 +77,19 @@ def no_learning(_claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
 def if_the_attack_works(claim: ClaimOf, evidence: Evidence, expect: str) -> Iterator[Row]:
     """An attack that does not work without noise either shows no protection."""
     [(table, figure)] = claim.figures
-    works = levelled("FedAvg", means(evidence.at(table, "FedAvg", "vanilla", figure)), 0.5, partial(verdict_of, sign=1))
+    works = levelled(
+        "FedAvg",
+        means(evidence.at(table, "FedAvg", "vanilla", figure)),
+        0.5,
+        partial(verdict_of, sign=1),
+    )
     for row in lying(claim, evidence, expect):
         idle = row.verdict == HOLDS and works.verdict != HOLDS
-        yield replace(row, verdict=CANNOT_TELL, why="the attack fails without noise too") if idle else row
+        yield (
+            replace(row, verdict=CANNOT_TELL, why="the attack fails without noise too")
+            if idle
+            else row
+        )
 
 
 study.judge("below, if the attack works")(partial(if_the_attack_works, expect="below"))
@@ -85,7 +101,11 @@ def closer(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
     """The distance in the last round lies below that in the first, rule by rule."""
     decide = partial(verdict_of, sign=-1, margin=claim.margin)
     yield from _by_rule(
-        claim, evidence, lambda run: run.rounds["distance"][-1] / run.rounds["distance"][0], 1.0, decide
+        claim,
+        evidence,
+        lambda run: run.rounds["distance"][-1] / run.rounds["distance"][0],
+        1.0,
+        decide,
     )
 
 
@@ -100,12 +120,18 @@ def less_noise_when_close(claim: ClaimOf, evidence: Evidence) -> Iterator[Row]:
 
 
 def _by_rule(
-    claim: ClaimOf, evidence: Evidence, figure: Callable[[RunSeries], float], level: float, decide: Decide
+    claim: ClaimOf,
+    evidence: Evidence,
+    figure: Callable[[RunSeries], float],
+    level: float,
+    decide: Decide,
 ) -> Iterator[Row]:
     """A figure of the rounds of metric privacy's runs, seed by seed, against a level."""
     for table, name in claim.figures:
         for row in study.labels:
             seen = evidence.at(table, row, "metric", name)
             runs = [run for run in evidence.runs if seen is not None and run.folder in seen.cells]
-            judged = levelled(f"table {table}", {run.seed: figure(run) for run in runs}, level, decide)
+            judged = levelled(
+                f"table {table}", {run.seed: figure(run) for run in runs}, level, decide
+            )
             yield replace(judged, column=row)

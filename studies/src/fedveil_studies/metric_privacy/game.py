@@ -52,7 +52,9 @@ class PrintedLoss(WholeRun):
         """Take the adversary's data."""
         assert isinstance(setup, AuditedSetup)  # the game makes no other cells
         learner = setup.learner
-        self._known = Knowledge(learner.model, learner.layout, learner.local.loss, setup.holders.shadow)
+        self._known = Knowledge(
+            learner.model, learner.layout, learner.local.loss, setup.holders.shadow
+        )
 
     def __call__(self, seen: Seen) -> dict[str, float]:
         return {LOSS: float(self._known.loss_of(seen.models[None], self._known.shadow)[0])}
@@ -60,16 +62,23 @@ class PrintedLoss(WholeRun):
 
 def cells_of(name: str, label: str, config: Config, world: World) -> list[Cell]:
     """The runs of one of the statistics, with the target first."""
-    shared = world.model_copy(update={"anew": False, "stand_in": "remove", "inside": True, "crafted": False})
+    shared = world.model_copy(
+        update={"anew": False, "stand_in": "remove", "inside": True, "crafted": False}
+    )
     if name == SINGLE_SHOT:
         once = _scheduled(config, 1, SINGLE_EPOCHS, shared.model_copy(update={"shadow": "clean"}))
         return [Cell(f"{label} {name}", once, (PrintedLoss(),))]
-    if world.stand_in == "itself":  # two runs that both lack the target: what there is to see where nothing is
+    if (
+        world.stand_in == "itself"
+    ):  # two runs that both lack the target: what there is to see where nothing is
         return cells_without_target(config, world.model_copy(update={"stand_in": "remove"}), 2)
     noisy = shared.model_copy(update={"shadow": "noisy"})
     worlds = (noisy, noisy.model_copy(update={"inside": False}))
     return [
-        Cell(f"{label} {name}", _scheduled(config, MULTI_ROUNDS, MULTI_EPOCHS, one), (PrintedLoss(),)) for one in worlds
+        Cell(
+            f"{label} {name}", _scheduled(config, MULTI_ROUNDS, MULTI_EPOCHS, one), (PrintedLoss(),)
+        )
+        for one in worlds
     ]
 
 
@@ -80,7 +89,9 @@ def cells_without_target(config: Config, world: World, runs: int) -> list[Cell]:
     """
     outside = cells_of(MULTI_ROUND, config.privacy.method, config, world)[1]
     seeds = (keyed_seed("without target", world.base, i) for i in range(runs))
-    return [replace(outside, config=outside.config.model_copy(update={"seed": seed})) for seed in seeds]
+    return [
+        replace(outside, config=outside.config.model_copy(update={"seed": seed})) for seed in seeds
+    ]
 
 
 def _scheduled(config: Config, rounds: int, epochs: int, world: World) -> Config:
@@ -118,9 +129,15 @@ class PrintedGame(ParticipationGame):
         """Refuse what is unknown, and a single shot without an aggregated loss."""
         super().__post_init__()
         if SINGLE_SHOT in self.attacks and not self.config.data.holdout:
-            raise FieldError("--attack", SINGLE_SHOT, "needs an aggregated test loss: set data.holdout")
+            raise FieldError(
+                "--attack", SINGLE_SHOT, "needs an aggregated test loss: set data.holdout"
+            )
         if self.shadow != "clean":
-            raise FieldError("--shadow", self.shadow, "is no option of the game as-printed, which has the paper's own")
+            raise FieldError(
+                "--shadow",
+                self.shadow,
+                "is no option of the game as-printed, which has the paper's own",
+            )
 
     def usual(self) -> list[str]:
         """All that the configuration allows."""
@@ -144,7 +161,11 @@ class PrintedGame(ParticipationGame):
 
     def check(self) -> list[str]:
         """Refuse what cannot be prepared; say what is odd."""
-        return list(dict.fromkeys(warning for cell in self.cells() for warning in prepare(cell.config).warnings))
+        return list(
+            dict.fromkeys(
+                warning for cell in self.cells() for warning in prepare(cell.config).warnings
+            )
+        )
 
     def cells(self) -> list[Cell]:
         return [cell for cells in self.runs.values() for cell in cells]
@@ -163,8 +184,13 @@ class PrintedGame(ParticipationGame):
 
 def _judged(name: str, label: str, cells: Sequence[Cell], finished: Finished) -> Verdict | Refused:
     outcomes = [finished.outcomes.get(cell.key) for cell in cells]
-    why = next((finished.failed.get(c.key, "") for c in cells if c.key not in finished.outcomes), "")
-    why = why or next((str(o.summary.values["stopped"]) for o in outcomes if o and o.summary.values["stopped"]), "")
+    why = next(
+        (finished.failed.get(c.key, "") for c in cells if c.key not in finished.outcomes), ""
+    )
+    why = why or next(
+        (str(o.summary.values["stopped"]) for o in outcomes if o and o.summary.values["stopped"]),
+        "",
+    )
     if why:
         return Refused(name, label, why)
     if name == MULTI_ROUND:
@@ -174,4 +200,6 @@ def _judged(name: str, label: str, cells: Sequence[Cell], finished: Finished) ->
     shadow, aggregated = outcome.series(LOSS)[-1], float(outcome.summary.values["metrics"]["loss"])
     if 0 < shadow < math.inf and math.isfinite(aggregated):
         return single_shot(label, shadow, aggregated)
-    return Refused(name, label, f"the losses are {shadow:g} and {aggregated:g}: there is no share of them")
+    return Refused(
+        name, label, f"the losses are {shadow:g} and {aggregated:g}: there is no share of them"
+    )

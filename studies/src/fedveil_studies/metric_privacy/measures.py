@@ -66,7 +66,9 @@ def without_target(values: dict[str, Any]) -> None:
     """The same data without the last client: the others keep theirs."""
     data = values["data"]
     if data["clients"] < 2:
-        raise FieldError("data.clients", data["clients"], "needs at least two: an attacker and a target")
+        raise FieldError(
+            "data.clients", data["clients"], "needs at least two: an attacker and a target"
+        )
     values["data"] = {**data, "clients": data["clients"] - 1, "counts": data["counts"][:-1]}
 
 
@@ -92,7 +94,9 @@ class ShadowLoss:
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Of the model after the round."""
         shadow, federation = shadow_data(self.full, "noisy"), seen.federation
-        metrics = evaluate(federation.learner.model, federation.layout, seen.models[0], shadow.x, shadow.y)
+        metrics = evaluate(
+            federation.learner.model, federation.layout, seen.models[0], shadow.x, shadow.y
+        )
         return {"shadow_loss": metrics["loss"]}
 
 
@@ -129,7 +133,9 @@ def target_loss(outcomes: Sequence[Outcome], _argument: str = "") -> Value:
 def difference(outcomes: Sequence[Outcome], _argument: str = "") -> Value:
     """Of target loss and aggregated loss, in percent of the larger."""
     target, aggregated = target_loss(outcomes, "").value, final(outcomes, "loss").value
-    if not (math.isfinite(target) and target > 0):  # the noise overflowed the loss, or there is none left
+    if not (
+        math.isfinite(target) and target > 0
+    ):  # the noise overflowed the loss, or there is none left
         return Value(math.nan)
     return Value(single_shot("", target, aggregated).point)
 
@@ -145,9 +151,13 @@ def attack_auc(outcomes: Sequence[Outcome], _argument: str = "") -> Value:
 @cache
 def registry() -> Mapping[str, tuple[str, Grouping]]:
     """Every distance that metric privacy can be given, by name; a grouping that changes nothing is left out."""
-    probe = Layout.from_shapes({"a.weight": (2, 2), "a.bias": (2,), "b.weight": (1, 2), "b.bias": (1,)})
+    probe = Layout.from_shapes(
+        {"a.weight": (2, 2), "a.bias": (2,), "b.weight": (1, 2), "b.bias": (1,)}
+    )
     distances: dict[str, tuple[str, Grouping]] = {}
-    for metric, groups_of in ((name, of) for name, of in DISTANCES.items() if name != COSINE):  # which takes no models
+    for metric, groups_of in (
+        (name, of) for name, of in DISTANCES.items() if name != COSINE
+    ):  # which takes no models
         distances[metric] = (metric, "array")
         if groups_of(probe, "module") != groups_of(probe, "array"):
             distances[f"{metric}, modules"] = (metric, "module")
@@ -163,7 +173,8 @@ def disagreement(models: Tensor, layout: Layout, module: nn.Module, x: Tensor) -
 def divergences(models: Tensor, layout: Layout, module: nn.Module, x: Tensor) -> dict[str, float]:
     """Every distance between the models [n, d], and their disagreement on x."""
     distances = {
-        name: max_pairwise_distance(models, layout, grouping, metric) for name, (metric, grouping) in registry().items()
+        name: max_pairwise_distance(models, layout, grouping, metric)
+        for name, (metric, grouping) in registry().items()
     }
     return {**distances, DISAGREEMENT: disagreement(models, layout, module, x)}
 
@@ -199,7 +210,9 @@ class Divergence:
         """Of the models that the clients sent."""
         sent = [r.value for replies in seen.received.values() for r in replies if r.kind == "model"]
         federation = seen.federation
-        return divergences(torch.stack(sent), federation.layout, federation.learner.model, self.examples.x)
+        return divergences(
+            torch.stack(sent), federation.layout, federation.learner.model, self.examples.x
+        )
 
 
 study.probe("distances")(Divergence)
@@ -247,7 +260,9 @@ def relative(outcomes: Sequence[Outcome], name: str) -> Curve:
     """In multiples of its mean over the rounds."""
     values = _series(outcomes, name)
     mean = fmean(values)
-    return Curve([float(r) for r in range(1, len(values) + 1)], [v / mean if mean else v for v in values])
+    return Curve(
+        [float(r) for r in range(1, len(values) + 1)], [v / mean if mean else v for v in values]
+    )
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:

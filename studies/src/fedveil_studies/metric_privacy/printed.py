@@ -25,9 +25,7 @@ NOT_INDEPENDENT = (
     "the rounds of one run are not independent, so this interval is no inference about participation: on digits it "
     "excludes .5 in 9 (without noise) and 13 (under global DP) of 40 pairs of runs that both lack the target, not in 2"
 )
-NO_OTHER_WORLD = (
-    "there is no run without the target to set it beside, and the paper reads a larger difference as better protection"
-)
+NO_OTHER_WORLD = "there is no run without the target to set it beside, and the paper reads a larger difference as better protection"
 
 
 def single_shot(setting: str, shadow_loss: float, aggregated_loss: float) -> Verdict:
@@ -51,5 +49,12 @@ def single_shot(setting: str, shadow_loss: float, aggregated_loss: float) -> Ver
 def multi_round(setting: str, inside: ArrayLike, outside: ArrayLike) -> Participation:
     """The area under the ROC curve over the rounds of one IN and one OUT run; scores [R] each."""
     auc = auc_interval(inside, outside, widened=False)
-    verdict = replace(judge(MULTI_ROUND, setting, inside, outside), point=auc.point, low=auc.low, high=auc.high)
-    return replace(verdict, replication="a round of one run, as printed", true_rates={}, notes=(NOT_INDEPENDENT,))
+    verdict = replace(
+        judge(MULTI_ROUND, setting, inside, outside), point=auc.point, low=auc.low, high=auc.high
+    )
+    return replace(
+        verdict,
+        replication="a round of one run, as printed",
+        true_rates={},
+        notes=(NOT_INDEPENDENT,),
+    )

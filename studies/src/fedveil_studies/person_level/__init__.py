@@ -29,10 +29,18 @@ def tuned(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> Non
         data["most"] = CAP
     plain = privacy["method"] == "vanilla"
     level = "" if plain else f"{privacy['epsilon']:g}"
-    sum_ = "" if plain else {"secure": "trusted"}.get(privacy["sum"], privacy["sum"])  # as much noise, the same line
+    sum_ = (
+        "" if plain else {"secure": "trusted"}.get(privacy["sum"], privacy["sum"])
+    )  # as much noise, the same line
     line, known = (scenario, str(images or ""), sum_, level), tuned_of(__name__, KEYS)
-    chosen = known[(*line, str(values["seed"]))] if (*line, str(values["seed"])) in known else known[(*line, "")]
-    values["rounds"] = rounds = int(chosen["rounds"]) if scale.facts.get("chosen", 1) else values["rounds"]
+    chosen = (
+        known[(*line, str(values["seed"]))]
+        if (*line, str(values["seed"])) in known
+        else known[(*line, "")]
+    )
+    values["rounds"] = rounds = (
+        int(chosen["rounds"]) if scale.facts.get("chosen", 1) else values["rounds"]
+    )
     values["local"]["lr"] = float(chosen["lr"])
     if plain:
         values["privacy"] = {"method": "vanilla"}

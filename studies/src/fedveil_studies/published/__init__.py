@@ -21,7 +21,10 @@ study = Study.of(__name__)
 CHOSEN_ON = "breast"  # rounds, clip and rate come from another table of patients, so no number of this one is read
 BASELINE_RATE = 0.5  # without privacy; the rate that was best there, 12, oscillates on these data
 CAP = 5  # stays of a patient that are used
-PATIENTS, STAYS = 4479.0, 6196.0  # planned for a silo: patients, and stays where single ones are clipped
+PATIENTS, STAYS = (
+    4479.0,
+    6196.0,
+)  # planned for a silo: patients, and stays where single ones are clipped
 
 
 @study.adjust
@@ -39,7 +42,11 @@ def settle(scenario: str, values: dict[str, Any], scale: ScaleOf) -> None:
     privacy, data = values["privacy"], values["data"]
     data["part"] = "rest"
     plain = privacy["method"] == "vanilla"
-    line = ("", "") if plain else ({"secure": "trusted"}.get(privacy["sum"], privacy["sum"]), f"{privacy['epsilon']:g}")
+    line = (
+        ("", "")
+        if plain
+        else ({"secure": "trusted"}.get(privacy["sum"], privacy["sum"]), f"{privacy['epsilon']:g}")
+    )
     chosen = tuned_of(__name__, ("scenario", "sum", "epsilon"))[(scenario, *line)]
     if scale.facts.get("chosen", 1):
         values["rounds"] = int(chosen["rounds"])
@@ -72,7 +79,11 @@ def borrow(values: dict[str, Any], scale: ScaleOf) -> None:
     if plain:
         values["privacy"] = {"method": "vanilla"}
     else:
-        values["privacy"] = {**fitting(privacy), "clip": float(chosen["clip"]), "rounds": values["rounds"]}
+        values["privacy"] = {
+            **fitting(privacy),
+            "clip": float(chosen["clip"]),
+            "rounds": values["rounds"],
+        }
 
 
 def nearest_level(lines: dict[str, Any], epsilon: float) -> str:
@@ -90,7 +101,9 @@ def hospitals(outcomes: Sequence[Outcome], of: str) -> Value:
     [outcome] = outcomes
     config = outcome.cell.config
     dealt = deal_out(config.data, config.seed)
-    predicted = {client.name: predictions(outcome, client, dealt.dataset.classes) for client in dealt.clients}
+    predicted = {
+        client.name: predictions(outcome, client, dealt.dataset.classes) for client in dealt.clients
+    }
     if of == "mean accuracy":
         return Value(fmean(accuracy(*each) for each in predicted.values()))
     hospital, _, figure = of.rpartition(" ")

@@ -22,7 +22,9 @@ ACCOUNTANTS = ("rdp", "prv")
 
 def lines(file: str = "theirs.csv") -> list[dict[str, str]]:
     """Return the lines of theirs.csv, or of apps.csv: what apps in the open have as their noise."""
-    return list(csv.DictReader(resources.files(__package__).joinpath(file).read_text("utf-8").splitlines()))
+    return list(
+        csv.DictReader(resources.files(__package__).joinpath(file).read_text("utf-8").splitlines())
+    )
 
 
 def uses(line: Mapping[str, str]) -> int:
@@ -58,13 +60,18 @@ def of_app(line: Mapping[str, str]) -> float:
     """Return the epsilon of an app's noise over its rounds: sampled by records, and by nothing where clients are."""
     event = step_event(float(line["sigma"]) / float(line["clip"]), float(line["rate"]))
     relation: Relation = "add/remove" if float(line["rate"]) < 1 else "zero-out"
-    return epsilon([(event, int(line["rounds"]) * int(line["steps"]))], float(line["delta"]), relation)
+    return epsilon(
+        [(event, int(line["rounds"]) * int(line["steps"]))], float(line["delta"]), relation
+    )
 
 
 if __name__ == "__main__":
-    made = provenance("theirs.csv", []) | {"command": "python -m fedveil_studies.published.theirs theirs.json"}
+    made = provenance("theirs.csv", []) | {
+        "command": "python -m fedveil_studies.published.theirs theirs.json"
+    }
     apps = [
-        {name: app[name] for name in ("app", "says", "unit")} | {"proven": of_app(app)} for app in lines("apps.csv")
+        {name: app[name] for name in ("app", "says", "unit")} | {"proven": of_app(app)}
+        for app in lines("apps.csv")
     ]
     text = json.dumps({"provenance": made, "lines": list(judged()), "apps": apps}, indent=1)
     Path(sys.argv[1]).write_text(f"{text}\n", encoding="utf-8")

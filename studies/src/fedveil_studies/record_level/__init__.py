@@ -31,16 +31,27 @@ def tuned(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> Non
     """Rounds, clip and learning rate that were chosen for this scenario, trust model and epsilon."""
     privacy, scenario = values["privacy"], values["name"].split("-")[0]
     plain = privacy["method"] == "vanilla"
-    sum_ = "" if plain else {"secure": "trusted"}.get(privacy["sum"], privacy["sum"])  # as much noise, the same line
-    line, known = (scenario, sum_, "" if plain else f"{privacy['epsilon']:g}"), tuned_of(__name__, KEYS)
-    chosen = known.get((*line, str(values["seed"]))) or known[*line, ""]  # where public images choose, each split's own
+    sum_ = (
+        "" if plain else {"secure": "trusted"}.get(privacy["sum"], privacy["sum"])
+    )  # as much noise, the same line
+    line, known = (
+        (scenario, sum_, "" if plain else f"{privacy['epsilon']:g}"),
+        tuned_of(__name__, KEYS),
+    )
+    chosen = (
+        known.get((*line, str(values["seed"]))) or known[*line, ""]
+    )  # where public images choose, each split's own
     if scale.facts.get("chosen", 1):
         values["rounds"] = int(chosen["rounds"])
     values["local"]["lr"] = float(chosen["lr"])
     if plain:
         values["privacy"] = {"method": "vanilla"}
     else:
-        values["privacy"] = {**fitting(privacy), "clip": float(chosen["clip"]), "rounds": values["rounds"]}
+        values["privacy"] = {
+            **fitting(privacy),
+            "clip": float(chosen["clip"]),
+            "rounds": values["rounds"],
+        }
 
 
 @study.measure("public labels")
@@ -56,7 +67,9 @@ def score_of_head(public: tuple[Tensor, Tensor], measured: tuple[Tensor, Tensor]
     """Accuracy on some examples of a linear head that was trained on others; inputs and labels each."""
     from sklearn.linear_model import LogisticRegressionCV
 
-    head = LogisticRegressionCV(Cs=8, cv=5, max_iter=2000, l1_ratios=(0,), use_legacy_attributes=False)
+    head = LogisticRegressionCV(
+        Cs=8, cv=5, max_iter=2000, l1_ratios=(0,), use_legacy_attributes=False
+    )
     head.fit(*(part.numpy() for part in public))
     return float(head.score(*(part.numpy() for part in measured)))
 
@@ -64,10 +77,14 @@ def score_of_head(public: tuple[Tensor, Tensor], measured: tuple[Tensor, Tensor]
 @study.curve("over epsilon")
 def over_epsilon(outcomes: Sequence[Outcome], figure: str) -> Curve:
     """A figure of the test half over log2 of the total epsilons of the runs; level where there is no privacy."""
-    return over_totals(outcomes, figure, ENDS, (o.cell.config.privacy.options["epsilon"] for o in outcomes))
+    return over_totals(
+        outcomes, figure, ENDS, (o.cell.config.privacy.options["epsilon"] for o in outcomes)
+    )
 
 
-def over_totals(outcomes: Sequence[Outcome], figure: str, ends: tuple[float, float], totals: Iterable[float]) -> Curve:
+def over_totals(
+    outcomes: Sequence[Outcome], figure: str, ends: tuple[float, float], totals: Iterable[float]
+) -> Curve:
     """A figure of the test half over log2 of the runs' total epsilons; without privacy it is level between the ends."""
     values = [float(o.summary.values["test_metrics"][figure]) for o in outcomes]
     if outcomes[0].cell.config.privacy.method == "vanilla":

@@ -31,7 +31,10 @@ def tell_how_many(values: dict[str, Any], _scale: ScaleOf, _flags: frozenset[str
     f = round(values["malicious"]["share"] * n)
     if "nnm" in rule:
         rule["nnm"] = f
-    counts = {"trimmed-mean": {"fraction": (f + 0.5) / n}, "multi-krum": {"malicious": f, "selected": n - f}}
+    counts = {
+        "trimmed-mean": {"fraction": (f + 0.5) / n},
+        "multi-krum": {"malicious": f, "selected": n - f},
+    }
     rule |= counts.get(rule["name"], {"malicious": f} if rule["name"] in ("krum", "bulyan") else {})
 
 
@@ -72,14 +75,24 @@ class RuleWatch(WholeRun):
         by_part, (every_x, every_y, _) = {}, held.measured_on
         for name, first in (("validation", 0), ("test", 1)):
             x, y = every_x[first::2], every_y[first::2]
-            outcome = measure(learner.model, learner.layout, model, x, y, goal_of(held.behaviour, x, y))
-            by_part[name] = {"success": outcome.success, "recall": outcome.recall, "accuracy": outcome.accuracy}
+            outcome = measure(
+                learner.model, learner.layout, model, x, y, goal_of(held.behaviour, x, y)
+            )
+            by_part[name] = {
+                "success": outcome.success,
+                "recall": outcome.recall,
+                "accuracy": outcome.accuracy,
+            }
         return by_part
 
 
 def played(malicious: Mapping[str, Any]) -> tuple[str, str, bool]:
     """What decides which attack of ``[changes]`` it is: the behaviour, the one inside it, and whether they act."""
-    return malicious["behaviour"], (malicious.get("of") or {}).get("behaviour", ""), malicious.get("acting", True)
+    return (
+        malicious["behaviour"],
+        (malicious.get("of") or {}).get("behaviour", ""),
+        malicious.get("acting", True),
+    )
 
 
 ATTACKS = {
@@ -90,7 +103,9 @@ ATTACKS = {
 
 def under(outcomes: Sequence[Outcome], attack: str) -> Outcome:
     """The run under an attack."""
-    return next(o for o in outcomes if played(o.cell.config.to_dict()["malicious"]) == ATTACKS[attack])
+    return next(
+        o for o in outcomes if played(o.cell.config.to_dict()["malicious"]) == ATTACKS[attack]
+    )
 
 
 def figure_of(outcome: Outcome, figure: str, part: str = "test") -> float:
@@ -109,7 +124,9 @@ def worst_of(outcomes: Sequence[Outcome]) -> float:
 def measured(outcomes: Sequence[Outcome], figure: str, attack: str) -> Value:
     """Success, recall, accuracy, or one of the rule's choices, which it may not have (NaN)."""
     outcome = under(outcomes, attack)
-    known = figure in ("success", "recall", "accuracy") or figure in outcome.rows[0].get("figures", {})
+    known = figure in ("success", "recall", "accuracy") or figure in outcome.rows[0].get(
+        "figures", {}
+    )
     return Value(figure_of(outcome, figure) if known else math.nan)
 
 
@@ -122,4 +139,6 @@ def worst(outcomes: Sequence[Outcome], _argument: str) -> Value:
 @study.curve("worst over share")
 def worst_over_share(outcomes: Sequence[Outcome], _argument: str) -> Curve:
     """One point above the malicious share."""
-    return Curve([float(outcomes[0].cell.config.to_dict()["malicious"]["share"])], [worst_of(outcomes)])
+    return Curve(
+        [float(outcomes[0].cell.config.to_dict()["malicious"]["share"])], [worst_of(outcomes)]
+    )

@@ -69,7 +69,9 @@ class SelectionProbe:
         own: Tensor | None = None
         if "public_update" in self.rule.needs and seen.federation.server.tutor is not None:
             own = seen.federation.server.tutor(start, seen.broadcast.public.round) - start
-        rule = self.rule.for_round(self.rule.init(len(start), start.dtype), ReproducibleSource(0), own)
+        rule = self.rule.for_round(
+            self.rule.init(len(start), start.dtype), ReproducibleSource(0), own
+        )
         weights = torch.full((len(used),), 1 / len(used), dtype=torch.float64)
         shares = rule.effective_weights(updates, weights)
         assert shares is not None

@@ -35,7 +35,11 @@ from fedveil_studies.frame.standard import tested
 study = Study.of(__name__)
 GROUPS = ("honest", "malicious", "common", "rare")
 ATTACKED = 300  # clients, of which the phase diagram tells members
-ACCURATE, TOLD, FLIPPED = 0.5, 0.05, 0.15  # at least, at most, at most: the three that are to hold together
+ACCURATE, TOLD, FLIPPED = (
+    0.5,
+    0.05,
+    0.15,
+)  # at least, at most, at most: the three that are to hold together
 LOSSES = tuple(k / 4 for k in range(41))  # nats
 
 
@@ -68,7 +72,9 @@ class Watch(WholeRun):
         learner, trained = self._setup.learner, [(c.x, c.y) for c in self._clients]
         others = [held_out(c) for c in self._clients if c.test_x is not None]
         inside, outside = (
-            -loss_of_confidence(confidence(learner.model, learner.layout, self._model[None], *map(torch.cat, pairs)))[0]
+            -loss_of_confidence(
+                confidence(learner.model, learner.layout, self._model[None], *map(torch.cat, pairs))
+            )[0]
             for pairs in (zip(*trained, strict=True), zip(*others, strict=True))
         )
         shares = {
@@ -88,13 +94,18 @@ class SomeMembers(MembershipView):
         if self._setup.poisoning is None or not self._setup.poisoning.behaviours:
             super().__call__(seen)
             sent = self._view.received  # FedMIA asks for two records of each client
-            self._view.received = [r for r in sent if r.partition < ATTACKED and len(self._clients[r.partition].x) > 1]
+            self._view.received = [
+                r for r in sent if r.partition < ATTACKED and len(self._clients[r.partition].x) > 1
+            ]
         return {}
 
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
         """Nothing where some are malicious."""
-        return [super(SomeMembers, cls).conclude([judge])[0] if judge._globals else {} for judge in judges]
+        return [
+            super(SomeMembers, cls).conclude([judge])[0] if judge._globals else {}
+            for judge in judges
+        ]
 
 
 study.probe("server")(lambda _config: MembershipView())
@@ -114,7 +125,9 @@ class Premise(WholeRun):
         side = setup.method.client
         if not isinstance(side, SGALDP):
             raise FieldError("privacy.method", setup.config.privacy.method, "must be 'sga-ldp'")
-        ends = (gaussian_sigma(e, side.delta, side.clip) for e in (side.epsilon_min, side.epsilon_max))
+        ends = (
+            gaussian_sigma(e, side.delta, side.clip) for e in (side.epsilon_min, side.epsilon_max)
+        )
         self._widest, self._least = ends
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
@@ -134,7 +147,9 @@ class Trust(WholeRun):
     """
 
     name = "cosines with two references"
-    figures: Collection[str] = tuple(f"{kind} {g}" for kind in ("last", "public", "sigma") for g in GROUPS)
+    figures: Collection[str] = tuple(
+        f"{kind} {g}" for kind in ("last", "public", "sigma") for g in GROUPS
+    )
     _before: Tensor | None = None
 
     def begin(self, setup: Setup) -> None:
@@ -143,12 +158,20 @@ class Trust(WholeRun):
             raise FieldError("data.public_examples", 0, "the server's own update needs some")
         config, clients = setup.config, setup.dealt.clients
         self._setup, self._public = setup, setup.dealt.public
-        wrong = set() if config.malicious is None else set(config.malicious.who(len(clients), config.seed))
-        counts = torch.stack([torch.bincount(c.y, minlength=int(self._public.y.max()) + 1) for c in clients]).double()
+        wrong = (
+            set()
+            if config.malicious is None
+            else set(config.malicious.who(len(clients), config.seed))
+        )
+        counts = torch.stack(
+            [torch.bincount(c.y, minlength=int(self._public.y.max()) + 1) for c in clients]
+        ).double()
         apart = (counts / counts.sum(1, keepdim=True) - counts.sum(0) / counts.sum()).abs().sum(1)
         honest = sorted(set(range(len(clients))) - wrong, key=lambda p: float(apart[p]))
         third = len(honest) // 3
-        self._groups = dict(zip(GROUPS, (honest, sorted(wrong), honest[:third], honest[-third:]), strict=True))
+        self._groups = dict(
+            zip(GROUPS, (honest, sorted(wrong), honest[:third], honest[-third:]), strict=True)
+        )
 
     def __call__(self, seen: Seen) -> Mapping[str, float]:
         """Means of max(0, cosine), and of the noise's deviation, over the clients of a group."""
@@ -192,13 +215,17 @@ def worth(plain: float, step: float, noise: float, dimension: int) -> float:
 def _noise(outcome: Outcome) -> float:
     """Length of the noise of a global update: sigma sqrt(d / n)."""
     values = outcome.summary.values
-    return outcome.series("sigma")[0] * math.sqrt(values["dimension"] / int(outcome.cell.config.data.clients))
+    return outcome.series("sigma")[0] * math.sqrt(
+        values["dimension"] / int(outcome.cell.config.data.clients)
+    )
 
 
 @study.curve("premise measured")
 def measured_worth(outcomes: Sequence[Outcome], _argument: str) -> Curve:
     """Mean of max(0, cosine), over the length of the reference's noise."""
-    return Curve([_noise(o) for o in outcomes], [fmean(o.series("cosine")[SETTLED:]) for o in outcomes])
+    return Curve(
+        [_noise(o) for o in outcomes], [fmean(o.series("cosine")[SETTLED:]) for o in outcomes]
+    )
 
 
 @study.curve("premise expected")
@@ -221,7 +248,9 @@ def membership(outcomes: Sequence[Outcome], _argument: str) -> Value:
 def attack(outcomes: Sequence[Outcome], name: str, at: str = "") -> Value:
     """AUC of one of `MEMBERSHIPS`; or its true positives at a rate of false ones."""
     views = outcomes[0].summary.values["concluded"].values()
-    view: Mapping[str, Any] = next((v for v in views if name in v["figures"] or name in v["refused"]), {})
+    view: Mapping[str, Any] = next(
+        (v for v in views if name in v["figures"] or name in v["refused"]), {}
+    )
     if name in view["refused"]:
         return Value(math.nan)
     return Value(float(view["rates"][name].get(at, math.nan) if at else view["figures"][name]))

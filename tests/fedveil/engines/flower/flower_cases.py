@@ -18,7 +18,9 @@ CLIENTS, ROUNDS, REGION = 5, 3, (2, 2, 3, 4)
 METHODS = {
     "vanilla": build("vanilla", FedAvg(weighting="examples")),
     "global-formal": build("global", FedAvg(), noise_multiplier=0.01),
-    "global-printed": build("global", FedAvg(weighting="examples"), order="printed", noise_multiplier=0.01),
+    "global-printed": build(
+        "global", FedAvg(weighting="examples"), order="printed", noise_multiplier=0.01
+    ),
     "metric-fedavg": build("metric", FedAvg()),
     "metric-fedmedian": build("metric", FedMedian(), order="printed"),
     "metric-fedadam": build("metric", FedAdam()),
@@ -48,11 +50,15 @@ def digits(clients=CLIENTS, train=24, test=0):
 
 def arguments(name, **changes):
     x, y = load_digits(return_X_y=True)
-    public = ClientData(torch.tensor(x[-3:] / 16, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(y[-3:]))
+    public = ClientData(
+        torch.tensor(x[-3:] / 16, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(y[-3:])
+    )
     model, local = network(), LocalTraining(lr=0.1, batch_size=8)
     given = {
         "model": network,
-        "learner": Learner(model, Layout.from_module(model), local, region=REGION, scoring=Scoring(images=2)),
+        "learner": Learner(
+            model, Layout.from_module(model), local, region=REGION, scoring=Scoring(images=2)
+        ),
         "clients": digits(),
         "method": METHODS[name],
         "seed": 11,
@@ -67,7 +73,10 @@ def unruly(name, **changes):
     clients[1] = ClientData(clients[1].x, torch.full_like(clients[1].y, 99))
     clients[2] = ClientData(torch.full_like(clients[2].x, 3e38), clients[2].y)
     return arguments(
-        name, clients=clients, client_budgets=lambda p: ParticipationFilter(1) if p == 3 else None, **changes
+        name,
+        clients=clients,
+        client_budgets=lambda p: ParticipationFilter(1) if p == 3 else None,
+        **changes,
     )
 
 

@@ -41,7 +41,9 @@ def flat(values, prefix=""):
     """As Flower flattens a configuration."""
     found = {}
     for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        found |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
     return found
 
 
@@ -53,7 +55,9 @@ def app(monkeypatch):
     config = config_of((APP / "pyproject.toml").read_text())
 
     def play(clients, **changes):
-        values = config | {"clients": clients} | {k.replace("__", "."): v for k, v in changes.items()}
+        values = (
+            config | {"clients": clients} | {k.replace("__", "."): v for k, v in changes.items()}
+        )
         return run_in_process(server.app, client.app, clients, run_config=values), task
 
     return play
@@ -68,14 +72,18 @@ def test_one_key_switches_the_method_and_the_folder_tells_what_it_cost(app, tmp_
     found = {method: Summary.read(folder).values for method, folder in folders.items()}
     assert [found[m]["trust"] for m in found] == ["central", "local", "local"]
     assert found["global"]["guarantee"].startswith("formal eps=")
-    assert found["global"]["guarantees"]["server"]["epsilon"] == pytest.approx(epsilon_of_mu(1 / 1.5, 1e-5))
+    assert found["global"]["guarantees"]["server"]["epsilon"] == pytest.approx(
+        epsilon_of_mu(1 / 1.5, 1e-5)
+    )
     assert all("eps" not in found[m]["guarantee"] for m in ("sga-ldp", "group"))
     assert found["group"]["dimension"] == 650
     assert (folders["global"] / "ledger" / "server.jsonl").read_text().count('"combine"') == 1
 
 
 def test_it_learns_with_a_formal_guarantee(app):
-    context, task = app(20, rounds=3)  # accuracies .72 to .85; after two rounds .48 to .74, and below .4 at times
+    context, task = app(
+        20, rounds=3
+    )  # accuracies .72 to .85; after two rounds .48 to .74, and below .4 at times
     assert task.accuracy(context.state["arrays"].to_torch_state_dict()) > 0.4
 
 
@@ -113,7 +121,12 @@ def test_the_bundle_has_what_flowers_hub_asks_for(tmp_path):
     copy = tmp_path / "app"
     shutil.copytree(APP, copy, ignore=shutil.ignore_patterns("__pycache__"))
     done = subprocess.run(
-        [BIN / "flwr", "build"], cwd=copy, env=environment(tmp_path), capture_output=True, text=True, timeout=240
+        [BIN / "flwr", "build"],
+        cwd=copy,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     [bundle] = copy.glob("*.fab")
     with ZipFile(bundle) as packed:
@@ -122,12 +135,16 @@ def test_the_bundle_has_what_flowers_hub_asks_for(tmp_path):
     assert {"LICENSE", "README.md", "digits/client.py"} <= set(names), done.stderr
     about = project["tool"]["flwr"]["app"]
     assert (about["fab-format-version"], project["project"]["license"]) == (1, {"file": "LICENSE"})
-    [need] = [Requirement(text) for text in project["project"]["dependencies"] if text.startswith("flwr")]
+    [need] = [
+        Requirement(text) for text in project["project"]["dependencies"] if text.startswith("flwr")
+    ]
     assert about["flwr-version-target"] in need.specifier
 
 
 REFERENCE = (ROOT / "docs" / "configuration.md").read_text()
-BLOCKS = [text for text in re.findall(r"```toml\n(.*?)```", REFERENCE, re.DOTALL) if "tool.flwr" in text]
+BLOCKS = [
+    text for text in re.findall(r"```toml\n(.*?)```", REFERENCE, re.DOTALL) if "tool.flwr" in text
+]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -157,7 +174,9 @@ def environment(home):
         "OMP_NUM_THREADS": "1",
     }
     path = os.pathsep.join([str(BIN), os.environ["PATH"]])
-    return os.environ | quiet | {"PATH": path, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return (
+        os.environ | quiet | {"PATH": path, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    )
 
 
 def free_port():
@@ -170,7 +189,9 @@ def free_port():
 def server(command, log, env):
     """A server in a session of its own, ended by its id, its children with it."""
     with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, env=env, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, env=env, start_new_session=True
+        )
     try:
         yield process
     finally:
@@ -200,17 +221,38 @@ def test_on_two_supernodes_of_which_one_is_killed(method, least, packaged, tmp_p
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\naddress = "127.0.0.1:{link}"\ninsecure = true\n'
     )
-    env, logs = environment(home), [tmp_path / f"{name}.log" for name in ("link", "node0", "node1", "run")]
-    begin = [BIN / "flower-superlink", "--insecure", "--port", str(link), "--disable-runtime-dependency-installation"]
+    env, logs = (
+        environment(home),
+        [tmp_path / f"{name}.log" for name in ("link", "node0", "node1", "run")],
+    )
+    begin = [
+        BIN / "flower-superlink",
+        "--insecure",
+        "--port",
+        str(link),
+        "--disable-runtime-dependency-installation",
+    ]
     with server(begin, logs[0], env):
         wait(lambda: is_open(link), 60, logs[0])
         nodes = [
-            f"--insecure --superlink 127.0.0.1:{link} --port {free_port()} --node-config".split() for _ in range(2)
+            f"--insecure --superlink 127.0.0.1:{link} --port {free_port()} --node-config".split()
+            for _ in range(2)
         ]
-        start = [[BIN / "flower-supernode", *n, f"partition-id={i} num-partitions=2"] for i, n in enumerate(nodes)]
+        start = [
+            [BIN / "flower-supernode", *n, f"partition-id={i} num-partitions=2"]
+            for i, n in enumerate(nodes)
+        ]
         with server(start[0], logs[1], env), server(start[1], logs[2], env) as second:
             config = f'rounds=6 clients=2 min-clients={least} out="{out}" privacy.method="{method}"'
-            go = [BIN / "flwr", "run", str(packaged), "loopback", "--stream", "--run-config", config]
+            go = [
+                BIN / "flwr",
+                "run",
+                str(packaged),
+                "loopback",
+                "--stream",
+                "--run-config",
+                config,
+            ]
             with server(go, logs[3], env):
                 wait(lambda: lines(out) >= 1, 900, *logs)
                 end(second)
@@ -220,7 +262,8 @@ def test_on_two_supernodes_of_which_one_is_killed(method, least, packaged, tmp_p
         assert summary["rounds"] == 6
         assert summary["replies"]["failed"] > 0
         assert {"is gone: node unavailable", "is not connected"} & {
-            row["failed"].get("1") for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+            row["failed"].get("1")
+            for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
         }
     else:
         assert "min_clients" in summary["stopped"]
@@ -250,7 +293,15 @@ def test_in_flowers_simulation(packaged, tmp_path):
     with server([*begin, "--disable-runtime-dependency-installation"], logs[0], env):
         wait(lambda: is_open(link), 60, logs[0])
         config = f'rounds=2 clients=4 out="{out}" privacy.method="group"'
-        go = [BIN / "flwr", "run", str(packaged), "sim", "--stream", "--federation-config", "num-supernodes=4"]
+        go = [
+            BIN / "flwr",
+            "run",
+            str(packaged),
+            "sim",
+            "--stream",
+            "--federation-config",
+            "num-supernodes=4",
+        ]
         with server([*go, "--run-config", config], logs[1], env):
             wait((out / "summary.json").exists, 900, *logs)
     summary = json.loads((out / "summary.json").read_text())
@@ -271,11 +322,15 @@ def left_behind(home):
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="Flower's simulation needs Ray")
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="the SuperLink that stays is found in /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self").exists(), reason="the SuperLink that stays is found in /proc"
+)
 def test_flwr_run_as_the_readme_writes_it(packaged, tmp_path):
     home, lines = tmp_path / "home", (packaged / "README.md").read_text().splitlines()
     written = [line.split("#")[0].strip() for line in lines if line.startswith("    ")]
-    setting = dict(line.removeprefix("export ").split("=") for line in written if line.startswith("export "))
+    setting = dict(
+        line.removeprefix("export ").split("=") for line in written if line.startswith("export ")
+    )
     command = next(line for line in written if line.startswith("flwr run . local"))
     env = environment(home)
     del env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"]
@@ -283,7 +338,9 @@ def test_flwr_run_as_the_readme_writes_it(packaged, tmp_path):
     env |= setting | {name: str(free_port()) for name in ports}
     go = [BIN / "flwr", *shlex.split(command)[1:]]
     try:
-        done = subprocess.run(go, cwd=packaged, env=env, capture_output=True, text=True, timeout=900)
+        done = subprocess.run(
+            go, cwd=packaged, env=env, capture_output=True, text=True, timeout=900
+        )
     finally:
         for process in left_behind(home):
             with suppress(ProcessLookupError):

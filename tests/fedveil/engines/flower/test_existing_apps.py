@@ -21,7 +21,13 @@ from fedveil.learning import as_client
 pytestmark = pytest.mark.flower
 APPS = Path(__file__).parent / "apps"
 CONFIG = {
-    "quickstart": {"num-server-rounds": 4, "batch-size": 16, "local-epochs": 3, "lr": 0.1, "fraction-evaluate": 0.5},
+    "quickstart": {
+        "num-server-rounds": 4,
+        "batch-size": 16,
+        "local-epochs": 3,
+        "lr": 0.1,
+        "fraction-evaluate": 0.5,
+    },
     "advanced": {"num-server-rounds": 4, "lr": 0.1},
     "tabular": {"num-server-rounds": 3, "local-epochs": 5},
     "words": {"num-server-rounds": 3, "local-epochs": 1},
@@ -30,9 +36,13 @@ NODES = {"quickstart": 4, "advanced": 6, "tabular": 10, "words": 3}
 
 
 def played(app, prefix="", **more):
-    client, server = (importlib.import_module(f"apps.{app}.{prefix}{part}_app") for part in ("client", "server"))
+    client, server = (
+        importlib.import_module(f"apps.{app}.{prefix}{part}_app") for part in ("client", "server")
+    )
     config = {**CONFIG[app], **more}
-    return run_in_process(server.app, client.app, NODES[app], run_config=config).state["arrays"], client
+    return run_in_process(server.app, client.app, NODES[app], run_config=config).state[
+        "arrays"
+    ], client
 
 
 def changed(app):
@@ -41,12 +51,18 @@ def changed(app):
     for private in sorted((APPS / app).glob("private_*.py")):
         before = private.with_name(private.name.removeprefix("private_")).read_text().splitlines()
         for line in difflib.ndiff(before, private.read_text().splitlines()):
-            if line.startswith("+ ") and line[2:].strip() and not line[2:].lstrip().startswith(("from ", "import ")):
+            if (
+                line.startswith("+ ")
+                and line[2:].strip()
+                and not line[2:].lstrip().startswith(("from ", "import "))
+            ):
                 found.append(line[2:].strip())
     return found
 
 
-@pytest.mark.parametrize(("app", "most"), [("quickstart", 11), ("advanced", 4), ("tabular", 4), ("words", 11)])
+@pytest.mark.parametrize(
+    ("app", "most"), [("quickstart", 11), ("advanced", 4), ("tabular", 4), ("words", 11)]
+)
 def test_a_few_lines_make_it_private(app, most):
     assert 0 < len(changed(app)) <= most
 
@@ -60,7 +76,9 @@ def accuracy_of_digits(arrays):
 
 def accuracy_of_tables(arrays):
     task = importlib.import_module("apps.tabular.task")
-    model = task.set_model_params(task.create_log_reg_and_instantiate_parameters(0.01, 1), arrays.to_numpy_ndarrays())
+    model = task.set_model_params(
+        task.create_log_reg_and_instantiate_parameters(0.01, 1), arrays.to_numpy_ndarrays()
+    )
     return float(model.score(*task.load_data(0, 1)[2:]))
 
 

@@ -58,10 +58,17 @@ def log(caplog):
 def test_each_round_and_the_end_say_what_was_spent_and_what_is_left(log):
     method = formal()
     strategy = FedVeilStrategy(
-        method, LAYOUT, rounds=5, budget=Filter(epsilon=epsilon_of_mu(3**0.5 / 2, 1e-5) + 0.1, delta=1e-5), seed=1
+        method,
+        LAYOUT,
+        rounds=5,
+        budget=Filter(epsilon=epsilon_of_mu(3**0.5 / 2, 1e-5) + 0.1, delta=1e-5),
+        seed=1,
     )
     result = run(strategy, app(method=method))
-    each, told = epsilon_of_mu(3**0.5 / 2, 1e-5), [line for line in log() if line.startswith("FedVeil")]
+    each, told = (
+        epsilon_of_mu(3**0.5 / 2, 1e-5),
+        [line for line in log() if line.startswith("FedVeil")],
+    )
     assert strategy.guarantee.status == "formal"
     assert strategy.guarantee.epsilon(1e-5) == pytest.approx(each)
     assert len(strategy.history) == 3  # four would cost more
@@ -69,7 +76,9 @@ def test_each_round_and_the_end_say_what_was_spent_and_what_is_left(log):
     assert torch.equal(fv.flower.from_arrays(LAYOUT, result.arrays), strategy.models[0])
     assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
     assert len(told) == 3 + 2
-    assert all(text in told[0] for text in ("round 1 of 5", "formal", "client", "total", ": 2 of the 4"))
+    assert all(
+        text in told[0] for text in ("round 1 of 5", "formal", "client", "total", ": 2 of the 4")
+    )
     assert "formal" in told[-1]
 
 
@@ -96,7 +105,9 @@ def test_the_folder_holds_ledger_rounds_model_and_summary(tmp_path):
     assert [row["replies"] for row in summary.rows] == [3, 3]
     assert summary.noise("sigma") == pytest.approx(2 * method.server.clip / 3)
     assert (out / "model.safetensors").exists()
-    assert len((out / "ledger" / "server.jsonl").read_text().splitlines()) == 3  # what binds the run, and two rounds
+    assert (
+        len((out / "ledger" / "server.jsonl").read_text().splitlines()) == 3
+    )  # what binds the run, and two rounds
     with pytest.raises(FieldError, match="--out"):
         FedVeilStrategy(method, LAYOUT, rounds=2, folder=ServerFolder(out))
 
@@ -134,7 +145,10 @@ class Unavailable(InProcessGrid):
         messages = list(messages)
         for number, message in enumerate(messages):
             message.metadata.__dict__["_message_id"] = f"id-{id(self)}-{number}"
-        return [self._lost(m) if self._partitions[m.metadata.dst_node_id] == 1 else self.ask_node(m) for m in messages]
+        return [
+            self._lost(m) if self._partitions[m.metadata.dst_node_id] == 1 else self.ask_node(m)
+            for m in messages
+        ]
 
     def _lost(self, message):
         if "arrays" not in message.content:
@@ -157,26 +171,37 @@ def test_a_node_that_is_gone_is_named_in_each_round_and_at_the_end(log):
 def test_group_privacy_gets_its_first_models_by_itself():
     federation = fv.Federation(**arguments("group"))
     method, layout = METHODS["group"], federation.layout
-    strategy, server = FedVeilStrategy(method, layout, rounds=1, seed=11, clients=CLIENTS), ServerApp()
+    strategy, server = (
+        FedVeilStrategy(method, layout, rounds=1, seed=11, clients=CLIENTS),
+        ServerApp(),
+    )
 
     @server.main()
     def main(grid, context):
         strategy.start(grid, to_arrays(layout, federation.models[0]))
 
-    client = learner_client_app(federation.learner, federation.clients, method, seed=11, source=federation.source)
+    client = learner_client_app(
+        federation.learner, federation.clients, method, seed=11, source=federation.source
+    )
     run_in_process(server, client, CLIENTS)
     first, second = strategy.broadcast.models
     assert torch.equal(first, federation.models[0])
     assert not torch.equal(first, second)
     for name, view in layout.views(second).items():
-        assert torch.equal(view.flatten().sort().values, layout.views(first)[name].flatten().sort().values)
+        assert torch.equal(
+            view.flatten().sort().values, layout.views(first)[name].flatten().sort().values
+        )
 
 
 # ---- a table a method
 
 
 def test_one_key_switches_between_tables_of_methods():
-    tables = {"privacy.sga-ldp.epsilon-min": 2.0, "privacy.sga-ldp.epsilon-max": 3.0, "privacy.global.clip": 7.0}
+    tables = {
+        "privacy.sga-ldp.epsilon-min": 2.0,
+        "privacy.sga-ldp.epsilon-max": 3.0,
+        "privacy.global.clip": 7.0,
+    }
     tables["privacy.global.noise-multiplier"] = 1.0
     of = lambda name: method_from(node(run_config=tables | {"privacy.method": name}))  # noqa: E731
     assert (of("sga-ldp").client.epsilon_min, of("sga-ldp").client.epsilon_max) == (2.0, 3.0)
@@ -194,13 +219,20 @@ def test_a_table_of_the_run_is_a_proposal_like_any_other_key(why):
     own = {"privacy.method": "group"}
     with fv.engines.flower.grid.message_identity():
         mod = privacy_mod(fv.Layout.from_shapes({"weight": (6,)}), ledger="run")
-        assert "privacy.noise_multiplier" in why(mod(ask(), node(run_config=proposed, **own), plain))
+        assert "privacy.noise_multiplier" in why(
+            mod(ask(), node(run_config=proposed, **own), plain)
+        )
 
 
 # ---- Flower's own strategies
 
 
-def config(method=SamplingMethod.NO_AMPLIFICATION, relation=NeighboringRelation.ADD_OR_REMOVE_ONE, most=None, n=100):
+def config(
+    method=SamplingMethod.NO_AMPLIFICATION,
+    relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+    most=None,
+    n=100,
+):
     return PrivacyConfig(1e-5, n, relation, method, most)
 
 
@@ -221,9 +253,13 @@ def test_sampling_is_accounted_as_stated_or_not_at_all():
     event = GaussianPrivacyEvent(1.0, 10, 100)
     sampled = ExactAccountant(config(SamplingMethod.POISSON))
     sampled.compose(event, 3)
-    assert sampled.get_epsilon(1e-5) == pytest.approx(epsilon([(Poisson(0.1, Gaussian(1.0)), 3)], 1e-5, "add/remove"))
+    assert sampled.get_epsilon(1e-5) == pytest.approx(
+        epsilon([(Poisson(0.1, Gaussian(1.0)), 3)], 1e-5, "add/remove")
+    )
     assert sampled.get_delta(sampled.get_epsilon(1e-5)) == pytest.approx(1e-5, rel=0.1)
-    drawn = ExactAccountant(config(SamplingMethod.WITHOUT_REPLACEMENT, NeighboringRelation.REPLACE_ONE))
+    drawn = ExactAccountant(
+        config(SamplingMethod.WITHOUT_REPLACEMENT, NeighboringRelation.REPLACE_ONE)
+    )
     drawn.compose(event)
     assert drawn.get_epsilon(1e-5) == pytest.approx(epsilon_of_mu(2.0, 1e-5))
 
@@ -235,7 +271,9 @@ def test_a_state_comes_back_and_a_foreign_one_is_refused():
     assert second.get_privacy_spent() == first.get_privacy_spent()
     assert not second.would_exceed(GaussianPrivacyEvent(100.0, 100, 100), 5.0)
     assert second.would_exceed(GaussianPrivacyEvent(0.5, 100, 100))
-    other = ExactAccountant(config(SamplingMethod.WITHOUT_REPLACEMENT, NeighboringRelation.REPLACE_ONE))
+    other = ExactAccountant(
+        config(SamplingMethod.WITHOUT_REPLACEMENT, NeighboringRelation.REPLACE_ONE)
+    )
     with pytest.raises(FieldError, match="state"):
         other.load_state_dict(first.state_dict())
     with pytest.raises(FieldError, match="population_size"):
@@ -259,7 +297,9 @@ def test_a_plain_flower_strategy_takes_it_by_one_argument():
 def test_a_filter_that_counts_participations_ends_the_app_too():
     method = formal()
     strategy = FedVeilStrategy(method, LAYOUT, rounds=4, budget=None, seed=1)
-    client = app(mods=[privacy_mod(LAYOUT, method, budget=lambda p: ParticipationFilter(2), ledger="run")])
+    client = app(
+        mods=[privacy_mod(LAYOUT, method, budget=lambda p: ParticipationFilter(2), ledger="run")]
+    )
     run(strategy, client)
     assert len(strategy.history) == 2
     assert "declined" in strategy.stopped

@@ -72,14 +72,18 @@ def test_a_folder_goes_on_with_the_account_of_all_rounds(tmp_path, number, seed)
     folder = tmp_path / "server"
     models, before = killed(number, GLOBAL, LAYOUT, folder=ServerFolder(folder), seed=seed)
     assert epsilon(before.guarantee) < 7.9
-    strategy = FedVeilStrategy(GLOBAL, LAYOUT, rounds=6, folder=ServerFolder(folder), seed=seed, done=number)
+    strategy = FedVeilStrategy(
+        GLOBAL, LAYOUT, rounds=6, folder=ServerFolder(folder), seed=seed, done=number
+    )
     run(strategy, app(method=GLOBAL), start=models)
     assert epsilon(strategy.guarantee) == pytest.approx(8.0, abs=1e-6)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["guarantees"]["server"]["epsilon"] == pytest.approx(8.0, abs=1e-6)
     assert (summary["rounds"], summary["rounds_planned"]) == (6, 6)
     run_id = json.loads((folder / "ledger" / "server.jsonl").read_text().splitlines()[0])["run"]
-    ledger = Ledger.parse(run_id, "server", (folder / "ledger" / "server.jsonl").read_text().splitlines())
+    ledger = Ledger.parse(
+        run_id, "server", (folder / "ledger" / "server.jsonl").read_text().splitlines()
+    )
     assert [entry.key for entry in ledger.entries] == [(r, COMBINE) for r in range(1, 7)]
     assert {RUN_OF_SITES, "parties"} <= ledger.openings[0].keys()
     assert not lacking_rounds(ledger)
@@ -90,7 +94,10 @@ def test_a_round_that_was_released_and_lost_is_charged_twice(tmp_path):
     killed(4, GLOBAL, LAYOUT, folder=ServerFolder(folder))
     models, _ = killed(3, GLOBAL, LAYOUT, folder=ServerFolder(tmp_path / "other"))
     with pytest.raises(LedgerError):  # another run's models
-        run(FedVeilStrategy(GLOBAL, LAYOUT, rounds=6, folder=ServerFolder(folder), done=3), app(method=GLOBAL))
+        run(
+            FedVeilStrategy(GLOBAL, LAYOUT, rounds=6, folder=ServerFolder(folder), done=3),
+            app(method=GLOBAL),
+        )
     del models
 
     kept = {}
@@ -134,7 +141,13 @@ def test_a_budget_goes_on_too(tmp_path):
     folder = tmp_path / "server"
     models, _ = killed(3, GLOBAL, LAYOUT, folder=ServerFolder(folder), budget=Filter(6.0, DELTA))
     strategy = FedVeilStrategy(
-        GLOBAL, LAYOUT, rounds=6, folder=ServerFolder(folder), done=3, budget=Filter(6.0, DELTA), evaluate=False
+        GLOBAL,
+        LAYOUT,
+        rounds=6,
+        folder=ServerFolder(folder),
+        done=3,
+        budget=Filter(6.0, DELTA),
+        evaluate=False,
     )
     with pytest.raises(FedVeilError, match="budget"):
         run(strategy, app(method=GLOBAL), start=models)
@@ -162,9 +175,15 @@ def test_without_the_ledger_of_the_rounds_before_no_server_goes_on(tmp_path, met
             method, LAYOUT, rounds=6, done=3, folder=ServerFolder(tmp_path / "new")
         ),
         "an empty ledger": lambda: FedVeilStrategy(ServerParty(method, LAYOUT), rounds=6, done=3),
-        "two rounds of three": lambda: FedVeilStrategy(ServerParty(method, LAYOUT, short), rounds=6, done=3),
-        "more than there are": lambda: FedVeilStrategy(ServerParty(method, LAYOUT, full), rounds=3, done=3),
-        "less than none": lambda: FedVeilStrategy(ServerParty(method, LAYOUT, full), rounds=6, done=-1),
+        "two rounds of three": lambda: FedVeilStrategy(
+            ServerParty(method, LAYOUT, short), rounds=6, done=3
+        ),
+        "more than there are": lambda: FedVeilStrategy(
+            ServerParty(method, LAYOUT, full), rounds=3, done=3
+        ),
+        "less than none": lambda: FedVeilStrategy(
+            ServerParty(method, LAYOUT, full), rounds=6, done=-1
+        ),
         "no number": lambda: FedVeilStrategy(ServerParty(method, LAYOUT, full), rounds=6, done="3"),
     }
     for name, build_it in given.items():
@@ -182,8 +201,12 @@ def test_a_server_opens_no_round_of_which_its_ledger_lacks_one_before():
     with pytest.raises(FieldError, match="ledgers"):
         party.combine(later, {})
     strategy = FedVeilStrategy(GLOBAL, LAYOUT, rounds=6, clients=3)
-    grid = InProcessGrid(app(method=GLOBAL), [{"partition-id": i, "num-partitions": 3} for i in range(3)])
-    with pytest.raises(FieldError, match="ledgers"):  # whoever calls the rounds of a strategy by hand
+    grid = InProcessGrid(
+        app(method=GLOBAL), [{"partition-id": i, "num-partitions": 3} for i in range(3)]
+    )
+    with pytest.raises(
+        FieldError, match="ledgers"
+    ):  # whoever calls the rounds of a strategy by hand
         strategy.configure_train(4, to_arrays(LAYOUT, torch.zeros(6)), ConfigRecord(), grid)
 
 
@@ -215,7 +238,9 @@ def test_a_folder_that_lacks_one_of_the_rounds_is_refused_and_left_as_it_is(tmp_
     if what == "ledger":
         file.unlink()
     elif what == "edited":
-        file.write_text(file.read_text().replace('"mechanism": "gaussian"', '"mechanism": "none"', 1))
+        file.write_text(
+            file.read_text().replace('"mechanism": "gaussian"', '"mechanism": "none"', 1)
+        )
     else:
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
     left = {p.name: p.read_bytes() for p in folder.rglob("*.jsonl")}
@@ -235,7 +260,9 @@ def test_a_servers_folder_is_not_begun_anew_and_is_never_to_be_deleted(tmp_path)
 
 
 @pytest.mark.parametrize("done", [0, 3])
-def test_under_local_trust_a_second_server_states_no_total_of_rounds_that_it_did_not_ask(tmp_path, done):
+def test_under_local_trust_a_second_server_states_no_total_of_rounds_that_it_did_not_ask(
+    tmp_path, done
+):
     """Their quotes are in no ledger of the server's; each client's own has them."""
     source, books = SecureSource(), {}
 
@@ -245,10 +272,14 @@ def test_under_local_trust_a_second_server_states_no_total_of_rounds_that_it_did
     sites = app(mods=[privacy_mod(LAYOUT, LOCAL, ledgers=ledgers)])
     folder = ServerFolder(tmp_path / "server")
     ledger, store = folder.open(LOCAL, LAYOUT, 6, source, "flower")
-    models, first = killed(3, ServerParty(LOCAL, LAYOUT, ledger, source, store=store), client=sites, folder=folder)
+    models, first = killed(
+        3, ServerParty(LOCAL, LAYOUT, ledger, source, store=store), client=sites, folder=folder
+    )
     assert first.guarantee.proven
     if done:
-        second = FedVeilStrategy(LOCAL, LAYOUT, rounds=6, folder=ServerFolder(folder.path), done=done)
+        second = FedVeilStrategy(
+            LOCAL, LAYOUT, rounds=6, folder=ServerFolder(folder.path), done=done
+        )
     else:  # all rounds once more, to nodes whose ledgers are those of another run
         books.clear()
         second = FedVeilStrategy(ServerParty(LOCAL, LAYOUT, ledger, source), rounds=6)
@@ -272,7 +303,9 @@ def test_a_second_server_meets_nodes_that_kept_no_ledger_and_nothing_leaves_them
     """A run's own ledger would begin in the middle: Flower's second run is another one."""
     folder = ServerFolder(tmp_path / "server")
     models, _ = killed(3, LOCAL, LAYOUT, folder=folder, method=LOCAL)
-    second = FedVeilStrategy(LOCAL, LAYOUT, rounds=6, folder=ServerFolder(folder.path), done=3, evaluate=False)
+    second = FedVeilStrategy(
+        LOCAL, LAYOUT, rounds=6, folder=ServerFolder(folder.path), done=3, evaluate=False
+    )
     with pytest.raises(NoReplyError):
         run(second, app(method=LOCAL), start=models)
     assert not second.history
@@ -303,7 +336,9 @@ def test_a_node_whose_ledgers_forget_a_line_of_the_run_answers_no_more(runtime, 
 
 
 def test_an_accountant_that_loads_a_state_forgets_nothing_that_it_composed():
-    config = PrivacyConfig(1e-5, 100, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION, None)
+    config = PrivacyConfig(
+        1e-5, 100, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION, None
+    )
     before, after = ExactAccountant(config), ExactAccountant(config)
     event = GaussianPrivacyEvent(2.0, 100, 100)
     before.compose(event, 3)

@@ -44,9 +44,18 @@ def test_same_bits_as_embedded_though_replies_arrive_shuffled(name):
 @pytest.mark.few(4)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_server_app_ends_in_the_same_bits(name):
-    embedded, flower = fv.Federation(**arguments(name)), FlowerFederation(shuffle=5, **arguments(name))
+    embedded, flower = (
+        fv.Federation(**arguments(name)),
+        FlowerFederation(shuffle=5, **arguments(name)),
+    )
     size, app = len(flower.clients), ServerApp()
-    given = {"rounds": 2, "initial": flower.models, "clients": size, "seed": flower.seed, "evaluate": False}
+    given = {
+        "rounds": 2,
+        "initial": flower.models,
+        "clients": size,
+        "seed": flower.seed,
+        "evaluate": False,
+    }
     strategy = FedVeilStrategy(flower.server, **given)
 
     @app.main()
@@ -78,7 +87,11 @@ def test_clients_that_raise_diverge_or_decline(name):
             assert a.used == b.used == tuple(sorted({*well, 1, 2}))
             assert a.failed == b.failed == {}
             assert set(ours.zeroed) == {1, 2}
-        assert a.refused == b.refused == ({} if a.number == 1 else {3: "the client's privacy budget is used up"})
+        assert (
+            a.refused
+            == b.refused
+            == ({} if a.number == 1 else {3: "the client's privacy budget is used up"})
+        )
         assert a.report == b.report
 
 
@@ -87,7 +100,9 @@ def test_noise_follows_the_valid_replies_when_printed_and_the_plan_when_formal()
         server = METHODS[name].server
         rounds = FlowerFederation(**unruly(name)).run(2).rounds
         for record, n in zip(rounds, divisors, strict=True):
-            assert record.round.report["sigma"] == pytest.approx(server.noise_multiplier * server.clip / n)
+            assert record.round.report["sigma"] == pytest.approx(
+                server.noise_multiplier * server.clip / n
+            )
 
 
 @pytest.mark.few(4)
@@ -132,7 +147,10 @@ def test_a_run_goes_on_where_it_stopped(name, kept):
     checkpoints = []
     first = build(FlowerFederation)
     first.run(
-        4, lambda record: checkpoints.append((first.models, first.round, first.server.state, first.client_states()))
+        4,
+        lambda record: checkpoints.append(
+            (first.models, first.round, first.server.state, first.client_states())
+        ),
     )
     models, round_, server_state, client_states = checkpoints[1]
     second = build(FlowerFederation, again=True)
@@ -148,7 +166,9 @@ def test_a_run_goes_on_where_it_stopped(name, kept):
 
 def test_the_server_stops_with_the_last_model_when_its_budget_is_used_up():
     def run(engine):
-        return engine(**arguments("global-formal", server_budget=Filter(epsilon=1e6, delta=1e-5))).run(3)
+        return engine(
+            **arguments("global-formal", server_budget=Filter(epsilon=1e6, delta=1e-5))
+        ).run(3)
 
     tight = Filter(epsilon=1e6, delta=1e-5)
     assert not run(fv.Federation).stopped
@@ -171,7 +191,10 @@ def test_a_leakage_cap_holds_across_rounds():
 
 
 def test_secure_noise_never_repeats():
-    runs = [FlowerFederation(**arguments("global-formal", source=SecureSource())).run(1).models for _ in range(2)]
+    runs = [
+        FlowerFederation(**arguments("global-formal", source=SecureSource())).run(1).models
+        for _ in range(2)
+    ]
     assert not torch.equal(*runs)
 
 
@@ -194,7 +217,10 @@ class Malicious(Behaviour):
 @pytest.mark.parametrize("name", ["vanilla", "sga-ldp"])
 def test_malicious_clients_do_the_same_behind_flowers_mod(name):
     found = FlowerFederation(**arguments(name, behaviours={2: Malicious()})).run(ROUNDS)
-    assert torch.equal(found.models, fv.Federation(**arguments(name, behaviours={2: Malicious()})).run(ROUNDS).models)
+    assert torch.equal(
+        found.models,
+        fv.Federation(**arguments(name, behaviours={2: Malicious()})).run(ROUNDS).models,
+    )
     assert not torch.equal(found.models, fv.Federation(**arguments(name)).run(ROUNDS).models)
 
 
@@ -221,7 +247,9 @@ def test_probes_see_the_same_behind_flower(name):
 @pytest.mark.parametrize("name", ["sga-ldp", "group"])
 def test_clients_with_their_own_parameters_are_the_same_behind_flower(name):
     common = METHODS[name].client
-    own = {1: replace(common, clip=0.1) if name == "sga-ldp" else replace(common, noise_multiplier=0.5)}
+    own = {
+        1: replace(common, clip=0.1) if name == "sga-ldp" else replace(common, noise_multiplier=0.5)
+    }
     expected = fv.Federation(**arguments(name, client_sides=own)).run(2)
     found = FlowerFederation(**arguments(name, client_sides=own)).run(2)
     assert torch.equal(found.models, expected.models)
@@ -234,4 +262,6 @@ def test_flower_has_no_validation_clients():
     mine = digits()[0]
     others = [ClientData(1 - mine.x, mine.y)]  # nobody's records
     with pytest.raises(FieldError, match="embedded engine"):
-        FlowerFederation(**arguments("vanilla", validation_clients=others, stopping=EarlyStopping()))
+        FlowerFederation(
+            **arguments("vanilla", validation_clients=others, stopping=EarlyStopping())
+        )

@@ -5,7 +5,16 @@ from functools import partial
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from torch import nn
@@ -50,7 +59,9 @@ def node_log(monkeypatch):
     return lines
 
 
-simulated = partial(privacy_mod, ledger="run")  # the ledger of a node is the business of test_flower_policy.py
+simulated = partial(
+    privacy_mod, ledger="run"
+)  # the ledger of a node is the business of test_flower_policy.py
 
 
 def node(run_config=None, **node_config):
@@ -65,7 +76,10 @@ def ask(kind="train", round_=1, rounds=3, k=1, layout=LAYOUT):
 
 def trained(message, chosen=0, **extra):
     start = from_arrays(LAYOUT, message.content["arrays" if chosen == 0 else f"arrays.{chosen}"])
-    content = {"arrays": to_arrays(LAYOUT, start + 1), "metrics": MetricRecord({"num-examples": 12, "train_loss": 0.5})}
+    content = {
+        "arrays": to_arrays(LAYOUT, start + 1),
+        "metrics": MetricRecord({"num-examples": 12, "train_loss": 0.5}),
+    }
     return RecordDict(content | extra)
 
 
@@ -101,7 +115,9 @@ def test_only_the_allowed_leaves():
 def test_evaluation_passes_under_central_trust_and_stays_under_local():
     def measure(message, context):
         metrics = MetricRecord({"num-examples": 30, "loss": 0.25})
-        return Message(RecordDict({"metrics": metrics, "other": ConfigRecord({"a": 1})}), reply_to=message)
+        return Message(
+            RecordDict({"metrics": metrics, "other": ConfigRecord({"a": 1})}), reply_to=message
+        )
 
     central = simulated(LAYOUT, METHODS["vanilla"])(ask("evaluate"), node(), measure)
     assert dict(central.content["metrics"]) == {"num-examples": 30, "loss": 0.25}
@@ -113,7 +129,10 @@ def test_evaluation_passes_under_central_trust_and_stays_under_local():
 
 @pytest.mark.parametrize("kind", ["query", "query.mine"])
 def test_other_messages_pass_under_central_trust_alone(kind):
-    reply, calls = Message(RecordDict({"answer": ConfigRecord({"a": 1})}), reply_to=ask("query")), []
+    reply, calls = (
+        Message(RecordDict({"answer": ConfigRecord({"a": 1})}), reply_to=ask("query")),
+        [],
+    )
 
     def look(message, context):
         calls.append(message)
@@ -130,20 +149,31 @@ def test_nothing_is_measured_under_local_trust():
         raise AssertionError("measured")
 
     for name in ("group", "fedre-normalised", "sga-ldp"):
-        replies = [simulated(LAYOUT, METHODS[name])(ask("evaluate"), node(), measure) for _ in range(2)]
+        replies = [
+            simulated(LAYOUT, METHODS[name])(ask("evaluate"), node(), measure) for _ in range(2)
+        ]
         assert all(dict(r.content["metrics"]) == {"num-examples": 1} for r in replies)
 
 
 def test_custom_actions_are_protected_too():
-    assert not torch.equal(model_in(simulated(LAYOUT, GROUP)(ask("train.mine"), node(), plain)), torch.zeros(D))
+    assert not torch.equal(
+        model_in(simulated(LAYOUT, GROUP)(ask("train.mine"), node(), plain)), torch.zeros(D)
+    )
 
 
 def test_the_greeting_never_reaches_the_training_code():
     def train(message, context):
         raise AssertionError("trained")
 
-    reply = simulated(LAYOUT, GROUP)(Message(RecordDict({HELLO: ConfigRecord()}), 99, "train"), node(), train)
-    assert dict(reply.content[REPLY]) == {"partition-id": 2, "side": "GroupPrivacy", "trust": "local", "counted": False}
+    reply = simulated(LAYOUT, GROUP)(
+        Message(RecordDict({HELLO: ConfigRecord()}), 99, "train"), node(), train
+    )
+    assert dict(reply.content[REPLY]) == {
+        "partition-id": 2,
+        "side": "GroupPrivacy",
+        "trust": "local",
+        "counted": False,
+    }
 
 
 def test_a_client_that_declines_does_not_train():
@@ -200,7 +230,9 @@ BROKEN = [raises, answers_error, forgets_the_model, misnames_facts, names_no_hyp
 @pytest.mark.parametrize("broken", BROKEN)
 def test_a_failure_is_a_charged_zero_update_under_local_trust(broken):
     context, told = node(), []
-    mod = simulated(LAYOUT, GROUP, budget=lambda p: ParticipationFilter(1), tell=lambda *what: told.append(what))
+    mod = simulated(
+        LAYOUT, GROUP, budget=lambda p: ParticipationFilter(1), tell=lambda *what: told.append(what)
+    )
     reply = mod(ask(), context, broken)
     assert set(reply.content) == {"arrays", "metrics", REPLY}
     assert torch.isfinite(model_in(reply)).all()
@@ -223,7 +255,9 @@ def test_a_diverged_model_never_leaves_under_local_trust(name, bad):
     def diverged(message, context):
         vector = torch.zeros(D)
         vector[3] = bad
-        content = RecordDict({"arrays": to_arrays(LAYOUT, vector), FACTS: write_facts(0, {"0": 1.0})})
+        content = RecordDict(
+            {"arrays": to_arrays(LAYOUT, vector), FACTS: write_facts(0, {"0": 1.0})}
+        )
         return Message(content, reply_to=message)
 
     reply = simulated(LAYOUT, METHODS[name])(ask(), node(), diverged)
@@ -233,13 +267,17 @@ def test_a_diverged_model_never_leaves_under_local_trust(name, bad):
 @pytest.mark.parametrize("name", METHODS)
 def test_an_unchanged_model_is_no_special_case(name):
     def unchanged(message, context):
-        content = RecordDict({"arrays": message.content["arrays"], FACTS: write_facts(0, {"0": 1.0})})
+        content = RecordDict(
+            {"arrays": message.content["arrays"], FACTS: write_facts(0, {"0": 1.0})}
+        )
         return Message(content, reply_to=message)
 
     reply = simulated(LAYOUT, METHODS[name])(ask(), node(), unchanged)
     assert torch.isfinite(model_in(reply)).all()
     same = torch.equal(model_in(reply), from_arrays(LAYOUT, ask().content["arrays"]))
-    assert same == (METHODS[name].client.trust == "central")  # also a client that did not move sends noise
+    assert same == (
+        METHODS[name].client.trust == "central"
+    )  # also a client that did not move sends noise
 
 
 def test_running_statistics_are_refused_with_the_fix(node_log):
@@ -257,7 +295,9 @@ def test_running_statistics_are_refused_with_the_fix(node_log):
     assert "running_mean" in node_log[-1]
     assert 'buffers="keep"' in node_log[-1]
     reply = simulated(kept, METHODS["vanilla"])(ask(layout=kept), node(), send_all)
-    assert set(reply.content["arrays"]) == set(kept.names)  # declared as kept: they stay on the client
+    assert set(reply.content["arrays"]) == set(
+        kept.names
+    )  # declared as kept: they stay on the client
 
 
 @pytest.mark.parametrize("broken", BROKEN)
@@ -277,7 +317,9 @@ def test_the_chosen_hypothesis_is_where_training_started():
 
 
 def test_parameters_are_read_from_the_node_on_each_call():
-    context = node(**{"privacy.method": "group", "privacy.noise-multiplier": 1.0, "privacy.seed": 3})
+    context = node(
+        **{"privacy.method": "group", "privacy.noise-multiplier": 1.0, "privacy.seed": 3}
+    )
     mod = simulated(LAYOUT)
     start = from_arrays(LAYOUT, ask().content["arrays"])
     first = model_in(mod(ask(), context, plain)) - start - 1
@@ -293,15 +335,27 @@ def test_parameters_are_read_from_the_node_on_each_call():
         ({}, {}, "name a method"),
         ({"privacy.method": "gruop"}, {}, "did you mean 'group'"),
         ({"privacy.method": "group", "privacy.noise_multiplyer": 1.0}, {}, "noise_multiplier"),
-        ({"privacy.method": "group", "privacy.noise-multiplier": -1.0}, {}, "must be a finite number"),
+        (
+            {"privacy.method": "group", "privacy.noise-multiplier": -1.0},
+            {},
+            "must be a finite number",
+        ),
         ({"privacy.method": "vanilla", "privacy.aggregator": "FedAvg"}, {}, "FedVeilStrategy"),
         ({"privacy.method": "group"}, {"method": GROUP}, "given its method in code"),
         ({"privacy.noise-multiplier": 0.0}, {"method": GROUP}, "given its method in code"),
         ({"privacy.seed": 1}, {"method": GROUP}, "leave method and seed to code"),
         ({"privacy.rounds": 3}, {"method": GROUP, "rounds": 3}, "give it once"),
         ({}, {"method": GROUP, "seed": 1, "source": ReproducibleSource(1)}, "leave the seed out"),
-        ({"privacy.participations": 1, "privacy.leakage-cap": 9.0}, {"method": GROUP}, "give one of"),
-        ({"privacy.participations": 1}, {"method": GROUP, "budget": lambda p: Filter(1.0, 1e-5)}, "give one of"),
+        (
+            {"privacy.participations": 1, "privacy.leakage-cap": 9.0},
+            {"method": GROUP},
+            "give one of",
+        ),
+        (
+            {"privacy.participations": 1},
+            {"method": GROUP, "budget": lambda p: Filter(1.0, 1e-5)},
+            "give one of",
+        ),
         ({"privacy.participations": 0}, {"method": GROUP}, "whole number of at least 1"),
     ],
 )
@@ -322,13 +376,17 @@ def numbered():
 
 
 def test_nodes_without_partitions_are_known_by_their_own_numbers():
-    strategy = FedVeilStrategy(build("global", noise_multiplier=1.0), LAYOUT, rounds=2, evaluate=False)
+    strategy = FedVeilStrategy(
+        build("global", noise_multiplier=1.0), LAYOUT, rounds=2, evaluate=False
+    )
     strategy.start(numbered(), to_arrays(LAYOUT, torch.zeros(D)))
     assert [len(log.used) for log in strategy.history] == [3, 3]
 
 
 def test_a_planned_number_of_clients_needs_partitions():
-    strategy = FedVeilStrategy(build("global", noise_multiplier=1.0), LAYOUT, rounds=1, clients=3, evaluate=False)
+    strategy = FedVeilStrategy(
+        build("global", noise_multiplier=1.0), LAYOUT, rounds=1, clients=3, evaluate=False
+    )
     with pytest.raises(FedVeilError, match="partition-id"):
         strategy.start(numbered(), to_arrays(LAYOUT, torch.zeros(D)))
 
@@ -340,12 +398,19 @@ def test_leakage_cap_from_the_node():
 
 
 def test_clip_by_layer_from_the_node():
-    config = {"privacy.method": "fedre", "privacy.clip.0": 0.5, "privacy.epsilon": 1e6, "privacy.seed": 1}
+    config = {
+        "privacy.method": "fedre",
+        "privacy.clip.0": 0.5,
+        "privacy.epsilon": 1e6,
+        "privacy.seed": 1,
+    }
 
     def train(message, context):
         return Message(trained(message, **{FACTS: write_facts(0, {"0": 1.0})}), reply_to=message)
 
-    moved = model_in(simulated(LAYOUT)(ask(), node(**config), train)) - from_arrays(LAYOUT, ask().content["arrays"])
+    moved = model_in(simulated(LAYOUT)(ask(), node(**config), train)) - from_arrays(
+        LAYOUT, ask().content["arrays"]
+    )
     assert float(moved.norm()) == pytest.approx(0.5, rel=1e-2)
 
 
@@ -386,7 +451,8 @@ def test_state_survives_between_calls_through_the_context():
         mod(ask(round_=r), context, plain)
     assert context.state["fedveil.values"]["round"] == 2
     assert torch.equal(
-        torch.from_numpy(context.state["fedveil.state"]["model"].numpy()), from_arrays(LAYOUT, ask().content["arrays"])
+        torch.from_numpy(context.state["fedveil.state"]["model"].numpy()),
+        from_arrays(LAYOUT, ask().content["arrays"]),
     )
     assert len(context.state["fedveil.ledger"]["lines"]) == 2
 
@@ -424,7 +490,10 @@ def test_arrays_keep_every_bit(dtype):
 
 def test_arrays_of_another_shape_or_kind_are_refused():
     good = dict(to_arrays(LAYOUT, torch.zeros(D)).items())
-    for changes in ({"0.bias": Array(torch.zeros(3).numpy())}, {"0.bias": Array(torch.zeros(20).int().numpy())}):
+    for changes in (
+        {"0.bias": Array(torch.zeros(3).numpy())},
+        {"0.bias": Array(torch.zeros(20).int().numpy())},
+    ):
         with pytest.raises(FieldError, match=r"0\.bias"):
             from_arrays(LAYOUT, ArrayRecord({**good, **changes}))
     with pytest.raises(FieldError, match="missing"):
@@ -439,7 +508,9 @@ def test_a_legacy_app_is_told_what_it_needs(caplog):
             return parameters, 1, {}
 
     method, layout = build("global", noise_multiplier=1.0), Layout.from_shapes({"weight": (6,)})
-    client = ClientApp(client_fn=lambda context: Legacy().to_client(), mods=[privacy_mod(layout, method)])
+    client = ClientApp(
+        client_fn=lambda context: Legacy().to_client(), mods=[privacy_mod(layout, method)]
+    )
     server = ServerApp()
 
     @server.main()

@@ -55,7 +55,11 @@ def one_round(name):
     for reply in sent:
         if "arrays" in reply.content:
             partition = reply.content["fedveil.reply"]["partition-id"]
-            found[partition] = (*raw[1, partition], from_arrays(federation.layout, reply.content["arrays"]), reply)
+            found[partition] = (
+                *raw[1, partition],
+                from_arrays(federation.layout, reply.content["arrays"]),
+                reply,
+            )
     assert len(found) == CLIENTS
     return federation, found
 
@@ -81,7 +85,9 @@ def test_each_client_sends_noise_of_the_claimed_scale(name):
 def test_planted_noise_of_the_wrong_scale_is_caught(name, factor, monkeypatch):
     for mechanism in (GaussianNoise, EuclideanLaplaceNoise):
         right = mechanism.sample
-        monkeypatch.setattr(mechanism, "sample", lambda self, *a, right=right, **k: factor * right(self, *a, **k))
+        monkeypatch.setattr(
+            mechanism, "sample", lambda self, *a, right=right, **k: factor * right(self, *a, **k)
+        )
     with pytest.raises(AssertionError):
         check_local(name)
 
@@ -89,7 +95,9 @@ def test_planted_noise_of_the_wrong_scale_is_caught(name, factor, monkeypatch):
 @pytest.mark.parametrize("name", LOCAL)
 def test_a_mod_that_passes_the_raw_model_on_is_caught(name, monkeypatch):
     right = ClientParty.release
-    monkeypatch.setattr(ClientParty, "release", lambda self, raw, facts: right(self, raw, facts) and raw[:1])
+    monkeypatch.setattr(
+        ClientParty, "release", lambda self, raw, facts: right(self, raw, facts) and raw[:1]
+    )
     with pytest.raises(AssertionError):
         check_local(name)
 
@@ -121,8 +129,12 @@ def check_server(name, factor=1.0):
     federation, found = one_round(name)
     server = METHODS[name].server
     start = found[0][0]
-    updates = clip(torch.stack([found[p][1].trained.model - start for p in sorted(found)]), server.clip)
-    counts = torch.tensor([float(found[p][1].trained.examples) for p in sorted(found)], dtype=torch.float64)
+    updates = clip(
+        torch.stack([found[p][1].trained.model - start for p in sorted(found)]), server.clip
+    )
+    counts = torch.tensor(
+        [float(found[p][1].trained.examples) for p in sorted(found)], dtype=torch.float64
+    )
     weights = server.aggregator.weights(counts, CLIENTS)
     clean = server.aggregator.reduce(updates, weights)
     if name == "metric-fedadam":
@@ -136,9 +148,12 @@ def check_server(name, factor=1.0):
         blocks = [(b.start, b.stop) for b in federation.layout.blocks]
         pairs = [(i, j) for i in range(CLIENTS) for j in range(i)]
         distance = max(
-            sum(float((raw[i, a:b] - raw[j, a:b]).norm()) for a, b in blocks) / len(blocks) for i, j in pairs
+            sum(float((raw[i, a:b] - raw[j, a:b]).norm()) for a, b in blocks) / len(blocks)
+            for i, j in pairs
         )
-    check_gaussian(moved - clean, server.noise_multiplier * server.clip / (CLIENTS * distance), factor)
+    check_gaussian(
+        moved - clean, server.noise_multiplier * server.clip / (CLIENTS * distance), factor
+    )
 
 
 @pytest.mark.few(2)
@@ -155,6 +170,8 @@ def test_the_server_adds_noise_of_the_claimed_scale(name):
 @pytest.mark.parametrize("factor", [0.0, 0.5, 2.0])
 def test_planted_server_noise_of_the_wrong_scale_is_caught(name, factor, monkeypatch):
     right = GaussianNoise.sample
-    monkeypatch.setattr(GaussianNoise, "sample", lambda self, *a, **k: factor * right(self, *a, **k))
+    monkeypatch.setattr(
+        GaussianNoise, "sample", lambda self, *a, **k: factor * right(self, *a, **k)
+    )
     with pytest.raises(AssertionError):
         check_server(name)

@@ -13,7 +13,15 @@ from torch import nn
 from fedveil.accounting import Limits, ParticipationFilter, Policy
 from fedveil.engines.lifetime import LifetimeLedger
 from fedveil.errors import FieldError, LedgerError
-from fedveil.flower import FACTS, FAILED, REFUSED, begin_ledger, from_arrays, privacy_mod, write_facts
+from fedveil.flower import (
+    FACTS,
+    FAILED,
+    REFUSED,
+    begin_ledger,
+    from_arrays,
+    privacy_mod,
+    write_facts,
+)
 from fedveil.learning import LocalTraining, PrivateTrainer
 from fedveil.methods import build
 from flower_cases import METHODS
@@ -79,9 +87,14 @@ def test_a_seed_from_the_run_is_never_noise():
     own = {"privacy.method": "group"}
     for policy in (None, Policy(total=Limits(participations=9)), lax):
         context = node(run_config={"privacy.seed": 1}, **own)
-        assert privacy_mod(LAYOUT, policy=policy, ledger="run")(ask(), context, never).error.code == FAILED
+        assert (
+            privacy_mod(LAYOUT, policy=policy, ledger="run")(ask(), context, never).error.code
+            == FAILED
+        )
     mod = privacy_mod(LAYOUT, policy=lax, ledger="run")
-    assert not mod(ask(), node(**own, **{"privacy.seed": 1}), plain).has_error()  # the node's own, for experiments
+    assert not mod(
+        ask(), node(**own, **{"privacy.seed": 1}), plain
+    ).has_error()  # the node's own, for experiments
 
 
 def test_a_policy_accepts_or_refuses_what_the_run_proposes(tmp_path):
@@ -100,21 +113,33 @@ def test_a_policy_accepts_or_refuses_what_the_run_proposes(tmp_path):
 
 
 def test_a_policy_is_in_costs():
-    method = {"privacy.method": "sga-ldp", "privacy.similarity": "released", "privacy.epsilon-min": 1.0}
+    method = {
+        "privacy.method": "sga-ldp",
+        "privacy.similarity": "released",
+        "privacy.epsilon-min": 1.0,
+    }
     policy = Policy(release=Limits(mu=1.0), total=Limits(mu=3.0))
     mod = privacy_mod(LAYOUT, policy=policy, ledger="run")
     assert not mod(ask(), node(run_config=method | {"privacy.epsilon-max": 4.0}), plain).has_error()
-    reply = mod(ask(), node(run_config=method | {"privacy.epsilon-max": 400.0, "privacy.epsilon-min": 300.0}), never)
+    reply = mod(
+        ask(),
+        node(run_config=method | {"privacy.epsilon-max": 400.0, "privacy.epsilon-min": 300.0}),
+        never,
+    )
     assert reply.error.code == REFUSED
     assert "mu = 1" in reply.error.reason
 
 
-@pytest.mark.parametrize(("text", "words"), [("total = 3", "policy.total"), ("no toml", "policy"), (None, "policy")])
+@pytest.mark.parametrize(
+    ("text", "words"), [("total = 3", "policy.total"), ("no toml", "policy"), (None, "policy")]
+)
 def test_a_policy_that_cannot_be_read_lets_nothing_out(tmp_path, text, words, why):
     path = tmp_path / "policy.toml"
     if text is not None:
         path.write_text(text)
-    reply = privacy_mod(LAYOUT, GROUP, ledger="run")(ask(), node(**{"privacy.policy": str(path)}), never)
+    reply = privacy_mod(LAYOUT, GROUP, ledger="run")(
+        ask(), node(**{"privacy.policy": str(path)}), never
+    )
     assert words in why(reply)
 
 
@@ -126,7 +151,9 @@ def test_training_beyond_the_deadline_is_a_zero_update():
         return plain(message, context)
 
     policy = Policy(total=Limits(participations=2), deadline=0.5)
-    mod = privacy_mod(LAYOUT, GROUP, policy=policy, ledger="run", tell=lambda *what: told.append(what))
+    mod = privacy_mod(
+        LAYOUT, GROUP, policy=policy, ledger="run", tell=lambda *what: told.append(what)
+    )
     try:
         reply = mod(ask(), node(), endless)
     finally:
@@ -141,7 +168,9 @@ def test_training_beyond_the_deadline_is_a_zero_update():
 def test_secure_noise_needs_a_lifetime_ledger_or_a_word(why):
     assert "begin_ledger" in why(privacy_mod(LAYOUT, GROUP)(ask(), node(), never))
     assert not privacy_mod(LAYOUT, GROUP, seed=1)(ask(), node(), plain).has_error()
-    assert not privacy_mod(LAYOUT, METHODS["vanilla"])(ask(), node(), plain).has_error()  # nothing to record
+    assert not privacy_mod(LAYOUT, METHODS["vanilla"])(
+        ask(), node(), plain
+    ).has_error()  # nothing to record
     capped = privacy_mod(LAYOUT, METHODS["vanilla"], budget=lambda p: ParticipationFilter(1))
     assert capped(ask(), node(), never).error.code == FAILED
 
@@ -193,10 +222,17 @@ def test_a_torn_line_is_cut_only_in_this_ledger(folder, tmp_path):
         file.write(b'{"round": 2, "pur')
     assert not mod(ask(round_=2), node(), plain).has_error()
     assert len(lines(folder)) == 4
-    for content in (b"a letter to nobody, without an end", b'{"dataset": "3"}\n{"ro', b"", b'{"by": "me"}\n{"ro'):
+    for content in (
+        b"a letter to nobody, without an end",
+        b'{"dataset": "3"}\n{"ro',
+        b"",
+        b'{"by": "me"}\n{"ro',
+    ):
         other = tmp_path / "2.jsonl"
         other.write_bytes(content)
-        assert privacy_mod(LAYOUT, GROUP, **in_(tmp_path))(ask(), node(), never).error.code == FAILED
+        assert (
+            privacy_mod(LAYOUT, GROUP, **in_(tmp_path))(ask(), node(), never).error.code == FAILED
+        )
         assert other.read_bytes() == content
 
 
@@ -207,7 +243,11 @@ def test_an_edited_shortened_or_exchanged_ledger_is_refused(folder):
     with open(path) as file:
         whole = file.read()
     rows = whole.splitlines(keepends=True)
-    for content in ("".join(rows[:3]), whole.replace('"round": 1', '"round": 9'), "".join([*rows[:1], *rows[2:]])):
+    for content in (
+        "".join(rows[:3]),
+        whole.replace('"round": 1', '"round": 9'),
+        "".join([*rows[:1], *rows[2:]]),
+    ):
         with open(path, "w") as file:
             file.write(content)
         assert mod(ask(round_=3), context, never).error.code == FAILED
@@ -257,7 +297,11 @@ def test_a_new_ledger_is_an_operators_act(tmp_path, why):
 
 def test_a_data_set_may_have_a_name(tmp_path):
     begin_ledger(tmp_path, "ward-7", by="the tests", head=tmp_path / "head")
-    own = {"privacy.ledger": str(tmp_path), "privacy.head": str(tmp_path / "head"), "privacy.dataset": "ward-7"}
+    own = {
+        "privacy.ledger": str(tmp_path),
+        "privacy.head": str(tmp_path / "head"),
+        "privacy.dataset": "ward-7",
+    }
     reply = privacy_mod(LAYOUT, GROUP)(ask(), node(**own), plain)
     assert reply.content["fedveil.reply"]["partition-id"] == 2
     assert (tmp_path / "ward-7.jsonl").read_text().count("ward-7") == 3
@@ -298,7 +342,9 @@ def test_one_process_at_a_time(folder, monkeypatch):
 )
 def test_a_total_that_was_promised_holds_over_all_runs_without_a_policy(folder, method, rounds):
     net = nn.Sequential(nn.Linear(10, 20))
-    trainer = method.noisy and PrivateTrainer(net, LAYOUT, LocalTraining(), method.noisy.noisy_steps)
+    trainer = method.noisy and PrivateTrainer(
+        net, LAYOUT, LocalTraining(), method.noisy.noisy_steps
+    )
     mod, spent = privacy_mod(LAYOUT, method, **in_(folder), trainer=trainer), 0
     for run in range(8):
         message = ask()
@@ -312,7 +358,9 @@ def test_a_total_that_was_promised_holds_over_all_runs_without_a_policy(folder, 
 def test_a_request_cannot_say_how_training_went(folder, why):
     method = build("record", examples=6, clip=1.0, noise_multiplier=1.0)
     message = ask()
-    message.content[FACTS] = write_facts(noised=method.client.noisy_steps)  # as if the model had its noise
+    message.content[FACTS] = write_facts(
+        noised=method.client.noisy_steps
+    )  # as if the model had its noise
 
     def echoing(message, context):
         message.content["arrays"] = trained(message)["arrays"]
@@ -322,7 +370,9 @@ def test_a_request_cannot_say_how_training_went(folder, why):
 
 
 def test_kinds_stand_side_by_side_in_one_ledger(folder):
-    for run, method in enumerate((GROUP, build("group", radius=1.0, hypotheses=1), build("sga-ldp"))):
+    for run, method in enumerate(
+        (GROUP, build("group", radius=1.0, hypotheses=1), build("sga-ldp"))
+    ):
         assert not privacy_mod(LAYOUT, method, **in_(folder))(ask(), node(run), plain).has_error()
     sharing = Message(RecordDict({**ask().content}), 99, "train")
 
@@ -331,7 +381,9 @@ def test_kinds_stand_side_by_side_in_one_ledger(folder):
         reply.content[FACTS] = write_facts(0, {"0": 1.0})
         return reply
 
-    assert not privacy_mod(LAYOUT, build("fedre"), **in_(folder))(sharing, node(9), train).has_error()
+    assert not privacy_mod(LAYOUT, build("fedre"), **in_(folder))(
+        sharing, node(9), train
+    ).has_error()
     with LifetimeLedger(folder, 2, "9", head=f"{folder}-head") as found:
         assert len(found.ledger.entries) == 1
         assert len(found.ledger.all_entries) == 4

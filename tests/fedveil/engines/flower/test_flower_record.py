@@ -45,7 +45,13 @@ def arguments(sum_, unit="record"):
     if sum_ == "trusted":
         values["silos"] = len(clients)
     method = build("record", FedAvgM(), sum=sum_, **values)
-    return {"model": network(), "clients": clients, "method": method, "local": LocalTraining(lr=0.5), "seed": 1}
+    return {
+        "model": network(),
+        "clients": clients,
+        "method": method,
+        "local": LocalTraining(lr=0.5),
+        "seed": 1,
+    }
 
 
 @pytest.mark.parametrize("unit", ["record", "person"])
@@ -70,17 +76,26 @@ def test_there_is_no_source_outside_a_private_round():
 def test_a_users_own_app_is_private_and_an_unmarked_model_stays():
     client = ClientData(*(torch.cat([getattr(c, n) for c in digits()]) for n in ("x", "y")))
     layout = fv.Layout.from_module(network())
-    method = build("record", FedAvgM(), examples=client.examples / 4, epsilon=8.0, rounds=5, clip=1.0)
+    method = build(
+        "record", FedAvgM(), examples=client.examples / 4, epsilon=8.0, rounds=5, clip=1.0
+    )
 
     trainer = PrivateTrainer(network(), layout, LocalTraining(lr=1.0), method.client.noisy_steps)
 
     def train(message, context, marked):
         noisy = context.node_config["partition-id"] in marked
         mine = slice(context.node_config["partition-id"], None, 4)
-        start, data = read_broadcast(message.content, layout).models, ClientData(client.x[mine], client.y[mine])
+        start, data = (
+            read_broadcast(message.content, layout).models,
+            ClientData(client.x[mine], client.y[mine]),
+        )
         [trained] = trainer.train_noisily(start, [data], [(0,)], [training_source()])
         facts = {FACTS: write_facts(noised=trained.noised)} if noisy else {}
-        content = {"arrays": to_arrays(layout, trained.model), "metrics": MetricRecord({"num-examples": 1}), **facts}
+        content = {
+            "arrays": to_arrays(layout, trained.model),
+            "metrics": MetricRecord({"num-examples": 1}),
+            **facts,
+        }
         return Message(RecordDict(content), reply_to=message)
 
     def ran(marked):
@@ -91,10 +106,14 @@ def test_a_users_own_app_is_private_and_an_unmarked_model_stays():
         @server.main()
         def main(grid, context):
             strategy = FedVeilStrategy(method, layout, rounds=5)
-            context.state["arrays"] = strategy.start(grid, ArrayRecord(network().state_dict())).arrays
+            context.state["arrays"] = strategy.start(
+                grid, ArrayRecord(network().state_dict())
+            ).arrays
 
         run = run_in_process(server, app, num_partitions=4)
-        return torch.cat([v.reshape(-1) for v in run.state["arrays"].to_torch_state_dict().values()])
+        return torch.cat(
+            [v.reshape(-1) for v in run.state["arrays"].to_torch_state_dict().values()]
+        )
 
     begun = torch.cat([v.reshape(-1) for v in network().state_dict().values()])
     models = [ran({0, 1, 2, 3}), ran({0})]  # in place of unmarked models noise alone leaves
@@ -106,5 +125,7 @@ def test_a_users_own_app_is_private_and_an_unmarked_model_stays():
         assert (model - begun).norm() > 0.5
     assert right[0] > 0.4
     assert right[1] < right[0] - 0.1
-    with pytest.raises(NoReplyError, match="every client failed"):  # no server could tell; a simulation does
+    with pytest.raises(
+        NoReplyError, match="every client failed"
+    ):  # no server could tell; a simulation does
         ran(set())

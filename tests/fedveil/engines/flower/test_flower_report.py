@@ -48,7 +48,9 @@ def test_a_deployed_run_is_reported_with_what_its_server_knows(app, tmp_path, me
     shutil.copytree(tmp_path / "run" / "ledger", tmp_path / "elsewhere" / "ledger")
     file = tmp_path / "report" / "report.json"
     checked = {one.what: one.holds for one in check(file, [tmp_path / "elsewhere"])}
-    assert checked[f"{method}: promise"] is (True if proven else None)  # quotes of local clients lie in no ledger here
+    assert checked[f"{method}: promise"] is (
+        True if proven else None
+    )  # quotes of local clients lie in no ledger here
     assert not [one for one in check(file, [tmp_path / "elsewhere"]) if one.holds is False]
     ledger = tmp_path / "elsewhere" / "ledger" / "server.jsonl"
     ledger.write_text(ledger.read_text().replace('"attempt": 0', '"attempt": 1', 1))
@@ -71,9 +73,16 @@ def private_app(rounds):
     def train(message, context):
         start = read_broadcast(message.content, layout).models
         mine = slice(context.node_config["partition-id"], None, 3)
-        [made] = trainer.train_noisily(start, [ClientData(x[mine], y[mine])], [(0,)], [training_source()])
-        content = {"arrays": to_arrays(layout, made.model), "metrics": MetricRecord({"num-examples": 1})}
-        return Message(RecordDict(content | {FACTS: write_facts(noised=made.noised)}), reply_to=message)
+        [made] = trainer.train_noisily(
+            start, [ClientData(x[mine], y[mine])], [(0,)], [training_source()]
+        )
+        content = {
+            "arrays": to_arrays(layout, made.model),
+            "metrics": MetricRecord({"num-examples": 1}),
+        }
+        return Message(
+            RecordDict(content | {FACTS: write_facts(noised=made.noised)}), reply_to=message
+        )
 
     @server.main()
     def main(grid, context):
@@ -84,7 +93,9 @@ def private_app(rounds):
     return server, client
 
 
-def test_the_epsilon_of_clients_that_protect_themselves_is_recomputed_from_their_own_ledgers(tmp_path):
+def test_the_epsilon_of_clients_that_protect_themselves_is_recomputed_from_their_own_ledgers(
+    tmp_path,
+):
     names = ["charite", "mayo", "nikko"]
     for name in names:
         begin_ledger(tmp_path / "ledgers", name, by="the tests", head=tmp_path / "heads")
@@ -109,7 +120,9 @@ def test_the_epsilon_of_clients_that_protect_themselves_is_recomputed_from_their
 
     found = checked()
     assert [what for what in found if what.endswith(": promise")]
-    quoted = [what for what in found if "quotes" in what]  # what the server was told is in no ledger
+    quoted = [
+        what for what in found if "quotes" in what
+    ]  # what the server was told is in no ledger
     assert [found.pop(what) for what in quoted] == [None]
     assert [found.pop(what) for what in [*found] if what.endswith("head")] == [None] * 3
     assert set(found.values()) == {True}

@@ -13,7 +13,15 @@ from flwr.serverapp import ServerApp
 
 import fedveil as fv
 from federation_kit import grouped
-from fedveil.accounting import Entry, Filter, Ledger, ParticipationFilter, Release, SumPolicy, digest
+from fedveil.accounting import (
+    Entry,
+    Filter,
+    Ledger,
+    ParticipationFilter,
+    Release,
+    SumPolicy,
+    digest,
+)
 from fedveil.accounting.ledger import nothing
 from fedveil.aggregation import FedAvgM
 from fedveil.engines.flower import roster
@@ -23,7 +31,14 @@ from fedveil.engines.flower.records import read_share, write_broadcast
 from fedveil.engines.server import ServerParty
 from fedveil.engines.site_keys import bind_key, make_key, read_key
 from fedveil.errors import BudgetError, FieldError, NoReplyError
-from fedveil.flower import FedVeilStrategy, FlowerFederation, InProcessGrid, privacy_mod, run_in_process, to_arrays
+from fedveil.flower import (
+    FedVeilStrategy,
+    FlowerFederation,
+    InProcessGrid,
+    privacy_mod,
+    run_in_process,
+    to_arrays,
+)
 from fedveil.learning import LocalTraining, PrivateTrainer
 from fedveil.mechanisms import source_of
 from fedveil.methods import build
@@ -39,10 +54,23 @@ def arguments(n=4, unit="record", **values):
     own = {"examples": 6}
     if unit == "person":
         own = {"unit": "person", "people": 3, "records_per_person": 2}
-    shared = {**own, "sum": "secure", "noise_multiplier": 2.0, "clip": 0.5, "least_sites": 3, "rounds": 3}
+    shared = {
+        **own,
+        "sum": "secure",
+        "noise_multiplier": 2.0,
+        "clip": 0.5,
+        "least_sites": 3,
+        "rounds": 3,
+    }
     built = build("record", FedAvgM(momentum=0.5), **{**shared, **values})
     clients = [silo(i) for i in range(n)]
-    return {"model": network(), "clients": clients, "method": built, "local": LocalTraining(lr=0.5), "seed": 1}
+    return {
+        "model": network(),
+        "clients": clients,
+        "method": built,
+        "local": LocalTraining(lr=0.5),
+        "seed": 1,
+    }
 
 
 FORTY = [pytest.param(40, unit, marks=pytest.mark.slow) for unit in ("record", "person")]
@@ -62,29 +90,49 @@ def test_same_bits_and_ledgers_as_embedded(n, unit):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("unit", ["record", "person"])
-@pytest.mark.parametrize("budget", [lambda: ParticipationFilter(1), lambda: Filter(epsilon=2.5, delta=1e-5)])
+@pytest.mark.parametrize(
+    "budget", [lambda: ParticipationFilter(1), lambda: Filter(epsilon=2.5, delta=1e-5)]
+)
 def test_a_site_whose_filter_is_full_leaves_as_it_does_embedded_and_is_asked_no_more(unit, budget):
-    given = {**arguments(4, unit, retries=1), "client_budgets": lambda p: budget() if p == 3 else None}
+    given = {
+        **arguments(4, unit, retries=1),
+        "client_budgets": lambda p: budget() if p == 3 else None,
+    }
     models = []
 
     def ran(federation):
         return federation.run(3, lambda record: models.append(federation.models.clone()))
 
-    expected, found = ran(fv.Federation(**grouped(given))), ran(FlowerFederation(shuffle=5, **grouped(given)))
-    assert torch.equal(models[1], models[4])  # after the round that it left; the third is another question
+    expected, found = (
+        ran(fv.Federation(**grouped(given))),
+        ran(FlowerFederation(shuffle=5, **grouped(given))),
+    )
+    assert torch.equal(
+        models[1], models[4]
+    )  # after the round that it left; the third is another question
     assert (
         [r.round.used for r in found.rounds]
         == [r.round.used for r in expected.rounds]
         == [(0, 1, 2, 3), (0, 1, 2), (0, 1, 2)]
     )
     assert all(set(r.round.refused) == {3} for r in found.rounds[1:])
-    assert found.guarantee.mu == pytest.approx(4**0.5 / 2)  # of three rounds, and the question that it left
+    assert found.guarantee.mu == pytest.approx(
+        4**0.5 / 2
+    )  # of three rounds, and the question that it left
 
 
 @pytest.mark.parametrize("full", [(2, 3), (0, 1, 2, 3)])
-def test_a_sum_of_too_few_because_budgets_are_spent_ends_the_run_with_the_last_model_as_it_does_embedded(full):
-    given = {**arguments(4, retries=1), "client_budgets": lambda p: ParticipationFilter(1) if p in full else None}
-    expected, found = fv.Federation(**grouped(given)).run(3), FlowerFederation(**grouped(given)).run(3)
+def test_a_sum_of_too_few_because_budgets_are_spent_ends_the_run_with_the_last_model_as_it_does_embedded(
+    full,
+):
+    given = {
+        **arguments(4, retries=1),
+        "client_budgets": lambda p: ParticipationFilter(1) if p in full else None,
+    }
+    expected, found = (
+        fv.Federation(**grouped(given)).run(3),
+        FlowerFederation(**grouped(given)).run(3),
+    )
     assert len(found.rounds) == len(expected.rounds) == 1
     assert found.stopped
     assert expected.stopped
@@ -93,7 +141,11 @@ def test_a_sum_of_too_few_because_budgets_are_spent_ends_the_run_with_the_last_m
 
 @pytest.mark.parametrize(
     ("declined", "asked", "ends"),
-    [((5,), (0, 1, 2), NoReplyError), ((2,), (0, 1, 2), BudgetError), ((2,), (0, 2, 3), NoReplyError)],
+    [
+        ((5,), (0, 1, 2), NoReplyError),
+        ((2,), (0, 1, 2), BudgetError),
+        ((2,), (0, 2, 3), NoReplyError),
+    ],
 )
 def test_only_sites_that_are_asked_and_would_have_been_enough_end_a_run(declined, asked, ends):
     """Of those asked 0 and 1 are connected; who declined in another round's cohort is not missed in this one."""
@@ -104,7 +156,12 @@ def test_only_sites_that_are_asked_and_would_have_been_enough_end_a_run(declined
         nodes.reach(2, asked)
 
 
-PERSON = {"unit": "person", "examples": None, "people": 3, "records_per_person": 2}  # a release has mu = 1 / z = .5
+PERSON = {
+    "unit": "person",
+    "examples": None,
+    "people": 3,
+    "records_per_person": 2,
+}  # a release has mu = 1 / z = .5
 
 
 @pytest.mark.parametrize(
@@ -141,7 +198,10 @@ def test_a_nodes_total_holds_for_persons_and_for_every_question(tmp_path, values
 
 def served(grid, rounds=2, values=None, done=0, **options):
     """Run the strategy over a grid, as if the first models had been released by rounds that are done; returns it."""
-    ledger, first = Ledger("memory", "server"), digest((Release("model", LAYOUT.read(network())[None]),))
+    ledger, first = (
+        Ledger("memory", "server"),
+        digest((Release("model", LAYOUT.read(network())[None]),)),
+    )
     for number in range(1, done + 1):
         ledger.commit(Entry((number, "combine"), 0, first, nothing("local")))
     server = ServerParty(method(**(values or {})), LAYOUT, ledger, source_of(options.get("seed")))
@@ -184,7 +244,9 @@ def test_four_processes_with_key_files_make_the_plain_integer_sum_to_the_bit(pro
     strategy = served(grid, rounds=1, seed=None)
     keys = {i: read_key(folder / f"site{i}" / "key") for i in range(4)}
     step = plain_sum(strategy.broadcast, keys, range(4))
-    assert torch.equal(strategy.models[0], strategy.broadcast.models[0] - (0.5 * step.double()).float())
+    assert torch.equal(
+        strategy.models[0], strategy.broadcast.models[0] - (0.5 * step.double()).float()
+    )
     assert strategy.guarantee.trust == "secure sum"
     for answer in grid.seen:
         assert set(answer) <= {"fedveil.share", "fedveil.reply", "metrics"}
@@ -198,11 +260,17 @@ def test_sites_with_key_files_make_the_plain_integer_sum_of_persons_to_the_bit(t
     """Three processes; more sites are nodes of one process, each with key, policy, ledger and head of its own."""
     configs = set_up(tmp_path, n)
     apart = n == 3
-    grid = ProcessGrid(configs, **PERSON) if apart else InProcessGrid(client_app(method=method(**PERSON)), configs)
+    grid = (
+        ProcessGrid(configs, **PERSON)
+        if apart
+        else InProcessGrid(client_app(method=method(**PERSON)), configs)
+    )
     strategy = served(grid, rounds=1, values=PERSON)
     keys = {i: read_key(tmp_path / f"site{i}" / "key") for i in range(n)}
     step = plain_sum(strategy.broadcast, keys, range(n), **PERSON)
-    assert torch.equal(strategy.models[0], strategy.broadcast.models[0] - (0.5 * step.double()).float())
+    assert torch.equal(
+        strategy.models[0], strategy.broadcast.models[0] - (0.5 * step.double()).float()
+    )
     assert (strategy.guarantee.unit, strategy.guarantee.mu) == ("person", 0.5)
     assert [len(spent(tmp_path, i)) for i in range(n)] == [1] * n
     grid.close() if apart else None
@@ -217,7 +285,9 @@ def test_a_process_that_is_gone_is_left_out_and_the_others_answer_and_pay_anew(p
     assert (log.used, set(log.failed)) == ((0, 1, 2), {3})
     keys = {i: read_key(folder / f"site{i}" / "key") for i in range(4)}
     step = plain_sum(strategy.broadcast, keys, range(3))
-    assert torch.equal(strategy.models[0], strategy.broadcast.models[0] - (0.5 * step.double()).float())
+    assert torch.equal(
+        strategy.models[0], strategy.broadcast.models[0] - (0.5 * step.double()).float()
+    )
     assert [len(spent(folder, i)) - b for i, b in enumerate(before)] == [2, 2, 2, 0]
     assert strategy.guarantee.mu == pytest.approx(2**0.5 / 2)  # two full releases of z = 2
 
@@ -226,7 +296,9 @@ def test_sites_without_which_there_is_no_sum_are_asked_anew_when_they_are_back(p
     folder, _, grid = processes
     before = [len(spent(folder, i)) for i in range(4)]
     grid.gone = {2: 1, 3: 2}
-    strategy = served(grid, rounds=2, done=1)  # all are asked, all again, and then those who are there
+    strategy = served(
+        grid, rounds=2, done=1
+    )  # all are asked, all again, and then those who are there
     [log] = strategy.history
     assert (log.used, set(log.failed), strategy.broadcast.public.attempt) == ((0, 1, 2), {3}, 2)
     assert [len(spent(folder, i)) - b for i, b in enumerate(before)] == [3, 3, 2, 0]
@@ -282,14 +354,18 @@ def test_runs_under_other_names_get_no_more_answers_than_the_total_holds(tmp_pat
     """Attempts are counted by round and run; over all runs each answer is charged, with a policy's total or without."""
     nodes = Nodes(tmp_path)
     policy = tmp_path / "site0" / "policy.toml"
-    policy.write_text(policy.read_text().replace("record_mu = 5.0", "record_mu = 1.25"))  # .5 each, and so six of them
+    policy.write_text(
+        policy.read_text().replace("record_mu = 5.0", "record_mu = 1.25")
+    )  # .5 each, and so six of them
     answers = []
     for number in range(12):
         asked = nodes.opened(attempt=number % 2, run=f"run {number}")
         answers.append(nodes.ask(0, asked, run=100 + number // 2) != REFUSAL)
     assert answers == [True] * 6 + [False] * 6
     assert len(spent(tmp_path, 0)) == len(nodes.trained) == 6
-    again = Nodes(tmp_path / "planned")  # three rounds, and no total: what is planned is all that leaves
+    again = Nodes(
+        tmp_path / "planned"
+    )  # three rounds, and no total: what is planned is all that leaves
     app = client_app(
         again.trained,
         ledger=again.configs[1]["privacy.ledger"],
@@ -367,7 +443,9 @@ def test_a_site_that_is_not_set_up_for_a_sum_says_how_to_in_its_own_log_alone(no
     assert WRONG[wrong] in caplog.text
 
 
-@pytest.mark.parametrize("other", [{"clip": 0.6}, {"noise_multiplier": 1.0}, {"least_sites": 4}, {"examples": 5}])
+@pytest.mark.parametrize(
+    "other", [{"clip": 0.6}, {"noise_multiplier": 1.0}, {"least_sites": 4}, {"examples": 5}]
+)
 def test_sites_that_disagree_on_terms_train_nothing(nodes, other, caplog):
     caplog.set_level("ERROR", "flwr")
     asked = nodes.opened(terms=method(**other).client.agreed(D))
@@ -380,7 +458,8 @@ def test_sites_that_disagree_on_terms_train_nothing(nodes, other, caplog):
 def test_a_layout_that_changed_is_refused_before_data(nodes):
     content = nodes.opened(model=torch.zeros(D))
     assert nodes.ask(
-        0, replace(content, models=torch.zeros(1, D), public=replace(content.public, dimension=D + 1))
+        0,
+        replace(content, models=torch.zeros(1, D), public=replace(content.public, dimension=D + 1)),
     ) == (
         902,
         CLIENT_FAILED,
@@ -411,7 +490,9 @@ def test_a_node_that_only_validates_is_in_no_sum_and_needs_no_key(nodes):
     def evaluate(message, context):
         return Message(RecordDict({"metrics": MetricRecord({"loss": 0.5})}), reply_to=message)
 
-    config = {k: v for k, v in nodes.configs[0].items() if k not in ("privacy.key", "privacy.policy")}
+    config = {
+        k: v for k, v in nodes.configs[0].items() if k not in ("privacy.key", "privacy.policy")
+    }
     with message_identity():
         message = Message(write_broadcast(nodes.opened(), LAYOUT), 7, MessageType.EVALUATE)
         reply = app(message, Context(1, 7, config, RecordDict(), {}))
@@ -428,7 +509,10 @@ def test_a_node_that_validates_without_a_policy_sends_so_many_losses_over_all_ru
     def evaluate(message, context):
         return Message(RecordDict({"metrics": MetricRecord({"loss": 0.5})}), reply_to=message)
 
-    config, sent = {k: v for k, v in nodes.configs[0].items() if k not in ("privacy.key", "privacy.policy")}, []
+    config, sent = (
+        {k: v for k, v in nodes.configs[0].items() if k not in ("privacy.key", "privacy.policy")},
+        [],
+    )
     with message_identity():
         for run in (1, 2, 3, 4):
             message = Message(write_broadcast(nodes.opened(), LAYOUT), 7, MessageType.EVALUATE)
@@ -455,7 +539,9 @@ def test_a_resumed_run_ends_in_the_same_bits():
     def ledgers(party):
         return books.setdefault(party, Ledger("memory", party)), lambda line: None
 
-    first, second = (FlowerFederation(**grouped(arguments(3) | {"ledgers": ledgers})) for _ in range(2))
+    first, second = (
+        FlowerFederation(**grouped(arguments(3) | {"ledgers": ledgers})) for _ in range(2)
+    )
 
     def die(record):
         raise Died

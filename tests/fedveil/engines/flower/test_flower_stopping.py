@@ -29,20 +29,27 @@ from test_flower_strategy import LAYOUT, app
 
 pytestmark = [pytest.mark.flower]
 LOCAL, VANILLA = build("sga-ldp", epsilon_min=1.0, epsilon_max=8.0), build("vanilla")
-RULE = EarlyStopping(patience=2, validation=Validation(noise_multiplier=2.0, loss_range=4.0, releases=9))
+RULE = EarlyStopping(
+    patience=2, validation=Validation(noise_multiplier=2.0, loss_range=4.0, releases=9)
+)
 
 
 def validator(losses, method=VANILLA, validation=RULE.validation, layout=LAYOUT, **options):
     """A client app whose node validates, with the losses of the rounds; an exception is raised."""
     options = {"seed": 5} | options
-    client = ClientApp(mods=[privacy_mod(layout, method, validation=validation, ledger="run", **options)])
+    client = ClientApp(
+        mods=[privacy_mod(layout, method, validation=validation, ledger="run", **options)]
+    )
 
     @client.evaluate()
     def evaluate(message, context):
         loss = losses[min(int(message.content["config"]["server-round"]), len(losses)) - 1]
         if isinstance(loss, Exception):
             raise loss
-        return Message(RecordDict({"metrics": MetricRecord({"loss": loss, "secret": 4711.0})}), reply_to=message)
+        return Message(
+            RecordDict({"metrics": MetricRecord({"loss": loss, "secret": 4711.0})}),
+            reply_to=message,
+        )
 
     @client.train()
     def train(message, context):
@@ -53,9 +60,13 @@ def validator(losses, method=VANILLA, validation=RULE.validation, layout=LAYOUT,
 
 def play(losses, rule=RULE, method=VANILLA, rounds=8, trainers=2, **options):
     apps = {p: app(method=method) for p in range(trainers)}
-    apps |= {100 + i: validator(own, method, rule.validation, **options) for i, own in enumerate(losses)}
+    apps |= {
+        100 + i: validator(own, method, rule.validation, **options) for i, own in enumerate(losses)
+    }
     grid = InProcessGrid(apps, [{"partition-id": p} for p in apps])
-    strategy = FedVeilStrategy(method, LAYOUT, rounds=rounds, seed=1, clients=trainers, stopping=rule, evaluate=False)
+    strategy = FedVeilStrategy(
+        method, LAYOUT, rounds=rounds, seed=1, clients=trainers, stopping=rule, evaluate=False
+    )
     results, server = [], ServerApp()
 
     @server.main()
@@ -68,7 +79,10 @@ def play(losses, rule=RULE, method=VANILLA, rounds=8, trainers=2, **options):
 
 def told(result):
     """The validation losses by round."""
-    return {number: dict(metrics)["loss"] for number, metrics in result.evaluate_metrics_clientapp.items()}
+    return {
+        number: dict(metrics)["loss"]
+        for number, metrics in result.evaluate_metrics_clientapp.items()
+    }
 
 
 def ledger(grid, partition):
@@ -109,12 +123,16 @@ def test_under_local_trust_each_loss_is_noised_on_its_node_and_in_its_ledger():
     assert all(abs(loss - 1.0) > 1e-6 for loss in losses)
     assert max(abs(loss - 1.0) for loss in losses) < 6 * 8 / 2**0.5  # two nodes, each z R = 8
     assert [ledger(grid, p) for p in (100, 101)] == [5, 5]
-    assert all("fedveil.values" not in grid.contexts[p].state for p in (100, 101))  # nobody trained there
+    assert all(
+        "fedveil.values" not in grid.contexts[p].state for p in (100, 101)
+    )  # nobody trained there
 
 
 def test_a_node_sends_so_many_losses_at_most_and_others_go_on():
     validation = Validation(noise_multiplier=2.0, loss_range=4.0, releases=2)
-    strategy, result, grid = play([[1.0] * 8], EarlyStopping(patience=99, validation=validation), LOCAL, 5)
+    strategy, result, grid = play(
+        [[1.0] * 8], EarlyStopping(patience=99, validation=validation), LOCAL, 5
+    )
     assert len(strategy.history) == 5
     assert set(result.evaluate_metrics_clientapp) == {1, 2}
     assert ledger(grid, 100) == 2
@@ -125,9 +143,9 @@ def test_a_loss_that_cannot_be_had_counts_as_the_largest_and_tells_nothing():
     rule = EarlyStopping(patience=99, validation=validation)
     for loss in (ValueError("patient-4711"), float("nan"), float("inf"), 1e30):
         _, result, grid = play([[loss] * 3], rule, LOCAL, 2)
-        assert [dict(m)["loss"] for m in result.evaluate_metrics_clientapp.values()] == pytest.approx(
-            [4.0, 4.0], abs=1e-3
-        )
+        assert [
+            dict(m)["loss"] for m in result.evaluate_metrics_clientapp.values()
+        ] == pytest.approx([4.0, 4.0], abs=1e-3)
         assert ledger(grid, 100) == 2
 
 
@@ -153,7 +171,9 @@ def test_the_sample_is_drawn_from_those_who_validate():
 
 def test_validators_speak_for_no_partition_of_those_who_train():
     apps = {0: app(method=LOCAL), 1: app(method=LOCAL), 2: validator([1.0] * 5, LOCAL)}
-    strategy = FedVeilStrategy(LOCAL, LAYOUT, rounds=1, seed=1, clients=2, stopping=RULE, evaluate=False)
+    strategy = FedVeilStrategy(
+        LOCAL, LAYOUT, rounds=1, seed=1, clients=2, stopping=RULE, evaluate=False
+    )
     server = ServerApp()
 
     @server.main()
@@ -170,7 +190,10 @@ def test_data_of_embedded_validation_clients_are_not_taken():
     x = torch.zeros(3, 6)
     with pytest.raises(FieldError, match="stopping"):
         FedVeilStrategy(
-            VANILLA, LAYOUT, rounds=2, stopping=EarlyStopping(clients=[ClientData(x, torch.zeros(3).long())])
+            VANILLA,
+            LAYOUT,
+            rounds=2,
+            stopping=EarlyStopping(clients=[ClientData(x, torch.zeros(3).long())]),
         )
 
 
@@ -241,6 +264,9 @@ def test_a_policy_allows_no_loss_in_the_clear():
 
 @pytest.mark.usefixtures("runtime")
 def test_a_budget_of_the_nodes_own_holds():
-    client, node = strict(budget=lambda p: ParticipationFilter(1)), Context(1, 9, {"partition-id": 2}, RecordDict(), {})
+    client, node = (
+        strict(budget=lambda p: ParticipationFilter(1)),
+        Context(1, 9, {"partition-id": 2}, RecordDict(), {}),
+    )
     assert not asked(client, node=node).has_error()
     assert asked(client, node=node, round_=2).error.code == REFUSED

@@ -56,13 +56,17 @@ def run(strategy, client_app, partitions=3, start=None, evaluate_fn=None, **opti
 
 def app(change=lambda reply, partition: None, mods=None, method=VANILLA):
     """Each client adds 1 + its partition."""
-    client = ClientApp(mods=[fv.flower.privacy_mod(LAYOUT, method, ledger="run")] if mods is None else mods)
+    client = ClientApp(
+        mods=[fv.flower.privacy_mod(LAYOUT, method, ledger="run")] if mods is None else mods
+    )
 
     @client.train()
     def train(message, context):
         partition = context.node_config["partition-id"]
         vector = from_arrays(LAYOUT, message.content["arrays"]) + 1 + partition
-        content = RecordDict({"arrays": to_arrays(LAYOUT, vector), "metrics": MetricRecord({"num-examples": 1})})
+        content = RecordDict(
+            {"arrays": to_arrays(LAYOUT, vector), "metrics": MetricRecord({"num-examples": 1})}
+        )
         change(content, partition)
         return Message(content, reply_to=message)
 
@@ -71,7 +75,8 @@ def app(change=lambda reply, partition: None, mods=None, method=VANILLA):
         partition = context.node_config["partition-id"]
         loss = float(from_arrays(LAYOUT, message.content["arrays"])[0]) + partition
         return Message(
-            RecordDict({"metrics": MetricRecord({"num-examples": 1 + partition, "loss": loss})}), reply_to=message
+            RecordDict({"metrics": MetricRecord({"num-examples": 1 + partition, "loss": loss})}),
+            reply_to=message,
         )
 
     return client
@@ -105,7 +110,9 @@ def test_fltrust_follows_the_update_that_the_server_trained_itself():
     strategy = FedVeilStrategy(server, rounds=1, clients=3, seed=0)
     run(strategy, app(turned, method=method))
     assert told == [1]
-    torch.testing.assert_close(strategy.models[0], torch.full((6,), 2 / 6**0.5))  # the honest direction, its own length
+    torch.testing.assert_close(
+        strategy.models[0], torch.full((6,), 2 / 6**0.5)
+    )  # the honest direction, its own length
     with pytest.raises(FieldError, match="public_data"):
         FedVeilStrategy(method, LAYOUT, rounds=1)
 
@@ -122,7 +129,9 @@ def test_what_a_given_server_brings_itself_is_not_given_beside_it(tmp_path):
     assert FedVeilStrategy(server, rounds=1).server is server
     source = ReproducibleSource(0)
     ledger, store = folder.open(VANILLA, LAYOUT, 1, source, "flower")
-    kept = ServerParty(VANILLA, LAYOUT, ledger, source, store=store, tutor=lambda model, number: model)
+    kept = ServerParty(
+        VANILLA, LAYOUT, ledger, source, store=store, tutor=lambda model, number: model
+    )
     run(FedVeilStrategy(kept, rounds=1, folder=folder, seed=0), app())
     assert len((tmp_path / "o" / "ledger" / "server.jsonl").read_text().splitlines()) == 2
     assert Summary.read(tmp_path / "o").values["rounds"] == 1
@@ -142,7 +151,9 @@ def test_rounds_metrics_and_central_evaluation():
     assert [r.number for r in strategy.history] == [1, 2]
     assert seen == [(0, 0.0), (1, 2.0), (2, 4.0)]
     assert result.evaluate_metrics_serverapp[2]["accuracy"] == 0.5
-    assert result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(2 + (0 * 1 + 1 * 2 + 2 * 3) / 6)
+    assert result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(
+        2 + (0 * 1 + 1 * 2 + 2 * 3) / 6
+    )
     assert result.train_metrics_clientapp[1]["used"] == 3
 
 
@@ -158,9 +169,17 @@ def test_clients_that_cannot_evaluate_are_asked_once_and_told_in_a_line(caplog):
 
     with caplog.at_level(logging.INFO, logger="flwr"):
         nodes = [{"partition-id": i} for i in range(3)]
-        run(FedVeilStrategy(fv.GlobalDP(noise_multiplier=1.0), LAYOUT, rounds=4), client, grid=Counting(client, nodes))
+        run(
+            FedVeilStrategy(fv.GlobalDP(noise_multiplier=1.0), LAYOUT, rounds=4),
+            client,
+            grid=Counting(client, nodes),
+        )
     assert asked.count("evaluate") == 3
-    [line] = [r.getMessage() for r in caplog.records if "evaluat" in r.getMessage() and "No evaluate" in r.getMessage()]
+    [line] = [
+        r.getMessage()
+        for r in caplog.records
+        if "evaluat" in r.getMessage() and "No evaluate" in r.getMessage()
+    ]
     assert "none is asked again" in line
 
 
@@ -214,7 +233,9 @@ def claim(content, partition):
 
 
 def misname(content, partition):
-    content["fedveil.reply"] = ConfigRecord({"partition-id": partition, "side": "GroupPrivacy", "trust": "local"})
+    content["fedveil.reply"] = ConfigRecord(
+        {"partition-id": partition, "side": "GroupPrivacy", "trust": "local"}
+    )
 
 
 def unnumber(content, partition):
@@ -258,7 +279,10 @@ def test_what_one_client_sends_is_its_failure_and_not_the_runs_end(change):
 @pytest.mark.parametrize("change", [lose, misname])
 def test_a_round_of_nothing_but_unprotected_replies_ends_loudly(change):
     with pytest.raises(NoReplyError, match="no usable reply"):
-        run(FedVeilStrategy(build("global", noise_multiplier=0.01), LAYOUT, rounds=1), app(mods=outermost(change)))
+        run(
+            FedVeilStrategy(build("global", noise_multiplier=0.01), LAYOUT, rounds=1),
+            app(mods=outermost(change)),
+        )
 
 
 def test_clients_with_another_method_never_train():
@@ -288,7 +312,9 @@ def test_evaluate_replies_are_checked_like_others(figures):
             del reply.content["fedveil.reply"]
         return reply
 
-    spoiling, unmarked = (app(mods=[mod, fv.flower.privacy_mod(LAYOUT, VANILLA)]) for mod in (spoil, unmark))
+    spoiling, unmarked = (
+        app(mods=[mod, fv.flower.privacy_mod(LAYOUT, VANILLA)]) for mod in (spoil, unmark)
+    )
     strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=1)
     result = run(strategy, {0: app(), 1: spoiling, 2: unmarked, 3: app()}, partitions=4)
     # the mean model is 2.5; clients 0 and 3 measure 2.5 on one example and 5.5 on four
@@ -334,7 +360,10 @@ def test_two_replies_of_one_partition_are_refused_and_a_missing_one_is_counted()
     strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=1, evaluate=False, min_clients=1)
     run(strategy, None, grid=Replaying(app(), [{"partition-id": i} for i in range(3)]))
     assert strategy.history[0].used == (0,)
-    assert strategy.history[0].failed == {1: "sent two replies in one round", 2: "did not reply in time"}
+    assert strategy.history[0].failed == {
+        1: "sent two replies in one round",
+        2: "did not reply in time",
+    }
 
 
 def test_two_nodes_of_one_partition_are_refused():
@@ -344,7 +373,9 @@ def test_two_nodes_of_one_partition_are_refused():
 
         def ask_node(self, message):
             if message.metadata.dst_node_id == 5:
-                return Message(RecordDict({"fedveil.reply": write_mark(0, VANILLA.client)}), reply_to=message)
+                return Message(
+                    RecordDict({"fedveil.reply": write_mark(0, VANILLA.client)}), reply_to=message
+                )
             return super().ask_node(message)
 
     strategy = FedVeilStrategy(VANILLA, LAYOUT, rounds=1, min_clients=1)
@@ -424,14 +455,18 @@ def test_wrong_plans_are_refused():
 def test_several_hypotheses_stay_on_the_strategy():
     federation = fv.Federation(**arguments("group"))
     method, layout = METHODS["group"], federation.layout
-    strategy = FedVeilStrategy(method, layout, rounds=2, initial=federation.models, seed=11, clients=CLIENTS)
+    strategy = FedVeilStrategy(
+        method, layout, rounds=2, initial=federation.models, seed=11, clients=CLIENTS
+    )
     results, server = [], ServerApp()
 
     @server.main()
     def main(grid, context):
         results.append(strategy.start(grid, to_arrays(layout, federation.models[0])))
 
-    client = learner_client_app(federation.learner, federation.clients, method, seed=11, source=federation.source)
+    client = learner_client_app(
+        federation.learner, federation.clients, method, seed=11, source=federation.source
+    )
     run_in_process(server, client, CLIENTS)
     expected = federation.run(2)
     assert torch.equal(strategy.models, expected.models)

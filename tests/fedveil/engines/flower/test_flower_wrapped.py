@@ -50,9 +50,17 @@ def test_plain_averaging_inside_changes_no_bit():
     assert torch.equal(play(wrapped(flower.FedAvg()), NOISY), alone)
 
 
-@pytest.mark.parametrize("make", [flower.FedAvgM, flower.FedAdam, flower.FedYogi, flower.FedAdagrad, flower.FedProx])
+@pytest.mark.parametrize(
+    "make", [flower.FedAvgM, flower.FedAdam, flower.FedYogi, flower.FedAdagrad, flower.FedProx]
+)
 def test_an_optimiser_sees_one_released_mean_a_round_and_costs_nothing(make):
-    own = {"server_momentum": 0.9} if make is flower.FedAvgM else {"proximal_mu": 0.1} if make is flower.FedProx else {}
+    own = (
+        {"server_momentum": 0.9}
+        if make is flower.FedAvgM
+        else {"proximal_mu": 0.1}
+        if make is flower.FedProx
+        else {}
+    )
     strategy = wrapped(inner := make(**own))
     seen, released = spied(inner), []
     combine = strategy.server.combine
@@ -74,7 +82,11 @@ def test_momentum_is_that_of_the_noised_means():
     strategy = wrapped(inner := flower.FedAvgM(server_momentum=0.5))
     seen = spied(inner)
     play(strategy, NOISY)
-    means, model, momentum = [torch.tensor(arrays["weight"].numpy()) for [arrays] in seen], torch.zeros(6), 0
+    means, model, momentum = (
+        [torch.tensor(arrays["weight"].numpy()) for [arrays] in seen],
+        torch.zeros(6),
+        0,
+    )
     for mean in means:
         momentum = 0.5 * momentum + (model - mean)
         model = model - momentum

@@ -53,23 +53,34 @@ class OwnStrategy(flower.FedAvg):
             arrays, metrics = self.aggregate_train(number, replies)
             result.arrays, result.train_metrics_clientapp[number] = arrays, metrics
             asked = self.configure_evaluate(number, arrays, evaluate_config, grid)
-            measured = self.aggregate_evaluate(number, grid.send_and_receive(messages=asked, timeout=timeout))
+            measured = self.aggregate_evaluate(
+                number, grid.send_and_receive(messages=asked, timeout=timeout)
+            )
             figure = evaluate_fn(number, arrays)["accuracy"]
             if figure > self.best:
                 self.best = figure
                 torch.save(arrays.to_torch_state_dict(), self.folder / f"best-{number}.pt")
-            written.append({"train": dict(metrics), "evaluate": dict(measured or {}), "central": figure})
+            written.append(
+                {"train": dict(metrics), "evaluate": dict(measured or {}), "central": figure}
+            )
             (self.folder / "results.json").write_text(json.dumps(written))
         return result
 
 
 def worst(contents, key):
     """A function of metrics of the app's own."""
-    return MetricRecord({"worst": max(float(c["metrics"]["train_loss"]) for c in contents), "replies": len(contents)})
+    return MetricRecord(
+        {
+            "worst": max(float(c["metrics"]["train_loss"]) for c in contents),
+            "replies": len(contents),
+        }
+    )
 
 
 def widest(contents, key):
-    return MetricRecord({"widest": max(float(c["metrics"]["spread"]) for c in contents), "measured": len(contents)})
+    return MetricRecord(
+        {"widest": max(float(c["metrics"]["spread"]) for c in contents), "measured": len(contents)}
+    )
 
 
 def clients(method, trained, evaluated):
@@ -78,15 +89,25 @@ def clients(method, trained, evaluated):
     @app.train()
     def train(message, context):
         partition = context.node_config["partition-id"]
-        trained.append((message.content["config"]["server-round"], partition, message.content["config"].get("lr")))
+        trained.append(
+            (
+                message.content["config"]["server-round"],
+                partition,
+                message.content["config"].get("lr"),
+            )
+        )
         vector = from_arrays(LAYOUT, message.content["arrays"]) + 1
         metrics = MetricRecord({"num-examples": 5, "train_loss": float(partition)})
-        return Message(RecordDict({"arrays": to_arrays(LAYOUT, vector), "metrics": metrics}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": to_arrays(LAYOUT, vector), "metrics": metrics}), reply_to=message
+        )
 
     @app.evaluate()
     def evaluate(message, context):
         evaluated.append(context.node_config["partition-id"])
-        metrics = MetricRecord({"num-examples": 5, "spread": float(context.node_config["partition-id"])})
+        metrics = MetricRecord(
+            {"num-examples": 5, "spread": float(context.node_config["partition-id"])}
+        )
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     return app
@@ -95,13 +116,17 @@ def clients(method, trained, evaluated):
 def play(inner, method=QUIET, nodes=6, rounds=4, **options):
     """Who trained (round, partition, learning rate), who evaluated, the strategy and what it returned."""
     trained, evaluated, results = [], [], []
-    strategy = WrappedStrategy(inner, method, LAYOUT, rounds=rounds, seed=1, patience=0.1, **options)
+    strategy = WrappedStrategy(
+        inner, method, LAYOUT, rounds=rounds, seed=1, patience=0.1, **options
+    )
     server = ServerApp()
 
     @server.main()
     def main(grid, context):
         start, config = to_arrays(LAYOUT, torch.zeros(6)), ConfigRecord({"lr": 0.4})
-        accuracy = lambda number, arrays: MetricRecord({"accuracy": number / 10 if number < 4 else 0.0})  # noqa: E731
+        accuracy = lambda number, arrays: MetricRecord(  # noqa: E731
+            {"accuracy": number / 10 if number < 4 else 0.0}
+        )
         results.append(strategy.start(grid, start, train_config=config, evaluate_fn=accuracy))
 
     run_in_process(server, clients(method, trained, evaluated), nodes)
@@ -121,7 +146,9 @@ def test_nodes_rates_metrics_and_files_are_those_of_the_apps_own_strategy(tmp_pa
     assert len(evaluated) == 4 * 2
     written = json.loads((tmp_path / "results.json").read_text())
     assert [one["train"]["replies"] for one in written] == [3] * 4
-    assert [one["train"]["worst"] for one in written] == [max(p for p, _ in asked) for asked in by_round]
+    assert [one["train"]["worst"] for one in written] == [
+        max(p for p, _ in asked) for asked in by_round
+    ]
     assert [one["evaluate"]["measured"] for one in written] == [2] * 4
     assert sorted(p.name for p in tmp_path.glob("*.pt")) == ["best-1.pt", "best-2.pt", "best-3.pt"]
     best = torch.load(tmp_path / "best-3.pt")["weight"]

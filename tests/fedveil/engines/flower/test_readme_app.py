@@ -35,11 +35,16 @@ def train(message, context):
         nn.functional.cross_entropy(model(X[mine]), Y[mine]).backward()
         optimizer.step()
     metrics = MetricRecord({"num-examples": len(X[mine])})
-    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+        reply_to=message,
+    )
 
 
 def apps(method):
-    client = ClientApp(mods=[privacy_mod(layout, method, ledger="run")])  # a simulation: the ledger ends with the run
+    client = ClientApp(
+        mods=[privacy_mod(layout, method, ledger="run")]
+    )  # a simulation: the ledger ends with the run
     client.train()(train)
     server = ServerApp()
 

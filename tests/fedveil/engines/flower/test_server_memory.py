@@ -18,7 +18,10 @@ from flwr.serverapp import ServerApp
 from fedveil.flower import FedVeilStrategy, run_in_process, to_arrays
 from site_kit import LAYOUT, ProcessGrid, method, network, set_up
 
-pytestmark = [pytest.mark.flower, pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="Linux alone")]
+pytestmark = [
+    pytest.mark.flower,
+    pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="Linux alone"),
+]
 LOOKS = 3 + 3 + 1  # greetings, a round, the end
 ENOUGH = 64  # bytes of a vector: eight whole numbers of it, or sixteen float32 ones
 
@@ -38,7 +41,9 @@ class Watched(ProcessGrid):
 
 def main(folder, values):
     sum_ = json.loads(values)
-    configs = [{**c, "private": f"{folder}/site{i}/private"} for i, c in enumerate(set_up(Path(folder), 3))]
+    configs = [
+        {**c, "private": f"{folder}/site{i}/private"} for i, c in enumerate(set_up(Path(folder), 3))
+    ]
     if sum_["sum"] != "secure":
         for config in configs:
             policy = Path(config["privacy.policy"])
@@ -93,7 +98,9 @@ def watch(folder, **values):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     pipe = subprocess.PIPE
     log = (folder / "log").open("wb")  # the sites', too
-    server = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True, env=environment)
+    server = subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=log, text=True, env=environment
+    )
     before, seen, found, looks = set(), set(), set(), 0
     while server.stdout.readline() == "holding\n":
         never, sent = (set(vectors) for vectors in noted(folder))
@@ -110,7 +117,9 @@ def watch(folder, **values):
     written = [p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "private"]
     assert len(written) > 3 * 4  # keys, policies, ledgers, heads, the log
     for vector in never:
-        seen |= {vector for text in written if any(form in text for form in (vector, *as_text(vector)))}
+        seen |= {
+            vector for text in written if any(form in text for form in (vector, *as_text(vector)))
+        }
     assert looks == LOOKS
     assert len(sent) == len(set(sent)) == 3
     return set(never), seen, found, set(sent)

@@ -31,7 +31,13 @@ DELTA = 1e-5
 
 
 def strategy(folder, method=ADAM, resume=False, **options):
-    given = {"rounds": 5, "seed": 1, "evaluate": False, "folder": ServerFolder(folder, resume=resume), **options}
+    given = {
+        "rounds": 5,
+        "seed": 1,
+        "evaluate": False,
+        "folder": ServerFolder(folder, resume=resume),
+        **options,
+    }
     return FedVeilStrategy(method, LAYOUT, **given)
 
 
@@ -65,29 +71,38 @@ def test_models_optimiser_and_account_are_those_of_a_run_that_was_never_killed(t
     killed(tmp_path / "run", 3, method, client)
     assert not (tmp_path / "run" / "summary.json").exists()
     asked = []
-    second = strategy(tmp_path / "run", method, resume=True, on_round=lambda log: asked.append(log.number))
+    second = strategy(
+        tmp_path / "run", method, resume=True, on_round=lambda log: asked.append(log.number)
+    )
     assert second.done == 3
     run(second, client, start=torch.full((6,), 9.0))  # first arrays are of no account
     assert asked == [4, 5]
     assert torch.equal(second.models, whole.models)
     kept = load_file(tmp_path / "run" / "model.safetensors")
     assert all(
-        torch.equal(kept[name], value) for name, value in load_file(tmp_path / "whole" / "model.safetensors").items()
+        torch.equal(kept[name], value)
+        for name, value in load_file(tmp_path / "whole" / "model.safetensors").items()
     )
-    one, other = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "run"))
+    one, other = (
+        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "run")
+    )
     assert (one["rounds"], one["clients"]) == (other["rounds"], other["clients"])
     assert method is not ADAM or one["guarantee"] == other["guarantee"]
     assert len(ledger_of(tmp_path / "run").entries) == 5
 
 
-def test_with_secure_noise_no_round_that_is_stored_is_charged_again_and_one_that_is_lost_is(tmp_path):
+def test_with_secure_noise_no_round_that_is_stored_is_charged_again_and_one_that_is_lost_is(
+    tmp_path,
+):
     folder = tmp_path / "run"
     before = killed(folder, 3, seed=None)
     stored = (folder / "checkpoint" / "round.safetensors").read_bytes()
     killed_again = strategy(folder, resume=True, seed=None)
     with pytest.raises(Killed):
         run(killed_again, app(method=ADAM), evaluate_fn=until(1)[1])
-    (folder / "checkpoint" / "round.safetensors").write_bytes(stored)  # round 4 is in the ledger, its models are lost
+    (folder / "checkpoint" / "round.safetensors").write_bytes(
+        stored
+    )  # round 4 is in the ledger, its models are lost
     last = strategy(folder, resume=True, seed=None)
     assert torch.equal(last.models, before.models)
     run(last, app(method=ADAM))
@@ -136,11 +151,15 @@ def test_a_budget_that_is_used_up_ends_the_run_that_went_on(tmp_path):
     assert summary["guarantees"]["server"]["epsilon"] <= 6.0
 
 
-@pytest.mark.parametrize("budget", [None, Filter(6.5, DELTA), Filter(6.0, 1e-4), ParticipationFilter(9)])
+@pytest.mark.parametrize(
+    "budget", [None, Filter(6.5, DELTA), Filter(6.0, 1e-4), ParticipationFilter(9)]
+)
 def test_a_declared_budget_holds_whoever_goes_on(tmp_path, budget):
     folder = tmp_path / "run"
     killed(folder, 2, budget=Filter(6.0, DELTA))
-    run(strategy(folder, resume=True, budget=Filter(6.0, DELTA)), app(method=ADAM))  # it ends at the budget
+    run(
+        strategy(folder, resume=True, budget=Filter(6.0, DELTA)), app(method=ADAM)
+    )  # it ends at the budget
     left = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     with pytest.raises(FieldError) as refused:
         strategy(folder, resume=True, budget=budget)
@@ -155,7 +174,11 @@ REFUSED = {
     "another layout": (
         "layout",
         lambda f: FedVeilStrategy(
-            ADAM, Layout.from_shapes({"bias": (6,)}), rounds=5, seed=1, folder=ServerFolder(f, resume=True)
+            ADAM,
+            Layout.from_shapes({"bias": (6,)}),
+            rounds=5,
+            seed=1,
+            folder=ServerFolder(f, resume=True),
         ),
     ),
     "other randomness": ("seed", lambda f: strategy(f, resume=True, seed=None)),
@@ -174,7 +197,9 @@ REFUSED = {
     ),
     "a state that is not released": (
         "resume",
-        lambda f: strategy(f, build("global", FedAdam(), order="printed", noise_multiplier=1.0), resume=True),
+        lambda f: strategy(
+            f, build("global", FedAdam(), order="printed", noise_multiplier=1.0), resume=True
+        ),
     ),
 }
 
@@ -258,7 +283,9 @@ def test_a_loop_of_the_apps_own_leaves_model_summary_and_no_lock(tmp_path):
 
 def test_so_does_one_that_a_budget_ends(tmp_path):
     folder = tmp_path / "run"
-    own = OwnLoop(ADAM, LAYOUT, rounds=5, seed=1, folder=ServerFolder(folder), budget=Filter(6.0, DELTA))
+    own = OwnLoop(
+        ADAM, LAYOUT, rounds=5, seed=1, folder=ServerFolder(folder), budget=Filter(6.0, DELTA)
+    )
     with pytest.raises(BudgetError):
         run(own, app(method=ADAM))
     assert "budget" in json.loads((folder / "summary.json").read_text())["stopped"]
@@ -282,7 +309,10 @@ def test_a_page_of_a_run_that_was_killed_says_so_and_counts_all_that_was_charged
     assert one["promises"]["server"]["epsilon"] == pytest.approx(charged)
     assert one["rounds"] == 3 + lost
     shutil.copytree(folder / "ledger", tmp_path / "elsewhere" / "ledger")
-    found = {c.what: c.holds for c in check(tmp_path / "report" / "report.json", [tmp_path / "elsewhere"])}
+    found = {
+        c.what: c.holds
+        for c in check(tmp_path / "report" / "report.json", [tmp_path / "elsewhere"])
+    }
     assert found
     assert False not in found.values()
     run(strategy(folder, resume=True, seed=None), app(method=ADAM))

@@ -99,7 +99,9 @@ def test_fedre_takes_scores_of_the_sites_and_of_public_data():
     seen = []
 
     def scored(models, x, y):
-        return fitted(models[0], x, y)[1], write_facts(layer_scores=dict.fromkeys(LAYOUT.groups("module"), 1.0))
+        return fitted(models[0], x, y)[1], write_facts(
+            layer_scores=dict.fromkeys(LAYOUT.groups("module"), 1.0)
+        )
 
     def scorer(models):
         seen.append(len(models))

@@ -56,14 +56,27 @@ class Trainer(Executor):
 
     def __init__(self, partition, data=None, extra=None):
         super().__init__()
-        self.partition, self.data, self.extra, self.trained = partition, data or digits()[partition], extra, 0
+        self.partition, self.data, self.extra, self.trained = (
+            partition,
+            data or digits()[partition],
+            extra,
+            0,
+        )
 
     def execute(self, task_name, shareable, fl_ctx, abort_signal):
         self.trained += 1
         received = FLModelUtils.from_shareable(shareable)
         one = learner()
-        start = one.layout.flatten({n: torch.as_tensor(a) for n, a in received.params.items()})[None]
-        [learned] = one.learn(start, [self.data], [(SEED, received.current_round + 1, self.partition)], frozenset(), [])
+        start = one.layout.flatten({n: torch.as_tensor(a) for n, a in received.params.items()})[
+            None
+        ]
+        [learned] = one.learn(
+            start,
+            [self.data],
+            [(SEED, received.current_round + 1, self.partition)],
+            frozenset(),
+            [],
+        )
         if isinstance(learned, Exception):
             raise learned
         params = {n: v.numpy().copy() for n, v in one.layout.views(learned.trained.model).items()}
@@ -101,7 +114,12 @@ class Site:
     """One client: FLARE's ClientRunner with our filters in the site's scope, or in the job's configuration."""
 
     def __init__(self, name, folder, executor, filters, scoped=True, behind=(), components=()):
-        self.engine, self.executor, self.sent, self.context = Engine(name, folder, components), executor, [], None
+        self.engine, self.executor, self.sent, self.context = (
+            Engine(name, folder, components),
+            executor,
+            [],
+            None,
+        )
         first, last = [f for f in filters if isinstance(f, PrivacyFilter)], [*filters, *behind]
         last = [f for f in last if f not in first]
         self.scope, router = Scope(), TaskRouter()
@@ -113,7 +131,9 @@ class Site:
             for f in last:
                 self.scope.add_task_result_filter(f, "out")
         config = ClientRunnerConfig(router, *job)
-        self.runner = ClientRunner({"client_name": name, "fqsn": name, "is_leaf": True}, config, JOB, self.engine)
+        self.runner = ClientRunner(
+            {"client_name": name, "fqsn": name, "is_leaf": True}, config, JOB, self.engine
+        )
         self.name = name
 
     def do(self, task, data):

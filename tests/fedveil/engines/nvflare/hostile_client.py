@@ -31,4 +31,6 @@ while flare.is_running():
     )
     flare.send(model, clear_cache=False)
     if site == "site-1" and received.current_round == 1:
-        flare.send(flare.FLModel(metrics=metrics, meta={"note": SECRET}))  # a second one for the same task
+        flare.send(
+            flare.FLModel(metrics=metrics, meta={"note": SECRET})
+        )  # a second one for the same task

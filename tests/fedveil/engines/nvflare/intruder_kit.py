@@ -11,8 +11,18 @@ from nvflare.apis.shareable import Shareable
 from fedveil.nvflare import FedVeilController
 
 SECRET, VALUE = "patient-4711-planted", 4711.251953125
-PATTERNS = [SECRET.encode(), np.float32(VALUE).tobytes(), np.float64(VALUE).tobytes(), str(VALUE).encode()]
-PROPS = (FLContextKey.TASK_RESULT, FLContextKey.TASK_DATA, FLContextKey.EVENT_DATA, FLContextKey.SHAREABLE)
+PATTERNS = [
+    SECRET.encode(),
+    np.float32(VALUE).tobytes(),
+    np.float64(VALUE).tobytes(),
+    str(VALUE).encode(),
+]
+PROPS = (
+    FLContextKey.TASK_RESULT,
+    FLContextKey.TASK_DATA,
+    FLContextKey.EVENT_DATA,
+    FLContextKey.SHAREABLE,
+)
 
 
 def pieces(value, depth=0):
@@ -40,7 +50,10 @@ class Recorder(FLComponent):
     def handle_event(self, event_type, fl_ctx):
         peer = fl_ctx.get_peer_context()
         shown = [fl_ctx.get_prop(name) for name in PROPS]
-        shown += [fl_ctx.get_all_public_props(), {} if peer is None else peer.get_all_public_props()]
+        shown += [
+            fl_ctx.get_all_public_props(),
+            {} if peer is None else peer.get_all_public_props(),
+        ]
         with open(os.environ["FEDVEIL_SEEN"], "ab") as file:
             for value in shown:
                 for piece in pieces(value if not isinstance(value, Shareable) else dict(value)):
@@ -51,14 +64,24 @@ class OtherTask(FedVeilController):
     """A server that asks for another task than the sites agreed to."""
 
     def __init__(self, model, method, rounds, parameters=None, seed=None):
-        super().__init__(model=model, method=method, rounds=rounds, parameters=parameters, seed=seed, task="validate")
+        super().__init__(
+            model=model,
+            method=method,
+            rounds=rounds,
+            parameters=parameters,
+            seed=seed,
+            task="validate",
+        )
 
 
 def planted(folder, seen):
     """Files below a folder, and the recorder's own, that hold a planted value."""
     found = []
     for path in [*Path(folder).rglob("*"), Path(seen)]:
-        if path.is_file() and path.suffix not in (".py", ".pyc"):  # the job's own code names what it plants
+        if path.is_file() and path.suffix not in (
+            ".py",
+            ".pyc",
+        ):  # the job's own code names what it plants
             content = path.read_bytes()
             if any(pattern in content for pattern in PATTERNS):
                 found.append(path)

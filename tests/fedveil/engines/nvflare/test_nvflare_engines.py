@@ -60,8 +60,14 @@ def test_the_run_folder_tells_what_happened(tmp_path):
     found = run(tmp_path, sites_of(tmp_path, "global", GLOBAL), method="global", parameters=GLOBAL)
     folder = tmp_path / "server" / "job-1" / "fedveil"
     summary = Summary.read(folder)
-    assert (summary.values["engine"], summary.values["rounds"], summary.values["clients"]) == ("nvflare", ROUNDS, 3)
-    assert torch.equal(learner().layout.flatten(load_file(folder / "model.safetensors")), found.models[0])
+    assert (summary.values["engine"], summary.values["rounds"], summary.values["clients"]) == (
+        "nvflare",
+        ROUNDS,
+        3,
+    )
+    assert torch.equal(
+        learner().layout.flatten(load_file(folder / "model.safetensors")), found.models[0]
+    )
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == ROUNDS
     assert (folder / "ledger" / "server.jsonl").read_text().count('"combine"') == ROUNDS
     report, *_ = write_report(gather([folder], [], None, None), tmp_path / "report")
@@ -152,12 +158,17 @@ def test_a_differing_start_is_added_to_the_broadcast_model():
 
     layout = learner().layout
     start = torch.arange(layout.size, dtype=torch.float32)
-    broadcast = Broadcast(models=start[None], public=PublicFacts(round=1, rounds=1, cohort=1, dimension=layout.size))
+    broadcast = Broadcast(
+        models=start[None], public=PublicFacts(round=1, rounds=1, cohort=1, dimension=layout.size)
+    )
     step = layout.flatten({n: torch.ones(shape) for n, shape in layout.shapes.items()})
     arrays = {n: v.numpy() for n, v in layout.views(step).items()}
     [model] = read_trained(DXO(DataKind.WEIGHT_DIFF, arrays).to_shareable(), layout, broadcast)
     assert torch.equal(model.value, start + 1)
-    for kind, data in ((DataKind.METRICS, {"loss": 1.0}), (DataKind.WEIGHTS, {**arrays, "patients": step.numpy()})):
+    for kind, data in (
+        (DataKind.METRICS, {"loss": 1.0}),
+        (DataKind.WEIGHTS, {**arrays, "patients": step.numpy()}),
+    ):
         with pytest.raises(FieldError):
             read_trained(DXO(kind, data).to_shareable(), layout, broadcast)
     with pytest.raises(UnprotectedError):
@@ -173,7 +184,9 @@ def test_same_bits_in_flares_simulator(method, tmp_path, monkeypatch):
 
     here, parameters = Path(__file__).parent, GLOBAL if method == "global" else {}
     source = str(Path(fv.__file__).parents[1])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([source, str(here), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([source, str(here), os.environ.get("PYTHONPATH", "")])
+    )
     given = {"model": MODEL, "method": method, "parameters": parameters, "seed": SEED}
     job = FedJob("fedveil", min_clients=len(SITES))
     job.set_app_packages(["fedveil", "flare_kit"])
@@ -182,12 +195,21 @@ def test_same_bits_in_flares_simulator(method, tmp_path, monkeypatch):
         job.to(ScriptRunner(str(here / "client_script.py")), site)
         job.to(PrivacyFilter(**given), site, filter_type=FilterType.TASK_DATA)
         job.to(ReleaseFilter(), site, filter_type=FilterType.TASK_RESULT)
-    assert job.simulator_run(str(tmp_path), threads=len(SITES), log_config="concise") in (0, None)  # FLARE 2.7: None
+    assert job.simulator_run(str(tmp_path), threads=len(SITES), log_config="concise") in (
+        0,
+        None,
+    )  # FLARE 2.7: None
     expected = fv.Federation(**embedded(method, parameters)).run(2)
     found = load_file(tmp_path / "server" / "simulate_job" / "fedveil" / "model.safetensors")
     assert torch.equal(learner().layout.flatten(found), expected.models[0])
-    config = json.loads((tmp_path / "site-a/simulate_job/app_site-a/config/config_fed_client.json").read_text())
-    assert config["task_data_filters"][0]["tasks"] == config["task_result_filters"][0]["tasks"] == ["train"]
+    config = json.loads(
+        (tmp_path / "site-a/simulate_job/app_site-a/config/config_fed_client.json").read_text()
+    )
+    assert (
+        config["task_data_filters"][0]["tasks"]
+        == config["task_result_filters"][0]["tasks"]
+        == ["train"]
+    )
     assert not list(tmp_path.rglob("fedveil/engines")), "FedVeil itself travelled with the job"
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in left
@@ -198,7 +220,9 @@ def test_the_example_job_runs_as_the_page_says(tmp_path):
     example = Path(__file__).resolve().parents[4] / "examples" / "nvflare-job" / "job.py"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(example), str(tmp_path / "work")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=300)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=environment, timeout=300
+    )
     accuracy, promise = done.stdout.split("accuracy ")[1].split(";")
     assert float(accuracy) > 0.85
     assert "formal eps=8 " in promise

@@ -26,13 +26,22 @@ ROUNDS = 2
 LOCAL = {"lr": 0.1, "batch_size": 8}
 TRAINING = {"data": "site_module:data", "local": LOCAL}
 RECORD = {"examples": 16, "noise_multiplier": 1.0, "clip": 0.5}
-PERSON = {"unit": "person", "people": 8, "records_per_person": 2, "noise_multiplier": 1.0, "clip": 0.5}
+PERSON = {
+    "unit": "person",
+    "people": 8,
+    "records_per_person": 2,
+    "noise_multiplier": 1.0,
+    "clip": 0.5,
+}
 STEP = {"rounds": ROUNDS, "silos": 3}
 SECURE = {"sum": "secure", "least_sites": 3, "lr": 0.1, "rounds": ROUNDS}
 CASES = {
     "vanilla": ("vanilla", {}),
     "record": ("record", RECORD),
-    "record, sampled lots": ("record", {**RECORD, "rate": 0.5, "steps": 3, "relation": "add/remove"}),
+    "record, sampled lots": (
+        "record",
+        {**RECORD, "rate": 0.5, "steps": 3, "relation": "add/remove"},
+    ),
     "person": ("record", PERSON),
     "trusted sum": ("record", {**RECORD, **STEP, "sum": "trusted"}),
     "secure sum": ("record", {**RECORD, **SECURE}),
@@ -49,9 +58,16 @@ class Borrowed(FedVeilExecutor):
 
 
 def sites_of(folder, method, parameters, training=TRAINING, executor=FedVeilExecutor, **arguments):
-    given = {"model": MODEL, "method": method, "parameters": parameters, "seed": SEED, "training": training}
+    given = {
+        "model": MODEL,
+        "method": method,
+        "parameters": parameters,
+        "seed": SEED,
+        "training": training,
+    }
     return [
-        Site(name, folder, executor(), [PrivacyFilter(**{**given, **arguments}), ReleaseFilter()]) for name in SITES
+        Site(name, folder, executor(), [PrivacyFilter(**{**given, **arguments}), ReleaseFilter()])
+        for name in SITES
     ]
 
 
@@ -61,12 +77,18 @@ def training_of(method):
 
 def run_of(folder):
     """The name of the run, which the question of a secure sum holds."""
-    lines = (folder / "server" / "job-1" / "fedveil" / "ledger" / "server.jsonl").read_text().splitlines()
+    lines = (
+        (folder / "server" / "job-1" / "fedveil" / "ledger" / "server.jsonl")
+        .read_text()
+        .splitlines()
+    )
     return json.loads(lines[-1])["run"]
 
 
 def embedded(method, parameters, run="nvflare"):
-    shared = fv.Shared(region=(0, 0, 4, 4), public_data=data("server")) if method == "fedre" else None
+    shared = (
+        fv.Shared(region=(0, 0, 4, 4), public_data=data("server")) if method == "fedre" else None
+    )
     return fv.Federation(
         model=Net,
         clients=[data(site) for site in SITES],
@@ -94,20 +116,26 @@ def test_same_bits_and_ledgers_as_embedded(case, tmp_path):
     assert [r.report for r in found.history] == [r.round.report for r in expected.rounds]
     for partition, site in enumerate(sites):
         [memory] = site.scope.task_data_filters["in"][0]._memories.values()
-        assert memory.ledger("job-1", partition).entries == federation.party(partition).ledger.entries
+        assert (
+            memory.ledger("job-1", partition).entries == federation.party(partition).ledger.entries
+        )
 
 
 def test_a_trainer_of_the_sites_own_trains(tmp_path):
     expected = embedded("vanilla", {}).run(ROUNDS)
     training = {**TRAINING, "trainer": "site_module:trainer"}
-    found = run(tmp_path, sites_of(tmp_path, "vanilla", {}, training), rounds=ROUNDS, site_training=True)
+    found = run(
+        tmp_path, sites_of(tmp_path, "vanilla", {}, training), rounds=ROUNDS, site_training=True
+    )
     assert torch.equal(found.models, expected.models)
 
 
 def test_several_hypotheses_are_told_apart_on_the_way():
     layout = fv.Layout.from_module(Net())
     models = torch.arange(3 * layout.size, dtype=torch.float32).reshape(3, -1)
-    broadcast = Broadcast(models=models, public=PublicFacts(round=1, rounds=2, cohort=3, dimension=layout.size))
+    broadcast = Broadcast(
+        models=models, public=PublicFacts(round=1, rounds=2, cohort=3, dimension=layout.size)
+    )
     found, sites = read_broadcast(write_broadcast(broadcast, layout, SITES), layout, 3)
     assert torch.equal(found.models, models)
     assert sites == SITES
@@ -117,16 +145,21 @@ def test_several_hypotheses_are_told_apart_on_the_way():
 
 
 @pytest.mark.parametrize(
-    ("executor", "training"), [(lambda: Trainer(0), TRAINING), (FedVeilExecutor, None), (Borrowed, TRAINING)]
+    ("executor", "training"),
+    [(lambda: Trainer(0), TRAINING), (FedVeilExecutor, None), (Borrowed, TRAINING)],
 )
 def test_a_job_does_not_choose_who_trains(executor, training, tmp_path):
     sites = sites_of(tmp_path, "sga-ldp", {}, training, executor)
     found = run(tmp_path, sites, method="sga-ldp", rounds=ROUNDS)
     assert found.history == []
-    assert {reply.get_return_code() for site in sites for reply in site.sent} == {"TASK_DATA_FILTER_ERROR"}
+    assert {reply.get_return_code() for site in sites for reply in site.sent} == {
+        "TASK_DATA_FILTER_ERROR"
+    }
 
 
-@pytest.mark.parametrize("data", ["site_module:broken", "site_module:shapeless", "no_such_module:data"])
+@pytest.mark.parametrize(
+    "data", ["site_module:broken", "site_module:shapeless", "no_such_module:data"]
+)
 @pytest.mark.parametrize("method", ["sga-ldp", "record"])
 def test_data_that_fail_are_a_zero_update_and_nothing_of_why_leaves(method, data, tmp_path):
     parameters = RECORD if method == "record" else {}
@@ -151,7 +184,9 @@ def test_data_that_fail_are_a_zero_update_and_nothing_of_why_leaves(method, data
 )
 def test_what_cannot_train_is_refused_when_the_filter_is_made(changes, field):
     with pytest.raises(FieldError) as refused:
-        PrivacyFilter(**{"model": MODEL, "method": "vanilla", "seed": SEED, "training": TRAINING, **changes})
+        PrivacyFilter(
+            **{"model": MODEL, "method": "vanilla", "seed": SEED, "training": TRAINING, **changes}
+        )
     assert refused.value.field.startswith(field)
 
 
@@ -167,13 +202,22 @@ def test_what_cannot_train_is_refused_when_the_filter_is_made(changes, field):
     ],
 )
 def test_what_the_sites_cannot_give_is_refused_when_the_controller_is_made(changes, field):
-    given = {"model": MODEL, "method": "record", "rounds": ROUNDS, "seed": SEED, "site_training": True, **changes}
+    given = {
+        "model": MODEL,
+        "method": "record",
+        "rounds": ROUNDS,
+        "seed": SEED,
+        "site_training": True,
+        **changes,
+    }
     with pytest.raises(FieldError) as refused:
         FedVeilController(**given)
     assert refused.value.field == field
 
 
-def test_a_site_that_is_missing_from_a_secure_sum_is_left_out_of_the_next_question(tmp_path, monkeypatch):
+def test_a_site_that_is_missing_from_a_secure_sum_is_left_out_of_the_next_question(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("flare_kit.SITES", [*SITES, "site-d"])
     parameters = {**RECORD, **SECURE}
     sites = sites_of(tmp_path, "record", parameters)
@@ -209,7 +253,10 @@ def test_a_job_that_is_aborted_counts_the_question_that_the_sites_had_answered(c
     method, parameters = CASES[case]
     sites = sites_of(tmp_path, method, parameters)
     given = {"method": method, "parameters": parameters, "rounds": ROUNDS, "site_training": True}
-    controller, engine = FedVeilController(model=MODEL, seed=SEED, **given), Engine("server", tmp_path)
+    controller, engine = (
+        FedVeilController(model=MODEL, seed=SEED, **given),
+        Engine("server", tmp_path),
+    )
     network = Aborted(sites)
     network.signal = Signal()
     controller.set_communicator(network)
@@ -229,29 +276,44 @@ def test_a_key_that_is_not_the_sites_is_refused_and_the_server_learns_no_reason(
     given = {"method": "record", "parameters": parameters, "rounds": 1, "site_training": True}
     found = run(tmp_path, sites, keys=keys, **given)
     assert found.history == []
-    assert {reply.get_return_code() for site in sites for reply in site.sent} == {"TASK_DATA_FILTER_ERROR"}
+    assert {reply.get_return_code() for site in sites for reply in site.sent} == {
+        "TASK_DATA_FILTER_ERROR"
+    }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["record", "person", "fedre, equal weights", "secure sum", "group, three hypotheses"])
+@pytest.mark.parametrize(
+    "case", ["record", "person", "fedre, equal weights", "secure sum", "group, three hypotheses"]
+)
 def test_same_bits_in_flares_simulator(case, tmp_path, monkeypatch):
     from nvflare.job_config.api import FedJob
     from nvflare.job_config.defs import FilterType
 
     method, parameters = CASES[case]
     here, source = str(Path(__file__).parent), str(Path(fv.__file__).parents[1])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([source, here, os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([source, here, os.environ.get("PYTHONPATH", "")])
+    )
     given = {"model": MODEL, "method": method, "parameters": parameters, "seed": SEED}
     job = FedJob("fedveil", min_clients=len(SITES))
     job.set_app_packages(["fedveil", "flare_kit", "site_module"])
     job.to_server(FedVeilController(rounds=ROUNDS, site_training=True, **given))
-    job.to_server(str(Path(here) / "site_module.py"))  # a job without code builds listed classes alone
+    job.to_server(
+        str(Path(here) / "site_module.py")
+    )  # a job without code builds listed classes alone
     for site in SITES:
         job.to(str(Path(here) / "site_module.py"), site)
         job.to(FedVeilExecutor(), site, tasks=["train"])
-        job.to(PrivacyFilter(training=training_of(method), **given), site, filter_type=FilterType.TASK_DATA)
+        job.to(
+            PrivacyFilter(training=training_of(method), **given),
+            site,
+            filter_type=FilterType.TASK_DATA,
+        )
         job.to(ReleaseFilter(), site, filter_type=FilterType.TASK_RESULT)
-    assert job.simulator_run(str(tmp_path), threads=len(SITES), log_config="concise") in (0, None)  # FLARE 2.7: None
+    assert job.simulator_run(str(tmp_path), threads=len(SITES), log_config="concise") in (
+        0,
+        None,
+    )  # FLARE 2.7: None
     folder = tmp_path / "server" / "simulate_job" / "fedveil"
     lines = (folder / "ledger" / "server.jsonl").read_text().splitlines()
     federation = embedded(method, parameters, json.loads(lines[-1])["run"])
@@ -260,5 +322,9 @@ def test_same_bits_in_flares_simulator(case, tmp_path, monkeypatch):
     several = len(expected.models) > 1
     for place, model in enumerate(expected.models):
         begin = f"hypothesis.{place}." if several else ""
-        own = {name.removeprefix(begin): value for name, value in saved.items() if name.startswith(begin)}
+        own = {
+            name.removeprefix(begin): value
+            for name, value in saved.items()
+            if name.startswith(begin)
+        }
         assert torch.equal(federation.layout.flatten(own), model)

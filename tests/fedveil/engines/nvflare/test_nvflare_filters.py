@@ -78,7 +78,9 @@ def unsafe(result, data, fl_ctx):
     raise UnsafeJobError(SECRET)
 
 
-@pytest.mark.parametrize("ends", ["the ledger cannot be written", "a filter before it raises", "the job is unsafe"])
+@pytest.mark.parametrize(
+    "ends", ["the ledger cannot be written", "a filter before it raises", "the job is unsafe"]
+)
 def test_where_no_result_leaves_nothing_leaves_beside_it(ends, tmp_path, monkeypatch):
     def full(memory, line):
         raise OSError("disk full")
@@ -90,7 +92,12 @@ def test_where_no_result_leaves_nothing_leaves_beside_it(ends, tmp_path, monkeyp
     filters = [PrivacyFilter(model=MODEL, method="sga-ldp", seed=0), ReleaseFilter()]
     if ends.startswith("a filter"):
         filters.insert(1, Breaking())
-    one = Site("site-a", tmp_path, Trainer(0, extra=unsafe if ends == "the job is unsafe" else plant), filters)
+    one = Site(
+        "site-a",
+        tmp_path,
+        Trainer(0, extra=unsafe if ends == "the job is unsafe" else plant),
+        filters,
+    )
     if ends.startswith("the ledger"):
         monkeypatch.setattr(RunMemory, "store", full)
     reply = one.do("train", task())
@@ -133,7 +140,9 @@ def test_under_central_trust_count_and_metrics_leave_and_nothing_else(tmp_path):
     assert kinds == [("model", ""), ("count", ""), ("metric", "train_loss")]
 
 
-@pytest.mark.parametrize(("former", "sum_"), [("record-sum", "trusted"), ("record-secure", "secure")])
+@pytest.mark.parametrize(
+    ("former", "sum_"), [("record-sum", "trusted"), ("record-secure", "secure")]
+)
 def test_a_former_name_is_refused_with_what_it_is_called_now(former, sum_):
     with pytest.raises(FieldError, match=f'"record" with sum = "{sum_}"'):
         method_of(former, {})
@@ -203,7 +212,9 @@ def stolen(result, data, fl_ctx):
 FAILURES = {
     "raises": lambda: Raising(ValueError(SECRET)),
     "raises what FLARE takes for its own": lambda: Raising(RuntimeError(SECRET)),
-    "answers with a return code": lambda: Raising(make_reply(ReturnCode.EXECUTION_EXCEPTION, {"note": SECRET})),
+    "answers with a return code": lambda: Raising(
+        make_reply(ReturnCode.EXECUTION_EXCEPTION, {"note": SECRET})
+    ),
     "answers with nothing": lambda: Raising(None),
     "answers without a model": lambda: Raising(Shareable({"note": SECRET})),
     "diverges": lambda: Trainer(0, extra=diverged),
@@ -213,7 +224,10 @@ FAILURES = {
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_what_fails_after_data_were_touched_is_a_protected_zero_update(failure, tmp_path):
-    replies = [site(tmp_path / name, make()).do("train", task()) for name, make in list(FAILURES.items())[:1]]
+    replies = [
+        site(tmp_path / name, make()).do("train", task())
+        for name, make in list(FAILURES.items())[:1]
+    ]
     reply = site(tmp_path / "this", FAILURES[failure]()).do("train", task())
     assert code(reply) == ReturnCode.OK
     assert SECRET not in str(reply)
@@ -232,7 +246,12 @@ def test_a_failed_site_is_not_seen_among_the_others(tmp_path):
 
 def test_the_lifetime_ledger_grows_by_a_release_a_round_and_outlives_the_job(tmp_path):
     path = begin_ledger(tmp_path / "ledgers", "site-a", by="the tests", head=tmp_path / "head")
-    own = {"ledger": str(tmp_path / "ledgers"), "head": str(tmp_path / "head"), "seed": None, "participations": 4}
+    own = {
+        "ledger": str(tmp_path / "ledgers"),
+        "head": str(tmp_path / "head"),
+        "seed": None,
+        "participations": 4,
+    }
     first, lines = site(tmp_path / "first", **own), []
     for number in range(1, ROUNDS + 1):
         assert code(first.do("train", task(number))) == ReturnCode.OK
@@ -257,10 +276,18 @@ def test_the_lifetime_ledger_grows_by_a_release_a_round_and_outlives_the_job(tmp
 @pytest.mark.parametrize("rounds", [ROUNDS, 5])
 def test_the_ledger_is_free_again_after_every_task(rounds, tmp_path):
     begin_ledger(tmp_path / "ledgers", "site-a", by="the tests", head=tmp_path / "head")
-    one = site(tmp_path, ledger=str(tmp_path / "ledgers"), head=str(tmp_path / "head"), seed=None, rounds=ROUNDS)
+    one = site(
+        tmp_path,
+        ledger=str(tmp_path / "ledgers"),
+        head=str(tmp_path / "head"),
+        seed=None,
+        rounds=ROUNDS,
+    )
     for start in (None, torch.full((LAYOUT.size,), float("nan"))):
         one.do("train", task(rounds=rounds, start=start))
-        with LifetimeLedger(tmp_path / "ledgers", "site-a", "another job", head=tmp_path / "head") as free:
+        with LifetimeLedger(
+            tmp_path / "ledgers", "site-a", "another job", head=tmp_path / "head"
+        ) as free:
             assert free.ledger.party == "site-a"
 
 
@@ -310,7 +337,10 @@ def chains():
         "no release filter": {"filters": own[:1]},
         "no privacy filter": {"filters": own[1:]},
         "another filter behind": {"filters": own, "behind": [Behind()]},
-        "a job's filter behind, and a second release": {"filters": own, "behind": [Behind(), ReleaseFilter()]},
+        "a job's filter behind, and a second release": {
+            "filters": own,
+            "behind": [Behind(), ReleaseFilter()],
+        },
         "a job's weaker method behind the site's": {"filters": [own[0], vanilla, own[1]]},
     }
 
@@ -338,16 +368,25 @@ class OfTheJob(Widget):
 
 
 PARTS = {
-    "hands out files": lambda: made("app_common.streamers.file_retriever.FileRetriever", source_dir="/"),
-    "hands out objects": lambda: made("app_common.streamers.container_retriever.ContainerRetriever"),
+    "hands out files": lambda: made(
+        "app_common.streamers.file_retriever.FileRetriever", source_dir="/"
+    ),
+    "hands out objects": lambda: made(
+        "app_common.streamers.container_retriever.ContainerRetriever"
+    ),
     "streams the site's log": lambda: made("app_common.logging.site_log_streamer.SiteLogStreamer"),
     "streams the job's log": lambda: made("app_common.logging.job_log_streamer.JobLogStreamer"),
-    "sends the site's log, in FLARE 2.7": lambda: made("app_common.logging.log_sender.ErrorLogSender"),
+    "sends the site's log, in FLARE 2.7": lambda: made(
+        "app_common.logging.log_sender.ErrorLogSender"
+    ),
     "sends events": lambda: ConvertToFedEvent(events_to_convert=["analytix_log_stats"]),
-    "runs a command": lambda: made("app_common.launchers.subprocess_launcher.SubprocessLauncher", script="curl"),
+    "runs a command": lambda: made(
+        "app_common.launchers.subprocess_launcher.SubprocessLauncher", script="curl"
+    ),
     "streams tensors": lambda: made("app_opt.tensor_stream.client.TensorClientStreamer"),
     "looks like the runtime": lambda: made(
-        "private.stream_runner.ObjectStreamer", SimpleNamespace(register_aux_message_handler=lambda **named: None)
+        "private.stream_runner.ObjectStreamer",
+        SimpleNamespace(register_aux_message_handler=lambda **named: None),
     ),
     "is a job's own": OfTheJob,
     "is no part of FLARE's at all": object,
@@ -358,7 +397,10 @@ PARTS = {
 def test_a_part_that_is_on_no_list_is_refused_before_anything_trains(what, tmp_path):
     for place in ("components", "handlers"):
         part = PARTS[what]()
-        if place == "handlers" and what in ("looks like the runtime", "is no part of FLARE's at all"):
+        if place == "handlers" and what in (
+            "looks like the runtime",
+            "is no part of FLARE's at all",
+        ):
             continue
         one = site(tmp_path / place)
         one.engine.components = {"it": part} if place == "components" else {}
@@ -367,7 +409,10 @@ def test_a_part_that_is_on_no_list_is_refused_before_anything_trains(what, tmp_p
         assert one.executor.trained == 0
         answers_for = [f"{type(part).__module__}.{type(part).__qualname__}"]
         vouched = site(tmp_path / f"{place} of the site's", allow=answers_for)
-        vouched.engine.components, vouched.engine.handlers = one.engine.components, one.engine.handlers
+        vouched.engine.components, vouched.engine.handlers = (
+            one.engine.components,
+            one.engine.handlers,
+        )
         assert code(vouched.do("train", task())) == ReturnCode.OK
 
 
@@ -421,12 +466,16 @@ def test_warnings_and_errors_are_not_collected_for_the_server(tmp_path):
     """FLARE's `show_errors` reads them, and their texts quote data."""
     one, collector = site(tmp_path, Raising(ValueError(SECRET))), InfoCollector()
     one.engine.handlers = [collector]
-    one.engine.fire_event = lambda event, fl_ctx: fire_event_to_components(event, one.engine.handlers, fl_ctx)
+    one.engine.fire_event = lambda event, fl_ctx: fire_event_to_components(
+        event, one.engine.handlers, fl_ctx
+    )
     collector.reset_all()
     one.executor.log_warning(one.engine.manager.new_context(), SECRET)
     assert SECRET in str(collector.get_errors())
     assert code(one.do("train", task())) == ReturnCode.OK
-    assert code(one.do("validate", task())) == ReturnCode.TASK_DATA_FILTER_ERROR  # which FLARE logs as an exception
+    assert (
+        code(one.do("validate", task())) == ReturnCode.TASK_DATA_FILTER_ERROR
+    )  # which FLARE logs as an exception
     one.executor.log_exception(one.engine.manager.new_context(), SECRET)
     assert not collector.get_errors().get("exception")
     assert SECRET not in str(collector.get_errors())
@@ -434,7 +483,10 @@ def test_warnings_and_errors_are_not_collected_for_the_server(tmp_path):
 
 @pytest.mark.parametrize("what", ["hands out files", "is a job's own"])
 def test_the_guard_stops_a_job_before_its_parts_start(what, tmp_path):
-    for allow in ([], ["nvflare.app_common.streamers.file_retriever.FileRetriever", f"{__name__}.OfTheJob"]):
+    for allow in (
+        [],
+        ["nvflare.app_common.streamers.file_retriever.FileRetriever", f"{__name__}.OfTheJob"],
+    ):
         one, part = site(tmp_path / str(len(allow))), PARTS[what]()
         guard = JobGuard(allow=allow)
         one.engine.components = {"guard": guard, "it": part}
@@ -476,7 +528,9 @@ def test_filters_of_a_jobs_configuration_work_for_the_task_by_name(tmp_path):
     filters = [PrivacyFilter(model=MODEL, method="sga-ldp", seed=0), ReleaseFilter()]
     one = Site("site-a", tmp_path, Trainer(0), filters, scoped=False)
     scoped = site(tmp_path / "scoped")
-    assert torch.equal(released(one.do("train", task()))[0].value, released(scoped.do("train", task()))[0].value)
+    assert torch.equal(
+        released(one.do("train", task()))[0].value, released(scoped.do("train", task()))[0].value
+    )
 
 
 def test_a_process_that_lost_the_ledger_of_its_run_is_refused(tmp_path):
@@ -490,7 +544,10 @@ def test_a_process_that_lost_the_ledger_of_its_run_is_refused(tmp_path):
 def test_a_site_keeps_its_partition(tmp_path):
     one = site(tmp_path)
     assert code(one.do("train", task(1))) == ReturnCode.OK
-    assert code(one.do("train", task(2, sites=["site-0", *SITES]))) == ReturnCode.TASK_DATA_FILTER_ERROR
+    assert (
+        code(one.do("train", task(2, sites=["site-0", *SITES])))
+        == ReturnCode.TASK_DATA_FILTER_ERROR
+    )
 
 
 def test_a_job_that_a_server_without_a_folder_began_is_not_begun_again(tmp_path):

@@ -20,15 +20,25 @@ SECRET = "patient 4711"
 
 
 def context(folder, site="site-1", job="job-1"):
-    engine = SimpleNamespace(get_workspace=lambda: SimpleNamespace(get_run_dir=lambda job: str(folder / job)))
+    engine = SimpleNamespace(
+        get_workspace=lambda: SimpleNamespace(get_run_dir=lambda job: str(folder / job))
+    )
     return SimpleNamespace(
-        get_engine=lambda: engine, get_identity_name=lambda default="": site, get_job_id=lambda default=None: job
+        get_engine=lambda: engine,
+        get_identity_name=lambda default="": site,
+        get_job_id=lambda default=None: job,
     )
 
 
 def difference(scale=1.0, size=(40, 25), kind=DataKind.WEIGHT_DIFF, meta=None, **more):
-    arrays = {"weight": np.full(size, scale, dtype=np.float32), "bias": np.float32(scale).reshape(()), **more}
-    return DXO(kind, arrays, meta or {"NUM_STEPS_CURRENT_ROUND": 17, "initial_metrics": {SECRET: 1.0}}).to_shareable()
+    arrays = {
+        "weight": np.full(size, scale, dtype=np.float32),
+        "bias": np.float32(scale).reshape(()),
+        **more,
+    }
+    return DXO(
+        kind, arrays, meta or {"NUM_STEPS_CURRENT_ROUND": 17, "initial_metrics": {SECRET: 1.0}}
+    ).to_shareable()
 
 
 def arrays(reply):
@@ -48,7 +58,9 @@ def test_what_leaves_is_the_clipped_difference_with_the_stated_noise(tmp_path):
 
 def test_a_scalar_is_clipped_and_noised_with_the_rest(tmp_path):
     one = GaussianFilter(epsilon=8.0, rounds=2000, seed=2)
-    found = [float(arrays(one.process(difference(0.0), context(tmp_path)))["bias"]) for _ in range(400)]
+    found = [
+        float(arrays(one.process(difference(0.0), context(tmp_path)))["bias"]) for _ in range(400)
+    ]
     assert np.std(found) == pytest.approx(one.sigma, rel=0.15)
 
 
@@ -106,7 +118,9 @@ def test_what_is_not_finite_is_a_zero_update_with_the_same_noise(scale, tmp_path
     [
         lambda: difference(kind=DataKind.WEIGHTS),
         lambda: DXO(DataKind.METRICS, {"loss": 1.0}).to_shareable(),
-        lambda: DXO(DataKind.COLLECTION, {"a": DXO(DataKind.WEIGHT_DIFF, {"w": np.ones(2)})}).to_shareable(),
+        lambda: DXO(
+            DataKind.COLLECTION, {"a": DXO(DataKind.WEIGHT_DIFF, {"w": np.ones(2)})}
+        ).to_shareable(),
         lambda: DXO(DataKind.WEIGHT_DIFF, {"n": np.arange(2)}).to_shareable(),
         lambda: DXO(DataKind.WEIGHT_DIFF, {"w": np.ones(2, dtype=np.complex64)}).to_shareable(),
     ],
@@ -148,7 +162,12 @@ def test_a_lifetime_ledger_holds_over_jobs(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "field"),
-    [({"epsilon": 0.0}, "epsilon"), ({"rounds": 0}, "rounds"), ({"clip": -1.0}, "clip"), ({"seed": None}, "ledger")],
+    [
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"rounds": 0}, "rounds"),
+        ({"clip": -1.0}, "clip"),
+        ({"seed": None}, "ledger"),
+    ],
 )
 def test_what_cannot_work_is_refused_when_the_filter_is_made(changes, field):
     with pytest.raises(FieldError) as refused:

@@ -23,12 +23,23 @@ MODEL = "hello_kit:SimpleNetwork"
 TASKS = ["train", "validate", VALIDATION_TASK]
 
 
-def run(folder, monkeypatch, method, controller=FedVeilController, filters=None, arguments="", executor=None, **given):
+def run(
+    folder,
+    monkeypatch,
+    method,
+    controller=FedVeilController,
+    filters=None,
+    arguments="",
+    executor=None,
+    **given,
+):
     """The server's folder of a job, what its recorder saw, and the rounds that were combined."""
     seen = folder / "seen.bin"
     seen.touch()
     source = str(Path(fv.__file__).parents[1])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([source, str(HERE), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([source, str(HERE), os.environ.get("PYTHONPATH", "")])
+    )
     monkeypatch.setenv("FEDVEIL_SEEN", str(seen))
     shared = {"model": MODEL, "method": method, "parameters": given.get("parameters"), "seed": 1}
     job = FedJob("hostile", min_clients=len(SITES))
@@ -36,8 +47,13 @@ def run(folder, monkeypatch, method, controller=FedVeilController, filters=None,
     job.to_server(controller(rounds=2, **shared))
     job.to_server(Recorder(), id="recorder")
     for site in SITES:
-        job.to(executor() if executor else ScriptRunner(str(HERE / "hostile_client.py"), arguments), site)
-        asks = PrivacyFilter(**shared, **({"training": given["training"]} if "training" in given else {}))
+        job.to(
+            executor() if executor else ScriptRunner(str(HERE / "hostile_client.py"), arguments),
+            site,
+        )
+        asks = PrivacyFilter(
+            **shared, **({"training": given["training"]} if "training" in given else {})
+        )
         for one, kind in (filters or pair)(asks):
             job.to(one, site, filter_type=kind, tasks=TASKS)
     work = folder / "work"
@@ -66,7 +82,9 @@ def duplicated(asks):
 
 
 @pytest.mark.parametrize("arguments", ["", "diff"])
-def test_a_script_that_plants_values_everywhere_sends_none_of_them(arguments, tmp_path, monkeypatch):
+def test_a_script_that_plants_values_everywhere_sends_none_of_them(
+    arguments, tmp_path, monkeypatch
+):
     server, seen, rounds = run(tmp_path, monkeypatch, "sga-ldp", arguments=arguments)
     assert planted(server, seen) == []
     assert rounds == 2

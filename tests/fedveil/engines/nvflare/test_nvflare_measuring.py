@@ -14,7 +14,9 @@ X, Y = torch.randn(20, 3, generator=G), torch.rand(20, generator=G)
 CLASSES = torch.arange(20) % 2
 
 
-@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.L1Loss(), nn.HuberLoss(), nn.BCEWithLogitsLoss()])
+@pytest.mark.parametrize(
+    "loss", [nn.MSELoss(), nn.L1Loss(), nn.HuberLoss(), nn.BCEWithLogitsLoss()]
+)
 def test_outputs_that_would_meet_everybodys_targets_are_refused(loss):
     for look in (check_shapes, measure):
         with pytest.raises(fv.FieldError, match="reshape"):
@@ -39,8 +41,12 @@ def test_figures_are_those_of_the_embedded_engine(outputs, y, loss):
     layout = fv.Layout.from_module(model, buffers="keep")
     wanted = fv.learning.evaluate(model, layout, layout.read(model), X, y, loss=loss)
     found = measure(model, X.numpy(), y.numpy(), loss)
-    assert found == pytest.approx({name: value for name, value in wanted.items() if name != "examples"})
+    assert found == pytest.approx(
+        {name: value for name, value in wanted.items() if name != "examples"}
+    )
     function = loss if callable(loss) else None
     if function is not None:
-        assert found["loss"] == pytest.approx(float(function(model.eval()(X), y).detach()), rel=1e-5)
+        assert found["loss"] == pytest.approx(
+            float(function(model.eval()(X), y).detach()), rel=1e-5
+        )
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -31,7 +31,13 @@ pytestmark = pytest.mark.nvflare
 
 
 def hello(kind=FedAvgRecipe, **changes):
-    given = {"name": "hello-pt", "min_clients": 3, "num_rounds": 2, "model": SimpleNetwork(), "train_script": CLIENT}
+    given = {
+        "name": "hello-pt",
+        "min_clients": 3,
+        "num_rounds": 2,
+        "model": SimpleNetwork(),
+        "train_script": CLIENT,
+    }
     return kind(**{**given, **changes})
 
 
@@ -85,7 +91,9 @@ def test_at_record_level_the_script_is_not_run_and_that_is_said(tmp_path):
     said = []
     recipe = protect(hello(), site=site(**TRAINED), seed=1, say=said.append)
     server, client = exported(recipe, tmp_path, SimEnv(num_clients=3))
-    assert [one["executor"]["path"].rpartition(".")[2] for one in client["executors"]] == ["FedVeilExecutor"]
+    assert [one["executor"]["path"].rpartition(".")[2] for one in client["executors"]] == [
+        "FedVeilExecutor"
+    ]
     assert not list(tmp_path.rglob("hello_client.py"))
     assert any("hello_client.py" in line for line in said)
     assert server["workflows"][0]["args"]["site_training"] is True
@@ -95,7 +103,9 @@ def test_under_local_trust_logged_metrics_stay_at_the_sites(tmp_path):
     kept = protect(hello(), "global", parameters=PROMISE, seed=1, say=lambda text: None)
     silent = protect(hello(), "sga-ldp", seed=1, say=lambda text: None)
     assert "ConvertToFedEvent" in paths(exported(kept, tmp_path / "kept")[1]["components"])
-    assert "ConvertToFedEvent" not in paths(exported(silent, tmp_path / "silent")[1].get("components", []))
+    assert "ConvertToFedEvent" not in paths(
+        exported(silent, tmp_path / "silent")[1].get("components", [])
+    )
 
 
 class Tracker(AnalyticsReceiver):
@@ -185,7 +195,9 @@ def test_a_simulator_with_fewer_threads_than_sites_is_refused(tmp_path):
 
 def test_a_model_of_arguments_is_carried_by_its_class_path(tmp_path):
     model = {"class_path": "hello_kit.Wide", "args": {"width": 8}}
-    recipe = protect(hello(model=model), "global", parameters=PROMISE, seed=1, say=lambda text: None)
+    recipe = protect(
+        hello(model=model), "global", parameters=PROMISE, seed=1, say=lambda text: None
+    )
     server, client = exported(recipe, tmp_path, SimEnv(num_clients=3))
     [asks] = client["task_data_filters"]
     for args in (server["workflows"][0]["args"], asks["filters"][0]["args"]):
@@ -196,7 +208,9 @@ def test_a_model_of_arguments_is_carried_by_its_class_path(tmp_path):
 @pytest.mark.parametrize("level", ["site", "record"])
 def test_three_lines_run_in_flares_simulator(level, tmp_path, monkeypatch):
     source = str(Path(fv.__file__).parents[1])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([source, str(HERE), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([source, str(HERE), os.environ.get("PYTHONPATH", "")])
+    )
     recipe = hello()
     if level == "site":
         protect(recipe, "global", parameters=PROMISE, seed=1)
@@ -216,7 +230,9 @@ def test_three_lines_run_in_flares_proof_of_concept(tmp_path, monkeypatch):
     from nvflare.recipe import PocEnv
 
     source = str(Path(fv.__file__).parents[1])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([source, str(HERE), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([source, str(HERE), os.environ.get("PYTHONPATH", "")])
+    )
     monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(tmp_path / "poc"))
     recipe, env = hello(), PocEnv(num_clients=3, extra={"login_timeout": 60})
     protect(recipe, "global", parameters=PROMISE, seed=1)

@@ -25,7 +25,9 @@ def context(site="site-1", model=None):
     fl_ctx.put("__identity_name__", "site-1", private=False, sticky=False)
     fl_ctx.set_peer_context(peer)
     if model is not None:
-        fl_ctx.put(AppConstants.GLOBAL_MODEL, make_model_learnable(model, {}), private=True, sticky=False)
+        fl_ctx.put(
+            AppConstants.GLOBAL_MODEL, make_model_learnable(model, {}), private=True, sticky=False
+        )
     return fl_ctx
 
 
@@ -35,7 +37,9 @@ def updates(seed=0, n=4):
 
 
 def sent(arrays, kind=DataKind.WEIGHT_DIFF):
-    return DXO(kind, {name: np.asarray(value).copy() for name, value in arrays.items()}).to_shareable()
+    return DXO(
+        kind, {name: np.asarray(value).copy() for name, value in arrays.items()}
+    ).to_shareable()
 
 
 def combined(aggregator, rows, kind=DataKind.WEIGHT_DIFF, model=None, order=None):
@@ -60,7 +64,9 @@ def test_every_rule_is_what_the_rule_says_whoever_comes_first(name, kind):
     state = rule.init(7, torch.float64)
     reduced = rule.for_round(state, source_of(0)).reduce(stack, even(4))
     step, _ = rule.step(torch.zeros(7, dtype=torch.float64), reduced, state)
-    found = combined(RuleAggregator(name, 4, expected_data_kind=kind), rows, kind, model, order=[2, 0, 3, 1])
+    found = combined(
+        RuleAggregator(name, 4, expected_data_kind=kind), rows, kind, model, order=[2, 0, 3, 1]
+    )
     torch.testing.assert_close(flat(found), start + step, atol=1e-12, rtol=0)
 
 
@@ -125,7 +131,10 @@ def test_in_a_swarm_no_rule_that_remembers(name):
             RuleAggregator(name, 4, swarm=True)
     else:
         RuleAggregator(name, 4, swarm=True)
-    assert isinstance(RuleAggregator({"name": "centred-clipping", "remember": False}, 4, swarm=True), RuleAggregator)
+    assert isinstance(
+        RuleAggregator({"name": "centred-clipping", "remember": False}, 4, swarm=True),
+        RuleAggregator,
+    )
 
 
 def test_what_cannot_be_used_is_left_out():
@@ -136,7 +145,9 @@ def test_what_cannot_be_used_is_left_out():
     assert not one.accept(sent({"w": rows[1]["w"]}), context("site-2"))
     assert not one.accept(sent(rows[1], DataKind.WEIGHTS), context("site-2"))
     assert not one.accept(make_reply("EXECUTION_EXCEPTION"), context("site-2"))
-    assert not one.accept(sent({**rows[1], "w": rows[1]["w"].astype(np.complex128)}), context("site-2"))
+    assert not one.accept(
+        sent({**rows[1], "w": rows[1]["w"].astype(np.complex128)}), context("site-2")
+    )
     found = from_shareable(one.aggregate(context())).data
     torch.testing.assert_close(flat(found), flat(rows[0]))
 

@@ -30,7 +30,9 @@ class Deployed:
             peers = [key for other, key in self.keys.items() if other != site]
             terms = "".join(f"{name} = {json.dumps(value)}\n" for name, value in policy.items())
             total = 'trust = ["secure sum"]\n[total]\nrecord_mu = 1.5\n'
-            (folder / f"{site}.toml").write_text(f"{total}[sum]\npeers = {json.dumps(peers)}\n{terms}")
+            (folder / f"{site}.toml").write_text(
+                f"{total}[sum]\npeers = {json.dumps(peers)}\n{terms}"
+            )
 
     @property
     def ledgers(self):
@@ -43,7 +45,10 @@ class Deployed:
     def site(self, name, folder, parameters=None):
         own = {"key": str(self.folder / f"{name}.key"), "policy": str(self.folder / f"{name}.toml")}
         kept = {"ledger": str(self.ledgers), "head": str(self.heads), "training": TRAINING}
-        filters = [PrivacyFilter(MODEL, "record", parameters or PARAMETERS, **own, **kept), ReleaseFilter()]
+        filters = [
+            PrivacyFilter(MODEL, "record", parameters or PARAMETERS, **own, **kept),
+            ReleaseFilter(),
+        ]
         return Site(name, folder, FedVeilExecutor(), filters)
 
     def sites(self, folder):
@@ -57,7 +62,11 @@ class Deployed:
 
     def question(self, number=1, attempt=0, roster=None, models=None, **changes):
         """A task's data, of a server that writes what it likes."""
-        keys = tuple(sorted(bytes.fromhex(key) for key in self.keys.values())) if roster is None else roster
+        keys = (
+            tuple(sorted(bytes.fromhex(key) for key in self.keys.values()))
+            if roster is None
+            else roster
+        )
         terms = build("record", **PARAMETERS).noisy.agreed(LAYOUT.size)
         facts = {"run": "a run", "attempt": attempt, "roster": keys, "terms": terms, **changes}
         public = PublicFacts(round=number, rounds=ROUNDS, cohort=3, dimension=LAYOUT.size, **facts)
@@ -76,7 +85,13 @@ def share_of(reply):
 
 
 def played(deployed, folder):
-    given = {"method": "record", "parameters": PARAMETERS, "rounds": ROUNDS, "site_training": True, "seed": None}
+    given = {
+        "method": "record",
+        "parameters": PARAMETERS,
+        "rounds": ROUNDS,
+        "site_training": True,
+        "seed": None,
+    }
     return run(folder, deployed.sites(folder), keys=deployed.keys, **given)
 
 
@@ -143,7 +158,10 @@ def test_what_no_contract_says_is_declined_before_anything_is_charged(changes, d
         "without this site": [keys["site-b"], keys["site-c"], FOREIGN],
         "one twice": [keys["site-a"], keys["site-b"], keys["site-b"]],
     }
-    given = {name: tuple(sorted(rosters[value])) if value in rosters else value for name, value in changes.items()}
+    given = {
+        name: tuple(sorted(rosters[value])) if value in rosters else value
+        for name, value in changes.items()
+    }
     site = deployed.site("site-a", tmp_path / "one")
     assert share_of(site.do("train", deployed.question(**given))) is None
     assert deployed.entries("site-a") == []

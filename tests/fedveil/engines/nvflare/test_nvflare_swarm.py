@@ -26,18 +26,30 @@ from fedveil.nvflare import PrivacyFilter, protect
 from hello_kit import FOUR, SITES, SimpleNetwork, dataset
 from test_nvflare_recipes import CLIENT, HERE, MODEL, RECORD, TRAINED, exported, site
 
-swarms = pytest.importorskip("nvflare.app_opt.pt.recipes.swarm", reason="this FLARE has no recipe of a swarm")
+swarms = pytest.importorskip(
+    "nvflare.app_opt.pt.recipes.swarm", reason="this FLARE has no recipe of a swarm"
+)
 pytestmark = pytest.mark.nvflare
 ROUNDS = 3
 SECURE = {**RECORD, "sum": "secure", "least_sites": 3, "lr": 0.1, "rounds": ROUNDS}
-PERSON = {"unit": "person", "people": 50, "records_per_person": 2, "noise_multiplier": 1.0, "clip": 0.5}
+PERSON = {
+    "unit": "person",
+    "people": 50,
+    "records_per_person": 2,
+    "noise_multiplier": 1.0,
+    "clip": 0.5,
+}
 LAYOUT = fv.Layout.from_module(SimpleNetwork())
 
 
 def context(sender="site-1", model=None):
     fl_ctx, peer = FLContext(), FLContext()
     engine = SimpleNamespace(get_workspace=lambda: SimpleNamespace(get_run_dir=lambda job: "."))
-    for name, value in (("__identity_name__", "site-1"), ("__run_num__", "job-1"), ("__engine__", engine)):
+    for name, value in (
+        ("__identity_name__", "site-1"),
+        ("__run_num__", "job-1"),
+        ("__engine__", engine),
+    ):
         fl_ctx.put(name, value, private=True, sticky=False)
     peer.put("__identity_name__", sender, private=False, sticky=False)
     fl_ctx.set_peer_context(peer)
@@ -47,7 +59,13 @@ def context(sender="site-1", model=None):
 
 
 def server(parameters=RECORD, sites=SITES, **changes):
-    given = {"model": MODEL, "method": "record", "rounds": ROUNDS, "parameters": parameters, "seed": 1}
+    given = {
+        "model": MODEL,
+        "method": "record",
+        "rounds": ROUNDS,
+        "parameters": parameters,
+        "seed": 1,
+    }
     return SwarmServer(**{**given, "sites": sites, **changes})
 
 
@@ -58,7 +76,9 @@ def reply(value, method="record", parameters=RECORD):
 
 def share(value):
     client = build("record", **SECURE).client
-    return write_reply((Release("share", torch.full((LAYOUT.size,), value, dtype=torch.int64)),), LAYOUT, client)
+    return write_reply(
+        (Release("share", torch.full((LAYOUT.size,), value, dtype=torch.int64)),), LAYOUT, client
+    )
 
 
 def facts(shareable):
@@ -85,7 +105,9 @@ def test_what_is_not_protected_or_comes_twice_or_from_a_stranger_is_left_out():
     assert one.accept(reply(1.0), context("site-1"))
     assert not one.accept(reply(9.0), context("site-1"))
     assert not one.accept(reply(9.0), context("site-9"))
-    assert not one.accept(one.learnable_to_shareable(model, context()), context("site-2"))  # without the mark
+    assert not one.accept(
+        one.learnable_to_shareable(model, context()), context("site-2")
+    )  # without the mark
     assert not one.accept(reply(9.0, "sga-ldp", {}), context("site-2"))  # another method's
     assert not one.accept(make_reply("EXECUTION_EXCEPTION"), context("site-2"))
     with pytest.raises(NoReplyError):
@@ -108,7 +130,9 @@ def test_a_sum_that_somebody_is_missing_from_is_asked_again_of_those_who_answere
     )
     again = one.shareable_to_learnable(task, context())
     for name, value in again[ModelLearnableKey.WEIGHTS].items():
-        assert torch.equal(torch.as_tensor(value), torch.as_tensor(model[ModelLearnableKey.WEIGHTS][name]))
+        assert torch.equal(
+            torch.as_tensor(value), torch.as_tensor(model[ModelLearnableKey.WEIGHTS][name])
+        )
     for name in ("site-1", "site-2"):
         assert one.accept(share(1), context(name))
     with pytest.raises(NoReplyError):  # two are too few
@@ -163,14 +187,26 @@ def test_what_does_not_hold_in_a_swarm_is_refused(changes, field):
     ],
 )
 def test_a_site_in_a_swarm_refuses_it_too(changes, field):
-    given = {"model": MODEL, "method": "record", "parameters": RECORD, "seed": 1, "swarm": True, **TRAINED}
+    given = {
+        "model": MODEL,
+        "method": "record",
+        "parameters": RECORD,
+        "seed": 1,
+        "swarm": True,
+        **TRAINED,
+    }
     with pytest.raises(FieldError) as refused:
         PrivacyFilter(**{**given, **changes})
     assert refused.value.field == field
 
 
 def swarm(names=SITES, **changes):
-    given = {"name": "hello-swarm", "model": SimpleNetwork(), "num_rounds": ROUNDS, "train_script": CLIENT}
+    given = {
+        "name": "hello-swarm",
+        "model": SimpleNetwork(),
+        "num_rounds": ROUNDS,
+        "train_script": CLIENT,
+    }
     return swarms.SwarmLearningRecipe(**{**given, "min_clients": len(names), **changes})
 
 
@@ -231,7 +267,9 @@ def played(tmp_path, monkeypatch, names, parameters, training, **given):
     from nvflare.recipe import SimEnv
 
     source = str(Path(fv.__file__).parents[1])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([source, str(HERE), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([source, str(HERE), os.environ.get("PYTHONPATH", "")])
+    )
     recipe = swarm(names, min_clients=3)
     protect(recipe, site=site("record", parameters, **training), seed=1, **given)
     recipe.execute(SimEnv(clients=names, workspace_root=str(tmp_path)))
@@ -252,14 +290,20 @@ def embedded(parameters, names=SITES):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parameters", [RECORD, SECURE], ids=["no trust", "secure sum"])
-def test_three_peers_end_in_the_embedded_bits_each_having_aggregated_once(parameters, tmp_path, monkeypatch, capfd):
+def test_three_peers_end_in_the_embedded_bits_each_having_aggregated_once(
+    parameters, tmp_path, monkeypatch, capfd
+):
     found = played(tmp_path, monkeypatch, SITES, parameters, TRAINED)
     federation, expected = embedded(parameters)
     assert len(found) == 3
     for said in found:
         assert json.loads(said.read_text()) == {"rounds": ROUNDS, "of": ROUNDS, "answered": SITES}
-        assert torch.equal(federation.layout.flatten(load_file(said.with_name("model.safetensors"))), expected)
-    logs = {name: "".join(p.read_text() for p in tmp_path.rglob(f"{name}/log.txt")) for name in SITES}
+        assert torch.equal(
+            federation.layout.flatten(load_file(said.with_name("model.safetensors"))), expected
+        )
+    logs = {
+        name: "".join(p.read_text() for p in tmp_path.rglob(f"{name}/log.txt")) for name in SITES
+    }
     assert [text.count("Start aggregation for round") for text in logs.values()] == [1, 1, 1]
 
 

@@ -29,7 +29,13 @@ CASES = {
 
 
 def watcher(folder, method, parameters, validation, training=HELD, **changes):
-    given = {"model": MODEL, "method": method, "parameters": parameters, "seed": SEED, "training": training}
+    given = {
+        "model": MODEL,
+        "method": method,
+        "parameters": parameters,
+        "seed": SEED,
+        "training": training,
+    }
     filters = [PrivacyFilter(**{**given, "validation": validation, **changes}), ReleaseFilter()]
     return Site(WATCHER, folder, FedVeilExecutor(), filters)
 
@@ -46,7 +52,11 @@ def test_losses_models_and_ledgers_are_the_embedded_engines(case, tmp_path):
     stopping = {"patience": 2, "validation": validation}
     given = {"method": method, "parameters": parameters, "rounds": ROUNDS, "site_training": True}
     found = run(
-        tmp_path, [*sites_of(tmp_path, method, parameters), one], stopping=stopping, validators=[WATCHER], **given
+        tmp_path,
+        [*sites_of(tmp_path, method, parameters), one],
+        stopping=stopping,
+        validators=[WATCHER],
+        **given,
     )
     assert found.engine.panics == []
     rule = fv.EarlyStopping(clients=[held("")], patience=2, validation=fv.Validation(**validation))
@@ -69,7 +79,10 @@ def test_losses_models_and_ledgers_are_the_embedded_engines(case, tmp_path):
 
 def test_a_run_ends_early_and_keeps_the_best_models(tmp_path):
     stopping = {"patience": 1, "min_delta": 1e6, "validation": {"losses": "public"}}
-    sites = [*sites_of(tmp_path, "vanilla", {}), watcher(tmp_path, "vanilla", {}, {"losses": "public"})]
+    sites = [
+        *sites_of(tmp_path, "vanilla", {}),
+        watcher(tmp_path, "vanilla", {}, {"losses": "public"}),
+    ]
     given = {"method": "vanilla", "rounds": ROUNDS, "site_training": True}
     found = run(tmp_path, sites, stopping=stopping, validators=[WATCHER], **given)
     assert (len(found.history), found.best.round, found.stopped != "") == (2, 1, True)
@@ -78,13 +91,21 @@ def test_a_run_ends_early_and_keeps_the_best_models(tmp_path):
 def question(*sites):
     layout = fv.Layout.from_module(Net())
     public = PublicFacts(round=1, rounds=ROUNDS, cohort=3, dimension=layout.size)
-    return write_broadcast(Broadcast(models=torch.zeros(1, layout.size), public=public), layout, list(sites))
+    return write_broadcast(
+        Broadcast(models=torch.zeros(1, layout.size), public=public), layout, list(sites)
+    )
 
 
 def test_a_site_that_validates_never_trains_and_one_that_trains_sends_no_loss(tmp_path):
-    one, other = watcher(tmp_path, "record", RECORD, NOISED), sites_of(tmp_path, "record", RECORD)[0]
+    one, other = (
+        watcher(tmp_path, "record", RECORD, NOISED),
+        sites_of(tmp_path, "record", RECORD)[0],
+    )
     assert one.do("train", question(WATCHER)).get_return_code() == ReturnCode.TASK_DATA_FILTER_ERROR
-    assert other.do(VALIDATION_TASK, question("site-a")).get_return_code() == ReturnCode.TASK_DATA_FILTER_ERROR
+    assert (
+        other.do(VALIDATION_TASK, question("site-a")).get_return_code()
+        == ReturnCode.TASK_DATA_FILTER_ERROR
+    )
     assert one.do(VALIDATION_TASK, question(WATCHER)).get_return_code() == ReturnCode.OK
     assert len(entries(one)) == 1
 
@@ -96,7 +117,13 @@ def test_so_many_losses_leave_and_no_more(tmp_path):
     }  # the server asks more often than the site sends
     one = watcher(tmp_path, "record", RECORD, {**NOISED, "releases": 2})
     given = {"method": "record", "parameters": RECORD, "rounds": ROUNDS, "site_training": True}
-    run(tmp_path, [*sites_of(tmp_path, "record", RECORD), one], stopping=stopping, validators=[WATCHER], **given)
+    run(
+        tmp_path,
+        [*sites_of(tmp_path, "record", RECORD), one],
+        stopping=stopping,
+        validators=[WATCHER],
+        **given,
+    )
     assert len(entries(one)) == 2
     codes = [reply.get_return_code() for reply in one.sent]
     assert codes == ["OK", "OK", "TASK_DATA_FILTER_ERROR", "TASK_DATA_FILTER_ERROR"]
@@ -108,7 +135,11 @@ def test_data_that_fail_are_the_largest_loss_and_nothing_of_why_leaves(broken, t
     given = {"method": "record", "parameters": RECORD, "rounds": 1, "site_training": True}
     stopping = {"patience": 2, "validation": NOISED}
     found = run(
-        tmp_path, [*sites_of(tmp_path, "record", RECORD), one], stopping=stopping, validators=[WATCHER], **given
+        tmp_path,
+        [*sites_of(tmp_path, "record", RECORD), one],
+        stopping=stopping,
+        validators=[WATCHER],
+        **given,
     )
     assert found.best.round == 1
     assert "diagnosis" not in str(one.sent)
@@ -121,7 +152,9 @@ def test_data_that_fail_are_the_largest_loss_and_nothing_of_why_leaves(broken, t
         None,
         DXO(DataKind.METRICS, {"loss": 1.0}).to_shareable(),
         DXO(DataKind.METRICS, {"loss": "1"}, {"fedveil.reply": {"validates": True}}).to_shareable(),
-        DXO(DataKind.METRICS, {"loss": True}, {"fedveil.reply": {"validates": True}}).to_shareable(),
+        DXO(
+            DataKind.METRICS, {"loss": True}, {"fedveil.reply": {"validates": True}}
+        ).to_shareable(),
         DXO(DataKind.WEIGHTS, {"loss": 1.0}, {"fedveil.reply": {"validates": True}}).to_shareable(),
         DXO(DataKind.METRICS, {}, {"fedveil.reply": {"validates": True}}).to_shareable(),
     ],
@@ -155,4 +188,7 @@ def test_a_validating_site_needs_data_of_its_own():
 def test_without_a_validating_site_the_task_is_refused_under_central_trust_too(tmp_path):
     filters = [PrivacyFilter(MODEL, "vanilla"), ReleaseFilter()]
     site = Site("site-a", tmp_path, Trainer(0), filters)
-    assert site.do(VALIDATION_TASK, DXO(DataKind.WEIGHTS, {}).to_shareable()).get_return_code() != ReturnCode.OK
+    assert (
+        site.do(VALIDATION_TASK, DXO(DataKind.WEIGHTS, {}).to_shareable()).get_return_code()
+        != ReturnCode.OK
+    )

@@ -8,12 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.errors import FieldError
-from fedveil_lab.attacks.inversion.knowledge import INVERSIONS, Inversion, Reconstruction, ServerKnowledge
+from fedveil_lab.attacks.inversion.knowledge import (
+    INVERSIONS,
+    Inversion,
+    Reconstruction,
+    ServerKnowledge,
+)
 from fedveil_lab.attacks.inversion.matching import Matching
 from fedveil_lab.attacks.observation import Received
 
 
-def recover_labels(received: Received, known: ServerKnowledge, generator: torch.Generator) -> Tensor:
+def recover_labels(
+    received: Received, known: ServerKnowledge, generator: torch.Generator
+) -> Tensor:
     """The labels int64 [N], ascending; those of `known` if they are known.
 
     Which labels a client trained on, from the update of the last layer.
@@ -45,13 +52,21 @@ def recover_labels(received: Received, known: ServerKnowledge, generator: torch.
         dummies = low + (high - low) * torch.rand(64, *known.shape, generator=generator)
     with torch.no_grad():
         matching = Matching(received, known)
-        ends = (received.start, received.model) if not bool(known.deviations().any()) else (received.start,)
-        mean = torch.stack([matching.outputs(v.double(), dummies.double()).softmax(1).mean(0) for v in ends]).mean(0)
+        ends = (
+            (received.start, received.model)
+            if not bool(known.deviations().any())
+            else (received.start,)
+        )
+        mean = torch.stack(
+            [matching.outputs(v.double(), dummies.double()).softmax(1).mean(0) for v in ends]
+        ).mean(0)
     gradient = -change[:, -1]
     cut = known.clip is not None or known.example_clip is not None
     steps = known.local.epochs * ceil(known.examples / known.local.batch_size)
     usual = 1 / (known.local.rate() * steps)
-    scales = usual * torch.logspace(0, 4, 400, dtype=torch.float64) if cut else torch.tensor([usual])
+    scales = (
+        usual * torch.logspace(0, 4, 400, dtype=torch.float64) if cut else torch.tensor([usual])
+    )
     best, counts = float("inf"), torch.zeros(len(mean), dtype=torch.int64)
     for scale in scales.tolist():
         wanted = known.examples * (mean - scale * gradient)
@@ -69,7 +84,11 @@ def _last_layer(update: Tensor, known: ServerKnowledge) -> Tensor:
     dense = [name for name, part in known.model.named_modules() if isinstance(part, nn.Linear)]
     weight, bias = _shared(update, known, dense[-1]) if dense else (None, None)
     if weight is None:
-        raise FieldError("model", type(known.model).__name__, "labels are read from a dense last layer: give `labels`")
+        raise FieldError(
+            "model",
+            type(known.model).__name__,
+            "labels are read from a dense last layer: give `labels`",
+        )
     if bias is not None:
         return torch.cat([weight, bias[:, None]], 1)
     if known.examples > 1:
@@ -78,7 +97,9 @@ def _last_layer(update: Tensor, known: ServerKnowledge) -> Tensor:
     return weight
 
 
-def _shared(update: Tensor, known: ServerKnowledge, name: str) -> tuple[Tensor | None, Tensor | None]:
+def _shared(
+    update: Tensor, known: ServerKnowledge, name: str
+) -> tuple[Tensor | None, Tensor | None]:
     """The updates of a layer's weight and bias, None where there is none, or it is not sent."""
     views = known.layout.views(update)
     weight, bias = (views.get(f"{name}.{leaf}".lstrip(".")) for leaf in ("weight", "bias"))
@@ -132,7 +153,9 @@ class Analytic(Inversion):
         vector = torch.linalg.svd(change, full_matrices=False).Vh[0]
         low, high = known.pixels
         last = vector[-1]
-        image = vector[:-1] / (last if last.abs() > 1e-12 else vector.abs().max() / high * last.sign())
+        image = vector[:-1] / (
+            last if last.abs() > 1e-12 else vector.abs().max() / high * last.sign()
+        )
         labels = recover_labels(received, known, torch.Generator().manual_seed(self.seed))
         image = torch.nan_to_num(image).clamp(low, high).view(known.shape)
         return Reconstruction(image.expand(known.examples, *known.shape), labels, float("nan"))
@@ -147,7 +170,9 @@ def first_layer(update: Tensor, known: ServerKnowledge) -> Tensor:
         If the first layer with parameters is not dense, has no bias or is not shared.
     """
     name, part = next(
-        (name, part) for name, part in known.model.named_modules() if list(part.parameters(recurse=False))
+        (name, part)
+        for name, part in known.model.named_modules()
+        if list(part.parameters(recurse=False))
     )
     weight, bias = _shared(update, known, name)
     dense = isinstance(part, nn.Linear) and part.in_features == prod(known.shape)

@@ -81,9 +81,15 @@ def compare_inversion(
     require_choice("undefended", undefended, settings)
     plain = settings[undefended]
     for name, releases in settings.items():
-        if [r.received.partition for r in releases] != [r.received.partition for r in plain] or not releases:
+        if [r.received.partition for r in releases] != [
+            r.received.partition for r in plain
+        ] or not releases:
             given = [r.received.partition for r in releases]
-            raise FieldError(f"settings[{name}]", given, "must hold a release of each client of the undefended setting")
+            raise FieldError(
+                f"settings[{name}]",
+                given,
+                "must hold a release of each client of the undefended setting",
+            )
     verdicts: list[Verdict] = []
     images: dict[tuple[str, str], Tensor] = {}
     refused: dict[str, str] = {}
@@ -93,13 +99,21 @@ def compare_inversion(
         for name in dict.fromkeys((undefended, *settings)):
             try:
                 tell = partial(told, f"{attack.name}, {name}")
-                units[name], images[attack.name, name] = _run(attack, settings[name], threat, perceptual, tell)
+                units[name], images[attack.name, name] = _run(
+                    attack, settings[name], threat, perceptual, tell
+                )
             except (FieldError, ThreatError) as error:
                 refused[attack.name] = str(error)
                 break
             without = units[undefended]
             verdict = judge_inversion(
-                attack, name, units[name], threat=threat, undefended=without, figure=figure, replication=unit
+                attack,
+                name,
+                units[name],
+                threat=threat,
+                undefended=without,
+                figure=figure,
+                replication=unit,
             )
             verdicts.append(verdict)
     return Inverted(tuple(verdicts), torch.cat([r.data.x for r in plain]), images, refused)

@@ -9,7 +9,12 @@ from torch import Tensor, nn
 
 from fedveil.errors import FieldError
 from fedveil_lab.attacks.inversion.analytic import recover_labels
-from fedveil_lab.attacks.inversion.knowledge import INVERSIONS, Inversion, Reconstruction, ServerKnowledge
+from fedveil_lab.attacks.inversion.knowledge import (
+    INVERSIONS,
+    Inversion,
+    Reconstruction,
+    ServerKnowledge,
+)
 from fedveil_lab.attacks.inversion.matching import Matching, best_start, signed_adam
 from fedveil_lab.attacks.inversion.metrics import matched
 from fedveil_lab.attacks.observation import Received
@@ -63,7 +68,8 @@ class Cosine(Inversion):
             return matching.cosine(x[None], labels) + matching.prior(x, self.variation) + prior(x)
 
         best, value = best_start(
-            lambda _: signed_adam(objective, matching.dummy(), known.pixels, self.steps, self.lr), self.restarts
+            lambda _: signed_adam(objective, matching.dummy(), known.pixels, self.steps, self.lr),
+            self.restarts,
         )
         return Reconstruction(best.to(torch.float64), labels, value)
 
@@ -100,7 +106,9 @@ class RunningStatistics(Cosine):
 
     statistics: float = 0.1
 
-    summary: ClassVar[str] = "as cosine, with the running statistics of the client's normalisation layers"
+    summary: ClassVar[str] = (
+        "as cosine, with the running statistics of the client's normalisation layers"
+    )
     needs: ClassVar[frozenset[str]] = Cosine.needs | {"statistics"}
 
     def _prior(self, matching: Matching) -> Objective:
@@ -130,13 +138,17 @@ class RunningStatistics(Cosine):
 class EstimatedStatistics(RunningStatistics):
     """Match statistics estimated on reference images; see `RunningStatistics` for the parameters."""
 
-    summary: ClassVar[str] = "as cosine, with normalisation statistics estimated on reference images"
+    summary: ClassVar[str] = (
+        "as cosine, with normalisation statistics estimated on reference images"
+    )
     needs: ClassVar[frozenset[str]] = Cosine.needs | {"reference"}
 
     def _wanted(self, matching: Matching) -> Statistics:
         reference = matching.known.reference
         if reference is None:
-            raise FieldError("reference", None, "statistics are estimated on reference images: give some")
+            raise FieldError(
+                "reference", None, "statistics are estimated on reference images: give some"
+            )
         with torch.no_grad():
             return observed(matching, reference.to(matching.start.dtype))
 
@@ -149,10 +161,14 @@ def layers(matching: Matching) -> list[_Normalisation]:
     FieldError
         If there is none.
     """
-    normalisations = [part for part in matching.module.modules() if isinstance(part, _Normalisation)]
+    normalisations = [
+        part for part in matching.module.modules() if isinstance(part, _Normalisation)
+    ]
     if not normalisations:
         kind = type(matching.known.model).__name__
-        raise FieldError("model", kind, "has no batch normalisation, hence no statistics to match: use cosine")
+        raise FieldError(
+            "model", kind, "has no batch normalisation, hence no statistics to match: use cosine"
+        )
     return normalisations
 
 
@@ -220,7 +236,11 @@ class SeeThrough(Cosine):
             for x in group:
                 total = total + matching.cosine(x[None], labels) + matching.prior(x, self.variation)
                 if calls >= self.register_every:
-                    total = total + self.consistency * (x - in_order(mean, x.detach(), labels)).square().mean()
+                    total = (
+                        total
+                        + self.consistency
+                        * (x - in_order(mean, x.detach(), labels)).square().mean()
+                    )
             return total
 
         group, _ = signed_adam(objective, first, known.pixels, self.steps, self.lr)

@@ -9,7 +9,12 @@ from torch import Tensor
 
 from fedveil_lab.attacks.inversion.analytic import recover_labels
 from fedveil_lab.attacks.inversion.cosine import registered
-from fedveil_lab.attacks.inversion.knowledge import INVERSIONS, Inversion, Reconstruction, ServerKnowledge
+from fedveil_lab.attacks.inversion.knowledge import (
+    INVERSIONS,
+    Inversion,
+    Reconstruction,
+    ServerKnowledge,
+)
 from fedveil_lab.attacks.inversion.matching import Matching, best_start, lbfgs
 from fedveil_lab.attacks.observation import Received
 
@@ -60,18 +65,25 @@ class DLG(Inversion):
         size = known.examples * prod(known.shape)
         labels = self._labels(received, known, matching.generator)
         with torch.no_grad():
-            classes = matching.outputs(matching.start, matching.dummy(1).repeat(2, *[1] * len(known.shape))).shape[1]
+            classes = matching.outputs(
+                matching.start, matching.dummy(1).repeat(2, *[1] * len(known.shape))
+            ).shape[1]
         free = 0 if labels is not None else known.examples * classes
 
         def parts(point: Tensor) -> tuple[Tensor, Tensor]:
             x = point[:size].view(1, known.examples, *known.shape)
-            return x, labels if labels is not None else point[size:].view(known.examples, -1).softmax(1)
+            return x, labels if labels is not None else point[size:].view(
+                known.examples, -1
+            ).softmax(1)
 
         def objective(point: Tensor) -> Tensor:
             x, y = parts(point)
             return matching.euclidean(x, y) + matching.prior(x[0])
 
-        (low, high), noise = known.pixels, known.layout.size * matching.weight / 2  # its share of the squared update
+        (low, high), noise = (
+            known.pixels,
+            known.layout.size * matching.weight / 2,
+        )  # its share of the squared update
         least = torch.cat([torch.full((size,), low), torch.full((free,), -20.0)]).double()
         most = torch.cat([torch.full((size,), high), torch.full((free,), 20.0)]).double()
 
@@ -83,7 +95,9 @@ class DLG(Inversion):
         x, y = parts(best)
         return Reconstruction(x[0], y if y.dim() == 1 else y.argmax(1), value)
 
-    def _labels(self, received: Received, known: ServerKnowledge, generator: torch.Generator) -> Tensor | None:
+    def _labels(
+        self, received: Received, known: ServerKnowledge, generator: torch.Generator
+    ) -> Tensor | None:
         """Known labels; unknown ones are searched for."""
         return known.labels
 
@@ -97,7 +111,9 @@ class IDLG(DLG):
 
     summary: ClassVar[str] = "labels from the last layer, then match the update by L-BFGS"
 
-    def _labels(self, received: Received, known: ServerKnowledge, generator: torch.Generator) -> Tensor:
+    def _labels(
+        self, received: Received, known: ServerKnowledge, generator: torch.Generator
+    ) -> Tensor:
         return recover_labels(received, known, generator)
 
 
@@ -139,7 +155,9 @@ class LocalSteps(Inversion):
     enough: float = 1e-9
     seed: int = 0
 
-    summary: ClassVar[str] = "match the update of several epochs, each with dummy examples of its own"
+    summary: ClassVar[str] = (
+        "match the update of several epochs, each with dummy examples of its own"
+    )
 
     def run(self, received: Received, known: ServerKnowledge) -> Reconstruction:
         matching = Matching(received, known, self.seed)
@@ -149,7 +167,9 @@ class LocalSteps(Inversion):
         low, high = (torch.tensor(p, dtype=torch.float64) for p in known.pixels)
 
         def start(number: int) -> tuple[tuple[Tensor, Tensor], float]:
-            labels = read[torch.randperm(len(read), generator=matching.generator)] if number else read
+            labels = (
+                read[torch.randperm(len(read), generator=matching.generator)] if number else read
+            )
 
             def objective(x: Tensor) -> Tensor:
                 apart = (x.mean(1) - x[:1].mean(1)).square().mean(0).sum() / known.data_range**2

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 SERVER = ThreatModel(
     "honest-but-curious server",
     frozenset({"client models", "training", "reference"}),
-    {"statistics": "normalisation statistics never leave a client; the server may estimate them from reference images"},
+    {
+        "statistics": "normalisation statistics never leave a client; the server may estimate them from reference images"
+    },
 )
 
 
@@ -79,26 +81,46 @@ class ServerKnowledge(Parameters):
         """Refuse what no attack here can use."""
         super().__post_init__()
         if self.local.optimizer != "sgd" or self.local.momentum:
-            raise FieldError("local.optimizer", self.local.optimizer, "only SGD without momentum can be simulated")
+            raise FieldError(
+                "local.optimizer",
+                self.local.optimizer,
+                "only SGD without momentum can be simulated",
+            )
         if self.local.loss != "cross_entropy":
-            raise FieldError("local.loss", self.local.loss, "inversion is of classifiers: cross_entropy")
+            raise FieldError(
+                "local.loss", self.local.loss, "inversion is of classifiers: cross_entropy"
+            )
         if name := self.local.unusual:
-            raise FieldError(f"local.{name}", getattr(self.local, name), "is not simulated: leave it out")
+            raise FieldError(
+                f"local.{name}", getattr(self.local, name), "is not simulated: leave it out"
+            )
         pixels = (self.examples, *self.shape[1:])
         if self.labels is not None and (
-            tuple(self.labels.shape) not in ((self.examples,), pixels) or self.labels.dtype != torch.int64
+            tuple(self.labels.shape) not in ((self.examples,), pixels)
+            or self.labels.dtype != torch.int64
         ):
             given = (tuple(self.labels.shape), self.labels.dtype)
-            raise FieldError("labels", given, f"must be int64 [{self.examples}] or, a class a pixel, {list(pixels)}")
-        for name, value, check in (("clip", self.clip, require_positive), ("noise", self.noise, require_non_negative)):
-            for each in value.values() if isinstance(value, Mapping) else () if value is None else (value,):
+            raise FieldError(
+                "labels",
+                given,
+                f"must be int64 [{self.examples}] or, a class a pixel, {list(pixels)}",
+            )
+        for name, value, check in (
+            ("clip", self.clip, require_positive),
+            ("noise", self.noise, require_non_negative),
+        ):
+            for each in (
+                value.values() if isinstance(value, Mapping) else () if value is None else (value,)
+            ):
                 check(name, each)
             if isinstance(value, Mapping):
                 self.layout.grouping_of(name, value)
         if not self.pixels[0] < self.pixels[1]:
             raise FieldError("pixels", self.pixels, "must be (least, largest)")
         if self.reference is not None and tuple(self.reference.shape[1:]) != tuple(self.shape):
-            raise FieldError("reference", tuple(self.reference.shape), f"must be [m, *{self.shape}]")
+            raise FieldError(
+                "reference", tuple(self.reference.shape), f"must be [m, *{self.shape}]"
+            )
 
     @property
     def data_range(self) -> float:
@@ -181,7 +203,9 @@ def invert(
     known.layout.check(received.starts, "starts")
     known.layout.check(received.model, "model")
     if not torch.isfinite(received.model).all():
-        raise FieldError("model", "NaN or infinity", "the release is damaged: there is nothing to invert")
+        raise FieldError(
+            "model", "NaN or infinity", "the release is damaged: there is nothing to invert"
+        )
     if not bool(received.update.any()):
         raise FieldError("update", 0.0, "the client sent its start: there is nothing to invert")
     reconstruction = attack.run(received, known)
@@ -220,7 +244,9 @@ class Captured:
     @property
     def mask(self) -> Tensor | None:
         """The client's sensitive pixels [n, H, W], if every image has some, and others."""
-        return self.data.masks if self.data.masks is not None and two_sided(self.data.masks) else None
+        return (
+            self.data.masks if self.data.masks is not None and two_sided(self.data.masks) else None
+        )
 
 
 class ReleaseView:
@@ -245,7 +271,9 @@ class ReleaseView:
     name = "releases"
     figures: Collection[str] = ()
 
-    def __init__(self, reference: Tensor | None = None, pixels: tuple[float, float] = (0.0, 1.0)) -> None:
+    def __init__(
+        self, reference: Tensor | None = None, pixels: tuple[float, float] = (0.0, 1.0)
+    ) -> None:
         self._reference, self._pixels = reference, pixels
         self.released: list[Captured] = []
 
@@ -275,13 +303,18 @@ class ReleaseView:
                 reference=self._reference,
                 **_defence(federation, partition),
             )
-            received = Received(seen.broadcast.public.round, partition, seen.broadcast.models, model)
+            received = Received(
+                seen.broadcast.public.round, partition, seen.broadcast.models, model
+            )
             self.released.append(Captured(received, known, data))
         return {}
 
 
 def play_round(
-    federation: "Federation", *, reference: Tensor | None = None, pixels: tuple[float, float] = (0.0, 1.0)
+    federation: "Federation",
+    *,
+    reference: Tensor | None = None,
+    pixels: tuple[float, float] = (0.0, 1.0),
 ) -> list[Captured]:
     """Play one more round of a federation, and hand over what its server receives; see `ReleaseView`."""
     view = ReleaseView(reference, pixels)
@@ -294,16 +327,22 @@ def play_round(
 def _defence(federation: "Federation", partition: int) -> dict[str, Any]:
     """How the client trained, clipped and noised, as `ServerKnowledge` names it."""
     local, layout, method = federation.learner.local, federation.layout, federation.method
-    if method.noisy is not None:  # the mean over a fixed number, in steps that see all examples in expectation
+    if (
+        method.noisy is not None
+    ):  # the mean over a fixed number, in steps that see all examples in expectation
         noisy, count = method.noisy.noisy_steps, federation.clients[partition].examples
         lr = local.rate() * count * noisy.rate / noisy.denominator
         deviation = local.rate() * noisy.deviation * sqrt(noisy.steps) / noisy.denominator
         training = replace(local, lr=lr, epochs=noisy.steps, batch_size=count)
         return {"local": training, "example_clip": noisy.clip, "noise": deviation}
     entries = federation.party(partition).ledger.entries
-    noise = noise_of(entries[-1].spend, layout) if entries and method.client.trust == "local" else 0.0
+    noise = (
+        noise_of(entries[-1].spend, layout) if entries and method.client.trust == "local" else 0.0
+    )
     clip = method.client_clip
-    if isinstance(noise, dict) and isinstance(clip, float):  # who noises layer by layer clips so, each to this norm
+    if isinstance(noise, dict) and isinstance(
+        clip, float
+    ):  # who noises layer by layer clips so, each to this norm
         clip = dict.fromkeys(noise, clip)
     return {"local": local, "clip": clip, "noise": noise}
 

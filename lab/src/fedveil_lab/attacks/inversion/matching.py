@@ -70,7 +70,11 @@ class Matching:
         clipping: bool = True,
         dtype: torch.dtype = torch.float64,
     ) -> None:
-        self.known, self._clipping, self.generator = known, clipping, torch.Generator().manual_seed(seed)
+        self.known, self._clipping, self.generator = (
+            known,
+            clipping,
+            torch.Generator().manual_seed(seed),
+        )
         self.start = received.start.detach().to(dtype)
         self.module = deepcopy(known.model).to(dtype).train()
         for part in self.module.modules():
@@ -82,14 +86,18 @@ class Matching:
         if bool((deviations > 0).any()):
             least = float(deviations[deviations > 0].min())
             weights = least / deviations.clamp(min=least)
-            self.weight = 1 / (float((update.to(torch.float64) * weights).square().sum()) / (2 * least**2))
+            self.weight = 1 / (
+                float((update.to(torch.float64) * weights).square().sum()) / (2 * least**2)
+            )
             self._weights = weights.to(dtype)
         self.received = update.to(dtype) * self._weights
 
     def outputs(self, vector: Tensor, x: Tensor) -> Tensor:
         """Logits under the parameters [d]; the module's own buffers stay as they are."""
         buffers = {name: b.clone() for name, b in self._buffers.items()}
-        return outputs_of(functional_call(self.module, {**self.known.layout.views(vector), **buffers}, (x,)))
+        return outputs_of(
+            functional_call(self.module, {**self.known.layout.views(vector), **buffers}, (x,))
+        )
 
     def update(self, x: Tensor, y: Tensor) -> Tensor:
         """The simulated update [d].
@@ -118,7 +126,9 @@ class Matching:
             rows: Tensor = vmap(grad(one), in_dims=(None, 0, 0))(theta, x, y)
             return torch.mean(rows * (bound / rows.norm(dim=1, keepdim=True)).clamp(max=1), 0)
         leaf = theta if theta.requires_grad else theta.detach().requires_grad_()
-        return torch.autograd.grad(cross_entropy(self.outputs(leaf, x), y), leaf, create_graph=True)[0]
+        return torch.autograd.grad(
+            cross_entropy(self.outputs(leaf, x), y), leaf, create_graph=True
+        )[0]
 
     def _clip(self, update: Tensor) -> Tensor:
         bound, layout = self.known.clip, self.known.layout
@@ -157,14 +167,20 @@ class Matching:
     def prior(self, x: Tensor, least: float = 0.0) -> Tensor:
         """Prior of examples [N, ...] by the weight that the noise asks for; `least` is one of mean total variation."""
         known = self.known
-        penalty = total_variation(x) * (least / x.numel() / known.data_range) if least else x.new_zeros(())
+        penalty = (
+            total_variation(x) * (least / x.numel() / known.data_range)
+            if least
+            else x.new_zeros(())
+        )
         if not self.weight:
             return penalty
         if known.reference is None:
             return penalty + total_variation(x) * (self.weight / ROUGHNESS / known.data_range)
         reference = known.reference.to(x.dtype)
         mean, spread = reference.mean(0), reference.var(0).clamp(min=(0.02 * known.data_range) ** 2)
-        differences = total_variation(x - mean) * (len(reference) * known.shape[0] * 2 * mean[0].numel())
+        differences = total_variation(x - mean) * (
+            len(reference) * known.shape[0] * 2 * mean[0].numel()
+        )
         roughness = total_variation(reference - mean).clamp(min=1e-6)
         normal = ((x - mean).square() / (2 * spread)).sum()
         return penalty + self.weight * (differences / roughness + normal) / 2
@@ -221,9 +237,16 @@ def lbfgs(
     limits = scipy.optimize.Bounds(*(b.expand(first.shape).reshape(-1).numpy() for b in bounds))
     options = {"maxcor": 50, "ftol": 1e-14, "gtol": 1e-14, "maxiter": steps, "maxfun": steps}
     try:
-        with threadpool_limits(1, "blas"):  # on several threads its small products take ten times as long
+        with threadpool_limits(
+            1, "blas"
+        ):  # on several threads its small products take ten times as long
             scipy.optimize.minimize(
-                evaluate, first.double().numpy().ravel(), jac=True, method="L-BFGS-B", bounds=limits, options=options
+                evaluate,
+                first.double().numpy().ravel(),
+                jac=True,
+                method="L-BFGS-B",
+                bounds=limits,
+                options=options,
             )
     except StopIteration:
         pass
@@ -231,7 +254,11 @@ def lbfgs(
 
 
 def signed_adam(
-    objective: Callable[[Tensor], Tensor], first: Tensor, pixels: tuple[float, float], steps: int, lr: float
+    objective: Callable[[Tensor], Tensor],
+    first: Tensor,
+    pixels: tuple[float, float],
+    steps: int,
+    lr: float,
 ) -> tuple[Tensor, float]:
     """Minimise by Adam on the signs of the gradient, the step divided by 10 after 3/8, 5/8 and 7/8, as Geiping et al.
 
@@ -239,7 +266,9 @@ def signed_adam(
     """
     point = first.clone().requires_grad_()
     optimizer = torch.optim.Adam([point], lr=lr * (pixels[1] - pixels[0]))
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [steps * k // 8 for k in (3, 5, 7)], 0.1)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(
+        optimizer, [steps * k // 8 for k in (3, 5, 7)], 0.1
+    )
     best = (first, float("inf"))
     for _ in range(steps):
         value = objective(point)
@@ -253,7 +282,9 @@ def signed_adam(
     return best
 
 
-def best_start(attempt: Callable[[int], tuple[Any, float]], restarts: int, enough: float = -inf) -> tuple[Any, float]:
+def best_start(
+    attempt: Callable[[int], tuple[Any, float]], restarts: int, enough: float = -inf
+) -> tuple[Any, float]:
     """What the best of several starts reached, with its objective; no further start after one that is `enough`."""
     best = attempt(0)
     for number in range(1, restarts + 1):

@@ -24,7 +24,9 @@ _EXACT = "donot_use_mm_for_euclid_dist"  # products lose small distances to roun
 def mse(original: Tensor, reconstruction: Tensor) -> Tensor:
     """Mean squared error of each image [n, ...]; float64 [n]."""
     _check(original, reconstruction)
-    return (original.to(torch.float64) - reconstruction.to(torch.float64)).square().flatten(1).mean(1)
+    return (
+        (original.to(torch.float64) - reconstruction.to(torch.float64)).square().flatten(1).mean(1)
+    )
 
 
 def ssim(original: Tensor, reconstruction: Tensor, *, data_range: float) -> Tensor:
@@ -44,7 +46,9 @@ def _similarity(original: Tensor, reconstruction: Tensor, data_range: float) -> 
     """Structural similarity of each window, float64 [n, c, H - WINDOW + 1, W - WINDOW + 1]."""
     _check(original, reconstruction)
     if not _windowed(original):
-        raise FieldError("window", WINDOW, f"must fit into images [n, c, H, W], not {tuple(original.shape)}")
+        raise FieldError(
+            "window", WINDOW, f"must fit into images [n, c, H, W], not {tuple(original.shape)}"
+        )
     a, b = original.to(torch.float64), reconstruction.to(torch.float64)
 
     def mean(x: Tensor) -> Tensor:
@@ -52,7 +56,8 @@ def _similarity(original: Tensor, reconstruction: Tensor, data_range: float) -> 
 
     ma, mb, unbiased = mean(a), mean(b), WINDOW**2 / (WINDOW**2 - 1)
     va, vb, both = (
-        (mean(x * y) - mx * my) * unbiased for x, y, mx, my in ((a, a, ma, ma), (b, b, mb, mb), (a, b, ma, mb))
+        (mean(x * y) - mx * my) * unbiased
+        for x, y, mx, my in ((a, a, ma, ma), (b, b, mb, mb), (a, b, ma, mb))
     )
     c1, c2 = ((k * require_positive("data_range", data_range)) ** 2 for k in (0.01, 0.03))
     return (2 * ma * mb + c1) * (2 * both + c2) / ((ma**2 + mb**2 + c1) * (va + vb + c2))
@@ -63,7 +68,9 @@ def matched(originals: Tensor, reconstructions: Tensor) -> Tensor:
     _check(originals, reconstructions)
     a, b = (x.to(torch.float64).flatten(1) for x in (originals, reconstructions))
     return torch.from_numpy(
-        scipy.optimize.linear_sum_assignment(torch.cdist(a, b, compute_mode=_EXACT).square().numpy())[1]
+        scipy.optimize.linear_sum_assignment(
+            torch.cdist(a, b, compute_mode=_EXACT).square().numpy()
+        )[1]
     )
 
 
@@ -93,7 +100,9 @@ def _windowed(images: Tensor) -> bool:
     return images.dim() == 4 and min(images.shape[2:]) >= WINDOW
 
 
-def region_and_rest(original: Tensor, reconstruction: Tensor, mask: Tensor, *, data_range: float) -> dict[str, Tensor]:
+def region_and_rest(
+    original: Tensor, reconstruction: Tensor, mask: Tensor, *, data_range: float
+) -> dict[str, Tensor]:
     """Figures inside and outside of a mask, ``region_mse``, ``rest_mse``, ``region_psnr``, ...; each float64 [n].
 
     ``ssim`` is the mean over windows whose centre lies on that side. It is left out for images smaller than the window,
@@ -115,7 +124,11 @@ def region_and_rest(original: Tensor, reconstruction: Tensor, mask: Tensor, *, d
     """
     _check(original, reconstruction)
     if mask.dtype != torch.bool or mask.shape != (len(original), *original.shape[-2:]):
-        raise FieldError("mask", (tuple(mask.shape), mask.dtype), f"must be bool [n, H, W] of {tuple(original.shape)}")
+        raise FieldError(
+            "mask",
+            (tuple(mask.shape), mask.dtype),
+            f"must be bool [n, H, W] of {tuple(original.shape)}",
+        )
     if not two_sided(mask):
         raise FieldError("mask", "empty", "must leave pixels on both sides of every image")
     squares = (original.to(torch.float64) - reconstruction.to(torch.float64)).square()
@@ -124,13 +137,18 @@ def region_and_rest(original: Tensor, reconstruction: Tensor, mask: Tensor, *, d
     edge = WINDOW // 2
     inner = mask[:, edge : mask.shape[1] - edge, edge : mask.shape[2] - edge]
     if _windowed(original) and two_sided(inner):
-        maps["ssim"], sides["ssim"] = _similarity(original, reconstruction, data_range).mean(1), inner
+        maps["ssim"], sides["ssim"] = (
+            _similarity(original, reconstruction, data_range).mean(1),
+            inner,
+        )
     figures = {}
     for name, values in maps.items():
         for where, side in (("region", sides[name]), ("rest", ~sides[name])):
             figures[f"{where}_{name}"] = (values * side).flatten(1).sum(1) / side.flatten(1).sum(1)
     for where in ("region", "rest"):
-        figures[f"{where}_psnr"] = 10 * torch.log10(data_range**2 / figures[f"{where}_mse"].clamp_min(1e-30))
+        figures[f"{where}_psnr"] = 10 * torch.log10(
+            data_range**2 / figures[f"{where}_mse"].clamp_min(1e-30)
+        )
     return figures
 
 
@@ -174,9 +192,13 @@ def scores(
     images = reconstruction.images[matched(originals, reconstruction.images)]
     error = mse(originals, images)
     generator = torch.Generator().manual_seed(seed)
-    low = min(float(originals.min()), float(others.min())) if len(others) else float(originals.min())
+    low = (
+        min(float(originals.min()), float(others.min())) if len(others) else float(originals.min())
+    )
     noise = low + data_range * torch.rand(originals.shape, generator=generator, dtype=torch.float64)
-    average = (others if len(others) else originals).to(torch.float64).mean(0).expand(originals.shape)
+    average = (
+        (others if len(others) else originals).to(torch.float64).mean(0).expand(originals.shape)
+    )
     result: dict[str, Any] = {
         "mse": error,
         "success": (error < SUCCESS * data_range**2).double(),

@@ -26,7 +26,12 @@ from torch import Tensor
 
 from fedveil.errors import FieldError
 from fedveil_lab.attacks.inversion.analytic import first_layer, recover_labels
-from fedveil_lab.attacks.inversion.knowledge import INVERSIONS, Inversion, Reconstruction, ServerKnowledge
+from fedveil_lab.attacks.inversion.knowledge import (
+    INVERSIONS,
+    Inversion,
+    Reconstruction,
+    ServerKnowledge,
+)
 from fedveil_lab.attacks.observation import Received
 
 FLOOR = 1e-13  # relative error of singular vectors in float64
@@ -56,14 +61,18 @@ class SPEAR(Inversion):
     polish: int = 30
     seed: int = 0
 
-    summary: ClassVar[str] = "low rank and ReLU sparsity of a dense first layer's update: whole batches"
+    summary: ClassVar[str] = (
+        "low rank and ReLU sparsity of a dense first layer's update: whole batches"
+    )
 
     def run(self, received: Received, known: ServerKnowledge) -> Reconstruction:
         change = first_layer(received.update.to(torch.float64), known)
         count = known.examples
         if count >= min(change.shape):
             raise FieldError(
-                "examples", count, f"must be below the first layer's width and inputs, {min(change.shape)}"
+                "examples",
+                count,
+                f"must be below the first layer's width and inputs, {min(change.shape)}",
             )
         generator = torch.Generator().manual_seed(self.seed)
         u, s, v = torch.linalg.svd(change, full_matrices=False)
@@ -78,14 +87,20 @@ class SPEAR(Inversion):
             if len(pool) < count:
                 continue
             chosen = torch.stack([rows.agreed(q) for q in pool], 1)
-            scaled = _scaled(torch.linalg.lstsq(chosen, s[:count, None] * v[:count]).solution, known)
+            scaled = _scaled(
+                torch.linalg.lstsq(chosen, s[:count, None] * v[:count]).solution, known
+            )
             fits = float((~rows.zeros(chosen.T) == (scaled @ before.T > 0)).double().mean())
             if fits > signs:
                 images, signs = scaled, fits
             if signs > 0.99:
                 break
         if signs < 0:
-            raise FieldError("update", "no sparse directions", "does the first layer end in ReLU, after a single step?")
+            raise FieldError(
+                "update",
+                "no sparse directions",
+                "does the first layer end in ReLU, after a single step?",
+            )
         error = _misfit(change, images)
         for _ in range(self.polish if noise > 10 * FLOOR * float(s[0]) else 0):
             better = _polished(change, images, before, known)
@@ -121,7 +136,9 @@ class _Rows:
             weights = 1 / ((directions @ self.left.T).square() + width**2)
             moments = (weights @ squares).view(-1, count, count)
             moments = moments / moments.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
-            directions = torch.linalg.solve_ex(moments, directions[..., None]).result[..., 0]  # inverse iteration
+            directions = torch.linalg.solve_ex(moments, directions[..., None]).result[
+                ..., 0
+            ]  # inverse iteration
             directions = torch.nn.functional.normalize(torch.nan_to_num(directions), dim=1)
         return directions
 

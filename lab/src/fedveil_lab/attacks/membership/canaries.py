@@ -113,17 +113,29 @@ def server_canaries(
     require_choice("relation", relation, ("zero-out", "replace-one"))
     require_count("m", m, 10)
     inside = coins(m, seed)
-    method, layout = Method("canaries", TrustedServer(), side), Layout.from_shapes({"a.weight": (m,)}, torch.float64)
-    server = ServerParty(method, layout, Ledger("canaries", "server"), source or ReproducibleSource(seed))
+    method, layout = (
+        Method("canaries", TrustedServer(), side),
+        Layout.from_shapes({"a.weight": (m,)}, torch.float64),
+    )
+    server = ServerParty(
+        method, layout, Ledger("canaries", "server"), source or ReproducibleSource(seed)
+    )
     scores = torch.zeros(m, dtype=torch.float64)
     broadcast = server.open(torch.zeros(1, m, dtype=torch.float64), 1, rounds, m)
-    updates = length * torch.diag(inside.double() * 2 - 1 if relation == "replace-one" else inside.double())
+    updates = length * torch.diag(
+        inside.double() * 2 - 1 if relation == "replace-one" else inside.double()
+    )
     for round_ in range(1, rounds + 1):
         weight, before = _weight(round_, contrast), broadcast.models[0]
-        replies = {j: (Release("model", before + (weight > 0) * update),) for j, update in enumerate(updates)}
+        replies = {
+            j: (Release("model", before + (weight > 0) * update),)
+            for j, update in enumerate(updates)
+        }
         broadcast, _ = server.combine(broadcast, replies)
         scores += weight * (broadcast.models[0] - before)
-    return CanaryRun.of(scores, inside, total(e.spend.guarantee for e in server.ledger.entries), delta)
+    return CanaryRun.of(
+        scores, inside, total(e.spend.guarantee for e in server.ledger.entries), delta
+    )
 
 
 def client_canaries(
@@ -174,10 +186,17 @@ def client_canaries(
     scores, promises = torch.zeros(m, dtype=torch.float64), []
     for j in range(m):
         client = ClientParty(method, layout, Ledger("canaries", str(j)), noise)
-        sent, start = along * (length if inside[j] else -length), torch.zeros(1, dimension, dtype=torch.float64)
+        sent, start = (
+            along * (length if inside[j] else -length),
+            torch.zeros(1, dimension, dtype=torch.float64),
+        )
         for round_ in range(1, follow + rounds + 1):
             public = PublicFacts(
-                round=round_, rounds=follow + rounds, cohort=m, dimension=dimension, layer_scores=layer_scores
+                round=round_,
+                rounds=follow + rounds,
+                cohort=m,
+                dimension=dimension,
+                layer_scores=layer_scores,
             )
             broadcast = Broadcast(models=start, public=public)
             declined = client.admit(broadcast)
@@ -187,11 +206,17 @@ def client_canaries(
             weight = 0 if round_ <= follow else _weight(round_ - follow, contrast)
             update = (length * along, sent, torch.zeros_like(sent))[weight]
             (release, *_) = client.release((Release("model", start[0] + update),), facts)
-            scale = torch.tensor(client.ledger.entries[-1].spend.scale or (1.0,), dtype=torch.float64)
-            deviation = scale.repeat_interleave(torch.tensor(sizes)) if len(scale) == len(sizes) else scale
+            scale = torch.tensor(
+                client.ledger.entries[-1].spend.scale or (1.0,), dtype=torch.float64
+            )
+            deviation = (
+                scale.repeat_interleave(torch.tensor(sizes)) if len(scale) == len(sizes) else scale
+            )
             scores[j] += weight * float(((release.value - start[0]) / deviation**2) @ along)
             start = release.value[None] if follow else start
-        promises.append(total(e.spend.guarantee for e in client.ledger.entries if e.key[0] > follow))
+        promises.append(
+            total(e.spend.guarantee for e in client.ledger.entries if e.key[0] > follow)
+        )
     return CanaryRun.of(scores, inside, max(promises, key=lambda promise: promise.cost), delta)
 
 
@@ -223,7 +248,9 @@ def orthogonal_records(
     inside = coins(m, seed)
     each = side.records_per_person or 1
     person = inside.nonzero()[:, 0].repeat_interleave(each)
-    records = ClientData(1e3 * torch.eye(m)[person], torch.zeros(len(person), dtype=torch.int64), person=person)
+    records = ClientData(
+        1e3 * torch.eye(m)[person], torch.zeros(len(person), dtype=torch.int64), person=person
+    )
     model = torch.nn.Linear(m, 2, bias=False)
     federation = Federation(
         model=model,
@@ -263,7 +290,9 @@ def record_canaries(
     """
     draw = torch.Generator().manual_seed(keyed_seed("canary records", seed))
     low, high = data.x.min(), data.x.max()
-    x = low + (high - low) * torch.rand(m * each, *data.x.shape[1:], generator=draw, dtype=data.x.dtype)
+    x = low + (high - low) * torch.rand(
+        m * each, *data.x.shape[1:], generator=draw, dtype=data.x.dtype
+    )
     y, inside = torch.randint(0, classes, (m * each,), generator=draw), coins(m, seed)
     person, own = torch.arange(m).repeat_interleave(each), inside.repeat_interleave(each)
     others = data.person
@@ -271,7 +300,9 @@ def record_canaries(
         person += 1 + int(others.max()) if len(others) else 0
         others = torch.cat([others, person[own]])
     joined = torch.cat([data.x, x[own]]), torch.cat([data.y, y[own]])
-    poisoned = ClientData(*joined, data.test_x, data.test_y, person=others, test_person=data.test_person)
+    poisoned = ClientData(
+        *joined, data.test_x, data.test_y, person=others, test_person=data.test_person
+    )
     return poisoned, ClientData(x, y, person=person), inside
 
 
@@ -297,16 +328,24 @@ def audited(setting: str, run: CanaryRun, distance: float | None = None) -> Verd
     """
     promise, bound = run.guarantee, run.bound
     by_epsilon = isinstance(promise.bound, ZCDP | PLD | MetricDP)
-    point, ceiling = (bound.epsilon, bound.epsilon_ceiling) if by_epsilon else (bound.mu, bound.mu_ceiling)
+    point, ceiling = (
+        (bound.epsilon, bound.epsilon_ceiling) if by_epsilon else (bound.mu, bound.mu_ceiling)
+    )
     scores, coins_ = run.scores.numpy(), run.inside.numpy()
     independent = independent_bound(scores[coins_], scores[~coins_], bound.confidence)
-    details = {"ceiling": ceiling, "independent mu": independent.mu_lower, "independent ceiling": independent.ceiling}
+    details = {
+        "ceiling": ceiling,
+        "independent mu": independent.mu_lower,
+        "independent ceiling": independent.ceiling,
+    }
     notes = [f"{bound.correct} of {bound.guesses} guesses right"]
     if promise.proven:
         declared = promise.mu
         if promise.by_distance:
             if distance is None:
-                raise FieldError("distance", None, "the promise is a curve over distance: give the canaries' own")
+                raise FieldError(
+                    "distance", None, "the promise is a curve over distance: give the canaries' own"
+                )
             declared = promise.cost * distance
         declared = promise.epsilon(bound.delta) if declared is None else declared
         broken = point > declared or (promise.mu is not None and independent.mu_lower > declared)

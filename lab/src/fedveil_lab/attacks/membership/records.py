@@ -20,7 +20,9 @@ from fedveil.registry import Registry
 from fedveil_lab.attacks.statistics import auc, log_roc, true_rate_at
 from fedveil_lab.attacks.verdict import ALPHAS
 
-Pairs = Sequence[tuple[Tensor, Tensor]]  # scores of members and of others, one pair for all clients or one a client
+Pairs = Sequence[
+    tuple[Tensor, Tensor]
+]  # scores of members and of others, one pair for all clients or one a client
 
 
 def fed_mia(measure: Tensor, target: int) -> Tensor:
@@ -55,7 +57,9 @@ def fed_mia(measure: Tensor, target: int) -> Tensor:
         With fewer than two other clients.
     """
     if measure.dim() != 3 or measure.shape[1] < 3:
-        raise FieldError("measure", tuple(measure.shape), "must be [R, K, N] with at least two other clients")
+        raise FieldError(
+            "measure", tuple(measure.shape), "must be [R, K, N] with at least two other clients"
+        )
     others = torch.cat([measure[:, :target], measure[:, target + 1 :]], dim=1)
     z = (measure[:, target] - others.mean(1)) / others.std(1).clamp(min=1e-9)
     return torch.mean(torch.special.ndtr(z), 0)
@@ -118,9 +122,14 @@ def same_classes(members: Tensor, others: Tensor, seed: int = 0) -> Tensor:
     if k < 1:
         short = min(counts, key=lambda c: len(of_class[c]) / counts[c])
         raise FieldError(
-            "others", len(of_class[short]), f"are too few of class {short}: there are {counts[short]} members"
+            "others",
+            len(of_class[short]),
+            f"are too few of class {short}: there are {counts[short]} members",
         )
-    picked = [rows[torch.randperm(len(rows), generator=draw)[: k * counts[c]]] for c, rows in sorted(of_class.items())]
+    picked = [
+        rows[torch.randperm(len(rows), generator=draw)[: k * counts[c]]]
+        for c, rows in sorted(of_class.items())
+    ]
     return torch.cat(picked).sort().values
 
 
@@ -170,9 +179,13 @@ class ServerRecords:
         FieldError
             If a client has fewer than two: it cannot be attacked by itself.
         """
-        records = [(self.owner == client).nonzero().flatten() for client in range(self.odds.shape[1])]
+        records = [
+            (self.owner == client).nonzero().flatten() for client in range(self.odds.shape[1])
+        ]
         if few := [client for client, mine in enumerate(records) if len(mine) < 2]:
-            raise FieldError("clients", few[:5], "have too few training records: two of each are asked for")
+            raise FieldError(
+                "clients", few[:5], "have too few training records: two of each are asked for"
+            )
         return records
 
     @cached_property
@@ -187,7 +200,9 @@ class ServerRecords:
 
     def by_client(self, scores: Sequence[Tensor]) -> Pairs:
         """Each client's members, and all others, of its own scores [N + M]."""
-        return [(one[mine], one[self.members :]) for one, mine in zip(scores, self.own, strict=True)]
+        return [
+            (one[mine], one[self.members :]) for one, mine in zip(scores, self.own, strict=True)
+        ]
 
     def by_person(self, scores: Tensor) -> Pairs:
         """The same of persons, by the mean of their records; a person of two hospitals is in if she is in at one.
@@ -201,7 +216,12 @@ class ServerRecords:
             raise FieldError("data.person", None, "clients do not say whose their records are")
         who, others = self.persons
         away = ~torch.isin(others, who)
-        return [(of_people(scores[: self.members], who), of_people(scores[self.members :][away], others[away]))]
+        return [
+            (
+                of_people(scores[: self.members], who),
+                of_people(scores[self.members :][away], others[away]),
+            )
+        ]
 
 
 def fedmia_by_class(seen: ServerRecords) -> Pairs:
@@ -219,7 +239,9 @@ def fedmia_same_classes(seen: ServerRecords) -> Pairs:
             alike = n + same_classes(seen.y[mine], seen.y[n : n + seen.others])
             by_class.append((scores[mine], scores[alike]))
     if not by_class:
-        raise FieldError("clients", len(seen.own), "no client has enough non-members of its members' classes")
+        raise FieldError(
+            "clients", len(seen.own), "no client has enough non-members of its members' classes"
+        )
     return by_class
 
 
@@ -261,7 +283,13 @@ def concluded(attacks: Mapping[str, Callable[[], Pairs | float]]) -> dict[str, A
         ``rates``: true positive rates at those of `ALPHAS` at which ten false positives are expected. ``others``: how
         many non-members there are. ``roc``: points of `log_roc`. ``refused``: why an attack has none of them.
     """
-    conclusion: dict[str, dict[str, Any]] = {"figures": {}, "rates": {}, "others": {}, "roc": {}, "refused": {}}
+    conclusion: dict[str, dict[str, Any]] = {
+        "figures": {},
+        "rates": {},
+        "others": {},
+        "roc": {},
+        "refused": {},
+    }
     for name, attack in attacks.items():
         try:
             pairs = attack()
@@ -272,9 +300,13 @@ def concluded(attacks: Mapping[str, Callable[[], Pairs | float]]) -> dict[str, A
             conclusion["figures"][name] = pairs
             continue
         inside, outside = (torch.cat(side).numpy() for side in zip(*pairs, strict=True))
-        conclusion["figures"][name] = float(np.mean([auc(*(one.numpy() for one in pair)) for pair in pairs]))
+        conclusion["figures"][name] = float(
+            np.mean([auc(*(one.numpy() for one in pair)) for pair in pairs])
+        )
         rates = {f"{alpha:g}": true_rate_at(inside, outside, alpha) for alpha in ALPHAS}
-        conclusion["rates"][name] = {alpha: rate.point for alpha, rate in rates.items() if rate is not None}
+        conclusion["rates"][name] = {
+            alpha: rate.point for alpha, rate in rates.items() if rate is not None
+        }
         conclusion["others"][name] = len(outside)
         conclusion["roc"][name] = [axis.tolist() for axis in log_roc(inside, outside, 40)]
     return conclusion

@@ -35,8 +35,14 @@ _LEAST = 1e-12  # of a variance
 
 SCORES: Registry[Callable[[Signals], Tensor]] = Registry("score", {})
 Score = TypeVar("Score", bound=Callable[[Signals], Tensor])
-TARGETS = ("", "-update", "-trajectory")  # the last global model, what a client sent last, and in its last rounds
-PEOPLE = "person-"  # the last global model, whose shadow models have all records of a person or none
+TARGETS = (
+    "",
+    "-update",
+    "-trajectory",
+)  # the last global model, what a client sent last, and in its last rounds
+PEOPLE = (
+    "person-"  # the last global model, whose shadow models have all records of a person or none
+)
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,9 @@ def rmia(signals: Signals, online: bool = True, gamma: float = 1.0, a: float = 0
     """
     require_positive("gamma", gamma)
     if signals.population is None or signals.population_shadows is None:
-        raise FieldError("population", None, "RMIA compares with records that are in no model: give some")
+        raise FieldError(
+            "population", None, "RMIA compares with records that are in no model: give some"
+        )
     probabilities = torch.sigmoid(signals.shadows)
     outside = (~signals.inside).to(torch.float64)
     usual = (probabilities * outside).sum(0) / outside.sum(0)
@@ -150,7 +158,11 @@ def bavaria(signals: Signals, online: bool = True, tail: str = "t") -> Tensor:
         if tail == "normal":
             return _normal(signals.target, mean, variance)
         z = (signals.target - mean).square() / variance
-        constant = torch.lgamma((freedom + 1) / 2) - torch.lgamma(freedom / 2) - (freedom * variance).log() / 2
+        constant = (
+            torch.lgamma((freedom + 1) / 2)
+            - torch.lgamma(freedom / 2)
+            - (freedom * variance).log() / 2
+        )
         return constant - (freedom + 1) / 2 * torch.log1p(z / freedom)
 
     outer = fitted(_side(signals, False))
@@ -183,11 +195,17 @@ def variance_prior(side: Moments) -> tuple[float, float]:
     """
     several = side.models.numpy() > 1
     g = side.models.numpy()[several] - 1
-    e = np.log((side.squares.numpy()[several] / g).clip(min=_LEAST)) - scipy.special.digamma(g / 2) + np.log(g / 2)
+    e = (
+        np.log((side.squares.numpy()[several] / g).clip(min=_LEAST))
+        - scipy.special.digamma(g / 2)
+        + np.log(g / 2)
+    )
     spread = float(e.var(ddof=1) - scipy.special.polygamma(1, g / 2).mean()) if len(e) > 1 else 0.0
     weight = 1e6
     if spread > scipy.special.polygamma(1, weight / 2):
-        weight = 2 * float(scipy.optimize.brentq(lambda w: scipy.special.polygamma(1, w) - spread, 1e-3, 1e6))
+        weight = 2 * float(
+            scipy.optimize.brentq(lambda w: scipy.special.polygamma(1, w) - spread, 1e-3, 1e6)
+        )
     return weight, float(np.exp(e.mean() + scipy.special.digamma(weight / 2) - np.log(weight / 2)))
 
 
@@ -196,7 +214,9 @@ def _side(signals: Signals, inside: bool) -> Moments:
     count = mask.sum(0)
     if float(count.min()) < 1 or float(count.max()) < 2:
         which = "with" if inside else "without"
-        raise FieldError("shadows", int(count.min()), f"needs a model {which} each record, and two for some")
+        raise FieldError(
+            "shadows", int(count.min()), f"needs a model {which} each record, and two for some"
+        )
     mean = (signals.shadows * mask).sum(0) / count
     return Moments(count, mean, ((signals.shadows - mean).square() * mask).sum(0))
 

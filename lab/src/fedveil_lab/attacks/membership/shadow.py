@@ -54,7 +54,9 @@ def by_round_and_client(received: Sequence[Received]) -> tuple[list[int], list[l
 def balanced(models: int, records: int, seed: int) -> Tensor:
     """Which record goes into which of m shadow models, [m, N] bool: each into half of them, at random."""
     require_count("models", models, 2)
-    draw = torch.rand(models, records, generator=torch.Generator().manual_seed(keyed_seed("shadows", seed)))
+    draw = torch.rand(
+        models, records, generator=torch.Generator().manual_seed(keyed_seed("shadows", seed))
+    )
     return draw.argsort(0).argsort(0) < round(models / 2)
 
 
@@ -93,7 +95,10 @@ def train_shadows(
     m = len(inside)
     parts = [ClientData(data.x[rows], data.y[rows]) for rows in inside]
     trainer = make_trainer(model, layout, local)
-    vectors, key = starts.expand(m, -1) if starts.dim() == 1 else starts, keyed_seed("shadow training", seed)
+    vectors, key = (
+        starts.expand(m, -1) if starts.dim() == 1 else starts,
+        keyed_seed("shadow training", seed),
+    )
     for number in rounds:
         rows = []
         for trained in trainer.train(vectors, parts, [(key, number, i) for i in range(m)]):

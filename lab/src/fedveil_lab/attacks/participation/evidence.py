@@ -28,8 +28,12 @@ from torch import Tensor
 from fedveil.errors import FieldError
 
 LEAST = 4  # rehearsals of each world: two means and a common scale need more than two
-KEPT = 0.7  # of correlations between kinds, so that few rehearsals do not set one kind against another
-LEAST_EIGENVALUE = 0.02  # of a correlation matrix put together from averages, which need not be positive
+KEPT = (
+    0.7  # of correlations between kinds, so that few rehearsals do not set one kind against another
+)
+LEAST_EIGENVALUE = (
+    0.02  # of a correlation matrix put together from averages, which need not be positive
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,10 +73,22 @@ class SequentialEvidence:
         FieldError
             If there are too few.
         """
-        if min(len(inside), len(outside)) < LEAST or inside.dim() != 3 or inside.shape[1:] != outside.shape[1:]:
+        if (
+            min(len(inside), len(outside)) < LEAST
+            or inside.dim() != 3
+            or inside.shape[1:] != outside.shape[1:]
+        ):
             given = (tuple(inside.shape), tuple(outside.shape))
-            raise FieldError("rehearsals", given, f"must be [n, R, F] and [m, R, F] with at least {LEAST} runs each")
-        kinds, first, second = inside.shape[2], inside.double().flatten(1), outside.double().flatten(1)
+            raise FieldError(
+                "rehearsals",
+                given,
+                f"must be [n, R, F] and [m, R, F] with at least {LEAST} runs each",
+            )
+        kinds, first, second = (
+            inside.shape[2],
+            inside.double().flatten(1),
+            outside.double().flatten(1),
+        )
         means = first.mean(0), second.mean(0)
         residuals = torch.cat([first - means[0], second - means[1]])
         scale = (residuals.square().sum(0) / (len(residuals) - 2)).sqrt()
@@ -81,8 +97,12 @@ class SequentialEvidence:
         factor = torch.linalg.cholesky(correlation) * scale[:, None]
         seen = ((means[0] - means[1]) / scale).view(-1, kinds)
         variance = 1 / len(first) + 1 / len(second)
-        believed = _one_gap(seen, correlation, variance) if steady else _towards_mean(seen, variance)
-        gap = torch.linalg.solve_triangular(factor, (believed.flatten() * scale)[:, None], upper=False)[:, 0]
+        believed = (
+            _one_gap(seen, correlation, variance) if steady else _towards_mean(seen, variance)
+        )
+        gap = torch.linalg.solve_triangular(
+            factor, (believed.flatten() * scale)[:, None], upper=False
+        )[:, 0]
         return cls((means[0] + means[1]) / 2, gap, factor, kinds)
 
     def weigh(self, scores: Tensor) -> Tensor:
@@ -124,7 +144,9 @@ def _common(raw: Tensor, kinds: int) -> Tensor:
     between = (blocks.sum((0, 2)) - rounds * within) / max(1, rounds * (rounds - 1))
     apart = torch.where(torch.eye(kinds, dtype=torch.bool), 1.0, KEPT)
     within, between = apart * within, apart * between
-    common = between.repeat(rounds, rounds) + torch.kron(torch.eye(rounds, dtype=raw.dtype), within - between)
+    common = between.repeat(rounds, rounds) + torch.kron(
+        torch.eye(rounds, dtype=raw.dtype), within - between
+    )
     values, vectors = torch.linalg.eigh(common.fill_diagonal_(1.0))
     return torch.matmul(vectors @ torch.diag(values.clamp(min=LEAST_EIGENVALUE)), vectors.T)
 
@@ -132,7 +154,9 @@ def _common(raw: Tensor, kinds: int) -> Tensor:
 def _one_gap(seen: Tensor, correlation: Tensor, variance: float) -> Tensor:
     """One gap a kind for all rounds, [R, F]: the mean of seen gaps [R, F], known not to be negative."""
     rounds, kinds = seen.shape
-    of_mean = correlation.view(rounds, kinds, rounds, kinds).mean((0, 2)).diagonal()  # variance of a mean over rounds
+    of_mean = (
+        correlation.view(rounds, kinds, rounds, kinds).mean((0, 2)).diagonal()
+    )  # variance of a mean over rounds
     error = (variance * of_mean).sqrt()
     z = seen.mean(0) / error
     hazard = (-z.square() / 2 - math.log(2 * math.pi) / 2 - torch.special.log_ndtr(z)).exp()

@@ -50,17 +50,23 @@ class CalibratedLoss(Attack):
         s_r = [loss(W_r, reference) - loss(W_r, shadow)] - [loss(outsider, reference) - loss(outsider, shadow)]
     """
 
-    summary: ClassVar[str] = "how far the loss on shadow data is below that of a model that never saw the target"
+    summary: ClassVar[str] = (
+        "how far the loss on shadow data is below that of a model that never saw the target"
+    )
     needs: ClassVar[frozenset[str]] = frozenset({"models", "shadow", "reference"})
 
     def run(self, observation: Observation) -> Tensor:
         known = self.knowledge
         if known.reference is None or known.outsider is None:
-            raise ThreatError(f"attack {self.name!r} needs reference examples and a model trained without the target")
+            raise ThreatError(
+                f"attack {self.name!r} needs reference examples and a model trained without the target"
+            )
         models = observation.models[1:]
         easier = known.loss_of(models, known.reference) - known.loss_of(models, known.shadow)
         outside = known.outsider[None, None]
-        return easier - (known.loss_of(outside, known.reference) - known.loss_of(outside, known.shadow))
+        return easier - (
+            known.loss_of(outside, known.reference) - known.loss_of(outside, known.shadow)
+        )
 
 
 @ATTACKS.register("side-channel")
@@ -83,7 +89,9 @@ class SideChannel(Attack):
     def run(self, observation: Observation) -> Tensor:
         published = [metrics.get("loss") for metrics in observation.published]
         if not published or any(value is None for value in published):
-            raise ThreatError(f"attack {self.name!r} needs a published loss in every round, and there is none")
+            raise ThreatError(
+                f"attack {self.name!r} needs a published loss in every round, and there is none"
+            )
         aggregate = torch.tensor(published, dtype=torch.float64)
         return aggregate - self.knowledge.loss_of(observation.models[1:], self.knowledge.shadow)
 
@@ -109,20 +117,26 @@ class OwnUpdate(Attack):
     of the projection still carries information.
     """
 
-    summary: ClassVar[str] = "the others' summed update (own one subtracted) along the target's trace"
+    summary: ClassVar[str] = (
+        "the others' summed update (own one subtracted) along the target's trace"
+    )
     needs: ClassVar[frozenset[str]] = frozenset({"models", "shadow", "own updates"})
 
     def run(self, observation: Observation) -> Tensor:
         own, bound, models = self.sent(observation), self.knowledge.clip, observation.models[:, 0]
         if not len(own) or observation.models.shape[1] != 1:
-            raise ThreatError(f"attack {self.name!r} needs the adversary's own updates and a single broadcast model")
+            raise ThreatError(
+                f"attack {self.name!r} needs the adversary's own updates and a single broadcast model"
+            )
         known = own if bound is None else clip(own.reshape(-1, own.shape[2]), bound).view_as(own)
         rest = observation.cohort * (models[1:] - models[:-1]) - known.sum(0)
         scores = []
         for start, moved in zip(models[:-1], rest, strict=True):
             direction = self._direction(start)
             length = float(direction.double().norm())
-            scores.append(float(moved.double() @ direction.double()) / length if length > 0 else 0.0)
+            scores.append(
+                float(moved.double() @ direction.double()) / length if length > 0 else 0.0
+            )
         return torch.tensor(scores, dtype=torch.float64)
 
     def sent(self, observation: Observation) -> Tensor:
@@ -133,7 +147,9 @@ class OwnUpdate(Attack):
         """Where a client with the target's data would move the model [d], beyond where anybody would."""
         known = self.knowledge
         descent = -known.gradient(start, known.shadow)
-        return descent if known.reference is None else descent + known.gradient(start, known.reference)
+        return (
+            descent if known.reference is None else descent + known.gradient(start, known.reference)
+        )
 
 
 @ATTACKS.register("colluding")

@@ -41,7 +41,9 @@ class Weighing(Attack):
         cls.needs = frozenset({"rehearsals"}).union(*(kind.needs for kind in cls.weighs))
 
     def run(self, observation: Observation) -> Tensor:
-        scores = {kind.name: kind(self.knowledge, self.threat).run(observation) for kind in self.weighs}
+        scores = {
+            kind.name: kind(self.knowledge, self.threat).run(observation) for kind in self.weighs
+        }
         return self.model.weigh(self.stacked(scores))
 
     @classmethod
@@ -88,7 +90,9 @@ class Adaptive(Weighing):
     The wanted error rates hold as far as the rehearsed model does; those that were measured stand beside them.
     """
 
-    summary: ClassVar[str] = "sequential test on calibrated losses and own-update scores, learnt from rehearsals"
+    summary: ClassVar[str] = (
+        "sequential test on calibrated losses and own-update scores, learnt from rehearsals"
+    )
     weighs: ClassVar[tuple[type[Attack], ...]] = (CalibratedLoss, OwnUpdate)
 
 
@@ -173,7 +177,9 @@ class NoiseSize(Weighing):
         s_r = log |W_{r+1} - W_r|, weighed by `SequentialEvidence`
     """
 
-    summary: ClassVar[str] = "likelihood ratio of the length of the model's steps, learnt from rehearsals"
+    summary: ClassVar[str] = (
+        "likelihood ratio of the length of the model's steps, learnt from rehearsals"
+    )
     weighs: ClassVar[tuple[type[Attack], ...]] = (StepLength,)
     steady: ClassVar[bool] = False  # a target may lengthen the first steps and shorten the last
 

@@ -13,7 +13,9 @@ from fedveil.learning import ClientData, predict
 from fedveil.mechanisms import keyed_seed
 from fedveil.registry import Registry
 
-BEHAVIOURS: Registry[type[Behaviour]] = Registry("malicious.behaviour", {}, group="fedveil.behaviours")
+BEHAVIOURS: Registry[type[Behaviour]] = Registry(
+    "malicious.behaviour", {}, group="fedveil.behaviours"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +161,11 @@ def check_class(name: str, value: int, classes: int) -> None:
 def stamp(x: Tensor, size: int, value: float) -> Tensor:
     """Images [N, C, H, W] with a square of `size` pixels of a value in the bottom right corner."""
     if x.dim() != 4 or size > min(x.shape[2:]):
-        raise FieldError("size", size, f"needs images [N, C, H, W] of at least {size}x{size}, found {tuple(x.shape)}")
+        raise FieldError(
+            "size",
+            size,
+            f"needs images [N, C, H, W] of at least {size}x{size}, found {tuple(x.shape)}",
+        )
     marked = x.clone()
     marked[:, :, -size:, -size:] = value
     return marked
@@ -206,7 +212,9 @@ class Backdoor(Behaviour):
         """The same number of examples, some stamped and relabelled."""
         others = (data.y != self.target).nonzero().flatten()
         draw = torch.Generator().manual_seed(keyed_seed("backdoor", self.seed, partition))
-        chosen = others[torch.randperm(len(others), generator=draw)[: round(self.stamped * len(others))]]
+        chosen = others[
+            torch.randperm(len(others), generator=draw)[: round(self.stamped * len(others))]
+        ]
         x, y = data.x.clone(), data.y.clone()
         x[chosen], y[chosen] = stamp(data.x[chosen], self.size, self.value), self.target
         return replace(data, x=x, y=y)

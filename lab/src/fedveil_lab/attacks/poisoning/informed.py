@@ -16,7 +16,9 @@ from fedveil_lab.attacks.poisoning.data import BEHAVIOURS
 _FACTORS = tuple(float(f) for f in torch.logspace(-1, 1.7, 19))  # .1 to 50
 
 
-def furthest(make: Callable[[float], Tensor], honest: Tensor, malicious: int, rule: Aggregator) -> float:
+def furthest(
+    make: Callable[[float], Tensor], honest: Tensor, malicious: int, rule: Aggregator
+) -> float:
     """The factor whose vector moves a rule's result furthest from the honest mean.
 
     Parameters
@@ -32,7 +34,9 @@ def furthest(make: Callable[[float], Tensor], honest: Tensor, malicious: int, ru
         memory, and the honest mean for the server's update.
     """
     mean = honest.mean(0)
-    weights = torch.full((len(honest) + malicious,), 1 / (len(honest) + malicious), dtype=torch.float64)
+    weights = torch.full(
+        (len(honest) + malicious,), 1 / (len(honest) + malicious), dtype=torch.float64
+    )
     source = ReproducibleSource(0)
     known = rule.for_round(rule.init(len(mean), mean.dtype), source, mean)
 
@@ -65,14 +69,21 @@ class InformedUpdate(Behaviour):
     omniscient = True
     bypass: bool = False
     rule: Aggregator | None = None
-    _sent: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False, repr=False)  # against which, what
+    _sent: list[tuple[Tensor, Tensor]] = field(
+        default_factory=list, init=False, repr=False
+    )  # against which, what
 
     def vector(self, honest: Tensor, malicious: int) -> Tensor:
         """The vector [d] of f malicious clients against at least two honest updates [h, d]."""
         raise NotImplementedError
 
     def strongest(
-        self, make: Callable[[float], Tensor], factor: float | None, usual: float, honest: Tensor, malicious: int
+        self,
+        make: Callable[[float], Tensor],
+        factor: float | None,
+        usual: float,
+        honest: Tensor,
+        malicious: int,
     ) -> Tensor:
         """The vector of a factor, where none is given of that which is strongest against the rule, or of the usual."""
         if factor is None:
@@ -84,7 +95,9 @@ class InformedUpdate(Behaviour):
         honest = turn.released if self.bypass else turn.honest
         if len(honest) < 2:
             return None
-        if not self._sent or self._sent[0][0] is not honest:  # a fellow of the same round is shown the same tensor
+        if (
+            not self._sent or self._sent[0][0] is not honest
+        ):  # a fellow of the same round is shown the same tensor
             self._sent[:] = [(honest, self.vector(honest, len(turn.fellows)))]
         return turn.start + self._sent[0][1]
 

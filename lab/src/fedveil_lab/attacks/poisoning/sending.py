@@ -75,7 +75,9 @@ class Scaling(Around):
 
     def model(self, turn: Turn) -> Tensor:
         """The start plus a multiple of the other behaviour's update."""
-        factor = turn.broadcast.public.cohort / len(turn.fellows) if self.factor is None else self.factor
+        factor = (
+            turn.broadcast.public.cohort / len(turn.fellows) if self.factor is None else self.factor
+        )
         return turn.start + self.update(turn) * factor
 
 
@@ -87,7 +89,9 @@ def random_vector(length: float, like: Tensor, generator: torch.Generator) -> Te
 
 def generator_of(name: str, seed: int, turn: Turn) -> torch.Generator:
     """The stream of a client in a round."""
-    return torch.Generator().manual_seed(keyed_seed(name, seed, turn.broadcast.public.round, turn.partition))
+    return torch.Generator().manual_seed(
+        keyed_seed(name, seed, turn.broadcast.public.round, turn.partition)
+    )
 
 
 @BEHAVIOURS.register("noise")
@@ -111,7 +115,9 @@ class NoiseAttack(Behaviour):
     def model(self, turn: Turn) -> Tensor:
         """The start plus noise."""
         length = self.factor * float(turn.update.norm())
-        return turn.start + random_vector(length, turn.start, generator_of("noise attack", self.seed, turn))
+        return turn.start + random_vector(
+            length, turn.start, generator_of("noise attack", self.seed, turn)
+        )
 
 
 @BEHAVIOURS.register("free-rider")
@@ -160,7 +166,9 @@ class FreeRider(Behaviour):
 
 def pulled(update: Tensor, kept: Tensor, bound: float) -> Tensor:
     """A vector [d] of length `bound` along the sum of what fellows sent before and one's own update, both unit."""
-    total = sum((v / v.norm() for v in (update, kept) if float(v.norm()) > 0), torch.zeros_like(update))
+    total = sum(
+        (v / v.norm() for v in (update, kept) if float(v.norm()) > 0), torch.zeros_like(update)
+    )
     length = float(total.norm())
     return total * (bound / length) if length > 0 else total
 
@@ -188,7 +196,9 @@ class LyingBudget(Around):
     def model(self, turn: Turn) -> Tensor:
         """The other behaviour's update, clipped, with that noise."""
         update = clip(self.update(turn), self.clip)
-        noise = torch.randn(len(update), generator=generator_of("lying", self.seed, turn), dtype=update.dtype)
+        noise = torch.randn(
+            len(update), generator=generator_of("lying", self.seed, turn), dtype=update.dtype
+        )
         return turn.start + update + self.sigma * noise
 
 
@@ -207,12 +217,16 @@ class PullReference(Around):
 
     clip: Positive
     bypass: bool = True
-    _last: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)  # by round, of the last one alone
+    _last: dict[int, Tensor] = field(
+        default_factory=dict, init=False, repr=False
+    )  # by round, of the last one alone
 
     def model(self, turn: Turn) -> Tensor:
         """The start plus C along the agreed direction; the first fellow of a round adds its own update to it."""
         now = turn.broadcast.public.round
         if now not in self._last:
             then, kept = self._last.popitem() if self._last else (now, turn.start)
-            self._last[now] = pulled(turn.update, kept if then < now else torch.zeros_like(kept), self.clip)
+            self._last[now] = pulled(
+                turn.update, kept if then < now else torch.zeros_like(kept), self.clip
+            )
         return turn.start + self._last[now]

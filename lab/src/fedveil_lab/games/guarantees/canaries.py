@@ -108,21 +108,44 @@ def audits(m: int, seed: int = 0) -> dict[str, CanaryAudit]:
     """Every method with m canaries, by name."""
 
     def central(
-        side: GlobalDP | MetricPrivacy, rounds: int = 1, bugs: tuple[str, ...] = EVERY, by_source: bool = True
+        side: GlobalDP | MetricPrivacy,
+        rounds: int = 1,
+        bugs: tuple[str, ...] = EVERY,
+        by_source: bool = True,
     ) -> CanaryAudit:
-        how: dict[str, Any] = {"relation": side.relation, "delta": DELTA, "seed": seed, "rounds": rounds}
-        return CanaryAudit(partial(server_canaries, m=m, length=LENGTH, **how), side, by_source, bugs=bugs)
+        how: dict[str, Any] = {
+            "relation": side.relation,
+            "delta": DELTA,
+            "seed": seed,
+            "rounds": rounds,
+        }
+        return CanaryAudit(
+            partial(server_canaries, m=m, length=LENGTH, **how), side, by_source, bugs=bugs
+        )
 
     def local(
-        side: SGALDP | FedRE | GroupPrivacy, dimension: int = 10, length: float = LENGTH, follow: int = 0, **rest: Any
+        side: SGALDP | FedRE | GroupPrivacy,
+        dimension: int = 10,
+        length: float = LENGTH,
+        follow: int = 0,
+        **rest: Any,
     ) -> CanaryAudit:
         scores = (1.0, 3.0) if "public_layer_scores" in side.needs else None
 
-        how: dict[str, Any] = {"delta": DELTA, "seed": seed, "follow": follow, "layer_scores": scores}
-        return CanaryAudit(partial(client_canaries, m=m, dimension=dimension, length=length, **how), side, **rest)
+        how: dict[str, Any] = {
+            "delta": DELTA,
+            "seed": seed,
+            "follow": follow,
+            "layer_scores": scores,
+        }
+        return CanaryAudit(
+            partial(client_canaries, m=m, dimension=dimension, length=length, **how), side, **rest
+        )
 
     def records(side: RecordDP, bugs: tuple[str, ...] = (HALF, UNCLIPPED)) -> CanaryAudit:
-        return CanaryAudit(partial(orthogonal_records, m=m, delta=DELTA, seed=seed), side, bugs=bugs)
+        return CanaryAudit(
+            partial(orthogonal_records, m=m, delta=DELTA, seed=seed), side, bugs=bugs
+        )
 
     one: dict[str, Any] = {"noise_multiplier": 1.0, "clip": 1.0}
     two = {**one, "noise_multiplier": 2.0}
@@ -130,13 +153,19 @@ def audits(m: int, seed: int = 0) -> dict[str, CanaryAudit]:
         "global DP": central(GlobalDP(**one)),
         "global DP, a client replaced": central(GlobalDP(**two, relation="replace-one")),
         "global DP, four rounds": central(GlobalDP(**two), rounds=4),
-        "global DP, discrete noise": central(GlobalDP(**one, noise="discrete"), bugs=(HALF,), by_source=False),
+        "global DP, discrete noise": central(
+            GlobalDP(**one, noise="discrete"), bugs=(HALF,), by_source=False
+        ),
         "global DP, FedAdam": central(GlobalDP(FedAdam(), **one), bugs=(HALF, UNCLIPPED)),
         "global DP, trimmed mean": central(GlobalDP(TrimmedMean(0.1), **one), bugs=()),
-        "global DP, norm bounding": central(GlobalDP(NormBounding(0.5), **one), bugs=(HALF, REUSED)),
+        "global DP, norm bounding": central(
+            GlobalDP(NormBounding(0.5), **one), bugs=(HALF, REUSED)
+        ),
         "global DP, as printed": central(GlobalDP(FedAvg(), **one, order="printed")),
         "metric privacy, as published": central(MetricPrivacy(**one, order="printed"), bugs=()),
-        "metric privacy, released distances": central(MetricPrivacy(**one, distance_on="released"), rounds=2, bugs=()),
+        "metric privacy, released distances": central(
+            MetricPrivacy(**one, distance_on="released"), rounds=2, bugs=()
+        ),
         "group privacy, public radius": local(
             GroupPrivacy(noise_multiplier=5.0, radius=RADIUS),
             2,
@@ -145,8 +174,12 @@ def audits(m: int, seed: int = 0) -> dict[str, CanaryAudit]:
             distance=2 * RADIUS,
             bugs=(HALF, REUSED),
         ),
-        "group privacy, as published": local(GroupPrivacy(noise_multiplier=5.0), 2, RADIUS, bugs=()),
-        "FedRE, split by public scores": local(FedRE(epsilon=5.0, delta=DELTA, clip=1.0, scores="public")),
+        "group privacy, as published": local(
+            GroupPrivacy(noise_multiplier=5.0), 2, RADIUS, bugs=()
+        ),
+        "FedRE, split by public scores": local(
+            FedRE(epsilon=5.0, delta=DELTA, clip=1.0, scores="public")
+        ),
         "SGA-LDP, as published": local(SGALDP(epsilon_min=1.0, epsilon_max=5.0), bugs=()),
         "SGA-LDP, released similarity": local(
             SGALDP(epsilon_min=1.0, epsilon_max=5.0, similarity="released"), follow=1
@@ -158,7 +191,10 @@ def audits(m: int, seed: int = 0) -> dict[str, CanaryAudit]:
         ),
         "record-level DP, full batch": records(RecordDP(examples=m / 2, noise_multiplier=1.0)),
         "record-level DP, four sampled steps": records(
-            RecordDP(examples=m / 2, noise_multiplier=1.0, steps=4, rate=0.25, relation="add/remove"), (HALF,)
+            RecordDP(
+                examples=m / 2, noise_multiplier=1.0, steps=4, rate=0.25, relation="add/remove"
+            ),
+            (HALF,),
         ),
         "person-level DP, three images each": records(
             RecordDP(unit="person", people=m / 2, records_per_person=3, noise_multiplier=1.0)

@@ -34,7 +34,14 @@ from fedveil_lab.games.guarantees.worlds import (
 
 def cases(d: int) -> list[Duel]:
     """Every method at dimension d."""
-    return [*_proven_central(d), *_adaptive_central(d), *_heuristic_central(d), *_group(d), *_fedre(d), *_sga(d)]
+    return [
+        *_proven_central(d),
+        *_adaptive_central(d),
+        *_heuristic_central(d),
+        *_group(d),
+        *_fedre(d),
+        *_sga(d),
+    ]
 
 
 def _weighted(d: int) -> Score:
@@ -54,12 +61,19 @@ def _proven_central(d: int) -> list[Duel]:
     """Fixed noise, C = 1, z = 1, four clients unless the rule needs others."""
     e, zero = unit(d), torch.zeros(d, dtype=torch.float64)
 
-    def case(name: str, inside: Sequence[Tensor], outside: Sequence[Tensor], **options: Any) -> Duel:
+    def case(
+        name: str, inside: Sequence[Tensor], outside: Sequence[Tensor], **options: Any
+    ) -> Duel:
         score = options.pop("score", along(e))
-        rule, played = options.pop("rule", FedAvg()), {k: options.pop(k) for k in ("rounds", "counts") if k in options}
+        rule, played = (
+            options.pop("rule", FedAvg()),
+            {k: options.pop(k) for k in ("rounds", "counts") if k in options},
+        )
         side = GlobalDP(rule, noise_multiplier=1.0, clip=1.0, **options)
         world = partial(served, side, cohort=len(inside), **played)
-        return claiming(f"global DP, {name}", world, torch.stack([*inside]), torch.stack([*outside]), score)
+        return claiming(
+            f"global DP, {name}", world, torch.stack([*inside]), torch.stack([*outside]), score
+        )
 
     here, gone, swapped = ((first, zero, zero, zero) for first in (e, zero, -e))
     bounded = FedAvg("examples", max_examples=100)
@@ -69,10 +83,23 @@ def _proven_central(d: int) -> list[Duel]:
         case("FedAvg, three rounds", here, gone, rounds=3, score=_weighted(d)),
         case("FedAvg, a client replaced", here, swapped, relation="replace-one"),
         case("FedAvg, a client stays away", here, gone[1:], relation="add/remove"),
-        case("FedAvg by examples", here, swapped, relation="replace-one", rule=bounded, counts=[1e15, 1, 1, 1]),
+        case(
+            "FedAvg by examples",
+            here,
+            swapped,
+            relation="replace-one",
+            rule=bounded,
+            counts=[1e15, 1, 1, 1],
+        ),
         case("FedAvg, discrete noise", here, gone, noise="discrete"),
         case("FedMedian", (e, zero, e), (zero, zero, e), rule=FedMedian()),
-        case("FedMedian, as printed", (e, zero, e, e), (zero, zero, e, e), rule=FedMedian(), order="printed"),
+        case(
+            "FedMedian, as printed",
+            (e, zero, e, e),
+            (zero, zero, e, e),
+            rule=FedMedian(),
+            order="printed",
+        ),
         case("TrimmedMean", (e, zero, e, e), (zero, zero, e, e), rule=TrimmedMean(0.25)),
         case("Krum", (*krum, e), (*krum, -e), rule=Krum(malicious=1), relation="replace-one"),
         case("FedAdam", here, gone, rule=FedAdam()),
@@ -83,7 +110,9 @@ def _adaptive_central(d: int) -> list[Duel]:
     """Noise or clipping norms that follow earlier releases."""
     e, zero = unit(d), torch.zeros(3, d, dtype=torch.float64)
     gone, here = torch.cat([0 * e[None], zero]), torch.cat([2 * e[None], zero])
-    moving = GlobalDP(noise_multiplier=1.0, clip=QuantileClip(initial=1.0, quantile=0.5, lr=0.2, bit_noise=1.0))
+    moving = GlobalDP(
+        noise_multiplier=1.0, clip=QuantileClip(initial=1.0, quantile=0.5, lr=0.2, bit_noise=1.0)
+    )
 
     def joint(seen: Sight) -> float:
         """Log-likelihood ratio of the model (sigma = 1/4, moved by 1/4) and of the noised number of short updates."""
@@ -92,24 +121,40 @@ def _adaptive_central(d: int) -> list[Duel]:
 
     released = MetricPrivacy(noise_multiplier=1.0, clip=1.0, distance_on="released")
     plain, nobody = GlobalDP(noise_multiplier=1.0, clip=1.0), torch.full((4, 2), 0.5)
-    somebody = torch.cat([torch.ones(1, 2), nobody[1:]])  # loss and accuracy of one client, at the ends of their ranges
+    somebody = torch.cat(
+        [torch.ones(1, 2), nobody[1:]]
+    )  # loss and accuracy of one client, at the ends of their ranges
 
     def joint_with_metrics(seen: Sight) -> float:
         """The same of the model and of two metrics (sigma = sqrt(2)/8, each moved by 1/8)."""
         return 4 * float(seen.moved @ e) + 4 * (sum(seen.metrics) - 1)
 
-    far = 10 * (unit(d) + unit(d, d - 1))  # how far the model moved: beyond the public range, whose end costs the most
+    far = 10 * (
+        unit(d) + unit(d, d - 1)
+    )  # how far the model moved: beyond the public range, whose end costs the most
     state = replace(released.init(d, torch.float64), released=far)
     pairs = (here, somebody), (gone, nobody)
     return [
-        claiming("global DP, adaptive clipping, with the next norm", partial(served, moving), here, gone, joint),
+        claiming(
+            "global DP, adaptive clipping, with the next norm",
+            partial(served, moving),
+            here,
+            gone,
+            joint,
+        ),
         claiming(
             "global DP, with published metrics",
             lambda pair: served(plain, pair[0], measured=pair[1]),
             *pairs,
             joint_with_metrics,
         ),
-        claiming("metric privacy, scale from releases", partial(served, released, state=state), here, gone, along(e)),
+        claiming(
+            "metric privacy, scale from releases",
+            partial(served, released, state=state),
+            here,
+            gone,
+            along(e),
+        ),
     ]
 
 
@@ -119,11 +164,15 @@ def _heuristic_central(d: int) -> list[Duel]:
     spread = torch.ones(d, dtype=torch.float64) / math.sqrt(d)
     adam = GlobalDP(FedAdam(lr=1.0), noise_multiplier=1.0, clip=1.0, order="printed")
     metric = MetricPrivacy(noise_multiplier=1.0, clip=1.0, order="printed")
-    near, far = (torch.stack([x * unit(d), 0.05 * last, -0.05 * last, 0.05 * last]) for x in (0.05, 0.49))
+    near, far = (
+        torch.stack([x * unit(d), 0.05 * last, -0.05 * last, 0.05 * last]) for x in (0.05, 0.49)
+    )
     here, gone = torch.stack([spread, zero, zero, zero]), torch.stack([zero] * 4)
 
     return [
-        claiming("global DP, FedAdam, as printed", partial(served, adam), here, gone, along(spread)),
+        claiming(
+            "global DP, FedAdam, as printed", partial(served, adam), here, gone, along(spread)
+        ),
         claiming("metric privacy, as printed", partial(served, metric), far, near, short),
     ]
 
@@ -131,7 +180,10 @@ def _heuristic_central(d: int) -> list[Duel]:
 def _group(d: int) -> list[Duel]:
     """A long and a short step; with a public radius, epsilon 1 a unit of distance, models at distance sqrt(d)."""
     e, facts, apart = unit(d), opened(d, 4), math.sqrt(d)
-    printed, sound = GroupPrivacy(noise_multiplier=1.0), GroupPrivacy(noise_multiplier=float(d), radius=1.0)
+    printed, sound = (
+        GroupPrivacy(noise_multiplier=1.0),
+        GroupPrivacy(noise_multiplier=float(d), radius=1.0),
+    )
 
     def nearer(seen: Sight) -> float:
         return float(seen.moved.norm() - (seen.moved - apart * e).norm())
@@ -182,12 +234,26 @@ def _sga(d: int) -> list[Duel]:
     def near(seen: Sight) -> float:
         return -float((seen.moved - reference).norm())
 
-    def joint(seen: Sight) -> float:  # the next release's noise shows the noised similarity, handed over here as it is
+    def joint(
+        seen: Sight,
+    ) -> float:  # the next release's noise shows the noised similarity, handed over here as it is
         return float(2 * float(seen.moved @ reference) / variance + seen.party.state.similarity)
 
     other = -reference if d == 1 else e
     return [
-        claiming("SGA-LDP, as printed", partial(sent, printed, facts, state=state), reference, other, near),
-        claiming("SGA-LDP, released similarity", partial(sent, sound, facts, state=state), e, -e, along(e)),
+        claiming(
+            "SGA-LDP, as printed",
+            partial(sent, printed, facts, state=state),
+            reference,
+            other,
+            near,
+        ),
+        claiming(
+            "SGA-LDP, released similarity",
+            partial(sent, sound, facts, state=state),
+            e,
+            -e,
+            along(e),
+        ),
         claiming("SGA-LDP, noised similarity", noised, reference, -reference, joint),
     ]

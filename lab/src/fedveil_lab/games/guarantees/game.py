@@ -49,7 +49,10 @@ class PartyGame(Unconfigured):
 
     @cached_property
     def _cells(self) -> list[Cell]:
-        return [Cell(f"{self.name} {i}", self.config, make=partial(_summed, play)) for i, play in enumerate(self.plays)]
+        return [
+            Cell(f"{self.name} {i}", self.config, make=partial(_summed, play))
+            for i, play in enumerate(self.plays)
+        ]
 
     def cells(self) -> list[Cell]:
         return self._cells
@@ -57,7 +60,9 @@ class PartyGame(Unconfigured):
     def judge(self, finished: Finished) -> Judgement:
         """The verdicts of all cells."""
         summaries = (finished.outcomes[cell.key].summary for cell in self._cells)
-        return Judgement([verdict for summary in summaries for verdict in summary.values["verdicts"]])
+        return Judgement(
+            [verdict for summary in summaries for verdict in summary.values["verdicts"]]
+        )
 
 
 def _summed(play: Callable[[], list[Verdict]]) -> Summary:
@@ -106,7 +111,11 @@ def duel_verdicts(case: Duel, d: int, runs: int) -> list[Verdict]:
     """The one verdict of a duel, beside its claim."""
     result = duel(case, d, runs)
     kept = held(case, result)
-    details = {"dimension": d, "epsilon at delta 0": result.epsilon_lower, "ceiling": result.ceiling}
+    details = {
+        "dimension": d,
+        "epsilon at delta 0": result.epsilon_lower,
+        "ceiling": result.ceiling,
+    }
     return [
         Verdict.of(
             result.mu_lower,

@@ -40,11 +40,21 @@ from fedveil.methods import (
 from fedveil_lab.attacks.inversion.knowledge import deviations_of, noise_of
 from fedveil_lab.attacks.observation import ServerView
 from fedveil_lab.attacks.residuals import Departure, departures
-from fedveil_lab.games.guarantees.worlds import ROUNDS, admitted, client_of, layout, opened, server_of, unit
+from fedveil_lab.games.guarantees.worlds import (
+    ROUNDS,
+    admitted,
+    client_of,
+    layout,
+    opened,
+    server_of,
+    unit,
+)
 
 LEVEL = 1e-3  # chance of a false alarm in all rows of one call together, at most
 PARTIES = 20  # of each method: servers of federations of their own, or clients of one
-Play = Callable[[Source], Tensor]  # residuals [parties, rounds, coordinates] over their declared deviation
+Play = Callable[
+    [Source], Tensor
+]  # residuals [parties, rounds, coordinates] over their declared deviation
 
 
 def standardised(residual: Tensor, spend: Spend) -> Tensor:
@@ -56,7 +66,9 @@ def standardised(residual: Tensor, spend: Spend) -> Tensor:
         If the ledger declares no noise.
     """
     if not spend.scale:
-        raise FieldError("scale", spend.scale, "the ledger declares no noise: there is nothing to test")
+        raise FieldError(
+            "scale", spend.scale, "the ledger declares no noise: there is nothing to test"
+        )
     if spend.mechanism == "euclidean-laplace":
         return _normal(residual * spend.scale[0])
     if len(spend.scale) in (1, len(residual)):
@@ -71,11 +83,15 @@ def _normal(noise: Tensor) -> Tensor:
     if scipy.special.gammainc(d, radius) < 0.5:
         length = math.sqrt(2 * scipy.special.gammaincinv(d / 2, scipy.special.gammainc(d, radius)))
     else:
-        length = math.sqrt(2 * scipy.special.gammainccinv(d / 2, scipy.special.gammaincc(d, radius)))
+        length = math.sqrt(
+            2 * scipy.special.gammainccinv(d / 2, scipy.special.gammaincc(d, radius))
+        )
     return noise * (length / radius) if radius else noise
 
 
-def by_servers(side: ServerSide, d: int, played: Callable[[ServerParty], list[Tensor]], **options: Any) -> Play:
+def by_servers(
+    side: ServerSide, d: int, played: Callable[[ServerParty], list[Tensor]], **options: Any
+) -> Play:
     """Residuals of several servers of federations of their own; `played` has those of one, round by round."""
 
     def play(source: Source) -> Tensor:
@@ -91,12 +107,17 @@ def served_noise(side: ServerSide, d: int, cohort: int = 4, apart: float = 0.01)
     updates = torch.stack([update + apart * (-1) ** p * unit(d, d - 1) for p in range(cohort)])
 
     def played(server: ServerParty) -> list[Tensor]:
-        broadcast, residuals = server.open(torch.zeros(1, d, dtype=torch.float64), 1, ROUNDS, cohort), []
+        broadcast, residuals = (
+            server.open(torch.zeros(1, d, dtype=torch.float64), 1, ROUNDS, cohort),
+            [],
+        )
         for _ in range(ROUNDS):
             before = broadcast.models[0]
             replies = {p: (Release("model", before + updates[p]),) for p in range(cohort)}
             broadcast, _ = server.combine(broadcast, replies)
-            residuals.append(standardised(broadcast.models[0] - before - update, server.ledger.entries[-1].spend))
+            residuals.append(
+                standardised(broadcast.models[0] - before - update, server.ledger.entries[-1].spend)
+            )
         return residuals
 
     return by_servers(side, d, played)
@@ -104,7 +125,10 @@ def served_noise(side: ServerSide, d: int, cohort: int = 4, apart: float = 0.01)
 
 def sent_noise(side: ClientSide, d: int) -> Play:
     """Clients of one federation, each of which starts a round at its own last release."""
-    update, names = torch.full((d,), 0.02 / math.sqrt(d), dtype=torch.float64), list(layout(d).groups("module"))
+    update, names = (
+        torch.full((d,), 0.02 / math.sqrt(d), dtype=torch.float64),
+        list(layout(d).groups("module")),
+    )
     scores = (1.0, 3.0)[: len(names)]
 
     def play(source: Source) -> Tensor:
@@ -142,7 +166,9 @@ def trained_noise(side: RecordDP, d: int) -> Play:
             source=source,
             evaluation=Evaluation(probes=[view]),
         ).run(ROUNDS)
-        noise = torch.stack([(one.model - one.starts[0]).double() / deviation for one in view.received])
+        noise = torch.stack(
+            [(one.model - one.starts[0]).double() / deviation for one in view.received]
+        )
         return noise.reshape(ROUNDS, PARTIES, 2 * d).transpose(0, 1)
 
     return play
@@ -178,10 +204,15 @@ def clip_noise(clip: QuantileClip) -> Play:
     """The noise on the share of updates within C, read off the next C; all four updates are of no length."""
 
     def played(server: ServerParty) -> list[Tensor]:
-        broadcast, norm = server.open(torch.zeros(1, 1, dtype=torch.float64), 1, ROUNDS, 4), clip.initial
+        broadcast, norm = (
+            server.open(torch.zeros(1, 1, dtype=torch.float64), 1, ROUNDS, 4),
+            clip.initial,
+        )
         residuals = list[Tensor]()
         for _ in range(ROUNDS):
-            broadcast, _ = server.combine(broadcast, dict.fromkeys(range(4), (Release("model", broadcast.models[0]),)))
+            broadcast, _ = server.combine(
+                broadcast, dict.fromkeys(range(4), (Release("model", broadcast.models[0]),))
+            )
             assert isinstance(server.state, CentralState)
             share = clip.quantile - math.log(server.state.clip / norm) / clip.lr
             residuals.append(torch.tensor([(4 * share - 4) / clip.bit_noise], dtype=torch.float64))
@@ -220,26 +251,55 @@ def methods(d: int) -> list[NoiseGame]:
     moving = QuantileClip(initial=1.0, quantile=0.5, lr=0.2, bit_noise=1.0)
     played = [
         NoiseGame("global DP, FedAvg", served_noise(GlobalDP(**z), d)),
-        NoiseGame("global DP, FedAvg, a client replaced", served_noise(GlobalDP(**z, relation="replace-one"), d)),
+        NoiseGame(
+            "global DP, FedAvg, a client replaced",
+            served_noise(GlobalDP(**z, relation="replace-one"), d),
+        ),
         NoiseGame("global DP, FedAvg, as printed", served_noise(GlobalDP(**z, order="printed"), d)),
         NoiseGame("global DP, FedMedian", served_noise(GlobalDP(FedMedian(), **z), d)),
         NoiseGame("global DP, TrimmedMean", served_noise(GlobalDP(TrimmedMean(0.25), **z), d)),
-        NoiseGame("global DP, Krum", served_noise(GlobalDP(Krum(malicious=1), **z), d, cohort=7, apart=0.0)),
-        NoiseGame("global DP, discrete noise", served_noise(GlobalDP(**z, noise="discrete"), d, apart=0.0), 1 / STEPS),
-        NoiseGame("global DP, adaptive clipping", served_noise(GlobalDP(noise_multiplier=1.0, clip=moving), d)),
-        NoiseGame("metric privacy, scale from releases", served_noise(MetricPrivacy(**z, distance_on="released"), d)),
-        NoiseGame("metric privacy, as printed", served_noise(MetricPrivacy(**z, order="printed"), d)),
+        NoiseGame(
+            "global DP, Krum",
+            served_noise(GlobalDP(Krum(malicious=1), **z), d, cohort=7, apart=0.0),
+        ),
+        NoiseGame(
+            "global DP, discrete noise",
+            served_noise(GlobalDP(**z, noise="discrete"), d, apart=0.0),
+            1 / STEPS,
+        ),
+        NoiseGame(
+            "global DP, adaptive clipping",
+            served_noise(GlobalDP(noise_multiplier=1.0, clip=moving), d),
+        ),
+        NoiseGame(
+            "metric privacy, scale from releases",
+            served_noise(MetricPrivacy(**z, distance_on="released"), d),
+        ),
+        NoiseGame(
+            "metric privacy, as printed", served_noise(MetricPrivacy(**z, order="printed"), d)
+        ),
         NoiseGame("group privacy, as printed", sent_noise(GroupPrivacy(noise_multiplier=1.0), d)),
-        NoiseGame("group privacy, public radius", sent_noise(GroupPrivacy(noise_multiplier=float(d), radius=1.0), d)),
+        NoiseGame(
+            "group privacy, public radius",
+            sent_noise(GroupPrivacy(noise_multiplier=float(d), radius=1.0), d),
+        ),
         NoiseGame("FedRE, as printed", sent_noise(FedRE(epsilon=50.0, clip=1.0), d)),
-        NoiseGame("FedRE, mu split by public scores", sent_noise(FedRE(epsilon=50.0, clip=1.0, scores="public"), d)),
+        NoiseGame(
+            "FedRE, mu split by public scores",
+            sent_noise(FedRE(epsilon=50.0, clip=1.0, scores="public"), d),
+        ),
         NoiseGame("SGA-LDP, as printed", sent_noise(SGALDP(), d)),
         NoiseGame("SGA-LDP, released similarity", sent_noise(SGALDP(similarity="released"), d)),
         NoiseGame("SGA-LDP, noised similarity", sent_noise(SGALDP(similarity="noised"), d)),
-        NoiseGame("record-level DP, two steps", trained_noise(RecordDP(examples=4, noise_multiplier=1.0, steps=2), d)),
+        NoiseGame(
+            "record-level DP, two steps",
+            trained_noise(RecordDP(examples=4, noise_multiplier=1.0, steps=2), d),
+        ),
         NoiseGame(
             "person-level DP",
-            trained_noise(RecordDP(unit="person", people=4, records_per_person=2, noise_multiplier=1.0), d),
+            trained_noise(
+                RecordDP(unit="person", people=4, records_per_person=2, noise_multiplier=1.0), d
+            ),
         ),
         NoiseGame("secure source", drawn_noise(d)),
     ]

@@ -86,7 +86,12 @@ class Duel:
 
 
 def claiming(
-    name: str, world: Callable[[Any], World], inside: Any, outside: Any, score: Score, distance: float = 1.0
+    name: str,
+    world: Callable[[Any], World],
+    inside: Any,
+    outside: Any,
+    score: Score,
+    distance: float = 1.0,
 ) -> Duel:
     """Two worlds of one kind with the claim of the first one's ledger; by distance, of models so far apart."""
     worlds = world(inside), world(outside)
@@ -100,8 +105,18 @@ def claiming(
         about = f"parameter vector, {whole.trust}, {scope}"
     if isinstance(bound, MetricDP):
         epsilon = whole.epsilon_at(distance, 0.0)
-        return Duel(name, worlds, score, None, epsilon, f"epsilon = {rounded_up(epsilon, 3)} at delta 0 ({about})")
-    mu, parameter = bound.mu_per_distance * distance if isinstance(bound, MetricGDP) else whole.mu, ""
+        return Duel(
+            name,
+            worlds,
+            score,
+            None,
+            epsilon,
+            f"epsilon = {rounded_up(epsilon, 3)} at delta 0 ({about})",
+        )
+    mu, parameter = (
+        bound.mu_per_distance * distance if isinstance(bound, MetricGDP) else whole.mu,
+        "",
+    )
     if isinstance(bound, ZCDP):
         mu, parameter = math.sqrt(2 * bound.rho), f"rho = {rounded_up(bound.rho, 3)}, like "
     assert mu is not None
@@ -141,19 +156,31 @@ def opened(
     dtype: torch.dtype = torch.float64,
 ) -> Broadcast:
     """A broadcast of one model, zeros if none is given."""
-    public = PublicFacts(round=round_, rounds=ROUNDS, cohort=cohort, dimension=d, layer_scores=scores)
+    public = PublicFacts(
+        round=round_, rounds=ROUNDS, cohort=cohort, dimension=d, layer_scores=scores
+    )
     models = torch.zeros(1, d, dtype=dtype) if start is None else start[None]
     return Broadcast(models=models, public=public)
 
 
 def server_of(side: ServerSide, d: int, source: Source, **options: Any) -> ServerParty:
     """A fresh server of a method, without clients."""
-    return ServerParty(Method("game", TrustedServer(), side), layout(d), Ledger("game", "server"), source, **options)
+    return ServerParty(
+        Method("game", TrustedServer(), side),
+        layout(d),
+        Ledger("game", "server"),
+        source,
+        **options,
+    )
 
 
-def client_of(side: ClientSide, d: int, source: Source, number: int = 0, **options: Any) -> ClientParty:
+def client_of(
+    side: ClientSide, d: int, source: Source, number: int = 0, **options: Any
+) -> ClientParty:
     """A fresh client of a method, without a server."""
-    return ClientParty(Method("game", side, Plain()), layout(d), Ledger("game", str(number)), source, **options)
+    return ClientParty(
+        Method("game", side, Plain()), layout(d), Ledger("game", str(number)), source, **options
+    )
 
 
 def admitted(party: ClientParty, releases: Releases, facts: ClientFacts) -> Tensor:
@@ -196,14 +223,22 @@ def served(
                 published = server.publish(number, ("loss", "accuracy"), measured, torch.ones(n))
                 metrics += [float(r.value) for r in published]
         return Sight(
-            tuple(models), server.state.clip if isinstance(server.state, CentralState) else 0.0, server, tuple(metrics)
+            tuple(models),
+            server.state.clip if isinstance(server.state, CentralState) else 0.0,
+            server,
+            tuple(metrics),
         )
 
     return run
 
 
 def sent(
-    side: ClientSide, broadcast: Broadcast, update: Tensor, *, state: Any = None, scores: dict[str, float] | None = None
+    side: ClientSide,
+    broadcast: Broadcast,
+    update: Tensor,
+    *,
+    state: Any = None,
+    scores: dict[str, float] | None = None,
 ) -> World:
     """The world of one client that moved by an update [d]; beside its model it tries to send a count and a loss."""
     d = len(update)

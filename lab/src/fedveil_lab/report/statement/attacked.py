@@ -7,7 +7,9 @@ from fedveil_lab.report.statement.document import WORDS, Fact, Grid, Picture, Re
 from fedveil_lab.report.statement.figures import roc_charts
 
 
-def attacked(audits: Sequence[Mapping[str, Any]], drawn: Mapping[str, bytes], settings: Sequence[str]) -> ReportSection:
+def attacked(
+    audits: Sequence[Mapping[str, Any]], drawn: Mapping[str, bytes], settings: Sequence[str]
+) -> ReportSection:
     """What audits measured, how strongly, and what nobody attacked; pictures are shown where they were drawn."""
     rows, lines, pictures = [], [], []
     for audit in audits:
@@ -24,29 +26,57 @@ def attacked(audits: Sequence[Mapping[str, Any]], drawn: Mapping[str, bytes], se
             text = f"clients' images, and what the attack {attack} made of the releases of {', '.join(shown)}"
             pictures += [Picture(f"{game}: {attack}", text, digest)] if digest in drawn else []
         if audit.get("pictures") and not drawn:
-            lines.append(Fact(f"{game}: pictures", "left out: they show clients' images; --pictures puts them in"))
+            lines.append(
+                Fact(
+                    f"{game}: pictures",
+                    "left out: they show clients' images; --pictures puts them in",
+                )
+            )
     played = {audit["game"] for audit in audits}
-    lines += [Fact(f"{name}: {what}") for name, what in WORDS["asked"].items() if name not in played]
+    lines += [
+        Fact(f"{name}: {what}") for name, what in WORDS["asked"].items() if name not in played
+    ]
     lines.append(Fact("attacks that nobody has thought of, and stronger ones"))
-    header = ("game", "attack", "setting", "figure", "reached (95%)", "without the defence", "works there")
+    header = (
+        "game",
+        "attack",
+        "setting",
+        "figure",
+        "reached (95%)",
+        "without the defence",
+        "works there",
+    )
     tables = [Grid("", header, rows)] * bool(rows)
-    return ReportSection("attacked", lines, tables, roc_charts(audits, settings), pictures, said=True)
+    return ReportSection(
+        "attacked", lines, tables, roc_charts(audits, settings), pictures, said=True
+    )
 
 
 def _strength(audit: Mapping[str, Any]) -> str | None:
     if "canaries" in audit:
         return f"{audit['canaries']} canaries in one run of each method, whose settings are not those above"
     if "images" in audit:
-        clients = f"{audit['clients']} clients at the most, {audit['images']} images each, one round"
+        clients = (
+            f"{audit['clients']} clients at the most, {audit['images']} images each, one round"
+        )
         return f"{clients}; nu: other noise, in lengths of the update"
     return f"{audit['replicates']} independent runs a side" if "replicates" in audit else None
 
 
 def _verdict(game: str, result: Mapping[str, Any]) -> list[str]:
     at = result.get("auc", result)  # as audits before Verdict wrote it
-    reached = f"{at['point']:.3g}" + (f" ({at['low']:.3g} to {at['high']:.3g})" if at["low"] < at["high"] else "")
-    bare, valid = result.get("without_defence"), {True: "yes", False: "no", None: ""}[result.get("valid")]
-    known = {k.replace("_", " "): v for k, v in result.get("details", {}).items() if "without defence" not in k}
+    reached = f"{at['point']:.3g}" + (
+        f" ({at['low']:.3g} to {at['high']:.3g})" if at["low"] < at["high"] else ""
+    )
+    bare, valid = (
+        result.get("without_defence"),
+        {True: "yes", False: "no", None: ""}[result.get("valid")],
+    )
+    known = {
+        k.replace("_", " "): v
+        for k, v in result.get("details", {}).items()
+        if "without defence" not in k
+    }
     details = ", ".join(f"{name} {value:.3g}" for name, value in known.items())
     figure = "; ".join(filter(None, [result.get("figure", "AUC"), details]))
     where = [game, result["attack"], result["setting"], figure, reached]

@@ -44,7 +44,10 @@ def _files(report: Path, raw: bytes, values: Mapping[str, Any]) -> Iterator[Chec
     if values["form"] != form_of():
         yield from _other(report.parent, values["files"])
         return
-    page, shown = report.parent / PAGE, [one["digest"] for one in values["said"]["attacked"]["pictures"]]
+    page, shown = (
+        report.parent / PAGE,
+        [one["digest"] for one in values["said"]["attacked"]["pictures"]],
+    )
     if shown and not page.is_file():
         yield Checked(PAGE, None, MISSING, "file")
         return
@@ -52,7 +55,12 @@ def _files(report: Path, raw: bytes, values: Mapping[str, Any]) -> Iterator[Chec
     subject = Subject.again(values, {digest: there.get(digest, b"") for digest in shown})
     for name, content in files_of(subject).items():
         if name == REPORT:
-            yield Checked("what follows", raw == content, "report.json says what does not follow from it", "file")
+            yield Checked(
+                "what follows",
+                raw == content,
+                "report.json says what does not follow from it",
+                "file",
+            )
         elif not (report.parent / name).is_file():
             yield Checked(name, None, MISSING, "file")
         else:

@@ -98,8 +98,14 @@ class ReportSection:
 def section_from(values: Mapping[str, Any], name: str) -> ReportSection:
     """A section that the author says, from its plain values."""
     tables = [Grid(**one) for one in values["tables"]]
-    charts = [Chart(**{**one, "series": [Series(**line) for line in one["series"]]}) for one in values["charts"]]
-    lines, pictures = [Fact(**one) for one in values["lines"]], [Picture(**one) for one in values["pictures"]]
+    charts = [
+        Chart(**{**one, "series": [Series(**line) for line in one["series"]]})
+        for one in values["charts"]
+    ]
+    lines, pictures = (
+        [Fact(**one) for one in values["lines"]],
+        [Picture(**one) for one in values["pictures"]],
+    )
     return ReportSection(name, lines, tables, charts, pictures, said=True)
 
 
@@ -149,7 +155,9 @@ def percent(share: float) -> str:
 def protected(promise: Promise) -> str:
     """Who is protected from whom, and what the best attacker can still tell."""
     strength = how_strongly(promise)
-    return f"{who_is_protected(promise)}; {strength}" if strength else f"{who_is_protected(promise)}."
+    return (
+        f"{who_is_protected(promise)}; {strength}" if strength else f"{who_is_protected(promise)}."
+    )
 
 
 def who_is_protected(promise: Promise) -> str:
@@ -176,20 +184,32 @@ def how_strongly(promise: Promise) -> str:
     odds = f"guesses right in at most {percent(meaning['accuracy'])} of the cases (50% is a coin)"
     caught = f"at one false alarm in 100 finds at most {percent(meaning['tpr_at_0.01'])}"
     epsilon = f"epsilon {rounded_up(promise['epsilon'])} at delta {promise['delta']:g}, over the whole run."
-    vacuous = f" Above {VACUOUS:g} an epsilon excludes nothing in practice." if promise.get("vacuous") else ""
-    return f"{epsilon}{vacuous} An attacker who knows all but whether {between}, {odds}, and {caught}."
+    vacuous = (
+        f" Above {VACUOUS:g} an epsilon excludes nothing in practice."
+        if promise.get("vacuous")
+        else ""
+    )
+    return (
+        f"{epsilon}{vacuous} An attacker who knows all but whether {between}, {odds}, and {caught}."
+    )
 
 
 def epsilon_of(promise: Promise) -> str | None:
     """The epsilon with its delta, or None where none is proven."""
-    return f"{rounded_up(promise['epsilon'])} at delta {promise['delta']:g}" if "epsilon" in promise else None
+    return (
+        f"{rounded_up(promise['epsilon'])} at delta {promise['delta']:g}"
+        if "epsilon" in promise
+        else None
+    )
 
 
 def beside(promise: Promise) -> list[str]:
     """Promises for more, or less, than the unit."""
     said = []
     if "epsilon_of_10_records" in promise:
-        said.append(f"10 records of one person together: epsilon {rounded_up(promise['epsilon_of_10_records'])}")
+        said.append(
+            f"10 records of one person together: epsilon {rounded_up(promise['epsilon_of_10_records'])}"
+        )
     if "epsilon_of_one_record" in promise:
         own = promise["epsilon_of_one_record"]
         text = f"one of her records, exchanged for another while the rest stay: epsilon {rounded_up(own)}"

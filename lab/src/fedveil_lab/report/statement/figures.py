@@ -46,14 +46,18 @@ CURVES: Mapping[str, tuple[str, str, Callable[[Row], Any]]] = {
 }
 
 
-def accuracy_of(runs: Mapping[str, Sequence[Summary]], statuses: Mapping[str, str]) -> ReportSection:
+def accuracy_of(
+    runs: Mapping[str, Sequence[Summary]], statuses: Mapping[str, str]
+) -> ReportSection:
     """How accurate the model is: settings' runs, and the status of each setting's promise."""
     rivals: set[str] = set()
     majority: set[str] = set()
     for own in runs.values():
         for summary in own:
             public = summary.values.get("public_model", {}).get("metrics", {})
-            rivals |= {f"{name} {public[name]:.3f}" for name in ("accuracy", "rmse") if name in public}
+            rivals |= {
+                f"{name} {public[name]:.3f}" for name in ("accuracy", "rmse") if name in public
+            }
             if "majority" in summary.values:
                 majority.add(f"{summary.values['majority']:.3f}")
     bare = [f"{label!r} below" for label, status in statuses.items() if status == "none"]
@@ -62,7 +66,8 @@ def accuracy_of(runs: Mapping[str, Sequence[Summary]], statuses: Mapping[str, st
         Fact.of("a model of public data alone", *sorted(rivals)),
         Fact.of("naming the most frequent class", *sorted(majority)),
         Fact.of(
-            "learned nothing", *(f"{label!r}: {text}" for label, own in runs.items() if (text := chance_level(own)))
+            "learned nothing",
+            *(f"{label!r}: {text}" for label, own in runs.items() if (text := chance_level(own))),
         ),
         Fact.of("the price of privacy", *price_unreadable(runs)),
     ]
@@ -73,7 +78,15 @@ def accuracy_of(runs: Mapping[str, Sequence[Summary]], statuses: Mapping[str, st
 def accuracy_rows(runs: Mapping[str, Sequence[Summary]]) -> Grid:
     """Accuracy of each setting with a 95% interval, over its seeds or else over the examples it was measured on."""
     rows = [[label, *_accuracies(own)] for label, own in runs.items()]
-    header = ("setting", "mean of the last rounds", "95%", "over", "median client", "worst client", "test set")
+    header = (
+        "setting",
+        "mean of the last rounds",
+        "95%",
+        "over",
+        "median client",
+        "worst client",
+        "test set",
+    )
     return Grid("", header, rows)
 
 
@@ -89,7 +102,9 @@ def _accuracies(runs: Sequence[Summary]) -> list[str]:
         if value is not None:
             means.append(value)
     examples = first.values["metrics"].get("examples") if name == "accuracy" else None
-    clients = [summary.rows[-1].get("clients", {}).get(name, {}) for summary in runs if summary.rows]
+    clients = [
+        summary.rows[-1].get("clients", {}).get(name, {}) for summary in runs if summary.rows
+    ]
     tested = [summary.values["test_metrics"] for summary in runs]
     mean = f"{name} {fmean(means):.3f}" if means else ""
     others = [_mean_of(clients, "median"), _mean_of(clients, "worst"), _mean_of(tested, name)]
@@ -106,10 +121,15 @@ def _interval(means: Sequence[float], examples: float | None) -> tuple[str, str]
     """Student's interval over seeds; of one seed Wilson's over examples, which says nothing of other seeds."""
     if len(means) > 1:
         interval = student_interval(means)
-        return f"{interval.low:.3f} to {interval.high:.3f}" if interval else "", f"{len(means)} seeds"
+        return (
+            f"{interval.low:.3f} to {interval.high:.3f}" if interval else "",
+            f"{len(means)} seeds",
+        )
     if not means or not examples:
         return "", ""
-    low, high = binomtest(round(means[0] * examples), round(examples)).proportion_ci(method="wilson")
+    low, high = binomtest(round(means[0] * examples), round(examples)).proportion_ci(
+        method="wilson"
+    )
     return f"{low:.3f} to {high:.3f}", f"{examples:.0f} held-out examples of one seed"
 
 
@@ -127,7 +147,9 @@ def curves(runs: Mapping[str, Sequence[Summary]]) -> list[Chart]:
     return charts
 
 
-def _line(label: str, colour: int, runs: Sequence[Summary], figure: Callable[[Row], Any]) -> Series | None:
+def _line(
+    label: str, colour: int, runs: Sequence[Summary], figure: Callable[[Row], Any]
+) -> Series | None:
     """A figure of a setting in the rounds that all of its seeds have, at most `MOST` of them; None without any."""
     values: dict[int, list[float]] = {}
     for summary in runs:

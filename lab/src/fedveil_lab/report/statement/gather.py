@@ -12,7 +12,15 @@ import fedveil
 from fedveil.accounting import RUN_OF_SITES, read_off
 from fedveil.engines import SERVER, read_policy
 from fedveil.errors import FedVeilError, FieldError, LedgerError, damaged, nearest, require_choice
-from fedveil.evidence import CLIENT, Book, Books, read_books, require_carried, set_values, summary_so_far
+from fedveil.evidence import (
+    CLIENT,
+    Book,
+    Books,
+    read_books,
+    require_carried,
+    set_values,
+    summary_so_far,
+)
 from fedveil.evidence.carried import carried
 from fedveil.files import AUDIT, CELLS, COMPARISON, CONFIG, kind_of
 from fedveil.reading import json_of, toml_of
@@ -26,8 +34,21 @@ from fedveil_lab.runs.provenance import provenance
 from fedveil_lab.runs.summary import Summary
 
 COMPARED, AUDITED, CANARIES = "comparison.json", "audit.json", "canaries.json"
-OF_A_RUN = ("participations", "leakage", "curve", "over clients")  # figures of a summary that are no promise
-BOUND = ("setting", "method", "trust", "engine", "delta", "conditions", RUN_OF_SITES)  # the author says, or ledgers do
+OF_A_RUN = (
+    "participations",
+    "leakage",
+    "curve",
+    "over clients",
+)  # figures of a summary that are no promise
+BOUND = (
+    "setting",
+    "method",
+    "trust",
+    "engine",
+    "delta",
+    "conditions",
+    RUN_OF_SITES,
+)  # the author says, or ledgers do
 CHOSEN = ("privacy.clip", "privacy.epsilon", "privacy.noise_multiplier", "local.lr", "local.epochs")
 
 
@@ -68,7 +89,9 @@ def gather(
         raise
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
         where = ", ".join(str(folder) for folder in folders)
-        accepted = f"a file there is damaged ({type(error).__name__}: {error}): restore it, or run again"
+        accepted = (
+            f"a file there is damaged ({type(error).__name__}: {error}): restore it, or run again"
+        )
         raise FieldError("RUN", where, accepted) from error
 
 
@@ -80,11 +103,18 @@ def _gathered(
     setting: str | None,
     pictures: bool,
 ) -> Subject:
-    runs, audits, names, drawn = list[tuple[Run, Summary]](), list[Mapping[str, Any]](), list[str](), dict[str, bytes]()
+    runs, audits, names, drawn = (
+        list[tuple[Run, Summary]](),
+        list[Mapping[str, Any]](),
+        list[str](),
+        dict[str, bytes](),
+    )
     sets = read_books(ledgers).sets
     for folder in folders:
         if (folder / CONFIG).is_file():
-            names.append(str(_read(folder / CONFIG).get("name", folder.resolve().name)))  # of any version
+            names.append(
+                str(_read(folder / CONFIG).get("name", folder.resolve().name))
+            )  # of any version
         kind = kind_of(folder)
         inner = folder / "audit" if kind == COMPARISON else folder
         if (inner / AUDITED).is_file() or kind == AUDIT:
@@ -101,9 +131,13 @@ def _gathered(
             raise FieldError("RUN", str(folder), "holds no finished run, comparison or audit")
     known = read_people(people)
     name = (
-        known.get("name") or ", ".join(dict.fromkeys(names)) or ", ".join(folder.resolve().name for folder in folders)
+        known.get("name")
+        or ", ".join(dict.fromkeys(names))
+        or ", ".join(folder.resolve().name for folder in folders)
     )
-    runs.sort(key=lambda pair: pair[0].worst["status"] == "none")  # what protects somebody comes first
+    runs.sort(
+        key=lambda pair: pair[0].worst["status"] == "none"
+    )  # what protects somebody comes first
     by_setting = grouped_by(runs, lambda pair: pair[0].setting)
     summaries = {label: [summary for _, summary in own] for label, own in by_setting.items()}
     statuses = {label: own[0][0].worst["status"] for label, own in by_setting.items()}
@@ -129,7 +163,10 @@ def _gathered(
 
 def _made() -> dict[str, Any]:
     known = provenance("", [])
-    return {**{name: known[name] for name in ("command", "commit", "date")}, "version": fedveil.__version__}
+    return {
+        **{name: known[name] for name in ("command", "commit", "date")},
+        "version": fedveil.__version__,
+    }
 
 
 def _rule(policy: Path | None) -> dict[str, Any]:
@@ -145,7 +182,9 @@ def _audit(folder: Path, drawn: dict[str, bytes] | None) -> dict[str, Any]:
     values, pictures = _read(folder / AUDITED), {}
     for file in sorted(folder.glob("inversion-*.png")):
         content = file.read_bytes()
-        pictures[file.stem.removeprefix("inversion-")] = digest = hashlib.sha256(content).hexdigest()
+        pictures[file.stem.removeprefix("inversion-")] = digest = hashlib.sha256(
+            content
+        ).hexdigest()
         if drawn is not None:
             drawn[digest] = content
     return {**values, "pictures": pictures}
@@ -158,7 +197,9 @@ def _canaries(file: Path) -> dict[str, Any]:
     for one in values["verdicts"]:
         if ": " in one["setting"]:  # a setting with a planted bug
             continue
-        details = {name: value for name, value in one["details"].items() if name in ("declared", "ceiling")}
+        details = {
+            name: value for name, value in one["details"].items() if name in ("declared", "ceiling")
+        }
         honest.append({**one, "details": details})
     return {"game": "canaries", "canaries": values["canaries"], "results": honest}
 
@@ -184,12 +225,18 @@ def read_people(file: Path | None) -> dict[str, Any]:
 
 def _compared(folder: Path, sets: Mapping[str, Book]) -> list[tuple[Run, Summary]]:
     """The runs of a comparison under their settings' labels; its cells hold the rest."""
-    cells = {_same(_read(path)): path.parent for path in sorted((folder / CELLS).glob("*/summary.json"))}
+    cells = {
+        _same(_read(path)): path.parent for path in sorted((folder / CELLS).glob("*/summary.json"))
+    }
     runs = []
     for values in _read(folder / COMPARED):
         cell = cells.get(_same(values))
         if cell is None:
-            raise FieldError("RUN", str(folder), f"has no finished run of {values['setting']!r}: compare --resume")
+            raise FieldError(
+                "RUN",
+                str(folder),
+                f"has no finished run of {values['setting']!r}: compare --resume",
+            )
         runs.append(_run(cell, Summary(values, Summary.read(cell).rows), sets))
     return runs
 
@@ -237,7 +284,9 @@ def _run(folder: Path, summary: Summary, sets: Mapping[str, Book]) -> tuple[Run,
         "promises": {},
     }
     found = carried(run, books, said, sets)
-    if not {SERVER, CLIENT} & found.promises.keys():  # of a deployed run, whose clients' quotes lie in no ledger of it
+    if (
+        not {SERVER, CLIENT} & found.promises.keys()
+    ):  # of a deployed run, whose clients' quotes lie in no ledger of it
         said["promises"] = stated
     require_carried(folder, found, values, stated)
     if found.bound:  # what the ledgers bind is not the author's to say
@@ -255,8 +304,12 @@ def _own_ledgers(folder: Path) -> tuple[str, Mapping[str, Book]]:
     """
     ledgers = read_books([folder / "ledger"]) if (folder / "ledger").is_dir() else Books()
     if len(ledgers.runs) != 1:
-        held = f"its ledgers are of {len(ledgers.runs)} runs" if ledgers.runs else "it has no ledger"
-        raise LedgerError(f"{folder}: {held}, and what a run promises is added up from its own; restore the folder")
+        held = (
+            f"its ledgers are of {len(ledgers.runs)} runs" if ledgers.runs else "it has no ledger"
+        )
+        raise LedgerError(
+            f"{folder}: {held}, and what a run promises is added up from its own; restore the folder"
+        )
     [(run, books)] = ledgers.runs.items()
     return run, books
 

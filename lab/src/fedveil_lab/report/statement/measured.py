@@ -36,7 +36,9 @@ def measured_rows(runs: Mapping[str, Sequence[Summary]]) -> Grid:
     for label, own in runs.items():
         found = [one for one in (_of(summary) for summary in own) if one]
         if found and len(found) == len(own):
-            rows.append([label, *(_mean([one["figures"].get(name) for one in found]) for name in FIGURES)])
+            rows.append(
+                [label, *(_mean([one["figures"].get(name) for one in found]) for name in FIGURES)]
+            )
             positive |= dict.fromkeys(one["positive"] for one in found if one["positive"])
     of = f", of the class {' or '.join(positive)}" if positive else ""
     header = ("setting", *(NAMES.get(name, name) for name in FIGURES))
@@ -46,7 +48,9 @@ def measured_rows(runs: Mapping[str, Sequence[Summary]]) -> Grid:
 def said_of(found: Mapping[str, Any]) -> str:
     """Of whom figures are, and who protects these people: nobody."""
     who = (
-        f"{found['persons']} test patients ({found['rows']} rows)" if found["persons"] else f"{found['rows']} test rows"
+        f"{found['persons']} test patients ({found['rows']} rows)"
+        if found["persons"]
+        else f"{found['rows']} test rows"
     )
     return f"said by the author; without noise, on {who} whom no promise covers"
 
@@ -63,7 +67,11 @@ def gate_of(folder: Path) -> list[Fact]:
         asked = f"{limits['setting']}: epsilon {privacy['epsilon']:g} for one {privacy['unit']} at delta "
         asked += f"{privacy['delta']:g}; {', '.join(f'{name} {v:g}' for name, v in limits['measures'].items())}"
         verdict = "not checked yet" if result is None else str(result["verdict"])
-        why = [] if result is None else [str(one) for part in ("privacy", "attack", "measures") for one in result[part]]
+        why = (
+            []
+            if result is None
+            else [str(one) for part in ("privacy", "attack", "measures") for one in result[part]]
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged("gate", file, error, remedy(folder)) from error
     return [

@@ -23,13 +23,27 @@ from fedveil.reading import json_of
 from fedveil_lab.report.canvas import COLOURS
 from fedveil_lab.report.statement.document import ABSENT, WORDS, Report, beside, source
 from fedveil_lab.report.statement.pen import svg_of
-from fedveil_lab.report.statement.sections import headline_of, sections_of, sentence_of, unprotected_quantities
+from fedveil_lab.report.statement.sections import (
+    headline_of,
+    sections_of,
+    sentence_of,
+    unprotected_quantities,
+)
 from fedveil_lab.report.statement.subject import Subject
 
 REPORT, PAGE, CARD = "report.json", "report.html", "card.yaml"
 TEMPLATES = {PAGE: "report.html.j2", CARD: "card.yaml.j2"}
 STYLE = "style.css.j2"
-DARK = ("#f2f2f2", "#6ab7ff", "#ff9a5c", "#3fd6a3", "#ee9cc8", "#ffc233", "#8fd3ff", "#d1b24a")  # `COLOURS` on black
+DARK = (
+    "#f2f2f2",
+    "#6ab7ff",
+    "#ff9a5c",
+    "#3fd6a3",
+    "#ee9cc8",
+    "#ffc233",
+    "#8fd3ff",
+    "#d1b24a",
+)  # `COLOURS` on black
 STROKES = ("", "", "", "7 3", "7 3 2 3", "2 3", "7 3", "7 3 2 3")  # dashes of each colour
 
 
@@ -70,7 +84,9 @@ def _page(report: Report, subject: Subject) -> str:
         return f"data:image/png;base64,{b64encode(subject.pictures[picture]).decode()}"
 
     how = {"style": style, "digest": digest, "svg": svg_of, "shown": shown, "colours": len(COLOURS)}
-    return _rendered(TEMPLATES[PAGE], report=report, made=report.said["made"], titles=WORDS["titles"], **how)
+    return _rendered(
+        TEMPLATES[PAGE], report=report, made=report.said["made"], titles=WORDS["titles"], **how
+    )
 
 
 def _card(subject: Subject) -> str:
@@ -84,7 +100,9 @@ def _card(subject: Subject) -> str:
         slug=re.sub(r"[^a-z0-9]+", "-", subject.name.lower()).strip("-"),
         promise=promise,
         epsilon=float(rounded_up(promise["epsilon"])) if "epsilon" in promise else None,
-        sentence=" ".join([sentence_of([run], run.counts, promise), *(f"{text}." for text in beside(promise))]),
+        sentence=" ".join(
+            [sentence_of([run], run.counts, promise), *(f"{text}." for text in beside(promise))]
+        ),
         words=WORDS,
         unprotected=unprotected_quantities([run]),
         run=run.carried,
@@ -96,7 +114,11 @@ def _card(subject: Subject) -> str:
 def _rendered(template: str, **values: Any) -> str:
     import jinja2
 
-    how: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
+    how: dict[str, Any] = {
+        "trim_blocks": True,
+        "lstrip_blocks": True,
+        "undefined": jinja2.StrictUndefined,
+    }
     environment = jinja2.Environment(autoescape=template == TEMPLATES[PAGE], **how)
     environment.filters["tojson"] = _json
     try:
@@ -108,7 +130,11 @@ def _rendered(template: str, **values: Any) -> str:
 def _json(value: object) -> str:
     """A value as JSON writes it, which YAML reads: of version 1.1, too, for which 1e-05 is a text."""
     text = json.dumps(value)
-    return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
+    return (
+        text.replace("e", ".0e")
+        if isinstance(value, float) and "e" in text and "." not in text
+        else text
+    )
 
 
 def refuse_another(folder: Path, subject: Subject) -> None:

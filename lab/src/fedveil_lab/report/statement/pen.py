@@ -31,7 +31,13 @@ class Axis:
     """
 
     def __init__(
-        self, values: Sequence[float], begin: float, end: float, *, logarithmic: bool = False, whole: bool = False
+        self,
+        values: Sequence[float],
+        begin: float,
+        end: float,
+        *,
+        logarithmic: bool = False,
+        whole: bool = False,
     ) -> None:
         positive = [v for v in values if v > 0]
         self.begin, self.end, self.logarithmic = begin, end, logarithmic and bool(positive)
@@ -68,13 +74,22 @@ def _step(span: float, whole: bool) -> float:
 def svg_of(chart: Chart) -> str:
     """One drawing, without a legend: the page has one whose boxes hide lines by their classes."""
     across = [x for line in chart.series for x in line.x if isfinite(x)]
-    along = [y for line in chart.series for side in (line.y, line.low, line.high) for y in side if isfinite(y)]
+    along = [
+        y
+        for line in chart.series
+        for side in (line.y, line.low, line.high)
+        for y in side
+        if isfinite(y)
+    ]
     logarithmic = chart.logarithmic or chart.name in LOGARITHMIC
     x = Axis(across, LEFT, WIDTH - RIGHT, logarithmic=chart.logarithmic, whole=chart.x == "round")
     y = Axis(along, HEIGHT - BOTTOM, TOP, logarithmic=logarithmic)
     told = f"{chart.title}: {', '.join(s.label for s in chart.series)}; the table below has the numbers"
     parts = [f'<svg role="img" aria-label="{escape(told)}" viewBox="0 0 {WIDTH:g} {HEIGHT:g}">']
-    parts += [*_frame(chart, x, y), *(part for i, line in enumerate(chart.series) for part in _line(i, line, x, y))]
+    parts += [
+        *_frame(chart, x, y),
+        *(part for i, line in enumerate(chart.series) for part in _line(i, line, x, y)),
+    ]
     return "\n".join([*parts, "</svg>"])
 
 

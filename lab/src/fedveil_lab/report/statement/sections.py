@@ -32,7 +32,10 @@ def sections_of(subject: Subject) -> list[ReportSection]:
     return [
         unit_of(subject),
         _trust(subject.by_setting, subject.people),
-        ReportSection("leaves", [*unprotected_quantities(subject.runs), *_only_people("leaves", subject.people)]),
+        ReportSection(
+            "leaves",
+            [*unprotected_quantities(subject.runs), *_only_people("leaves", subject.people)],
+        ),
         subject.accuracy,
         subject.attacked,
         _tuned(subject),
@@ -101,7 +104,9 @@ def unit_of(subject: Subject) -> ReportSection:
     return ReportSection("unit", list(dict.fromkeys(lines)), _grid("", header, rows))
 
 
-def _grid(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], said: Sequence[str] = ()) -> list[Grid]:
+def _grid(
+    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], said: Sequence[str] = ()
+) -> list[Grid]:
     """One table, or none where it would have no row."""
     return [Grid(title, header, rows, said)] if rows else []
 
@@ -117,7 +122,11 @@ def _given_ledgers(label: str, runs: Sequence[Run]) -> list[Fact]:
     for run in runs:
         if run.carried.sites:
             given.append(f"{len(run.carried.sites)} of {run.said['clients']}")
-    return [Fact.of(f"{label}: clients whose own ledgers are added up", *given, said=True)] if given else []
+    return (
+        [Fact.of(f"{label}: clients whose own ledgers are added up", *given, said=True)]
+        if given
+        else []
+    )
 
 
 def _strength(promise: Mapping[str, Any]) -> list[str]:
@@ -180,7 +189,10 @@ def unprotected_quantities(runs: Sequence[Run]) -> list[Fact]:
         counts.append("numbers of records of each silo are taken as public")
     if clear:
         counts.append("the server is told each client's number of examples")
-    kept = {"local": "stay in the run's folder, which is private", "flower": "stay in the log of the node that failed"}
+    kept = {
+        "local": "stay in the run's folder, which is private",
+        "flower": "stay in the log of the node that failed",
+    }
     logs = [f"texts of failures {kept[engine]}" for engine in sorted(engines & kept.keys())]
     private = None
     if any(run.worst["status"] == "heuristic" for run in runs):
@@ -190,12 +202,19 @@ def unprotected_quantities(runs: Sequence[Run]) -> list[Fact]:
     return [
         Fact.of("metrics after each round", *published, said=True),
         Fact.of("counts of examples", *counts, said=quoted),
-        Fact("replies", f"the server sees who answers, fails or refuses ({failed} times here)", said=True),
+        Fact(
+            "replies",
+            f"the server sees who answers, fails or refuses ({failed} times here)",
+            said=True,
+        ),
         Fact("timing", "when a client answers is not hidden"),
         Fact.of("logs", *logs),
         Fact.of("ledgers", private, said=quoted),
         *_around_the_promise(runs),
-        Fact("this report", "its accuracies, curves and audits carry no noise: handing it on releases them"),
+        Fact(
+            "this report",
+            "its accuracies, curves and audits carry no noise: handing it on releases them",
+        ),
     ]
 
 
@@ -225,7 +244,9 @@ def _tuned(subject: Subject) -> ReportSection:
         searched += "a choice among them by the figures below is not charged to any epsilon above"
     derived = {run.said["derived_from"] for run in runs if run.said["derived_from"]}
     noise = [f"from {one!r}: private, not charged" for one in sorted(derived)]
-    stopping = [run.promises["validation clients"] for run in runs if "validation clients" in run.promises]
+    stopping = [
+        run.promises["validation clients"] for run in runs if "validation clients" in run.promises
+    ]
     charged = _without_repeats(epsilon_of(promise) or protected(promise) for promise in stopping)
     lines = [
         Fact.of("compared here", searched, said=True),
@@ -253,7 +274,9 @@ def _budget(subject: Subject) -> ReportSection:
     for run in subject.runs:
         for budget in run.carried.budgets:
             declared.append(", ".join(f"{name} {value:g}" for name, value in budget.items()))
-    lines = [Fact.of("budget of a run, declared before its first release", *_without_repeats(declared))]
+    lines = [
+        Fact.of("budget of a run, declared before its first release", *_without_repeats(declared))
+    ]
     if not grids:
         lines.append(Fact("ledger of a data set"))
     return ReportSection("budget", lines, grids)
@@ -288,16 +311,29 @@ def _origin(runs: Sequence[Run]) -> ReportSection:
             data = f"{said['data']['name']} {said['data']['digest'][:16]}"
         planned = f"{said['rounds_planned']} rounds planned, {said['clients']} clients"
         if said.get("unfinished"):
-            planned += f", not finished ({said['unfinished']}): of what it will release nothing is said"
+            planned += (
+                f", not finished ({said['unfinished']}): of what it will release nothing is said"
+            )
         released, seed = f"{own.engine}, {own.rounds} rounds released", _text(said["seed"])
         configured = said["files"].get("config.toml", "")[:16]
         rows.append([run.setting, seed, released, planned, own.source, data, configured, versions])
         every = [*own.ledgers, *own.sites]
         lines = sum(one["lines"] for one in every)
         heads.append([run.setting, seed, own.run, str(len(every)), str(lines), own.head])
-    header = ("setting", "seed", "run", "planned", "noise source", "data", "configuration", "versions")
+    header = (
+        "setting",
+        "seed",
+        "run",
+        "planned",
+        "noise source",
+        "data",
+        "configuration",
+        "versions",
+    )
     told = ("seed", "planned", "data", "configuration", "versions")
     of_heads = ("setting", "seed", "run", "ledgers", "lines", "head")
     tables = [*_grid("Runs", header, rows, told), *_grid("Ledgers", of_heads, heads, ("seed",))]
-    check = "fedveil report --verify report.json --ledgers FOLDER, on any machine that has the ledgers"
+    check = (
+        "fedveil report --verify report.json --ledgers FOLDER, on any machine that has the ledgers"
+    )
     return ReportSection("origin", [Fact("check", check)], tables)

@@ -40,7 +40,11 @@ class Run:
     @property
     def quoted(self) -> Promises:
         """Promises of which no ledger knows: what the clients of a deployed run quoted to its server."""
-        return {party: p for party, p in self.said["promises"].items() if party not in self.carried.promises}
+        return {
+            party: p
+            for party, p in self.said["promises"].items()
+            if party not in self.carried.promises
+        }
 
     @property
     def counts(self) -> str:
@@ -50,14 +54,20 @@ class Run:
         if named is not None:
             return named
         every = {**self.quoted, **carried}
-        others = sorted(every.keys() - {VALIDATION}, key=lambda party: (party not in carried, party))
+        others = sorted(
+            every.keys() - {VALIDATION}, key=lambda party: (party not in carried, party)
+        )
         return max(others, key=lambda party: _rank(every[party]), default="")
 
     @property
     def promises(self) -> Promises:
         """By party, the one that counts first."""
         every, first = {**self.quoted, **self.carried.promises}, self.counts
-        return {party: every[party] for party in (first, *sorted(every.keys() - {first}))} if first else {}
+        return (
+            {party: every[party] for party in (first, *sorted(every.keys() - {first}))}
+            if first
+            else {}
+        )
 
     @property
     def worst(self) -> Mapping[str, Any]:
@@ -117,7 +127,9 @@ class Subject:
 
     def read_back(self) -> "Subject":
         """The same, as report.json holds it: keys in its order, and plain values alone."""
-        values = json.loads(json.dumps({"evidence": self.evidence, "said": self.said}, sort_keys=True))
+        values = json.loads(
+            json.dumps({"evidence": self.evidence, "said": self.said}, sort_keys=True)
+        )
         return Subject.again(values, self.pictures)
 
     @property
@@ -128,7 +140,9 @@ class Subject:
     @property
     def said(self) -> dict[str, Any]:
         """What the author says, for JSON."""
-        own = {name: getattr(self, name) for name in ("name", "policy", "people", "setting", "made")}
+        own = {
+            name: getattr(self, name) for name in ("name", "policy", "people", "setting", "made")
+        }
         sections = {"accuracy": asdict(self.accuracy), "attacked": asdict(self.attacked)}
         return {**own, **sections, "runs": [run.said for run in self.runs]}
 
@@ -140,7 +154,9 @@ class Subject:
     @property
     def promises(self) -> dict[str, Promises]:
         """The weakest promise of each party of each setting, the one that counts first."""
-        return {label: weakest([run.promises for run in own]) for label, own in self.by_setting.items()}
+        return {
+            label: weakest([run.promises for run in own]) for label, own in self.by_setting.items()
+        }
 
     @property
     def on_card(self) -> Run:
