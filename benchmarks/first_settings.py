@@ -24,6 +24,7 @@ from fedveil_lab.config.first import first_config
 from fedveil_lab.config.recipe import LEFT
 from fedveil_lab.config.variants import configure, variants_of
 from fedveil_lab.runs.prepare import prepare
+from fedveil_lab.runs.provenance import provenance
 
 KEPT = ROOT / "runs" / "first"
 EPSILONS, SUMS = (8.0, 4.0, 1.0), ("none", "trusted")
@@ -91,7 +92,8 @@ def first_settings(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
             file.with_suffix(".part").write_text(json.dumps(values, indent=1) + "\n")
             file.with_suffix(".part").replace(file)
         found[cell.key] = json.loads(file.read_text())
-    return {"cells": found}
+    made = provenance("the bundled sets, and those of FEDVEIL_DATA", list(range(3)))
+    return {"provenance": made, "cells": found}
 
 
 def measured(cell: Cell) -> dict[str, Any]:

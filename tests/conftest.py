@@ -176,7 +176,7 @@ def coarse():
     from fedveil.accounting import composition, planning
 
     def forget():
-        for remembers in (composition._total_loss, planning.least_noise):
+        for remembers in (composition._total_loss, planning._least_noise):
             remembers.cache_clear()
 
     with pytest.MonkeyPatch.context() as patch:

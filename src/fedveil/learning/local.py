@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from fedveil.checks import Count, Fraction, Natural, NonNegative, Parameters, Share
-from fedveil.errors import FieldError, require_non_negative, require_positive
+from fedveil.errors import FieldError, require_a, require_non_negative, require_positive
 from fedveil.learning.losses import LossFunction, loss_of
 from fedveil.methods.facts import NoisySteps
 
@@ -114,6 +114,7 @@ class LocalTraining(Parameters):
                 "loss", self.loss.__name__, f"is a class: write {self.loss.__name__}()"
             )
         loss_of(self.loss)
+        require_a("class_weights", self.class_weights, (list, tuple), "must be a list of numbers")
         object.__setattr__(self, "class_weights", tuple(self.class_weights))
         for i, weight in enumerate(self.class_weights):
             require_positive(f"class_weights[{i}]", weight)

@@ -44,7 +44,9 @@ def run(*sets, out="r"):
 
 def assert_refused(result, field):
     assert result.exit_code == 2, result.output
-    assert result.stderr.startswith(f"fedveil: {field} = "), result.stderr
+    assert result.stderr.startswith((f"fedveil: {field} = ", f"fedveil: {field} is missing")), (
+        result.stderr
+    )
     assert "Traceback" not in result.output
 
 

@@ -313,7 +313,10 @@ KEPT = (
 KEPT += ("events", "events_per_distance", "public_size", "conditions", "epsilon", "delta", "reason")
 
 # Options that stand in no case, and why they need none.
-SAME_FOR_ALL = {"aggregator": "a table of its own"}
+SAME_FOR_ALL = {
+    "aggregator": "a table of its own",
+    "loop": "who takes the steps: the app's own loop is of a Flower app alone",
+}
 
 
 def configured(assignments, npz="") -> Config:

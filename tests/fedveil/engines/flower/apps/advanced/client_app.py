@@ -16,13 +16,8 @@ def train(msg: Message, context: Context):
     if "rounds" not in context.state:
         context.state["rounds"] = MetricRecord({"seen": 0})
     context.state["rounds"]["seen"] += 1
-    partition_id, num_partitions = (
-        context.node_config["partition-id"],
-        context.node_config["num-partitions"],
-    )
+    partition_id, num_partitions = context.node_config["partition-id"], context.node_config["num-partitions"]
     trainloader, _ = load_data(partition_id, num_partitions, 32)
     loss = train_fn(model, trainloader, 2, msg.content["config"]["lr"], "cpu")
     metrics = MetricRecord({"train_loss": loss, "num-examples": len(trainloader.dataset)})
-    return Message(
-        RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=msg
-    )
+    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=msg)

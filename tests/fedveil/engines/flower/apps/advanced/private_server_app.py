@@ -46,9 +46,7 @@ class CustomFedAvg(FedAvg):
             found, metrics = self.aggregate_train(number, replies)
             arrays = arrays if found is None else found
             central = evaluate_fn(number, arrays)
-            rows.append(
-                {"round": number, "asked": len(list(asked)), **dict(metrics or {}), **dict(central)}
-            )
+            rows.append({"round": number, "asked": len(list(asked)), **dict(metrics or {}), **dict(central)})
             if central["accuracy"] > self.best:
                 self.best = central["accuracy"]
                 torch.save(arrays.to_torch_state_dict(), self.folder / "best.pt")
@@ -68,9 +66,7 @@ def evaluate(server_round, arrays):
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
-    strategy = CustomFedAvg(
-        config["folder"], fraction_train=0.5, min_train_nodes=2, fraction_evaluate=0.0
-    )
+    strategy = CustomFedAvg(config["folder"], fraction_train=0.5, min_train_nodes=2, fraction_evaluate=0.0)
     strategy = WrappedStrategy(strategy, method, layout)
     result = strategy.start(
         grid=grid,

@@ -16,14 +16,9 @@ def train(msg: Message, context: Context):
     model = Net()
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     device = torch.device("cpu")
-    partition_id, num_partitions = (
-        context.node_config["partition-id"],
-        context.node_config["num-partitions"],
-    )
+    partition_id, num_partitions = context.node_config["partition-id"], context.node_config["num-partitions"]
     trainloader, _ = load_data(partition_id, num_partitions, context.run_config["batch-size"])
-    loss = train_fn(
-        model, trainloader, context.run_config["local-epochs"], msg.content["config"]["lr"], device
-    )
+    loss = train_fn(model, trainloader, context.run_config["local-epochs"], msg.content["config"]["lr"], device)
     metrics = MetricRecord({"train_loss": loss, "num-examples": len(trainloader.dataset)})
     content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
     return Message(content=content, reply_to=msg)
@@ -33,10 +28,7 @@ def train(msg: Message, context: Context):
 def evaluate(msg: Message, context: Context):
     model = Net()
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-    partition_id, num_partitions = (
-        context.node_config["partition-id"],
-        context.node_config["num-partitions"],
-    )
+    partition_id, num_partitions = context.node_config["partition-id"], context.node_config["num-partitions"]
     _, testloader = load_data(partition_id, num_partitions, context.run_config["batch-size"])
     loss, accuracy = test_fn(model, testloader, torch.device("cpu"))
     metrics = {"eval_loss": loss, "eval_acc": accuracy, "num-examples": len(testloader.dataset)}

@@ -23,10 +23,7 @@ def train(msg: Message, context: Context):
     model = Net()
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     device = torch.device("cpu")
-    partition_id, num_partitions = (
-        context.node_config["partition-id"],
-        context.node_config["num-partitions"],
-    )
+    partition_id, num_partitions = context.node_config["partition-id"], context.node_config["num-partitions"]
     trainloader, _ = load_data(partition_id, num_partitions, context.run_config["batch-size"])
     trained = train_fn(model, trainloader, msg.content["config"]["lr"], device, msg, trainer)
     return Message(content=write_trained(trained, layout), reply_to=msg)
@@ -36,10 +33,7 @@ def train(msg: Message, context: Context):
 def evaluate(msg: Message, context: Context):
     model = Net()
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-    partition_id, num_partitions = (
-        context.node_config["partition-id"],
-        context.node_config["num-partitions"],
-    )
+    partition_id, num_partitions = context.node_config["partition-id"], context.node_config["num-partitions"]
     _, testloader = load_data(partition_id, num_partitions, context.run_config["batch-size"])
     loss, accuracy = test_fn(model, testloader, torch.device("cpu"))
     metrics = {"eval_loss": loss, "eval_acc": accuracy, "num-examples": len(testloader.dataset)}

@@ -46,20 +46,13 @@ class Rows(Dataset):
 def everything():
     images, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    return torch.tensor(images / 16, dtype=torch.float32).view(-1, 1, 8, 8)[order], torch.tensor(
-        labels
-    )[order]
+    return torch.tensor(images / 16, dtype=torch.float32).view(-1, 1, 8, 8)[order], torch.tensor(labels)[order]
 
 
 def load_data(partition_id, num_partitions, batch_size):
     images, labels = everything()
-    train, test = (
-        slice(partition_id, 1500, num_partitions),
-        slice(1500 + partition_id, None, num_partitions),
-    )
-    trainloader = DataLoader(
-        Rows(images[train], labels[train]), batch_size=batch_size, shuffle=True
-    )
+    train, test = slice(partition_id, 1500, num_partitions), slice(1500 + partition_id, None, num_partitions)
+    trainloader = DataLoader(Rows(images[train], labels[train]), batch_size=batch_size, shuffle=True)
     return trainloader, DataLoader(Rows(images[test], labels[test]), batch_size=batch_size)
 
 

@@ -18,9 +18,7 @@ app = ClientApp()
 def train(msg: Message, context: Context):
     model = create_log_reg_and_instantiate_parameters(0.01, context.run_config["local-epochs"])
     set_model_params(model, msg.content["arrays"].to_numpy_ndarrays())
-    x, y, _, _ = load_data(
-        context.node_config["partition-id"], context.node_config["num-partitions"]
-    )
+    x, y, _, _ = load_data(context.node_config["partition-id"], context.node_config["num-partitions"])
     fit(model, x, y)
     arrays = ArrayRecord(get_model_parameters(model))
     metrics = MetricRecord({"num-examples": len(x), "train_accuracy": float(model.score(x, y))})

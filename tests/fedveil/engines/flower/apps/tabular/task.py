@@ -15,9 +15,7 @@ def load_data(partition_id, num_partitions):
 
 
 def create_log_reg_and_instantiate_parameters(penalty, local_epochs):
-    model = LogisticRegression(
-        C=1.0 / penalty, max_iter=local_epochs, warm_start=True, solver="saga"
-    )
+    model = LogisticRegression(C=1.0 / penalty, max_iter=local_epochs, warm_start=True, solver="saga")
     model.classes_ = np.arange(10)
     model.coef_, model.intercept_ = np.zeros((10, 64)), np.zeros(10)
     return model

@@ -13,11 +13,7 @@ app = ClientApp()
 def train(msg: Message, context: Context):
     net = get_model()
     net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-    trainloader = load_data(
-        context.node_config["partition-id"], context.node_config["num-partitions"]
-    )
+    trainloader = load_data(context.node_config["partition-id"], context.node_config["num-partitions"])
     train_fn(net, trainloader, epochs=context.run_config["local-epochs"], device="cpu")
     metrics = MetricRecord({"num-examples": len(trainloader.dataset)})
-    return Message(
-        RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=msg
-    )
+    return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=msg)

@@ -61,10 +61,7 @@ def texts(count, seed):
 def load_data(partition_id, num_partitions):
     ids, labels = texts(SAMPLES, 1)
     rows = range(partition_id, SAMPLES, num_partitions)
-    samples = [
-        {"input_ids": ids[i], "attention_mask": (ids[i] != 0).long(), "labels": labels[i]}
-        for i in rows
-    ]
+    samples = [{"input_ids": ids[i], "attention_mask": (ids[i] != 0).long(), "labels": labels[i]} for i in rows]
     return DataLoader(samples, batch_size=16, shuffle=True)
 
 
