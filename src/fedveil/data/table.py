@@ -26,6 +26,7 @@ INDEX = r"Unnamed: \d+|__index_level_\d+__"  # names that pandas gives to a row 
 _UTF8 = (
     """name what it is, data.encoding = 'cp1252' (Windows) or 'latin-1', say, or save it as UTF-8"""
 )
+_PIECE = 1 << 24  # bytes that are read at once
 _HEADERLESS = "is named by a number or a date, as its values are: put a header line first"
 
 
@@ -283,9 +284,14 @@ def _is_number_or_time(text: str) -> bool:
 def _unpacked(field: str, file: Path, max_bytes: int) -> bytes:
     """Return the content of a file, which may be packed."""
     is_packed = file.name.lower().endswith(".gz")
+    content = bytearray()  # piece by piece: a read of so many bytes takes their memory beforehand
     try:
         with gzip.open(file) if is_packed else file.open("rb") as stream:
-            content = stream.read(max_bytes + 1)
+            while len(content) <= max_bytes:
+                piece = stream.read(_PIECE)
+                if not piece:
+                    break
+                content += piece
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise FieldError(field, str(file), f"cannot be unpacked ({error})") from error
     if len(content) > max_bytes:
@@ -294,7 +300,7 @@ def _unpacked(field: str, file: Path, max_bytes: int) -> bytes:
             str(file),
             f"is over {max_bytes / 2**30:g} GiB; raise data.max_gib if it is meant",
         )
-    return content
+    return bytes(content)
 
 
 def _parquet(

@@ -165,4 +165,4 @@ def _scalar(value: int | float) -> Tensor:
     try:
         return torch.tensor(float(value), dtype=torch.float64)
     except OverflowError:
-        return torch.tensor(math.copysign(math.inf, value), dtype=torch.float64)
+        return torch.tensor(math.inf if value > 0 else -math.inf, dtype=torch.float64)
