@@ -110,9 +110,9 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         Raises
         ------
         FieldError
-            If fewer sites sent a usable update than the rule needs.
+            If fewer sites sent a usable update than the rule needs, or no arrays are those of most sites.
         """
-        received, self._received = self._received, {}
+        received, self._received = self._agreeing(), {}
         names = sorted(received)
         if len(names) < max(1, self._rule.least):
             accepted = f"{type(self._rule).__name__} needs {max(1, self._rule.least)}"
@@ -159,18 +159,34 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         if dxo.data_kind != self.expected_data_kind or not isinstance(dxo.data, dict):
             raise FieldError("data_kind", dxo.data_kind, f"must be {self.expected_data_kind}")
         arrays = {str(name): torch.as_tensor(value) for name, value in dxo.data.items()}
-        for first in self._received.values():
-            if _kinds(first) != _kinds(arrays):
-                raise FieldError(
-                    "arrays",
-                    sorted(arrays),
-                    "must be those of the first update, in the same shapes",
-                )
-            break
         for name, value in arrays.items():
             if value.is_complex() or not bool(torch.isfinite(value).all()):
                 raise FieldError(name, str(value.dtype), "must be finite real numbers")
         return site, arrays
+
+    def _agreeing(self) -> dict[str, dict[str, Tensor]]:
+        """The updates of the arrays and shapes that more than half of the sites sent; whoever came first decides nothing.
+
+        Raises
+        ------
+        FieldError
+            If there are no such arrays.
+        """
+        kinds = {site: _kinds(arrays) for site, arrays in self._received.items()}
+        for usual in kinds.values():
+            agreeing = [site for site in kinds if kinds[site] == usual]
+            if 2 * len(agreeing) > len(kinds):
+                others = sorted(set(kinds) - set(agreeing))
+                if others:
+                    escaping(self.logger).warning(
+                        "FedVeil: left out, with other arrays than most: %s", ", ".join(others)
+                    )
+                return {site: self._received[site] for site in agreeing}
+        if kinds:
+            self._received = {}
+            accepted = "must be the same, in the same shapes, for more than half of those who sent"
+            raise FieldError("arrays", f"of {len(kinds)} sites", accepted)
+        return {}
 
     def _start(self, fl_ctx: FLContext, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What differences are taken from: zeros of differences, the workflow's model of weights."""

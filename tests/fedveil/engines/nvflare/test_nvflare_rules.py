@@ -142,7 +142,6 @@ def test_what_cannot_be_used_is_left_out():
     assert one.accept(sent(rows[0]), context("site-1"))
     assert not one.accept(sent(rows[1]), context("site-1"))  # a second one
     assert not one.accept(sent({**rows[1], "b": np.nan}), context("site-2"))
-    assert not one.accept(sent({"w": rows[1]["w"]}), context("site-2"))
     assert not one.accept(sent(rows[1], DataKind.WEIGHTS), context("site-2"))
     assert not one.accept(make_reply("EXECUTION_EXCEPTION"), context("site-2"))
     assert not one.accept(
@@ -150,6 +149,27 @@ def test_what_cannot_be_used_is_left_out():
     )
     found = from_shareable(one.aggregate(context())).data
     torch.testing.assert_close(flat(found), flat(rows[0]))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_other_arrays_leave_their_sender_out_and_not_the_others(first):
+    one, rows = RuleAggregator("fedmedian", 4), updates()
+    other = (sent({"w": np.full((3, 2), 1e6)}), context("site-4"))
+    honest = [(sent(rows[place]), context(SITES[place])) for place in range(3)]
+    for update, where in [other, *honest] if first else [*honest, other]:
+        one.accept(update, where)
+    found = from_shareable(one.aggregate(context())).data
+    stack = torch.stack([flat(row) for row in rows[:3]])
+    torch.testing.assert_close(flat(found), stack.median(dim=0).values)
+
+
+def test_a_round_in_which_no_arrays_are_those_of_most_sites_is_refused():
+    one, rows = RuleAggregator("fedmedian", 4), updates()
+    one.accept(sent(rows[0]), context("site-1"))
+    one.accept(sent({"w": rows[1]["w"]}), context("site-2"))
+    with pytest.raises(FieldError) as refused:
+        one.aggregate(context())
+    assert refused.value.field == "arrays"
 
 
 def test_fewer_updates_than_the_rule_needs_end_the_round():
