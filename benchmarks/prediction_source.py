@@ -108,15 +108,12 @@ def played(method: Method, seed: int) -> dict[str, float]:
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
     """The page's table."""
-    lines = ["| training | accuracy | chance | others | members |", "|---|---|---|---|---|"]
+    lines = ["| training | accuracy | others (chance) | members (chance) |", "|---|---|---|---|"]
     for name, figures in rows.items():
-        shown = [
-            figures["accuracy, others"],
-            figures["chance, others"],
-            figures["others"],
-            figures["members"],
-        ]
-        lines.append(f"| {name} | {' | '.join(f'{value:.3f}' for value in shown)} |")
+        cells = [f"{figures['accuracy, others']:.3f}"]
+        for part in ("others", "members"):
+            cells.append(f"{figures[part]:.3f} ({figures[f'chance, {part}']:.3f})")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
