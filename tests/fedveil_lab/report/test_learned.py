@@ -69,6 +69,7 @@ def test_three_epsilons_cost_what_their_mus_add_up_to() -> None:
     runs = [private(mu=mu_of_epsilon(e, 1e-5)) for e in (8.0, 4.0, 1.0)]
     [said] = cost_of_choosing(runs)
     assert "9.53" in said
+    assert "zero-out" in said
     twice = epsilon_of_mu(math.sqrt(2) * mu_of_epsilon(4.0, 1e-5), 1e-5)
     [said] = cost_of_choosing([private(mu=mu_of_epsilon(4.0, 1e-5))] * 2)
     assert float(said.split("epsilon ")[1].split(" ")[0]) == pytest.approx(twice, rel=1e-3)

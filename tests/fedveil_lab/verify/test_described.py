@@ -104,11 +104,21 @@ def test_only_what_costs_more_than_is_claimed_is_caught():
     assert described_alone("enough", CLAIM, MechanismSteps(noise_multiplier=2.1)).caught == ()
 
 
+def test_a_small_claim_has_no_slack_of_its_own_size():
+    claim = PrivacyClaim.parse("eps=0.0005 delta=1e-5 zero-out client total central")
+    steps = MechanismSteps(noise="laplace", noise_multiplier=1000)
+    pure = PrivacyClaim.parse("eps=0.0005 delta=0 zero-out client total central")
+    assert prove(steps, pure).epsilon == pytest.approx(0.001)
+    assert [one.by for one in described_alone("half", pure, steps).caught] == [COMPOSITION]
+    assert described_alone("enough", claim, MechanismSteps(noise_multiplier=1e5)).caught == ()
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "noise_multiplier=1 lots=poisson",
         "noise_multiplier=1 lots=shuffled",
+        "noise_multiplier=1 lots=shuffled epochs=1 steps=100",
         "noise_multiplier=1 rate=0.1",
         "noise_multiplier=1 lots=drawn",
         "noise_multiplier=0",

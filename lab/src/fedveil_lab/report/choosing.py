@@ -32,8 +32,8 @@ def cost_of_choosing(summaries: Sequence[Summary]) -> list[str]:
         others = len(own) - len(known)
         more = f" ({others} more have no total that adds up)" * bool(others)
         said.append(
-            f"Whoever sees all {len(known)} private runs here sees, for one {unit}, epsilon {rounded_up(total)} at "
-            f"delta={delta:g} in total{more}. Choosing among them by these figures costs that much, and not the "
-            "epsilon of the chosen one; choosing beforehand, or on public data, costs nothing."
+            f"Whoever sees all {len(known)} private runs here sees, for one {unit} ({relation}), epsilon "
+            f"{rounded_up(total)} at delta={delta:g} in total{more}. Choosing among them by these figures costs that "
+            "much, and not the epsilon of the chosen one; choosing beforehand, or on public data, costs nothing."
         )
     return said

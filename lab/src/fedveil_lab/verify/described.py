@@ -181,6 +181,10 @@ class MechanismSteps:
                 raise FieldError(
                     f"{FIELD} epochs", self.epochs, "shuffled lots need the passes of a round"
                 )
+            if self.steps != 1:
+                raise FieldError(
+                    f"{FIELD} steps", self.steps, "shuffled lots count epochs: leave steps away"
+                )
             return
         if self.rate is None or self.rate > 1:
             raise FieldError(

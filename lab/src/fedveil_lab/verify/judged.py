@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.files import make_folder, write_atomic
-from fedveil.gdp import rounded_down
+from fedveil.gdp import rounded_down, rounded_up
 from fedveil.tables import NOTHING, Table
 from fedveil_lab.verify.claim import PrivacyClaim
 from fedveil_lab.verify.described import MechanismSteps, Proven
@@ -14,6 +14,7 @@ from fedveil_lab.verify.measuring import ROWS, LowerBound, Measurement, refuted_
 COMPOSITION, INSPECTION, WORLD, SCORES = "composition", "inspection", "worst-case world", "scores"
 NOT_TRUE = "not refuted: that does not show that it is true"
 FILES = ("verdict.json", "verdict.md")
+ROUNDED = 1e-3  # of a claimed epsilon: people print few digits
 
 
 @dataclass(frozen=True)
@@ -245,10 +246,10 @@ def described_faults(claim: PrivacyClaim, proven: Proven) -> list[Caught]:
     if proven.epsilon is None:
         return [Caught(INSPECTION, text, False) for _, text in proven.faults]
     allowed = claim.epsilon_at(proven.delta)
-    if proven.epsilon <= allowed * (1 + 1e-3) + 1e-3:
+    if proven.epsilon <= allowed * (1 + ROUNDED):
         return []
     faults = "; ".join(text for _, text in proven.faults)
-    what = f"the steps as described cost eps={proven.epsilon:.4g}, and {allowed:.4g} is claimed"
+    what = f"the steps as described cost eps={rounded_up(proven.epsilon)}, and {allowed:.4g} is claimed"
     by = INSPECTION if faults else COMPOSITION
     return [Caught(by, f"{what} ({faults})" if faults else what, False)]
 
