@@ -100,6 +100,9 @@ class AppLoop:
         self._source = source
         self._batch = batch
         self._lot: Tensor | None = None  # of a batch whose step is still to come
+        self._gradient: Tensor | None = (
+            None  # of that lot, noised: drawn once, however often it is asked for
+        )
         self._taken = 0
         self._passed = False
         self._made_up: tuple[Tensor, Tensor] | None = None
@@ -217,7 +220,9 @@ class AppLoop:
             accepted = "needs a batch of this loop before each: one that it did not draw has no place in the plan"
             raise FieldError("optimizer.step()", "a step without a batch", accepted)
         self._restore()
-        gradient = self._round.gradient(self._lot)
+        if self._gradient is None:
+            self._gradient = self._round.gradient(self._lot)
+        gradient = self._gradient
         for parameter, block in zip(self._parameters, self._trainer.layout.blocks, strict=True):
             own = gradient[block.start : block.stop].view(block.shape)
             parameter.grad = own.to(parameter.device, parameter.dtype, copy=True)
@@ -228,7 +233,7 @@ class AppLoop:
         """Take over what the optimiser made of the noised gradient."""
         if self._made_up is not None:
             return
-        self._lot = None
+        self._lot, self._gradient = None, None
         self._taken += 1
         with torch.no_grad():
             for own, parameter in zip(self._trainer.own_parameters, self._parameters, strict=True):

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fedveil as fv
 from fedveil.errors import FieldError
 from fedveil.learning import AppLoop, ClientData, LocalTraining, PrivateTrainer
+from fedveil.learning.noisy_round import NoisyRound
 from fedveil.learning.witness import witnessed
 from fedveil.mechanisms import ReproducibleSource
 
@@ -264,6 +265,37 @@ def test_what_leaves_follows_no_misdeed_over_the_data(misdeed, caplog):
     assert torch.equal(loop.trained.model, site.by_trainer().model)
     assert bool(failures) == (misdeed in (leaves, twice, closure))
     assert bool(caplog.records) == (misdeed not in (edits, foreign))
+
+
+@pytest.mark.parametrize("again", [1, 3])
+def test_a_step_that_fails_and_is_taken_again_has_the_same_noised_gradient(again, monkeypatch):
+    """Two noised answers about one lot would be charged as one."""
+    drawn, given, left = [], [], [again]
+    noised = NoisyRound.gradient
+
+    def counted(self, chosen):
+        drawn.append(chosen)
+        return noised(self, chosen)
+
+    def fails(optimizer, args, kwargs):
+        given.append(torch.cat([p.grad.flatten() for p in site.model.parameters()]))
+        left[0] -= 1
+        if left[0] >= 0:
+            raise ArithmeticError("once more")
+
+    monkeypatch.setattr(NoisyRound, "gradient", counted)
+    site = Site()
+    with site.loop() as loop:
+        for count, (x, y) in enumerate(loop):
+            if count == 2:
+                site.optimizer.register_step_pre_hook(fails)
+            for _ in range(again if count == 2 else 0):
+                with pytest.raises(ArithmeticError):
+                    step(site, x, y)
+            step(site, x, y)
+    assert len(drawn) == STEPS
+    assert all(torch.equal(one, given[0]) for one in given[1 : again + 1])
+    assert torch.equal(loop.trained.model, site.by_trainer().model)
 
 
 def test_a_break_and_a_second_pass():

@@ -29,6 +29,7 @@ from fedveil.methods import (
 )
 from fedveil.ranges import require_within
 
+Form = tuple[torch.dtype, tuple[int, ...]]
 ROUNDED = 1 - 1e-9  # of mu a release: what is composed stays within the total
 
 
@@ -91,6 +92,7 @@ class GaussianFilter(Filter):  # type: ignore[misc]
         self._method: Method = paired(side)
         self._memories: dict[tuple[str, str], RunMemory] = {}
         self._layout: Layout | None = None
+        self._forms: dict[str, Form] = {}  # of all arrays of the first difference
         self._settings("site")  # what cannot work is refused when the job is deployed
 
     @property
@@ -110,7 +112,7 @@ class GaussianFilter(Filter):  # type: ignore[misc]
             return make_reply(known_code(shareable))
         arrays = _difference(shareable)
         shared = {name: value for name, value in arrays.items() if value.is_floating_point()}
-        layout = self._known(shared)
+        layout = self._known(arrays, shared)
         site, run = str(fl_ctx.get_identity_name()), str(fl_ctx.get_job_id())
         if (run, site) not in self._memories:
             self._memories[run, site] = RunMemory(marker_of(fl_ctx, site))
@@ -134,18 +136,22 @@ class GaussianFilter(Filter):  # type: ignore[misc]
         assert released is not None
         return _reply(layout, released, arrays)
 
-    def _known(self, shared: dict[str, torch.Tensor]) -> Layout:
-        """The layout of the first difference, which all others must have."""
+    def _known(self, arrays: dict[str, torch.Tensor], shared: dict[str, torch.Tensor]) -> Layout:
+        """The layout of the first difference, which all others must have.
+
+        Integer arrays leave as zeros, and their shapes leave with them: these may not follow the data either.
+        """
         if not shared:
             raise FieldError("difference", 0, "holds no array of floating point")
-        shapes = {name: tuple(shared[name].shape) for name in sorted(shared)}
+        forms = {name: (value.dtype, tuple(value.shape)) for name, value in arrays.items()}
         if self._layout is None:
-            self._layout = Layout.from_shapes(shapes)
-        if self._layout.shapes != shapes:
+            shapes = {name: tuple(shared[name].shape) for name in sorted(shared)}
+            self._layout, self._forms = Layout.from_shapes(shapes), forms
+        if self._forms != forms:
             raise FieldError(
                 "difference",
-                sorted(shapes),
-                "must hold the arrays of the first one, in the same shapes",
+                sorted(forms),
+                "must hold the arrays of the first one, in the same shapes and types",
             )
         return self._layout
 
@@ -188,7 +194,7 @@ def _difference(shareable: Shareable) -> dict[str, torch.Tensor]:
     arrays = {}
     for name, value in dxo.data.items():
         tensor = torch.as_tensor(value)
-        if tensor.is_complex():
+        if tensor.is_complex() or tensor.dtype == torch.bfloat16:  # NumPy has no bfloat16
             raise FieldError(str(name), str(tensor.dtype), "cannot be noised")
         arrays[str(name)] = tensor
     return arrays

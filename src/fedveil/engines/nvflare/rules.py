@@ -160,8 +160,9 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
             raise FieldError("data_kind", dxo.data_kind, f"must be {self.expected_data_kind}")
         arrays = {str(name): torch.as_tensor(value) for name, value in dxo.data.items()}
         for name, value in arrays.items():
-            if value.is_complex() or not bool(torch.isfinite(value).all()):
-                raise FieldError(name, str(value.dtype), "must be finite real numbers")
+            if value.is_complex() or not _has_length(value):
+                accepted = "must be finite real numbers, whose squares add up to one"
+                raise FieldError(name, str(value.dtype), accepted)
         return site, arrays
 
     def _agreeing(self) -> dict[str, dict[str, Tensor]]:
@@ -255,7 +256,7 @@ def usable_rule(
         raise FieldError(
             "weights", sorted(weights), f"must be declared for each of the {sites} sites"
         )
-    capped_weights(list(weights.values()), cap or 1.0)
+    capped_weights(list(weights.values()), 1.0 if cap is None else cap)
     return by_weight(rule)
 
 
@@ -267,6 +268,11 @@ def _remembers(rule: Aggregator) -> bool:
 
 def _kinds(arrays: Mapping[str, Tensor]) -> dict[str, tuple[Any, ...]]:
     return {name: (value.dtype, tuple(value.shape)) for name, value in arrays.items()}
+
+
+def _has_length(value: Tensor) -> bool:
+    """Whether an array, and one that is as far from another, have a length in float64."""
+    return bool(torch.linalg.vector_norm(value.reshape(-1).to(torch.float64) * 4).isfinite())
 
 
 def _flat(arrays: Mapping[str, Tensor], names: list[str]) -> Tensor:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import flare_needed  # noqa: F401
 import numpy as np
 import pytest
+import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import make_reply
@@ -123,6 +124,9 @@ def test_what_is_not_finite_is_a_zero_update_with_the_same_noise(scale, tmp_path
         ).to_shareable(),
         lambda: DXO(DataKind.WEIGHT_DIFF, {"n": np.arange(2)}).to_shareable(),
         lambda: DXO(DataKind.WEIGHT_DIFF, {"w": np.ones(2, dtype=np.complex64)}).to_shareable(),
+        lambda: DXO(
+            DataKind.WEIGHT_DIFF, {"w": torch.ones(2, dtype=torch.bfloat16)}
+        ).to_shareable(),
     ],
 )
 def test_a_result_of_another_kind_is_refused(result, tmp_path):
@@ -133,7 +137,14 @@ def test_a_result_of_another_kind_is_refused(result, tmp_path):
 def test_other_arrays_than_the_first_ones_are_refused(tmp_path):
     one, fl_ctx = GaussianFilter(epsilon=8.0, rounds=3, seed=7), context(tmp_path)
     one.process(difference(), fl_ctx)
-    for other in (difference(size=(2, 2)), difference(more=np.ones(3, dtype=np.float32))):
+    counted = {"steps": np.zeros(3, dtype=np.int64)}
+    double = {"weight": np.ones((40, 25), dtype=np.float64)}
+    for other in (
+        difference(size=(2, 2)),
+        difference(more=np.ones(3, dtype=np.float32)),
+        difference(**counted),
+        difference(**double),
+    ):
         with pytest.raises(FieldError):
             one.process(other, fl_ctx)
 
@@ -173,3 +184,13 @@ def test_what_cannot_work_is_refused_when_the_filter_is_made(changes, field):
     with pytest.raises(FieldError) as refused:
         GaussianFilter(**{"epsilon": 8.0, "rounds": 3, "seed": 0, **changes})
     assert refused.value.field == field
+
+
+def test_the_shape_of_an_integer_array_tells_nothing_of_a_round(tmp_path):
+    """It leaves as zeros: their number would be a number of patients."""
+    one, fl_ctx = GaussianFilter(epsilon=8.0, rounds=3, seed=7), context(tmp_path)
+    one.process(difference(seen=np.zeros(3, dtype=np.int64)), fl_ctx)
+    for seen in (np.zeros(17, dtype=np.int64), np.zeros(3, dtype=np.int32)):
+        with pytest.raises(FieldError):
+            one.process(difference(seen=seen), fl_ctx)
+    assert not arrays(one.process(difference(seen=np.arange(3)), fl_ctx))["seen"].any()

@@ -112,6 +112,7 @@ def test_sensitivities_with_weights(rule, zero, any_two):
         ("fedmedian", {"weights": dict.fromkeys(SITES, 1.0)}, "cap"),
         ("fedmedian", {"cap": 0.5}, "cap"),
         ("fedmedian", {"weights": dict.fromkeys(SITES, 1.0), "cap": 0.2}, "cap"),
+        ("fedmedian", {"weights": dict.fromkeys(SITES, 1.0), "cap": 0.0}, "cap"),
         ("fedmedian", {"expected_data_kind": "METRICS"}, "expected_data_kind"),
         ("median", {}, "aggregator.name"),
     ],
@@ -170,6 +171,18 @@ def test_a_round_in_which_no_arrays_are_those_of_most_sites_is_refused():
     with pytest.raises(FieldError) as refused:
         one.aggregate(context())
     assert refused.value.field == "arrays"
+
+
+@pytest.mark.parametrize("rule", ["geometric-median", "centred-clipping", "krum", "fedavg"])
+@pytest.mark.parametrize("value", [1e155, 1e300, 1.7e308])
+def test_a_finite_update_without_a_length_is_left_out(rule, value):
+    """Its squares overflow, and one site would make the model of all others nan."""
+    one, rows = RuleAggregator({"name": rule}, 5), updates()
+    for place, row in enumerate(rows):
+        assert one.accept(sent(row), context(SITES[place]))
+    assert not one.accept(
+        sent({"w": np.full((3, 2), value), "b": np.array(-value)}), context("site-5")
+    )
 
 
 def test_fewer_updates_than_the_rule_needs_end_the_round():
