@@ -116,7 +116,8 @@ def _shown(runs: list[dict[str, Any]]) -> str:
 def _parts(cells: Mapping[str, Any]) -> Iterator[str]:
     """Each tried part against the recipe, over the sets: mean difference, best and worst."""
     found: dict[str, dict[str, list[float]]] = {}
-    for cell in cells.values():
+    alone = [cell for cell in cells.values() if cell["sum"] == "none"]
+    for cell in alone:
         for epsilon, corner in cell["grid"].items():
             for name, value in corner["parts"].items():
                 found.setdefault(name, {}).setdefault(epsilon, []).append(
