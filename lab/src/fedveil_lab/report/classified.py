@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from fedveil.evidence import Row
 from fedveil.tables import NOTHING, Table
 from fedveil_lab.report import canvas
 from fedveil_lab.report.canvas import look, wrapped
 from fedveil_lab.report.plotting import Axes, Figure, own_style
 from fedveil_lab.report.tables import grouped, headline
-from fedveil_lab.runs.summary import Summary
+from fedveil_lab.runs.summary import Summary, over_rounds
 
 NAMES = {
     "sensitivity": "sensitivity",
@@ -206,14 +207,13 @@ def classes_figure(summaries: Sequence[Summary]) -> Figure | None:
 
 def _over_rounds(axes: Axes, runs: Sequence[Summary], name: str, style: Mapping[str, Any]) -> None:
     """Draw the mean over seeds of a figure in the rounds in which all of them have it."""
-    values: dict[int, list[float]] = {}
-    for run in runs:
-        for row in run.rows:
-            if name in row["metrics"]:
-                values.setdefault(row["round"], []).append(row["metrics"][name])
-    rounds = sorted(round_ for round_, own in values.items() if len(own) == len(runs))
-    if rounds:
-        means = [fmean(values[round_]) for round_ in rounds]
+
+    def figure(row: Row) -> Any:
+        return row["metrics"].get(name)
+
+    values = over_rounds(runs, figure)
+    if values:
+        rounds, means = list(values), [fmean(own) for own in values.values()]
         axes.plot(rounds, means, linewidth=1.6, marker=canvas.dot(rounds), **style)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.accounting import VACUOUS
+from fedveil.evidence import Row
 from fedveil_lab.report import canvas
 from fedveil_lab.report.canvas import COLOURS, MARKERS, wrapped
 from fedveil_lab.report.classified import classes_figure
@@ -24,7 +25,7 @@ from fedveil_lab.report.tables import (
     swept,
     worst_guarantee,
 )
-from fedveil_lab.runs.summary import Summary
+from fedveil_lab.runs.summary import Summary, over_rounds
 
 PALEST = 0.3  # strength of the palest line of a swept setting
 PANEL = 4.9  # inches, with its axis
@@ -137,19 +138,19 @@ def _series(
     axes: Axes, runs: Sequence[Summary], group: str, name: str, style: dict[str, Any]
 ) -> None:
     """Draw a figure over the rounds that all seeds have: their mean, and the range between them."""
-    values: dict[int, list[float]] = {}
-    for run in runs:
-        for row in run.rows:
-            if name in row[group]:
-                values.setdefault(row["round"], []).append(row[group][name])
-    rounds = sorted(round_ for round_, own in values.items() if len(own) == len(runs))
-    if not rounds:
+
+    def figure(row: Row) -> Any:
+        return row[group].get(name)
+
+    values = over_rounds(runs, figure)
+    if not values:
         return
-    means = [fmean(values[round_]) for round_ in rounds]
+    rounds = list(values)
+    means = [fmean(own) for own in values.values()]
     axes.plot(rounds, means, linewidth=1.6, marker=canvas.dot(rounds), **style)
     if len(runs) > 1:
-        low = [min(values[round_]) for round_ in rounds]
-        high = [max(values[round_]) for round_ in rounds]
+        low = [min(own) for own in values.values()]
+        high = [max(own) for own in values.values()]
         axes.fill_between(
             rounds, low, high, color=style["color"], alpha=0.15 * style["alpha"], linewidth=0
         )

@@ -1,7 +1,7 @@
 """Summary of a run, in summary.json: metrics, guarantees, noise."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -99,6 +99,19 @@ class Summary:
         if recorded is None:
             return None
         return float(recorded[when])
+
+
+def over_rounds(
+    runs: Sequence[Summary], figure: Callable[[Row], float | None]
+) -> dict[int, list[float]]:
+    """A figure of each seed by round, ascending, in the rounds in which all seeds have it."""
+    values: dict[int, list[float]] = {}
+    for run in runs:
+        for row in run.rows:
+            value = figure(row)
+            if value is not None:
+                values.setdefault(row["round"], []).append(value)
+    return {round_: own for round_, own in sorted(values.items()) if len(own) == len(runs)}
 
 
 def _by_present_names(values: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from fedveil.evidence import Row
 from fedveil_lab.attacks.statistics import roc, student_interval
 from fedveil_lab.report.learned import chance_level, price_unreadable
 from fedveil_lab.report.statement.document import Chart, Fact, Grid, ReportSection, Series
-from fedveil_lab.runs.summary import Summary
+from fedveil_lab.runs.summary import Summary, over_rounds
 
 MOST = 120  # points of a line
 
@@ -151,15 +151,10 @@ def _line(
     label: str, colour: int, runs: Sequence[Summary], figure: Callable[[Row], Any]
 ) -> Series | None:
     """A figure of a setting in the rounds that all of its seeds have, at most `MOST` of them; None without any."""
-    values: dict[int, list[float]] = {}
-    for summary in runs:
-        for row in summary.rows:
-            value = figure(row)
-            if value is not None:
-                values.setdefault(row["round"], []).append(value)
-    rounds = sorted(round_ for round_, own in values.items() if len(own) == len(runs))
-    if not rounds:
+    values = over_rounds(runs, figure)
+    if not values:
         return None
+    rounds = list(values)
     places = {round(i * (len(rounds) - 1) / (MOST - 1)) for i in range(MOST)}
     at = [rounds[place] for place in sorted(places)]
     mean = [_short(fmean(values[round_])) for round_ in at]
