@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedveil.cli.shared import fail, show
+from fedveil.cli.shared import fail, show, warn
 from fedveil.tables import Table
 
 if TYPE_CHECKING:
@@ -33,6 +33,12 @@ def show_checked(path: Path, checks: "Sequence[Checked]") -> None:
         fail(
             f"{path}: not checked: {'; '.join(named)}. Give the ledgers that hold it by --ledgers",
             UNCHECKED,
+        )
+    believed = [one.what for one in checks if one.kind == "word"]
+    if believed:
+        warn(
+            f"{path}: added up, and believed: {'; '.join(believed)}. Whoever wrote these ledgers could have written "
+            "less, and this check would agree: ask for lines that name their draws"
         )
     unseen = [one.what for one in checks if one.kind == "file" and one.holds is None]
     if unseen:

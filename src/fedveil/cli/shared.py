@@ -56,10 +56,15 @@ def refusals() -> Iterator[Resumption]:
         fail(f"interrupted{again}", INTERRUPTED)
 
 
-def fail(text: str, code: int) -> None:
-    """Print each line on stderr and exit."""
+def warn(text: str) -> None:
+    """Print each line on stderr, under ``-q`` too."""
     for line in text.split("\n"):
         sys.stderr.write(f"fedveil: {cleaned(line, LONGEST)}\n")
+
+
+def fail(text: str, code: int) -> None:
+    """Print each line on stderr and exit."""
+    warn(text)
     raise click.exceptions.Exit(code)
 
 

@@ -27,6 +27,7 @@ from fedveil.tables import NOTHING
 FORMAT = "fedveil report 2"
 REPORT = "report.json"
 APART = "promises"  # of a run's evidence
+ON_WORD = "whoever wrote them says how much noise there was: they name nothing from which that can be computed anew"
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,14 @@ class Checked:
         Whether it agrees; None if it could not be checked.
     why : str
         Reason, unless it holds.
-    kind : {"", "promise", "file"}
-        Kind of check: a run's promise that is added up anew, or a file that is compared whole.
+    kind : {"", "promise", "file", "word"}
+        Kind of check: a run's promise that is added up anew, a file that is compared whole, or lines that are believed.
     """
 
     what: str
     holds: bool | None
     why: str = ""
-    kind: Literal["", "promise", "file"] = ""
+    kind: Literal["", "promise", "file", "word"] = ""
 
 
 Files = Callable[[Path, bytes, Mapping[str, Any]], Iterable[Checked]]
@@ -168,8 +169,7 @@ def _run(
     every = [*own.values(), *books_of_sites(own, said, sets).values()]
     count = sum(on_their_word(book.ledger.entries) for book in every)
     if count:
-        why = "scale and sensitivity allow them; they name no draws from which they could be computed anew"
-        yield Checked(f"{name}: {count} lines on their word", None, why)
+        yield Checked(f"{name}: {count} lines on their word", None, ON_WORD, "word")
     both = found.promises.keys() & held["promises"].keys()
     doubts: dict[str, None] = {}
     for party in both:
@@ -194,6 +194,9 @@ def _sets(values: Mapping[str, Any], books: Books, heads: Path | None) -> Iterat
             same and not weak,
             weak or "its ledger is another, was shortened, or gives other sums",
         )
+        count = on_their_word(known.ledger.all_entries)
+        if count:
+            yield Checked(f"{name}: {count} lines on their word", None, ON_WORD, "word")
         yield _head(name, book, heads)
     said = {one["ledger"]["party"] for one in values["evidence"]["sets"]}
     for party in sorted(books.sets.keys() - said):

@@ -11,13 +11,14 @@ from math import inf, isclose, sqrt
 from types import MappingProxyType
 from typing import Any
 
-from fedveil.accounting import OPEN, Entry, compose_mu
+from fedveil.accounting import OPEN, Entry, Guarantee, Spend, compose_mu
 from fedveil.accounting.bounds import GDP, PLD, ZCDP, Bound, MetricDP, MetricGDP
 from fedveil.accounting.draws import Draw
 from fedveil.accounting.events import FACTOR, Event, Gaussian, Poisson
 
 SLACK = 1e-6  # of a promise beside its noise: lines hold decimal numbers
 GAUSSIAN = ("gaussian", "discrete gaussian")
+LAPLACE = "euclidean-laplace"
 
 
 def too_small(
@@ -43,15 +44,24 @@ def too_small(
 
 
 def on_their_word(entries: Iterable[Entry]) -> int:
-    """Count the proven promises in lines without draws."""
-    return sum(map(_unfounded, entries))
+    """Count the proven promises that no noise of their line gives: without draws, or over a distance without a scale.
+
+    An intent names no noise where that follows the update. It is taken if a line with draws has the same promise.
+    """
+    entries = list(entries)
+    founded = [entry.spend.guarantee for entry in entries if entry.spend.draws]
+    return sum(_unfounded(entry, founded) for entry in entries)
 
 
-def _unfounded(entry: Entry) -> bool:
+def _unfounded(entry: Entry, founded: Sequence[Guarantee]) -> bool:
     spend = entry.spend
-    if not spend.guarantee.proven or spend.draws or spend.guarantee.by_distance:
+    if not spend.guarantee.proven:
         return False
-    return not (entry.digest == OPEN and not spend.scale)  # nothing was drawn, and nothing left
+    if spend.guarantee.by_distance:
+        return not _scale_is_read(spend)
+    if entry.digest == OPEN and not spend.scale:
+        return spend.guarantee not in founded
+    return not spend.draws
 
 
 def _fault(entry: Entry, whole: float) -> str:
@@ -127,11 +137,11 @@ def _slope_covers(stated: float | None, draws: Sequence[Draw]) -> bool:
 def _fault_over_distance(entry: Entry) -> str:
     """Say why a promise over a distance is refused; it follows from the noise's scale alone."""
     spend, bound = entry.spend, entry.spend.guarantee.bound
-    if len(spend.scale) != 1 or spend.scale[0] <= 0:
+    if not _scale_is_read(spend):
         return ""
     [scale] = spend.scale
     weaker = True
-    if isinstance(bound, MetricGDP) and spend.mechanism in GAUSSIAN:
+    if isinstance(bound, MetricGDP):
         weaker = bound.mu_per_distance >= (1 - SLACK) / scale
     elif isinstance(bound, MetricDP):
         events = bound.events_per_distance
@@ -139,6 +149,15 @@ def _fault_over_distance(entry: Entry) -> str:
         weaker = bound.epsilon_per_distance >= scale * (1 - SLACK)
         weaker = weaker and (not events or isclose(seen, bound.epsilon_per_distance, rel_tol=SLACK))
     return "" if weaker else "the promise is stronger than its noise carries"
+
+
+def _scale_is_read(spend: Spend) -> bool:
+    """Whether a promise over a distance follows from a scale of noise of its kind."""
+    if len(spend.scale) != 1 or not spend.scale[0] > 0:
+        return False
+    if isinstance(spend.guarantee.bound, MetricGDP):
+        return spend.mechanism in GAUSSIAN
+    return isinstance(spend.guarantee.bound, MetricDP) and spend.mechanism == LAPLACE
 
 
 def _shares(terms: Mapping[str, Any]) -> float:

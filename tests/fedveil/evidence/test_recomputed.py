@@ -209,12 +209,50 @@ def test_a_forged_line_is_a_fault_of_its_run_and_one_without_draws_is_told_apart
 
 
 def test_an_intent_of_a_method_whose_noise_follows_the_update_is_no_promise_on_its_word():
+    made = spends_of("a released cosine")[0]
     spend = METHODS["a released cosine"].client._spend((), 1.0)
     ledger = Ledger("run", "0")
-    ledger.commit(Entry((1, "protect"), 0, "open", spend, "secure"))
+    ledger.commit(Entry((1, "protect"), 0, "0" * 64, made, "secure"))
+    ledger.commit(Entry((2, "protect"), 0, "open", spend, "secure"))
     assert spend.guarantee.proven
     assert not on_their_word(ledger.entries)
     assert not too_small("0", ledger.entries)
+
+
+def test_an_intent_that_no_line_with_draws_bears_out_is_on_its_word():
+    """Else a forger turns releases into intents with a smaller promise, and nobody is told."""
+    spend = RECORDS["full batches"].spend()
+    small = replace(spend.guarantee, bound=GDP(1e-9))
+    forged = replace(spend, guarantee=small, scale=(), sensitivity=None, draws=())
+    ledger = Ledger("run", "0")
+    ledger.commit(Entry((1, "protect"), 0, "0" * 64, spend, "secure"))
+    ledger.commit(Entry((2, "protect"), 0, "open", forged, "secure"))
+    assert on_their_word(ledger.entries) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scale": ()},
+        {"scale": (1e9, 1e9)},
+        {"scale": (0.0,)},
+        {"scale": (float("nan"),)},
+        {"mechanism": "none"},
+    ],
+)
+@pytest.mark.parametrize("name", ["a vector, Gaussian", "a vector, Laplace"])
+def test_a_promise_over_a_distance_without_its_noise_is_on_its_word(name, changes):
+    spend = spends_of(name)[0]
+    small = replace(spend, guarantee=replace(spend.guarantee, bound=MetricGDP(1e-9)), **changes)
+    entry = Entry((1, "protect"), 0, "0" * 64, small, "secure")
+    assert not on_their_word([replace(entry, spend=spend)])
+    assert on_their_word([entry]) == 1
+
+
+def test_a_promise_over_a_distance_of_another_mechanisms_scale_is_on_its_word():
+    spend = spends_of("a vector, Laplace")[0]
+    other = replace(spend, guarantee=replace(spend.guarantee, bound=MetricGDP(1e-9)))
+    assert on_their_word([Entry((1, "protect"), 0, "0" * 64, other, "secure")]) == 1
 
 
 def test_a_spend_of_somebody_s_own_is_read_as_it_was_written():

@@ -8,8 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from fedveil.cli import app
+from fedveil.cli.checked import show_checked
 from fedveil.engines.lifetime import read_head, read_ledger, read_policy
-from fedveil.evidence import encoded, read_books
+from fedveil.evidence import Checked, encoded, read_books
 from fedveil_lab.config import load
 from fedveil_lab.report.statement.check import check
 from fedveil_lab.runs import Summary
@@ -90,9 +91,28 @@ def test_a_report_agrees_with_its_ledgers(report, ledgers):
 
 def test_lines_without_draws_are_counted_and_refuse_nothing():
     found = check(STORED / "report" / "report.json", [STORED / "run"])
-    [verdict] = [one for one in found if "on their word" in one.what]
+    [verdict] = [one for one in found if one.kind == "word"]
     assert verdict.holds is None
     assert not [one for one in found if one.holds is False]
+
+
+@pytest.mark.parametrize("kind", ["word", ""])
+def test_lines_that_are_believed_stand_in_a_sentence_after_the_table(kind, capsys):
+    checks = [
+        Checked("a run: promise", True, kind="promise"),
+        Checked("a run: 7 lines", None, "why", kind),  # type: ignore[arg-type]
+    ]
+    show_checked(Path("report.json"), checks)
+    assert ("a run: 7 lines" in capsys.readouterr().err) == bool(kind)
+
+
+def test_a_data_set_s_lines_without_draws_are_counted_too(stored):
+    ledgers = sorted((stored / "deployed/ledgers").glob("*.jsonl"))
+    words = [word for file in ledgers for word in ("--ledgers", file)]
+    assert call("report", stored / "deployed/run", *words, "--out", stored / "sites").exit_code == 0
+    found = check(stored / "sites" / "report.json", [stored / "deployed"])
+    believed = [one.what for one in found if one.kind == "word"]
+    assert [what for what in believed if what.startswith("data set ")]
 
 
 def test_a_report_that_leaves_out_a_client_s_data_set_whose_ledger_is_given_is_no_pass(stored):
