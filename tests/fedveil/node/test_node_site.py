@@ -113,6 +113,11 @@ def test_every_command_of_a_task_is_ours_whatever_path_was(made):
         assert own["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
 
 
+def test_flower_reports_nothing_home_whatever_the_shell_says(made):
+    own = site.environment(made, {"FLWR_TELEMETRY_ENABLED": "1"})
+    assert own["FLWR_TELEMETRY_ENABLED"] == "0"
+
+
 def test_what_flower_starts_is_a_command_that_releases_nothing_when_it_cannot(made):
     command = made / "bin" / "flwr-clientapp"
     words = [
