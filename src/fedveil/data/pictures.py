@@ -171,10 +171,13 @@ def stack(
 
 def size_of(size: Sequence[int]) -> tuple[int, int] | None:
     """Return (height, width) from an option ``size``; None where it is empty."""
+    accepted = "must be [height, width] in pixels"
+    if not isinstance(size, Sequence) or isinstance(size, str):
+        raise FieldError("data.size", size, accepted)
     if not size:
         return None
     if len(size) != 2:
-        raise FieldError("data.size", list(size), "must be [height, width] in pixels")
+        raise FieldError("data.size", list(size), accepted)
     return require_count("data.size", size[0]), require_count("data.size", size[1])
 
 

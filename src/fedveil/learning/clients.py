@@ -323,6 +323,9 @@ def _check_sampling(loader: "DataLoader[Any]", name: str) -> None:
         raise FieldError(
             f"{name}.batch_sampler", kind, f"{accepted}, not a batch sampler (in {name})"
         )
+    dropped = loader.drop_last
+    if batches is not None:  # given as such, it has a sampler and a `drop_last` of its own
+        sampler, dropped = batches.sampler, batches.drop_last
     kind = type(sampler).__name__
     if not isinstance(sampler, SequentialSampler | RandomSampler | WeightedRandomSampler):
         raise FieldError(f"{name}.sampler", kind, f"{accepted}, not a sampler (in {name})")
@@ -330,7 +333,7 @@ def _check_sampling(loader: "DataLoader[Any]", name: str) -> None:
         unused = f"{name}: its {kind} is not used, every example counts once an epoch"
         fix = "for classes of unequal size give the loss weights: CrossEntropyLoss(weight=...)"
         warn(f"{unused}; {fix}", stacklevel=5)
-    if loader.drop_last:
+    if dropped:
         warn(
             f"{name}: drop_last is not used, the last batch of an epoch may be smaller",
             stacklevel=5,

@@ -158,6 +158,7 @@ def test_refusals_name_the_file(pets, name, make, message):
         ({"max_images": 4}, r"raise data\.max_images"),
         ({"max_gib": 1e-7}, r"raise it, or shrink them by data\.size"),
         ({"size": [3]}, r"data\.size = \[3\]: must be \[height, width\]"),
+        ({"size": 3}, r"data\.size = 3: must be \[height, width\]"),
         ({"mode": "gray"}, "did you mean 'grey'"),
         ({"layout": "clients"}, "<client>/<class>/<image>"),
     ],

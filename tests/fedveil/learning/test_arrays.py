@@ -12,6 +12,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     RandomSampler,
+    SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -218,6 +219,8 @@ def test_what_a_loader_samples_is_said_or_refused():
         DataLoader(data, sampler=RandomSampler(data, replacement=True)),
         DataLoader(data, sampler=RandomSampler(data, num_samples=2)),
         DataLoader(data, batch_size=3, drop_last=True),
+        DataLoader(data, batch_sampler=BatchSampler(weighted, 2, False)),
+        DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 3, True)),
     ):
         with pytest.warns(UserWarning, match="not used"):
             assert as_client(loader, "client").examples == 4
@@ -225,6 +228,7 @@ def test_what_a_loader_samples_is_said_or_refused():
     for loader in (
         DataLoader(data, sampler=some),
         DataLoader(data, batch_sampler=Batches(some, 2, False)),
+        DataLoader(data, batch_sampler=BatchSampler(some, 2, False)),
     ):
         with pytest.raises(FieldError, match="Subset"):
             as_client(loader, "client")

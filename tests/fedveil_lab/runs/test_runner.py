@@ -15,7 +15,7 @@ from fedveil.errors import FieldError, LedgerError
 from fedveil.files import LedgerFiles
 from fedveil_lab.config import load, parse
 from fedveil_lab.grid import compare
-from fedveil_lab.runs import run
+from fedveil_lab.runs import deal, run
 from fedveil_lab.runs.checkpoint import Checkpoint
 from fedveil_lab.runs.runner import Silent
 
@@ -137,6 +137,54 @@ def test_a_finished_run_goes_on_for_more_rounds_to_the_same_bits(tmp_path, name)
     assert run(load(tmp_path / "parts"), tmp_path / "parts", resume=True).rows == parts.rows
     with pytest.raises(FieldError, match=r"see rounds"):
         run(short, tmp_path / "parts", resume=True)
+
+
+def table_of(path, columns):
+    """A configuration of a small table whose inputs come in the order of `columns`."""
+    lines = [f"{row % 7},{row % 5},{row % 2}" for row in range(60)]
+    path.write_text("\n".join(["cost,age,ill", *lines]))
+    data = {"name": "table", "path": str(path), "target": "ill", "classes": 2, "clients": 2}
+    return config(data={**data, "columns": {name: [0, 10] for name in columns}})
+
+
+def forget_data():
+    """Do as a new process does, which has read nothing yet."""
+    deal._loaded.cache_clear()
+    deal._digest.cache_clear()
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path):
+    file = tmp_path / "t.csv"
+    spec = table_of(file, ("cost", "age"))
+    forget_data()
+    interrupt(spec, tmp_path / "run", 2)
+    whole = file.read_text()
+    file.write_text(whole.replace("6,", "5,"))
+    forget_data()
+    with pytest.raises(FieldError, match=r"^data ") as refused:
+        run(spec, tmp_path / "run", resume=True)
+    assert refused.value.field == "data"
+    file.write_text(whole)
+    forget_data()
+    assert len(run(spec, tmp_path / "run", resume=True).rows) == 4
+
+
+@pytest.mark.parametrize(("columns", "fits"), [(("cost", "age"), False), (("age", "cost"), True)])
+def test_an_older_checkpoint_of_a_table_goes_on_where_its_inputs_are_the_same(
+    tmp_path, columns, fits
+):
+    """Earlier versions fed a table's columns by their names' alphabet, and kept no digest of the data."""
+    spec = table_of(tmp_path / "t.csv", columns)
+    forget_data()
+    interrupt(spec, tmp_path / "run", 2)
+    kept = tmp_path / "run" / "checkpoint"
+    replace(Checkpoint.read(kept), data="").write(kept)
+    if fits:
+        assert len(run(spec, tmp_path / "run", resume=True).rows) == 4
+        return
+    with pytest.raises(FieldError) as refused:
+        run(spec, tmp_path / "run", resume=True)
+    assert refused.value.field == "data"
 
 
 def test_where_the_noise_follows_the_number_of_rounds_no_more_are_run(tmp_path):

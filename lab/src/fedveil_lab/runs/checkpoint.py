@@ -37,6 +37,8 @@ class Checkpoint:
         The models, and the tensors of all states.
     values : dict
         The plain values of all states: the server's, and each client's.
+    data : str
+        Digest of the examples that the run began with; empty in a file written before it was kept.
     """
 
     round: int
@@ -45,10 +47,16 @@ class Checkpoint:
     lines: Mapping[str, int]
     tensors: dict[str, Tensor]
     values: dict[str, Any]
+    data: str = ""
 
     @classmethod
     def of(
-        cls, federation: Federation, run_id: str, fingerprint: str, lines: Mapping[str, int]
+        cls,
+        federation: Federation,
+        run_id: str,
+        fingerprint: str,
+        lines: Mapping[str, int],
+        data: str = "",
     ) -> "Checkpoint":
         """The present state of a federation."""
         tensors = {"models": federation.models}
@@ -65,7 +73,7 @@ class Checkpoint:
         }
         if federation.validators is not None:
             values["validation"] = packed("validation", federation.validators.best)
-        return cls(federation.round, run_id, fingerprint, lines, tensors, values)
+        return cls(federation.round, run_id, fingerprint, lines, tensors, values, data)
 
     def restore(self, federation: Federation) -> None:
         """Put a federation back to where it was."""

@@ -30,6 +30,7 @@ from fedveil.reading import json_of
 from fedveil_lab.config.experiment import Config
 from fedveil_lab.config.loading import load
 from fedveil_lab.runs.checkpoint import Checkpoint
+from fedveil_lab.runs.deal import data_digest
 
 
 def new_run_id(config: Config) -> str:
@@ -155,9 +156,9 @@ class RunFolder:
         self.rows.append(row)
         append(self.path / METRICS_FILE, json.dumps(row) + "\n")
         lines = self.ledgers.counts()
-        Checkpoint.of(federation, self.run_id, self._fingerprint, lines).write(
-            self.path / "checkpoint"
-        )
+        data = data_digest(self.config.data)
+        done = Checkpoint.of(federation, self.run_id, self._fingerprint, lines, data)
+        done.write(self.path / "checkpoint")
 
     def leave(self) -> None:
         """Write what a run that ends, however it ends, leaves for other programs."""
@@ -196,6 +197,8 @@ class RunFolder:
         if self.checkpoint is not None and self.checkpoint.run_id != self.run_id:
             mixed = f"the checkpoint belongs to run {self.checkpoint.run_id!r}, not {self.run_id!r}"
             raise LedgerError(f"{mixed}; restore the files or start a new run")
+        if self.checkpoint is not None:
+            _require_same_data(self.path, self.config, self.checkpoint)
 
     def _verify(self) -> None:
         done, lines = 0, dict[str, int]()
@@ -236,6 +239,20 @@ class RunFolder:
         if len(self.rows) < done:
             lost = ValueError(f"this line is missing or damaged, and round {done} was finished")
             raise damaged("--resume", f"{path}, line {len(self.rows) + 1}", lost, remedy(self.path))
+
+
+def _require_same_data(path: Path, config: Config, checkpoint: Checkpoint) -> None:
+    """Refuse to go on with other examples, or other inputs, than those that the run began with."""
+    columns = list(config.data.options.get("columns", ()))
+    if checkpoint.data:
+        other = checkpoint.data != data_digest(config.data)
+        why = "the run began with other examples or inputs: restore the data"
+    else:  # written when a table's inputs came in the alphabetical order of their names
+        other = columns != sorted(columns)
+        why = "the run may have begun with its columns in alphabetical order"
+    if other:
+        accepted = f"{why}, or start anew with another --out (--resume {path})"
+        raise FieldError("data", config.data.name, accepted)
 
 
 def _longer(stored: Config, config: Config) -> Config:
