@@ -56,8 +56,8 @@ VACUOUS = 20.0  # an epsilon above this is printed, and flagged: it excludes not
 LIVENESS = "whether a client's process lives, and how long it takes, does not depend on its data"
 NO_FAILURE = "whether a silo fails outside its noisy steps does not depend on one record or person"
 APP_LOOP = (
-    "the app's own code reads the data of a site through its loop alone, and neither its optimiser's state nor its "
-    "learning rate follows them"
+    "the app's own code reads the data of a site through its loop alone and writes none of them, and neither its "
+    "optimiser's state nor its learning rate follows them"
 )
 KEYS_ARE_SECRET = (
     "the honest sites' keys stay secret for ever, and X25519, HKDF and ChaCha20 are what they are taken for "

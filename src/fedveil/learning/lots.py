@@ -143,13 +143,25 @@ class Lots:
         self._units: WeakKeyDictionary[ClientData, Units] = WeakKeyDictionary()
         self._lengths: WeakKeyDictionary[ClientData, Tensor] = WeakKeyDictionary()
         self._bases: WeakKeyDictionary[ClientData, Bases] = WeakKeyDictionary()
+        self._versions: WeakKeyDictionary[ClientData, tuple[int, ...]] = WeakKeyDictionary()
         self._threads = torch.get_num_threads()  # under which bases were worked out
 
     def units_of(self, client: ClientData) -> Units:
         """Return the units of a client."""
+        self._forget_what_was_edited(client)
         if client not in self._units:
             self._units[client] = Units.of(client, self._noisy.images)
         return self._units[client]
+
+    def _forget_what_was_edited(self, client: ClientData) -> None:
+        """Drop what is known of a client whose tensors were written since: a norm of before clips nothing now."""
+        versions = tuple(_version(part) for part in (client.x, client.y, client.person))
+        if self._versions.setdefault(client, versions) == versions:
+            return
+        _LOG.warning("the examples of a client were edited in place: they are looked at again")
+        for known in (self.whole, self._units, self._lengths, self._bases):
+            known.pop(client, None)
+        self._versions[client] = versions
 
     def clipped_sum(
         self,
@@ -306,3 +318,10 @@ class Lots:
             x, _ = batch_of(client, rows, self._inputs)
             self._bases[client] = self._sums.bases(x, present.view(-1, units.each))
         return self._bases[client]
+
+
+def _version(part: Any) -> int:
+    """Return how often a tensor was written in place; 0 of what does not count it."""
+    if not isinstance(part, Tensor) or part.is_inference():
+        return 0
+    return part._version
