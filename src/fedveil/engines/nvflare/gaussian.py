@@ -38,7 +38,8 @@ class GaussianFilter(Filter):  # type: ignore[misc]
 
     All rounds together are (epsilon, delta)-DP for everything of the site, against the server and whoever sees what it
     receives. A clipped difference moves by at most 2C, whatever the site's data are. The noise is the same in each
-    round. Its ledger holds the composed total: static local DP, `fedveil.SGALDP` with both ends of its budget equal.
+    round. Its ledger holds the composed total: static local DP, `fedveil.SGALDP` with both ends of
+    its budget at one round's epsilon.
 
     What it lets out is the noised difference alone. Integer arrays leave as zeros, so that counters stay as they were.
     Metrics, counts and headers are left out. What else runs in the job is the business of `JobGuard`.
