@@ -92,3 +92,4 @@ def test_a_single_private_run_or_other_promises_say_nothing() -> None:
     assert cost_of_choosing([private(mu=1.0), private(status="none")]) == []
     assert cost_of_choosing([private(mu=1.0), private(mu=1.0, unit="client")]) == []
     assert cost_of_choosing([private(status="heuristic"), private(status="heuristic")]) == []
+    assert cost_of_choosing([private(status="heuristic", mu=1.0)] * 2) == []

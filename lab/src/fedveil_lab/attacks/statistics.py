@@ -122,9 +122,22 @@ def rate(hits: int, runs: int, confidence: float = CONFIDENCE) -> Estimate:
     if not 0 <= hits <= runs:
         raise FieldError("hits", hits, f"must be 0 to {runs}")
     share = (1 - confidence) / 2
-    low = float(scipy.special.betaincinv(hits, runs - hits + 1, share)) if hits else 0.0
-    high = float(scipy.special.betaincinv(hits + 1, runs - hits, 1 - share)) if hits < runs else 1.0
-    return Estimate(hits / runs, low, high)
+    low, high = rate_lows(hits, runs, share), rate_highs(hits, runs, share)
+    return Estimate(hits / runs, float(low), float(high))
+
+
+def rate_lows(hits: ArrayLike, runs: int, share: float) -> Floats:
+    """Lower bounds of rates (Clopper and Pearson), each too large with a chance of `share`."""
+    found = np.asarray(hits)
+    safe = np.maximum(found, 1)
+    return np.where(found > 0, scipy.special.betaincinv(safe, runs - safe + 1, share), 0.0)
+
+
+def rate_highs(hits: ArrayLike, runs: int, share: float) -> Floats:
+    """Upper bounds of rates (Clopper and Pearson), each too small with a chance of `share`."""
+    found = np.asarray(hits)
+    safe = np.minimum(found, runs - 1)
+    return np.where(found < runs, scipy.special.betaincinv(safe + 1, runs - safe, 1 - share), 1.0)
 
 
 def advantage(inside: ArrayLike, outside: ArrayLike, threshold: float) -> Estimate:

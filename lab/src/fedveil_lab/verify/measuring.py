@@ -19,6 +19,8 @@ from fedveil_lab.attacks.statistics import (
     auc_interval,
     best_threshold,
     rate,
+    rate_highs,
+    rate_lows,
     rates,
     true_rate_at,
 )
@@ -245,7 +247,7 @@ def worths(
     n, m = len(inside), len(outside)
     hits = n - np.searchsorted(np.sort(inside), cuts, side="left")
     alarms = m - np.searchsorted(np.sort(outside), cuts, side="left")
-    pairs = zip(_lows(hits, n, alpha / 2), _highs(alarms, m, alpha / 2), strict=True)
+    pairs = zip(rate_lows(hits, n, alpha / 2), rate_highs(alarms, m, alpha / 2), strict=True)
     if figure == "mu":
         return np.array([mu_of_rates(float(true), float(false)) for true, false in pairs])
     return np.array([epsilon_of_rates(float(true), float(false), delta) for true, false in pairs])
@@ -284,8 +286,8 @@ def of_ranks(inside: Floats, outside: Floats, *, delta: float, alpha: float) -> 
         for k in _ranks(m):
             hits = int((signals > sorted_nulls[k - 1]).sum())
             false = float(scipy.special.betaincinv(k, m - k + 1, 1 - share))
-            found.append((float(_lows(np.array([hits]), n, share)[0]), false))
-            best.append((float(_lows(np.array([n]), n, share)[0]), false))
+            found.append((float(rate_lows(hits, n, share)), false))
+            best.append((float(rate_lows(n, n, share)), false))
     name, confidence = "ranks", 1 - alpha
     epsilons = [epsilon_of_rates(*one, delta) for one in found]
     epsilon_ceilings = [epsilon_of_rates(*one, delta) for one in best]
@@ -361,22 +363,6 @@ def _both(
 def _ranks(count: int) -> list[int]:
     """1, 2, 4, ... up to half of the scores."""
     return [2**power for power in range(max(1, int(math.log2(max(2, count // 2))) + 1))]
-
-
-def _lows(hits: NDArray[np.int64], runs: int, share: float) -> Floats:
-    """Lower bounds of rates, each too large with a chance of `share`."""
-    safe = np.maximum(hits, 1)
-    found: Floats = np.where(hits > 0, scipy.special.betaincinv(safe, runs - safe + 1, share), 0.0)
-    return found
-
-
-def _highs(hits: NDArray[np.int64], runs: int, share: float) -> Floats:
-    """Upper bounds of rates, each too small with a chance of `share`."""
-    safe = np.minimum(hits, runs - 1)
-    found: Floats = np.where(
-        hits < runs, scipy.special.betaincinv(safe + 1, runs - safe, 1 - share), 1.0
-    )
-    return found
 
 
 def _at_most(scores: Floats, pairs: float) -> Floats:
