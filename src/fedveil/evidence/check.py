@@ -104,7 +104,7 @@ def check_promises(
         checks += files(report, raw, values)
     except FieldError:
         raise
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise damaged("REPORT", report, error, "restore the file") from error
     return list(map(_without_reason, checks))
 

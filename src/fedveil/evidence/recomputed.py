@@ -7,7 +7,7 @@ sensitivity and a scale. Their promise may not be smaller than these give, and `
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import inf, isclose, sqrt
+from math import inf, isclose, isfinite, sqrt
 from types import MappingProxyType
 from typing import Any
 
@@ -84,6 +84,8 @@ def _fault_of_draws(entry: Entry, whole: float) -> str:
     summed = promise.trust in ("trusted sum", "secure sum")
     if any(_counted(draw) < 1 or _counted(draw) > (whole if summed else 1) for draw in spend.draws):
         return "its draws count on the noise of more parties than there are"
+    if not all(isfinite(_moved_by_noise(draw) * sqrt(draw.steps)) for draw in spend.draws):
+        return "no promise is as weak as its draws carry"
     if promise.group != 1:
         return "its promise is for a group, and its draws are for one unit"
     bounds = [promise.bound] if spend.charge is None else [promise.bound, GDP(spend.charge)]
@@ -108,7 +110,7 @@ def _covers(bound: Bound, draws: Sequence[Draw]) -> bool:
     if isinstance(bound, GDP):
         return bound.mu >= mu * (1 - SLACK) and _slope_covers(bound.mu_per_distance, draws)
     if isinstance(bound, ZCDP):
-        return bound.rho >= mu**2 / 2 * (1 - 2 * SLACK)
+        return bound.rho >= mu * mu / 2 * (1 - 2 * SLACK)
     return isinstance(bound, PLD) and len(draws) == 1 and _among(dict(bound.events), draws[0])
 
 
@@ -180,6 +182,8 @@ def _below_scale(entry: Entry, whole: float) -> bool:
     ):
         return False
     shares = whole if guarantee.trust in ("trusted sum", "secure sum") else 1.0
+    if not shares > 0:  # nobody's noise counts
+        return True
     least = spend.sensitivity / (spend.scale[0] * sqrt(shares))
     if isinstance(guarantee.bound, GDP):
         return guarantee.bound.mu < least * (1 - SLACK)

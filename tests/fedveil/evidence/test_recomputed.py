@@ -174,6 +174,24 @@ def test_a_sum_counts_on_no_more_parties_than_the_run_s_first_line_binds():
     assert faults(replace(spend, draws=(more,)))
 
 
+def test_a_sum_of_whose_noise_nothing_counts_is_refused():
+    spend = RECORDS["a secure sum"].spend()
+    for lost in (4, 5):
+        assert faults(spend, terms={"sum": "secure", "least_sites": 4, "colluding": lost})
+
+
+@pytest.mark.parametrize("bound", [GDP(1.0), ZCDP(1.0)])
+@pytest.mark.parametrize(
+    "changes",
+    [{"moved": 1e300, "noise": 1e-300}, {"moved": 1e200}, {"noise": 5e-324}, {"steps": 10**18}],
+)
+def test_draws_beyond_every_number_are_a_fault_and_no_traceback(bound, changes):
+    spend = RECORDS["full batches"].spend()
+    draw = replace(spend.draws[0], **changes)
+    promise = replace(spend.guarantee, bound=bound)
+    assert faults(replace(spend, guarantee=promise, draws=(draw,)))
+
+
 def test_a_forged_line_is_a_fault_of_its_run_and_one_without_draws_is_told_apart():
     told = {
         "trust": "local",
