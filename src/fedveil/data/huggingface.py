@@ -1,6 +1,5 @@
 """Data sets that were saved by Hugging Face's `datasets` with ``save_to_disk``."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,7 +12,7 @@ from fedveil.data.frames import TableSpec, from_rows, labelled
 from fedveil.data.pictures import MAX_PIXELS, MODES, size_of, stack
 from fedveil.data.rows import Rows
 from fedveil.data.sets import DataSet, MissingDataError
-from fedveil.data.table import INDEX
+from fedveil.data.table import row_indices
 from fedveil.errors import FieldError, nearest, require_choice, require_count, require_positive
 from fedveil.registry import optional
 
@@ -180,8 +179,7 @@ def _frame(name: str, split: Any, spec: TableSpec, pictures: Sequence[str]) -> R
             return names[value] if is_number and 0 <= value < len(names) else None
 
         frame[spec.target] = [name_of(value) for value in frame[spec.target]]
-    index = [column for column in frame.columns if re.fullmatch(INDEX, str(column))]
-    return Rows(name, frame, index=tuple(index))
+    return Rows(name, frame, index=row_indices(frame))
 
 
 def _stacked(name: str, split: Any, column: str, how: Mapping[str, Any]) -> Tensor:

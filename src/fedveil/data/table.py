@@ -4,11 +4,11 @@ import codecs
 import gzip
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedveil.data.frames import TableSpec, from_rows
 from fedveil.data.rows import Rows
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 UNNAMED = "Unnamed: 0"  # name that pandas.read_csv gives to a first column without one
-INDEX = r"Unnamed: \d+|__index_level_\d+__"  # names that pandas gives to a row index that it wrote or read
+RESET = "index"  # name that reset_index gives to one: a column of that name may also be an input
+INDEX = r"Unnamed: \d+|__index_level_\d+__|level_\d+"  # names that pandas gives to a row index that it wrote or read
 _UTF8 = (
     """name what it is, data.encoding = 'cp1252' (Windows) or 'latin-1', say, or save it as UTF-8"""
 )
@@ -125,7 +126,7 @@ def read_table(
     elif name.endswith((".csv", ".csv.gz")):
         content = _text(field, file, encoding, _unpacked(field, file, max_bytes))
         frame, lines = _csv(field, file, separator, max_rows, content)
-        index = tuple(column for column in frame.columns if re.fullmatch(INDEX, column))
+        index = row_indices(frame)
     else:
         raise FieldError(field, str(file), "must end in .csv, .csv.gz or .parquet")
     if not len(frame):
@@ -240,6 +241,24 @@ def _require_separated(name: str, header: str, separator: str) -> None:
             )
 
 
+def row_indices(frame: "pandas.DataFrame", written: Collection[Any] = ()) -> tuple[str, ...]:
+    """Return the columns in which pandas numbers the rows.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The rows.
+    written : collection
+        Columns that a file itself says to be its index.
+    """
+    found: list[str] = []
+    for name in frame.columns:
+        known = name in written or re.fullmatch(INDEX, str(name)) is not None
+        if known or (name == RESET and _numbers_rows(frame[name].astype("string"))):
+            found.append(name)
+    return tuple(found)
+
+
 def _numbers_rows(values: "pandas.Series[str]") -> bool:
     """Return whether a column without a name is the index that ``DataFrame.to_csv`` writes: a whole number a row."""
     are_whole = bool(values.str.fullmatch(r"\d+", na=False).all())
@@ -332,9 +351,8 @@ def _parquet(
                 raise FieldError(f"{file.name}, header", names, "must name each column once")
             metadata = stored.schema_arrow.pandas_metadata or {}
             written = metadata.get("index_columns", ())
-            index = [name for name in names if name in written or re.fullmatch(INDEX, name)]
             frame = stored.read().to_pandas(ignore_metadata=True)
-            return frame, tuple(index)
+            return frame, row_indices(frame, written)
     except failures as error:
         if isinstance(error, FieldError):
             raise

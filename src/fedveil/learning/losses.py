@@ -378,7 +378,7 @@ def predict(
     outputs: list[Tensor] = []
     with evaluating(module), torch.no_grad():
         for start in range(0, len(x), batch):
-            rows = inputs(x[start : start + batch])
+            rows = inputs(x[start : start + batch].clone())  # the model may write into them
             answer = torch.func.functional_call(module, state, (rows,))
             outputs.append(outputs_of(answer).cpu())
     return torch.cat(outputs)

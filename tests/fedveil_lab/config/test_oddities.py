@@ -60,6 +60,11 @@ def test_clients_with_the_same_examples_are_named():
     others = [(torch.rand(9, 3), y) for _ in range(2)]
     with pytest.warns(RunWarning, match=r"\(1, 3\)"):
         fv.Federation(model=nn.Linear(3, 2), clients=[others[0], (x, y), others[1], (x.clone(), y)])
+    shuffled = torch.tensor([4, 2, 0, 8, 1, 6, 7, 3, 5])
+    clients = [others[0], (x, y), others[1], (x[shuffled], y[shuffled])]
+    with pytest.warns(RunWarning, match=r"\(1, 3\)"):
+        fv.Federation(model=nn.Linear(3, 2), clients=clients)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fv.Federation(model=nn.Linear(3, 2), clients=[*others, (x, y)])
+        fv.Federation(model=nn.Linear(3, 2), clients=[(x, y), (x[shuffled], y)])
