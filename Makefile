@@ -82,7 +82,7 @@ crash: $(TEST)  ## kill runs at every step and at random moments, and go on with
 hostile: $(TEST)  ## play a hostile server and hostile clients, 28,000 games and cases, 20,000 policies and 30,000 orders of them, forged reports; prints the figures
 	@$(PYTEST) -n 0 -s -m slow tests/hostile $(PYTEST_ARGS)
 
-fuzz: $(TEST)  ## read a hundred thousand hostile inputs (30 minutes): files, configurations, ledgers, messages, reports
+fuzz: $(TEST)  ## read a hundred thousand hostile inputs (10 minutes): files, configurations, ledgers, messages, reports
 	@FUZZ=1 $(PYTEST) -m slow tests/fuzz $(PYTEST_ARGS)
 
 fresh: $(TEST)  ## every page, help, preset and module in a process of its own
