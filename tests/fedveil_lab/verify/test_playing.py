@@ -248,3 +248,18 @@ def test_a_verdict_that_is_not_refuted_is_never_called_true():
     assert not found.refuted
     assert math.isfinite(found.measured.best("epsilon").ceiling)
     assert found.answer.startswith(("not refuted", "out of reach"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--scores", "s.csv", "--rows", "runs", "--claim", CLAIM, "--steps", "noise_multiplier=1"],
+        ["--rows", "runs"],
+        ["--steps", "noise_multiplier=1", "--claim", CLAIM, "--rows", "runs"],
+    ],
+)
+def test_an_option_that_the_subject_does_not_read_is_refused(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["verify", *options])
+    assert result.exit_code == 2
+    assert options[-2] in result.output

@@ -89,6 +89,7 @@ def verify(
     say the same as the options, below [verify] and [verify.steps].
     """  # noqa: D301 - the control character itself, by which click leaves the lines below it alone
     with refusals():
+        _refuse_unread(scores, rows, steps)
         if subject is None and scores is None and claim is None and steps is None:
             from fedveil_lab.cli.own_methods import verify_own
 
@@ -104,6 +105,16 @@ def verify(
             effort = {"runs": runs, "seconds": seconds, "seed": seed, "alpha": alpha}
             judged = _played(subject, claim, steps, sizes, without, effort, timeout)
         _keep(judged, out)
+
+
+def _refuse_unread(scores: Path | None, rows: str | None, steps: str | None) -> None:
+    """Refuse an option that the subject does not read."""
+    from fedveil.errors import FieldError
+
+    if scores is None and rows is not None:
+        raise FieldError("--rows", rows, "says what a score is of: it goes with --scores")
+    if scores is not None and steps is not None:
+        raise FieldError("--steps", steps, "goes with a mechanism, or without any subject")
 
 
 def _scored(
