@@ -16,7 +16,7 @@ from fedveil.data.rows import Rows
 from fedveil.data.sets import DataSet
 from fedveil.data.several import are_lists, held_labels
 from fedveil.data.values import spelt_twice
-from fedveil.errors import FieldError, nearest, require_choice
+from fedveil.errors import FieldError, nearest, require_a, require_choice
 
 Columns = Mapping[str, Any] | Sequence[str]
 Classes = int | Sequence[str]
@@ -75,6 +75,7 @@ class TableSpec:
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
         require_choice("data.scale", self.scale, SCALES)
+        self._require_kinds()
         require_choice("data.outside", self.outside, ("refuse", "clip"))
         self._require_target()
         self._require_columns()
@@ -86,6 +87,22 @@ class TableSpec:
         require_roles(roles)
         for name in self.missing or ():
             self.gap(name)
+
+    def _require_kinds(self) -> None:
+        """Refuse options of another kind: a file of settings is checked earlier, a call from Python here."""
+        for option in ("target", "client_column", "person"):
+            require_a(f"data.{option}", getattr(self, option), str, "must be the name of a column")
+        gaps = 'must be a mapping of columns, such as {"bp": 120}'
+        require_a("data.missing", self.missing or {}, Mapping, gaps)
+        inputs = "must be a list of columns, or a mapping of each to its range or texts"
+        require_a("data.columns", self.columns, (Mapping, Sequence), inputs)
+        for name in self.columns:
+            require_a("data.columns", name, str, inputs)
+        require_a("data.classes", self.classes, (int, Sequence), "must be names, or their number")
+        require_a("data.absent", self.absent, Sequence, "must be a list of class numbers")
+        for label in self.absent:
+            require_a("data.absent", label, int, "must be a list of class numbers")
+        require_a("data.target_range", self.target_range, Sequence, "must be [low, high]")
 
     def _require_target(self) -> None:
         """Refuse a target that is neither classes nor a range, or both."""

@@ -14,7 +14,7 @@ from fedveil.data.frames import TableSpec, from_rows
 from fedveil.data.rows import Rows
 from fedveil.data.sets import DataSet, MissingDataError
 from fedveil.data.values import PLAIN, Style, is_number, is_time, pandas_module
-from fedveil.errors import FieldError, require_count, require_positive
+from fedveil.errors import FieldError, require_a, require_count, require_positive
 from fedveil.registry import optional
 
 if TYPE_CHECKING:
@@ -112,6 +112,8 @@ def read_table(
     encoding : str
         Of CSV.
     """
+    require_a(field, path, (str, Path), "must be the path of a table")
+    require_a("data.separator", separator, str, "must be one character")
     file = Path(path).expanduser()
     if not file.is_file():
         raise MissingDataError(

@@ -266,3 +266,29 @@ def test_parquet(tmp_path, file):
         load("table", path=tmp_path / "d.parquet", **DECLARED)
     with pytest.raises(FieldError, match=r"raise data\.max_rows"):
         load("table", path=tmp_path / "a.parquet", max_rows=3, **DECLARED)
+
+
+KINDS = {
+    "missing": ["indicator", 3, ["v"]],
+    "columns": [3, None, {3: [0, 1]}],
+    "classes": [2.5],
+    "target": [3, None, ["ill"]],
+    "client_column": [3, ["age"]],
+    "person": [3, ["age"]],
+    "target_range": [3],
+    "absent": [3, "x"],
+    "path": [3, None],
+    "separator": [3],
+}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [(o, v) for o, values in KINDS.items() for v in values]
+)
+def test_an_option_of_another_kind_is_refused_by_its_name(tmp_path, option, value):
+    path = tmp_path / "kinds.csv"
+    path.write_text("age,v,ill\n" + "3,1,0\n7,2,1\n" * 4)
+    how = {"path": str(path), "target": "ill", "classes": 2, "scale": "none", option: value}
+    with pytest.raises(FieldError) as refused:
+        load("table", **how)
+    assert refused.value.field == f"data.{option}"
