@@ -13,6 +13,7 @@ from fedveil.data.leaf import turned
 from fedveil.data.sets import find, locate
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil_studies.data import BLOODMNIST, CIFAR10_SUBSET, MNIST_BY_WRITER, writers
+from fedveil_studies.data.scattering import scattered
 
 # The names of the official set, in the order of its labels.
 BLOOD_CLASSES = (
@@ -81,6 +82,7 @@ def load_mnist_by_writer(
     features: int = 0,
     measured: str = "rest",
     most: int = 0,
+    scattering: int = 0,
 ) -> DataSet:
     """Load MNIST, handwritten digits [1, 28, 28], with its writers as natural clients.
 
@@ -104,13 +106,21 @@ def load_mnist_by_writer(
         With `features`, which half; or the public writers.
     most : int
         The first so many images of each writer; 0: all.
+    scattering : int
+        Scattering features in the place of pixels, so many, of length 1 (`fedveil_studies.data.scattering`). They are
+        computed once, in some minutes, and cached. 0: pixels.
 
     Raises
     ------
     MissingDataError
         If the file is absent.
+    FieldError
+        If there are other images than MNIST's, or two kinds of features are asked for.
     """
     require_choice("data.person", person, ("", "writer"))
+    if require_count("data.scattering", scattering, least=0) and (features or rotated):
+        accepted = "is of digits as they are: leave out features and rotated"
+        raise FieldError("data.scattering", scattering, accepted)
     require_choice("data.measured", measured, ("rest", "tuning", "public"))
     arrays = arrays_of("mnist-by-writer", MNIST_BY_WRITER, [*PARTS, "train_writer", "test_writer"])
     for half in ("train", "test") if rotated != 0 else ():
@@ -126,6 +136,8 @@ def load_mnist_by_writer(
     group = owner if person else None
     licence = "CC BY-SA 3.0 (MNIST), BSD-3-Clause (writers)"
     dataset = replace(dataset, owner=owner, owners=owners, group=group, note=note, licence=licence)
+    if scattering:
+        dataset = scattered(dataset, scattering)
     if require_count("data.features", features, least=0):
         dataset = writers.with_components(
             dataset, torch.from_numpy(arrays["test_writer"]), features, measured

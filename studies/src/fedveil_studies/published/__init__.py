@@ -21,6 +21,7 @@ study = Study.of(__name__)
 CHOSEN_ON = "breast"  # rounds, clip and rate come from another table of patients, so no number of this one is read
 BASELINE_RATE = 0.5  # without privacy; the rate that was best there, 12, oscillates on these data
 CAP = 5  # stays of a patient that are used
+DIGITS, SILOS = 60_000.0, {"one": 1, "ten": 10}
 PATIENTS, STAYS = (
     4479.0,
     6196.0,
@@ -29,18 +30,21 @@ PATIENTS, STAYS = (
 
 @study.adjust
 def settled(values: dict[str, Any], scale: ScaleOf, _flags: frozenset[str]) -> None:
-    """Set what is not read on these data: borrowed for hearts, chosen on other patients for stays."""
+    """Set what is not read on these data: borrowed for hearts, chosen on other patients or other digits else."""
     scenario = values["name"].split("-")[0]
-    if scenario in ("stays", "group"):
-        settle(scenario, values, scale)
-    else:
+    if scenario in ("heart", "own"):
         borrow(values, scale)
+    else:
+        settle(scenario, values, scale)
 
 
 def settle(scenario: str, values: dict[str, Any], scale: ScaleOf) -> None:
     """Set rounds, clip and rate as tuned.csv has them; where single stays are clipped, the noise covers all of hers."""
     privacy, data = values["privacy"], values["data"]
-    data["part"] = "rest"
+    if scenario in ("stays", "group"):
+        data["part"] = "rest"
+    if scenario == "one":
+        data["clients"] = 1
     plain = privacy["method"] == "vanilla"
     line = (
         ("", "")
@@ -56,7 +60,10 @@ def settle(scenario: str, values: dict[str, Any], scale: ScaleOf) -> None:
         return
     shared = {key: privacy[key] for key in ("method", "sum", "delta")}
     method = {**shared, "clip": float(chosen["clip"]), "rounds": values["rounds"]}
-    if scenario == "group":
+    if scenario in SILOS:
+        digits = DIGITS / SILOS[scenario]
+        values["privacy"] = {**method, "epsilon": privacy["epsilon"], "examples": digits}
+    elif scenario == "group":
         data["most"] = CAP
         noise = CAP * least_noise(privacy["epsilon"], privacy["delta"], values["rounds"])
         values["privacy"] = {**method, "examples": STAYS, "noise_multiplier": noise}

@@ -1,0 +1,202 @@
+"""Scattering features of grey images: two layers of Morlet wavelets, a fixed public transform that reads no data.
+
+Source: Bruna and Mallat 2013 (arXiv 1203.1513), with J = 2 scales and L = 8 directions, as Tramèr and Boneh 2021
+(arXiv 2011.11660) use it for private training. Each image [28, 28] becomes 81 averaged maps [7, 7]: the image, 16
+moduli of one wavelet, 64 moduli of two.
+
+All maps are computed at full resolution and thinned once, with the last average.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedveil.data import DataSet
+from fedveil.data.sets import cache_folder
+from fedveil.errors import FieldError
+
+SCALES, DIRECTIONS = 2, 8
+MARGIN = 4  # pixels of reflection on each side
+STRIDE = 2**SCALES
+MAPS = 1 + SCALES * DIRECTIONS + DIRECTIONS**2
+AT_ONCE = 250  # images a step, so that memory stays small
+VERSION = 1  # of the cached copies
+
+
+def scattering(images: Tensor) -> Tensor:
+    """Compute the scattering coefficients of images.
+
+    Parameters
+    ----------
+    images : Tensor
+        [N, H, W], H and W multiples of 4 and at least 8.
+
+    Returns
+    -------
+    Tensor
+        [N, 81, H / 4, W / 4], float32, not negative but for the first map.
+    """
+    height, width = images.shape[-2:]
+    found = [_coefficients(part, height, width) for part in images.split(AT_ONCE)]
+    return torch.cat(found)
+
+
+def features_of(images: Tensor, count: int) -> Tensor:
+    """Compute features of length 1 from images alone, each image by itself.
+
+    Each map of an image is standardised by its own mean and deviation, the whole is scaled to length 1, turned to
+    `count` directions that were drawn once, and scaled to length 1 again. Nothing here is learned from data.
+
+    Parameters
+    ----------
+    images : Tensor
+        [N, H, W], float32; see `scattering`.
+    count : int
+        Number of directions, at most 81 H W / 16.
+
+    Returns
+    -------
+    Tensor
+        [N, count], float32.
+
+    Raises
+    ------
+    FieldError
+        For more directions than coefficients.
+    """
+    coefficients = MAPS * (images.shape[1] // STRIDE) * (images.shape[2] // STRIDE)
+    if count > coefficients:
+        raise FieldError("data.scattering", count, f"must be at most {coefficients}")
+    turn = directions(coefficients, count)
+    return torch.cat([_turned(scattering(part), turn) for part in images.split(AT_ONCE)])
+
+
+@cache
+def directions(coefficients: int, count: int) -> Tensor:
+    """Draw orthonormal directions [coefficients, count], the same for everybody."""
+    drawn = torch.randn(coefficients, count, generator=torch.Generator().manual_seed(0))
+    return torch.linalg.qr(drawn).Q
+
+
+def _turned(maps: Tensor, turn: Tensor) -> Tensor:
+    centred = maps - maps.mean((2, 3), keepdim=True)
+    deviation = centred.square().mean((2, 3), keepdim=True).sqrt()
+    unit = F.normalize((centred / (deviation + 1e-5)).flatten(1), dim=1)
+    return F.normalize(unit @ turn, dim=1)
+
+
+def _coefficients(images: Tensor, height: int, width: int) -> Tensor:
+    average, wavelets = _filters(height + 2 * MARGIN, width + 2 * MARGIN)
+    reflected = [MARGIN] * 4
+    padded = F.pad(images[:, None].to(torch.float32), reflected, mode="reflect")[:, 0]
+    spectrum = torch.fft.fft2(padded)
+    fine, coarse = wavelets
+    firsts, seconds = [], []
+    for wavelet in fine:
+        modulus = torch.fft.ifft2(spectrum * wavelet).abs()
+        firsts.append(modulus)
+        inner = torch.fft.fft2(modulus)
+        seconds += [torch.fft.ifft2(inner * second).abs() for second in coarse]
+    firsts += [torch.fft.ifft2(spectrum * wavelet).abs() for wavelet in coarse]
+    maps = torch.stack([padded, *firsts, *seconds], dim=1)
+    return (maps.flatten(2) @ average).unflatten(2, (height // STRIDE, width // STRIDE))
+
+
+@cache
+def _filters(height: int, width: int) -> tuple[Tensor, list[list[Tensor]]]:
+    """Return what averages and thins, [height * width, places], and spectra of the wavelets by scale and direction."""
+    kernel = _gabor(height, width, 0.8 * 2 ** (SCALES - 1), 0.0, 0.0, 1.0).real
+    rows, columns = (range(MARGIN, size - MARGIN, STRIDE) for size in (height, width))
+    places = [np.roll(kernel, (row, column), (0, 1)).ravel() for row in rows for column in columns]
+    average = torch.from_numpy(np.stack(places, axis=1).astype(np.float32))
+    angles = [(DIRECTIONS // 2 - 1 - k) * np.pi / DIRECTIONS for k in range(DIRECTIONS)]
+    wavelets = [
+        [_spectrum(_morlet(height, width, scale, angle)) for angle in angles]
+        for scale in range(SCALES)
+    ]
+    return average, wavelets
+
+
+def _morlet(height: int, width: int, scale: int, angle: float) -> NDArray[Any]:
+    """Return a Morlet wavelet: a Gabor less as much of its envelope that the sum is 0."""
+    deviation, frequency, slant = 0.8 * 2**scale, 0.75 * np.pi / 2**scale, 4 / DIRECTIONS
+    wave = _gabor(height, width, deviation, angle, frequency, slant)
+    envelope = _gabor(height, width, deviation, angle, 0.0, slant)
+    return wave - wave.sum() / envelope.sum() * envelope
+
+
+def _gabor(
+    height: int, width: int, deviation: float, angle: float, frequency: float, slant: float
+) -> NDArray[Any]:
+    """Return a periodic Gabor: a Gaussian envelope of integral 1, turned by `angle`, times a plane wave."""
+    found = np.zeros((height, width), dtype=np.complex128)
+    for rows, columns in _periods(height, width):
+        along = rows * np.cos(angle) + columns * np.sin(angle)
+        across = columns * np.cos(angle) - rows * np.sin(angle)
+        envelope = np.exp(-(along**2 + (slant * across) ** 2) / (2 * deviation**2))
+        found += envelope * np.exp(1j * frequency * along)
+    return found * slant / (2 * np.pi * deviation**2)
+
+
+def _periods(height: int, width: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """Yield coordinates of the grid and of its shifts by up to two periods each way."""
+    rows, columns = np.mgrid[0:height, 0:width]
+    for down in range(-2, 3):
+        for right in range(-2, 3):
+            yield rows + down * height, columns + right * width
+
+
+def _spectrum(kernel: NDArray[Any]) -> Tensor:
+    """Return the spectrum of a kernel; it is real, because kernels are symmetric about the origin."""
+    return torch.from_numpy(np.fft.fft2(kernel).real.astype(np.float32))
+
+
+def scattered(dataset: DataSet, count: int) -> DataSet:
+    """Return a set of grey images [N, 1, H, W] with scattering features in the place of pixels."""
+    assert dataset.test_x is not None
+    x, test_x = (_cached(dataset.name, half[:, 0], count) for half in (dataset.x, dataset.test_x))
+    return replace(dataset, x=x, test_x=test_x)
+
+
+def _cached(name: str, images: Tensor, count: int) -> Tensor:
+    """Compute the features of images [N, H, W] once, and keep them in the cache folder.
+
+    A checksum of the images is part of the copy's name, so that other images have another copy.
+    """
+    checksum = hashlib.sha256(images.contiguous().numpy().tobytes()).hexdigest()[:12]
+    path = cache_folder() / f"{name}-scattering-{VERSION}-{count}-{checksum}.npy"
+    stored = _read(path, (len(images), count))
+    if stored is None:
+        stored = features_of(images, count).numpy()
+        with suppress(OSError):  # without a cache they are computed again
+            _write(path, stored)
+    return torch.from_numpy(stored)
+
+
+def _read(path: Path, shape: tuple[int, int]) -> NDArray[Any] | None:
+    try:
+        stored = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    whole = stored.shape == shape and stored.dtype == np.float32
+    return stored if whole else None
+
+
+def _write(path: Path, features: NDArray[Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        part = Path(folder, path.name)
+        np.save(part, features)
+        os.replace(part, path)
