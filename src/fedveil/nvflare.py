@@ -36,7 +36,7 @@ class FedVeilController(ServerController):
 
     def folder(self, path: Path) -> ServerFolder:
         """Make the run's folder, below the job's."""
-        return ServerFolder(path)
+        return ServerFolder(path, keep=self.keep or ())
 
 
 def protect(

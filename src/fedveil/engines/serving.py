@@ -96,6 +96,9 @@ class RunKeeper(Protocol):
     def begin(self, run: str, delta: float) -> None:
         """Bind what the run is, before anything is asked: the framework's id, by which clients' own ledgers know it."""
 
+    def record(self, broadcast: Broadcast, replies: Mapping[int, Releases], models: Tensor) -> None:
+        """Keep what was asked for of a round, if anything was."""
+
     def finish_round(self, log: Round, metrics: Mapping[str, float], standing: Standing) -> None:
         """Make a round durable, before its models are handed over."""
 
@@ -297,6 +300,7 @@ class Serving:
             self._spent(log),
         )
         if self._folder is not None:
+            self._folder.record(broadcast, answers.replies, opened.models)
             self._folder.finish_round(log, self.metrics, self._standing(log.number, opened.models))
         return opened.models, log
 

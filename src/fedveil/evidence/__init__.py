@@ -10,6 +10,7 @@ _OFFERED = {  # by module; a whole module stands under its package
     "fedveil.evidence.carried": "CLIENT VALIDATION Carried Promises",
     "fedveil.evidence.check": "FORMAT REPORT Checked check_promises encoded rule_of set_values",
     "fedveil.evidence.costs": "NEIGHBOURS advice_tables plan_table reading_table spent_of used_of",
+    "fedveil.evidence.server_rounds": "KeptRound kept_rounds",
     "fedveil.evidence.numerics": "NUMERICS numerics_of versions",
     "fedveil.evidence.opening": "opening_of_server parties_of terms_of",
     "fedveil.evidence.releases": "release_csv release_rows",
@@ -74,6 +75,8 @@ if TYPE_CHECKING:
     from fedveil.evidence.rows import rows_csv as rows_csv
     from fedveil.evidence.server_folder import ServerFolder as ServerFolder
     from fedveil.evidence.server_folder import run_of as run_of
+    from fedveil.evidence.server_rounds import KeptRound as KeptRound
+    from fedveil.evidence.server_rounds import kept_rounds as kept_rounds
     from fedveil.evidence.standing import rows_of as rows_of
     from fedveil.evidence.standing import summary_so_far as summary_so_far
     from fedveil.evidence.summary import REPRODUCIBLE as REPRODUCIBLE

@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -18,6 +18,7 @@ from fedveil.engines.serving import Serving, Standing
 from fedveil.errors import FieldError, LedgerError, require_a
 from fedveil.evidence.opening import opening_of_server
 from fedveil.evidence.rows import METRICS_CSV, METRICS_FILE, Row, row_of, rows_csv
+from fedveil.evidence.server_rounds import refuse_clear_updates, require_keeps, write_round
 from fedveil.evidence.standing import FOLDER as CHECKPOINT
 from fedveil.evidence.standing import OF_QUOTES, SUMMARY, read_standing, rows_of, write_standing
 from fedveil.evidence.summary import REPRODUCIBLE, core_of, write_result
@@ -34,7 +35,7 @@ from fedveil.home.description import Description
 from fedveil.layout import Layout
 from fedveil.logs import logger
 from fedveil.mechanisms import Source
-from fedveil.methods import Method
+from fedveil.methods import Broadcast, Method, Releases
 from fedveil.reading import json_of
 
 _LOG = logger("flwr")
@@ -54,6 +55,10 @@ class ServerFolder:
         Whether to go on with the run in the folder, from its last checkpoint and its ledger alone. The release of a
         round is stored before it is handed over, and handed over again at no cost. If a round has its ledger line but
         not its models, it is done again, with fresh noise and fresh training, and charged again.
+    keep : collection of {"models", "updates"}
+        What to keep of each round in the folder ``rounds``, for `fedveil audit --recorded`: the models before and after
+        it, and each site's answer. Models are released, so keeping them costs nothing. Answers are kept under local
+        trust, or without a promise.
 
     Attributes
     ----------
@@ -69,6 +74,7 @@ class ServerFolder:
         about: Description | None = None,
         *,
         resume: bool = False,
+        keep: Collection[str] = (),
     ) -> None:
         if about is not None:
             require_a(
@@ -76,6 +82,7 @@ class ServerFolder:
             )
         require_a("resume", resume, bool, "must be True or False")
         self.path, self.about, self.resume = Path(path), about, resume
+        self._keep = require_keeps(keep)
         self.opened, self.run = False, ""
         self.standing: Standing | None = None
         self._finished = False
@@ -96,10 +103,12 @@ class ServerFolder:
         Raises
         ------
         FieldError
-            If the folder is in use, or lacks one of the rounds that are done.
+            If the folder is in use or lacks one of the rounds that are done, or if answers are to be kept on which a
+            promise rests.
         LedgerError
             If its ledger was edited.
         """
+        refuse_clear_updates(method, self._keep)
         if self.resume:
             require_resumable(self.path, method)
         elif done:
@@ -175,6 +184,10 @@ class ServerFolder:
         """Values that may not change when the run goes on; the ledger's first line binds the rest."""
         shapes = {name: list(shape) for name, shape in self._layout.shapes.items()}
         return {"method": self._method.name, "rounds": self._planned, "layout": shapes}
+
+    def record(self, broadcast: Broadcast, replies: Mapping[int, Releases], models: Tensor) -> None:
+        """Keep what was asked for of a round: models, answers."""
+        write_round(self.path, self._keep, broadcast, replies, models)
 
     def finish_round(
         self,

@@ -273,13 +273,59 @@ def one_run(
     coins, m = np.arange(len(guessed)) < len(first), len(guessed)
     if m < 10:
         raise FieldError("canaries", m, "must be at least 10, in and out together")
-    order, sure = np.argsort(guessed, kind="stable"), 1 - (1 - confidence) / len(shares)
+    order = np.argsort(guessed, kind="stable")
     tried = []  # right guesses, and guesses
     for share in shares:
         half = max(1, round(share * m / 2))
         guesses = min(2 * half, m)
         low, high = order[: guesses - guesses // 2], order[m - guesses // 2 :]
         tried.append((int((~coins[low]).sum() + coins[high].sum()), guesses))
+    return _of_guesses(tried, m, delta, confidence)
+
+
+def paired_run(
+    differences: ArrayLike,
+    *,
+    delta: float = 0.0,
+    confidence: float = CONFIDENCE,
+    shares: Sequence[float] = SHARES,
+) -> OneRun:
+    """Bounds from pairs of one run, of which a fair coin each put one in and left the other out; see `one_run`.
+
+    A coin that falls otherwise replaces one by the other: the bounds are of that. The adversary guesses that the one
+    with the higher score is in, about those pairs whose scores differ most. Equal scores are guessed wrong.
+
+    Parameters
+    ----------
+    differences : array
+        [m], score of the one that is in less that of the other; at least ten.
+    delta, confidence : float
+        Of the bounds.
+    shares : sequence of float
+        Of the pairs, about which is guessed.
+
+    Raises
+    ------
+    FieldError
+        For fewer than ten pairs.
+    """
+    found = np.asarray(differences, dtype=np.float64).reshape(-1)
+    m = len(found)
+    if m < 10:
+        raise FieldError("pairs", m, "must be at least 10")
+    order = np.argsort(-np.abs(found), kind="stable")
+    tried = []  # right guesses, and guesses
+    for share in shares:
+        guesses = max(1, round(share * m))
+        tried.append((int((found[order[:guesses]] > 0).sum()), guesses))
+    return _of_guesses(tried, m, delta, confidence)
+
+
+def _of_guesses(
+    tried: Sequence[tuple[int, int]], m: int, delta: float, confidence: float
+) -> OneRun:
+    """Bounds of several numbers of guesses (right ones, and all), which share the error."""
+    sure = 1 - (1 - confidence) / len(tried)
     mu = [mu_bound_of_guesses(right, n, m, sure) for right, n in tried]
     correct, guesses = tried[int(np.argmax(mu))]
     return OneRun(

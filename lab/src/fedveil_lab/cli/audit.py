@@ -1,5 +1,6 @@
 """Attacks on a federation: `fedveil audit`."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,8 @@ COLLUDERS = "Clients that pool what they sent, the one that asks included; defau
 SHADOW = "What is known of the target's data: clean (default), noisy, partial or public."
 OUT_WORLD = """In the target's place: replace (by anybody), twin (by one like it), remove, empty, itself (a check). \
 Default: what the guarantee's relation stands for."""
+RECORDED = """Attack what the run's folder holds, and train nothing anew; --attack: membership, participation, inversion."""
+CONFIGURED = "With --recorded: whose [data] and [model] describe a server's folder, with its --set and --seed."
 IMAGES = "For inversion: images that each client trains on; default: 1."
 
 
@@ -52,6 +55,8 @@ def audit(
     shadow: Annotated[str | None, typer.Option(metavar="KIND", help=SHADOW)] = None,
     out_world: Annotated[str | None, typer.Option(metavar="KIND", help=OUT_WORLD)] = None,
     images: Annotated[int | None, typer.Option(metavar="N", help=IMAGES)] = None,
+    recorded: Annotated[bool, typer.Option("--recorded", help=RECORDED)] = False,
+    config: Annotated[str | None, typer.Option(metavar="FILE", help=CONFIGURED)] = None,
     double: Annotated[
         bool, typer.Option("--double", help="For inversion: clients train and send float64.")
     ] = False,
@@ -82,14 +87,13 @@ def audit(
       calibrated-loss  lira-online  lira-offline  rmia-online  rmia-offline
       bavaria-online  bavaria-offline  bavaria-n-online
       each of the last two lines also as person-NAME, NAME-update, NAME-trajectory
+    With --recorded, on what the folder of a run or of a deployed server holds:
+      membership  participation  inversion (each as far as what is stored allows it)
     With the studies of papers installed, as the metric privacy paper prints them and not for inference:
       paper-single-shot  paper-multi-round
     """  # noqa: D301 - the control character itself, by which click leaves the lines below it alone
     with refusals() as again:
         from fedveil_lab.config import load
-
-        spec = load(where, assign or [], device=device, seed=seed)
-
         from fedveil_lab.games import game_of, play
         from fedveil_lab.report import audits
         from fedveil_lab.report.progress import Display
@@ -104,8 +108,16 @@ def audit(
         asked: dict[str, Any] = {
             name: value for name, value in options.items() if value is not None
         }
-        built = game_of(spec, game, attack or (), **asked)
-        folder = out or _folder(where, built)
+        built: Game[Judgement]
+        if recorded:
+            asked |= {} if game is None else {"game": game}
+            how: dict[str, Any] = {"assign": assign or [], "device": device, "seed": seed}
+            built = _recorded(where, config, attack or (), asked, how)
+        else:
+            _require_recorded(config)
+            spec = load(where, assign or [], device=device, seed=seed)
+            built = game_of(spec, game, attack or (), **asked)
+        folder = out or (Path(where) / "recorded" if recorded else _folder(where, built))
         again.folder, again.command = folder, "the same command"
         judgement = play(
             built, folder, Display(console_for()), executor=shared.executor_of(executor)
@@ -117,6 +129,48 @@ def audit(
         say(*shown.notes)
         line = f"written to {folder}: {', '.join(shown.write(folder))} ({judgement.values['seconds']:.0f} s)"
         say(line, whole=True)
+
+
+def _recorded(
+    where: str,
+    config: str | None,
+    attacks: Sequence[str],
+    asked: Mapping[str, Any],
+    how: Mapping[str, Any],
+) -> "Game[Judgement]":
+    """The game on what a folder holds.
+
+    Raises
+    ------
+    FieldError
+        For options of games that train anew.
+    """
+    from fedveil.errors import FieldError
+    from fedveil.files import CONFIG
+    from fedveil_lab.config import load
+    from fedveil_lab.games.game import FLAGS
+    from fedveil_lab.games.recorded import RecordedGame
+
+    for name in asked.keys() - {"replicates"}:
+        accepted = "is an option of games that train anew: leave it out, or --recorded"
+        raise FieldError(FLAGS.get(name, f"--{name}"), asked[name], accepted)
+    source = config
+    if source is None and (Path(where) / CONFIG).is_file():
+        source = where
+    configured = None
+    if source is not None:
+        assign = how["assign"]
+        configured = load(source, assign, device=how["device"], seed=how["seed"])
+    return RecordedGame(Path(where), configured, tuple(attacks), **asked)
+
+
+def _require_recorded(config: str | None) -> None:
+    """Refuse a configuration beside the one that is attacked."""
+    from fedveil.errors import FieldError
+
+    if config is not None:
+        accepted = "describes a recorded run: give --recorded, or the configuration in the place of RUN_DIR_OR_CONFIG"
+        raise FieldError("--config", config, accepted)
 
 
 def _folder(where: str, game: "Game[Judgement]") -> Path:

@@ -12,11 +12,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedveil.engines import Seen
 from fedveil.errors import FieldError
-from fedveil_lab.attacks import Verdict
+from fedveil.layout import Layout
+from fedveil.learning import ClientData
+from fedveil_lab.attacks import Received, Verdict
 from fedveil_lab.attacks.membership import (
     MEMBERSHIPS,
     ServerRecords,
@@ -62,27 +64,49 @@ class MembershipView(RecordsView):
     @cached_property
     def _records(self) -> ServerRecords:
         partitions, table = by_round_and_client(self._view.received)
-        held = [self._clients[p] for p in partitions]
-        out_x, out_y = held_out(held)
-        x, y = (
-            torch.cat([getattr(c, part) for c in held] + [out[::2], out[1::2]])
-            for part, out in (("x", out_x), ("y", out_y))
-        )
-        owner = torch.repeat_interleave(
-            torch.arange(len(held)), torch.tensor([len(c.x) for c in held])
-        )
         tools = self._setup.learner.model, self._setup.learner.layout
-        losses = -loss_of_confidence(confidence(*tools, torch.stack(self._globals), x, y))
-        odds = torch.stack(
-            [confidence(*tools, torch.stack([r.model for r in row]), x, y) for row in table]
+        return records_of(
+            [self._clients[p] for p in partitions], tools, torch.stack(self._globals), table
         )
-        persons = None
-        if all(c.person is not None and c.test_person is not None for c in held):
-            who, others = (
-                torch.cat([getattr(c, field) for c in held]) for field in ("person", "test_person")
-            )
-            persons = who, torch.cat([others[::2], others[1::2]])
-        return ServerRecords(losses, odds, y, owner, len(out_x[::2]), persons)
+
+
+def records_of(
+    held: Sequence[ClientData],
+    tools: tuple[nn.Module, Layout],
+    models: Tensor,
+    table: Sequence[Sequence[Received]] | None,
+) -> ServerRecords:
+    """Measure the records of clients: members are what they trained on, every second held-out record is one of others.
+
+    Parameters
+    ----------
+    held : sequence of ClientData
+        K clients.
+    tools : (Module, Layout)
+        The model, and its layout.
+    models : Tensor
+        [R, d], the global model after each round.
+    table : sequence of sequence of Received, optional
+        [rounds][K], what each client sent; None where nobody kept it, and then no attack may ask for odds.
+    """
+    out_x, out_y = held_out(held)
+    x, y = (
+        torch.cat([getattr(c, part) for c in held] + [out[::2], out[1::2]])
+        for part, out in (("x", out_x), ("y", out_y))
+    )
+    owner = torch.repeat_interleave(torch.arange(len(held)), torch.tensor([len(c.x) for c in held]))
+    losses = -loss_of_confidence(confidence(*tools, models, x, y))
+    odds = torch.zeros(0, len(held), len(y))
+    if table is not None:
+        rows = [torch.stack([r.model for r in row]) for row in table]
+        odds = torch.stack([confidence(*tools, row, x, y) for row in rows])
+    persons = None
+    if all(c.person is not None and c.test_person is not None for c in held):
+        who, others = (
+            torch.cat([getattr(c, field) for c in held]) for field in ("person", "test_person")
+        )
+        persons = who, torch.cat([others[::2], others[1::2]])
+    return ServerRecords(losses, odds, y, owner, len(out_x[::2]), persons)
 
 
 @GAMES.register("membership")

@@ -105,6 +105,8 @@ class ServerController(Controller):  # type: ignore[misc]
         Ends the run by the losses of sites that only validate: options of `EarlyStopping`, with a table ``validation``.
     validators : list of str, optional
         Those sites; their `PrivacyFilter` has the same ``validation``. It needs `site_training`.
+    keep : list of str, optional
+        What the run's folder keeps of each round, ``"models"`` or ``"updates"``; see `fedveil.evidence.ServerFolder`.
 
     Attributes
     ----------
@@ -140,9 +142,11 @@ class ServerController(Controller):  # type: ignore[misc]
         public: dict[str, Any] | None = None,
         stopping: dict[str, Any] | None = None,
         validators: list[str] | None = None,
+        keep: list[str] | None = None,
     ) -> None:
         super().__init__()
         self.stopping, self.validators = stopping, validators
+        self.keep = keep
         self._rule = None if stopping is None else stopping_of(stopping)
         if (stopping is None) != (not validators):
             raise FieldError(

@@ -301,7 +301,7 @@ class ReleaseView:
                 examples=data.examples,
                 pixels=self._pixels,
                 reference=self._reference,
-                **_defence(federation, partition),
+                **defence_of(federation, partition),
             )
             received = Received(
                 seen.broadcast.public.round, partition, seen.broadcast.models, model
@@ -324,8 +324,13 @@ def play_round(
     return view.released
 
 
-def _defence(federation: "Federation", partition: int) -> dict[str, Any]:
-    """How the client trained, clipped and noised, as `ServerKnowledge` names it."""
+def defence_of(
+    federation: "Federation", partition: int, spend: Spend | None = None
+) -> dict[str, Any]:
+    """How the client trained, clipped and noised, as `ServerKnowledge` names it.
+
+    `spend` is what the client spent on the release; by default that of the last line of its ledger.
+    """
     local, layout, method = federation.learner.local, federation.layout, federation.method
     if (
         method.noisy is not None
@@ -335,10 +340,11 @@ def _defence(federation: "Federation", partition: int) -> dict[str, Any]:
         deviation = local.rate() * noisy.deviation * sqrt(noisy.steps) / noisy.denominator
         training = replace(local, lr=lr, epochs=noisy.steps, batch_size=count)
         return {"local": training, "example_clip": noisy.clip, "noise": deviation}
-    entries = federation.party(partition).ledger.entries
-    noise = (
-        noise_of(entries[-1].spend, layout) if entries and method.client.trust == "local" else 0.0
-    )
+    if spend is None:
+        entries = federation.party(partition).ledger.entries
+        spend = entries[-1].spend if entries else None
+    local_trust = method.client.trust == "local"
+    noise = noise_of(spend, layout) if spend is not None and local_trust else 0.0
     clip = method.client_clip
     if isinstance(noise, dict) and isinstance(
         clip, float

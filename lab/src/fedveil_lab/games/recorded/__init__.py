@@ -1,0 +1,6 @@
+"""Attacks on what a deployed server stored of a real run: nothing is trained anew."""
+
+from fedveil_lab.games.recorded.game import FAMILIES as FAMILIES
+from fedveil_lab.games.recorded.game import RecordedGame as RecordedGame
+from fedveil_lab.games.recorded.stored import Stored as Stored
+from fedveil_lab.games.recorded.stored import stored_run as stored_run

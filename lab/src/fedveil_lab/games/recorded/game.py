@@ -1,0 +1,182 @@
+"""The game on a recorded run: three families of attacks, each as far as what is stored allows it."""
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fedveil.errors import FedVeilError, require_choice, require_count
+from fedveil.home import weights_of
+from fedveil_lab.attacks import Verdict
+from fedveil_lab.attacks.statistics import CONFIDENCE
+from fedveil_lab.config import Config
+from fedveil_lab.games.game import Judgement, Refused
+from fedveil_lab.games.recorded import inversion, membership, participation
+from fedveil_lab.games.recorded.pairs import Drawn, Proven, differences, exceeds, proven_by
+from fedveil_lab.games.recorded.stored import Stored, stored_run
+from fedveil_lab.grid import Cell, Finished
+
+MEMBERSHIP, PARTICIPATION, INVERSION = "membership", "participation", "inversion"
+FAMILIES = (MEMBERSHIP, PARTICIPATION, INVERSION)
+IN_ORDER = "share of pairs in order"
+RECORDED = inversion.RECORDED
+LIMITS = (
+    "epsilon and mu are lower bounds for replacing one by another, at 95% together in each family; they rest on the "
+    "random draw of who was held out, or asked",
+    "nothing here is an upper bound: an attack that fails on one run is no promise",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedGame:
+    """Attacks on what a run's folder holds; see the page on recorded runs.
+
+    Parameters
+    ----------
+    folder : Path
+        Of a finished run, or of a deployed server.
+    configured : Config, optional
+        Whose ``[data]`` and ``[model]`` say who held which examples; by default that of the folder.
+    attacks : tuple of str
+        Of `FAMILIES`; by default all.
+    replicates : int
+        Answers that are inverted, at most.
+
+    Raises
+    ------
+    FieldError
+        For an unknown family, and for a folder that does not fit.
+    """
+
+    folder: Path
+    configured: Config | None = None
+    attacks: tuple[str, ...] = ()
+    replicates: int = 3
+
+    name: ClassVar[str] = "recorded"
+    known: ClassVar[Collection[str]] = FAMILIES
+    together: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in self.attacks:
+            require_choice("--attack", name, FAMILIES)
+        require_count("--replicates", self.replicates)
+
+    @cached_property
+    def stored(self) -> Stored:
+        """The run."""
+        return stored_run(self.folder, self.configured)
+
+    @property
+    def config(self) -> Config:
+        """The configuration that says who held which examples."""
+        return self.stored.setup.config
+
+    def question(self) -> dict[str, Any]:
+        """Plain values: what is asked, of which model."""
+        digest = hashlib.sha256(weights_of(self.folder)).hexdigest()
+        asked = list(self.attacks or FAMILIES)
+        return {"attacks": asked, "replicates": self.replicates, "model": digest}
+
+    def check(self) -> list[str]:
+        """Say what is stored."""
+        return [self.stored.contents()]
+
+    def cells(self) -> list[Cell]:
+        """No runs: nothing is trained."""
+        return []
+
+    def judge(self, finished: Finished) -> Judgement:
+        """One verdict an attack, and why others could not be played."""
+        families: dict[str, Callable[[], _Found]] = {
+            MEMBERSHIP: self._membership,
+            PARTICIPATION: self._participation,
+            INVERSION: self._inversion,
+        }
+        verdicts: list[Verdict] = []
+        refused: list[Refused] = []
+        notes: list[str] = []
+        for family in self.attacks or FAMILIES:
+            try:
+                found = families[family]()
+            except FedVeilError as error:
+                refused.append(Refused(family, RECORDED, str(error)))
+                continue
+            verdicts += found.verdicts
+            notes += found.notes
+            refused += [
+                Refused(f"{family}: {name}", RECORDED, why) for name, why in found.refused.items()
+            ]
+        promise = self.stored.promise
+        told = "none" if promise is None else promise.describe(self.stored.delta)
+        values = {"promise": told, "stored": self.stored.contents()}
+        return Judgement(verdicts, refused, values, [f"the run's promise: {told}", *notes, *LIMITS])
+
+    def _membership(self) -> "_Found":
+        without = membership.refused(self.stored)
+        played = list(membership.scored(self.stored))
+        return self._judged(MEMBERSHIP, "one pair of a client and class", played, without)
+
+    def _participation(self) -> "_Found":
+        asked, scores, without = participation.scored(self.stored)
+        played = list(scores)
+        return self._judged(PARTICIPATION, f"one pair of clients, {asked}", played, without)
+
+    def _inversion(self) -> "_Found":
+        found = inversion.inverted(self.stored, self.replicates)
+        verdicts = [replace(v, attack=f"{INVERSION}: {v.attack}") for v in found.verdicts]
+        return _Found(verdicts, dict(found.refused), [])
+
+    def _judged(
+        self,
+        family: str,
+        unit: str,
+        played: Iterable[tuple[str, list[Drawn]]],
+        without: Mapping[str, str],
+    ) -> "_Found":
+        """Judge attacks on pairs together: each has its share of the error."""
+        stored, refused, verdicts, notes = self.stored, dict(without), list[Verdict](), list[str]()
+        scores = {name: differences(parts, stored.setup.config.seed) for name, parts in played}
+        confidence = 1 - (1 - CONFIDENCE) / max(1, len(scores))
+        for name, found in scores.items():
+            try:
+                proven = proven_by(found, delta=stored.delta, confidence=confidence)
+            except FedVeilError as error:
+                refused[name] = str(error)
+                continue
+            verdicts.append(_verdict(f"{family}: {name}", unit, proven))
+            of_run = family == MEMBERSHIP
+            if of_run and exceeds(stored.promise, proven, stored.delta):
+                notes.append(
+                    f"{name} REFUTES the promise: it proves more for two than was promised for two"
+                )
+        return _Found(verdicts, refused, notes)
+
+
+@dataclass(frozen=True)
+class _Found:
+    verdicts: list[Verdict]
+    refused: dict[str, str]
+    notes: list[str]
+
+
+def _verdict(attack: str, unit: str, proven: Proven) -> Verdict:
+    bound = proven.bound
+    details = {
+        "epsilon >=": bound.epsilon,
+        "epsilon at most provable": bound.epsilon_ceiling,
+        "mu >=": bound.mu,
+        "mu at most provable": bound.mu_ceiling,
+    }
+    return Verdict.of(
+        proven.order,
+        attack=attack,
+        setting=RECORDED,
+        figure=IN_ORDER,
+        n=proven.pairs,
+        replication=unit,
+        threat=participation.SERVER.who,
+        details=details,
+    )

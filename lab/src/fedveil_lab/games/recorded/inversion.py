@@ -1,0 +1,94 @@
+"""Gradient inversion of answers that a server stored: what it reads of the images behind them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from fedveil.accounting import Spend
+from fedveil.errors import FieldError
+from fedveil.methods import Broadcast, PublicFacts
+from fedveil_lab.attacks import Received
+from fedveil_lab.attacks.inversion import INVERSIONS, Inverted, compare_inversion
+from fedveil_lab.attacks.inversion.knowledge import Captured, ServerKnowledge, defence_of
+from fedveil_lab.games.inversion import ONE, SEVERAL
+from fedveil_lab.games.recorded.stored import Stored
+
+RECORDED = "recorded"
+UNDEFENDED = "whether the attack would succeed without the noise is not known from one run; fedveil audit plays it"
+
+
+def inverted(stored: Stored, releases: int, names: Sequence[str] = ()) -> Inverted:
+    """Attack the stored answers of the clients with the fewest examples.
+
+    Parameters
+    ----------
+    stored : Stored
+        The run.
+    releases : int
+        Answers that are attacked, at most.
+    names : sequence of str
+        Of `INVERSIONS`; by default those that fit the number of examples.
+
+    Raises
+    ------
+    FieldError
+        If no answers are stored, or the examples are no images.
+    """
+    if not stored.received:
+        accepted = 'are not stored, and a global model alone is no update of one site: ServerFolder(..., keep=["updates"])'
+        raise FieldError("updates", 0, accepted)
+    shape = stored.setup.dealt.dataset.input_shape
+    if len(shape) != 3:
+        raise FieldError("data.name", stored.setup.config.data.name, "inversion is of images")
+    clients = stored.setup.clients
+    order = sorted(stored.received, key=lambda one: (clients[one.partition].examples, one.round))
+    chosen = order[:releases]
+    captured = [_captured(stored, one) for one in chosen]
+    single = all(one.known.examples == 1 for one in captured)
+    attacks = [INVERSIONS[name]() for name in names or (ONE if single else SEVERAL)]
+    found = compare_inversion({RECORDED: captured}, attacks, undefended=RECORDED)
+    judged = []
+    for verdict in found.verdicts:
+        notes = [*verdict.notes, UNDEFENDED]
+        judged.append(replace(verdict, without_defence=None, valid=None, notes=notes))
+    return replace(found, verdicts=tuple(judged))
+
+
+def _captured(stored: Stored, received: Received) -> Captured:
+    """Put beside an answer what the server knows, and the truth to judge by."""
+    setup = stored.setup
+    data = setup.clients[received.partition]
+    x = setup.dealt.dataset.x
+    known = ServerKnowledge(
+        model=setup.learner.model,
+        layout=setup.learner.layout,
+        shape=tuple(data.x.shape[1:]),
+        examples=data.examples,
+        pixels=(-1.0, 1.0) if float(x.min()) < 0 else (0.0, 1.0),
+        reference=_reference(stored, received.partition),
+        **defence_of(setup.made(), received.partition, _spent(stored, received)),
+    )
+    return Captured(received, known, data)
+
+
+def _spent(stored: Stored, received: Received) -> Spend | None:
+    """Return what a client spends on a round by its public quote; None where it quotes none."""
+    setup = stored.setup
+    public = PublicFacts(
+        round=received.round,
+        rounds=setup.config.rounds,
+        cohort=setup.cohort,
+        dimension=setup.learner.layout.size,
+    )
+    side = setup.method.client
+    quoted = side.quote(Broadcast(models=received.starts, public=public), side.init())
+    return quoted if isinstance(quoted, Spend) else None
+
+
+def _reference(stored: Stored, partition: int) -> Tensor | None:
+    """Return images that another client holds out; None if there are none."""
+    for other, client in enumerate(stored.setup.clients):
+        if other != partition and client.test_x is not None and len(client.test_x):
+            return client.test_x
+    return None

@@ -1,0 +1,112 @@
+"""Membership of records and persons in a recorded run, by the attacks of `MEMBERSHIPS` that need no training."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.errors import FieldError
+from fedveil.learning import ClientData
+from fedveil_lab.attacks.membership import MEMBERSHIPS, ServerRecords, by_round_and_client
+from fedveil_lab.attacks.membership.records import Pairs
+from fedveil_lab.games.membership import BY_CLIENT, BY_PERSON, records_of
+from fedveil_lab.games.recorded.pairs import Drawn
+from fedveil_lab.games.recorded.stored import Stored
+from fedveil_lab.games.shadows import held_out, shadowed
+
+OF_ANSWERS = (*BY_CLIENT, "source")
+OF_ROUNDS = ("loss-trajectory", "person-loss-trajectory")
+OWN_MATCH = "fedmia-same-classes"
+
+
+def refused(stored: Stored) -> dict[str, str]:
+    """Say which attacks cannot be played on what is stored, and why."""
+    why: dict[str, str] = {}
+    for name in MEMBERSHIPS:
+        if shadowed(name):
+            why[name] = "trains shadow models: fedveil audit without --recorded plays it"
+        elif name in OF_ROUNDS and not stored.rounds:
+            why[name] = 'needs the model of each round: ServerFolder(..., keep=["models"])'
+        elif name in OF_ANSWERS and not stored.received:
+            why[name] = (
+                'needs each site\'s answer, which is not stored: ServerFolder(..., keep=["updates"])'
+            )
+        elif name == "source":
+            why[name] = (
+                "tells clients apart; no coin decided who owns a record, so that nothing is proven"
+            )
+        elif name == OWN_MATCH:
+            why[name] = "matches classes itself; here the pairs of every attack are of one class"
+        elif name in BY_PERSON and not _persons(stored):
+            why[name] = "needs to know whose the records are: data.person"
+        elif name in BY_CLIENT and len(by_round_and_client(stored.received)[0]) < 3:
+            why[name] = "needs three sites that answered in every round"
+    return why
+
+
+def scored(stored: Stored) -> Iterator[tuple[str, list[Drawn]]]:
+    """Yield each attack that can be played, with the scores of members and of those held out.
+
+    Raises
+    ------
+    FieldError
+        If clients hold nothing out.
+    """
+    members, table = _members(stored), None
+    if stored.received:
+        members, table = by_round_and_client(stored.received)
+    clients = [stored.setup.clients[partition] for partition in members]
+    out_x, _ = held_out(clients)
+    if not len(out_x):
+        raise FieldError("data.holdout", 0, "non-members are what clients hold out: set it")
+    learner = stored.setup.learner
+    seen = records_of(clients, (learner.model, learner.layout), stored.models, table)
+    without = refused(stored)
+    for name, attack in MEMBERSHIPS.items():
+        if name not in without:
+            pairs = attack(seen)
+            assert not isinstance(pairs, float)  # `source` alone returns one
+            yield name, _drawn(name, pairs, seen, _owners(clients))
+
+
+def _members(stored: Stored) -> list[int]:
+    """Partitions of the clients that trained, as far as the folder says."""
+    replied = {partition for one in stored.rounds for partition in one.replied}
+    return sorted(replied) or list(range(len(stored.setup.clients)))
+
+
+def _persons(stored: Stored) -> bool:
+    return all(c.person is not None for c in stored.setup.clients)
+
+
+def _owners(clients: Sequence[ClientData]) -> Tensor:
+    """Return the client of each non-member, in the order of `ServerRecords`."""
+    counts = torch.tensor([0 if c.test_x is None else len(c.test_x) for c in clients])
+    return torch.repeat_interleave(torch.arange(len(clients)), counts)[::2]
+
+
+def _drawn(name: str, pairs: Pairs, seen: ServerRecords, owners: Tensor) -> list[Drawn]:
+    """Put the strata beside the scores: client and class, within which it was drawn who is held out."""
+    classes = int(seen.y.max()) + 1
+    asked = seen.members + seen.others
+    inside = seen.owner * classes + seen.y[: seen.members]
+    outside = owners * classes + seen.y[seen.members : asked]
+    if name in BY_PERSON:
+        assert seen.persons is not None  # refused otherwise
+        who, others = seen.persons[0], seen.persons[1][: seen.others]
+        away = ~torch.isin(others, who)
+        inside, outside = _of_people(inside, who), _of_people(outside[away], others[away])
+    if len(pairs) == 1:
+        return [Drawn(*pairs[0], inside, outside)]
+    found = []
+    for client, (mine, rest) in enumerate(pairs):
+        own = seen.own[client]
+        found.append(Drawn(mine, rest[owners == client], inside[own], outside[owners == client]))
+    return found
+
+
+def _of_people(keys: Tensor, person: Tensor) -> Tensor:
+    """Return the stratum of each person, ascending by person: that of her first record."""
+    _, first = np.unique(person.numpy(), return_index=True)
+    return keys[torch.from_numpy(first)]

@@ -1,0 +1,117 @@
+"""Pairs of one that took part and one that did not, drawn by a fair coin: what right guesses about them prove.
+
+A run is one sample, so nothing can be said about repeated runs. But which of a client's examples it held out was drawn
+at random, within each class. Take two examples of one client and class, one trained on and one held out: which is
+which was decided by a fair coin, independent of all other such pairs. Changing a coin replaces one example by another.
+So `fedveil_lab.attacks.bounds.paired_run` (Steinke et al. 2023, Mahloujifar et al. 2024) applies, with one canary a pair.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedveil.accounting import Guarantee
+from fedveil.errors import FieldError
+from fedveil.mechanisms import keyed_seed
+from fedveil_lab.attacks.bounds import OneRun, paired_run
+from fedveil_lab.attacks.statistics import Estimate, rate
+
+LEAST = 10  # pairs: with fewer no bound is above 0
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Scores of what took part and of what did not, each with the key of its stratum.
+
+    Attributes
+    ----------
+    inside, outside : Tensor
+        Scores [n] and [m]; higher means in.
+    inside_keys, outside_keys : Tensor
+        int64 [n] and [m]. Within one key it was drawn at random who is in.
+    """
+
+    inside: Tensor
+    outside: Tensor
+    inside_keys: Tensor
+    outside_keys: Tensor
+
+
+def differences(parts: Sequence[Drawn], seed: int = 0) -> Tensor:
+    """Pair the members of each stratum at random: score of the one inside less that of the one outside, [pairs].
+
+    Who is paired follows from the seed alone, so that no score chooses the pairs.
+    """
+    draw = torch.Generator().manual_seed(keyed_seed("recorded pairs", seed))
+    found: list[Tensor] = []
+    for part in parts:
+        for key in torch.unique(part.inside_keys).tolist():
+            first = _shuffled(part.inside[part.inside_keys == key], draw)
+            second = _shuffled(part.outside[part.outside_keys == key], draw)
+            pairs = min(len(first), len(second))
+            found.append(first[:pairs].double() - second[:pairs].double())
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+
+
+def _shuffled(scores: Tensor, draw: torch.Generator) -> Tensor:
+    return scores[torch.randperm(len(scores), generator=draw)]
+
+
+@dataclass(frozen=True)
+class Proven:
+    """What right guesses about pairs prove.
+
+    Attributes
+    ----------
+    order : Estimate
+        Share of pairs in which the one inside scores higher (ties count half), with its exact 95% interval.
+    bound : OneRun
+        Lower bounds of mu and epsilon of replacing one of them by another.
+    pairs : int
+        Number of pairs.
+    """
+
+    order: Estimate
+    bound: OneRun
+    pairs: int
+
+
+def proven_by(found: Tensor, *, delta: float, confidence: float) -> Proven:
+    """Judge the differences of an attack.
+
+    Parameters
+    ----------
+    found : Tensor
+        [pairs], from `differences`.
+    delta : float
+        Of the bound of epsilon.
+    confidence : float
+        Of both bounds.
+
+    Raises
+    ------
+    FieldError
+        For fewer than ten pairs.
+    """
+    if len(found) < LEAST:
+        accepted = f"are too few: {LEAST} pairs of one that took part and one that did not are the least; hold out more"
+        raise FieldError("pairs", len(found), accepted)
+    right = int((found > 0).sum()) + int((found == 0).sum()) // 2
+    bound = paired_run(found.numpy(), delta=delta, confidence=confidence)
+    return Proven(rate(right, len(found)), bound, len(found))
+
+
+def exceeds(promise: Guarantee | None, proven: Proven, delta: float) -> bool | None:
+    """Whether the bounds refute a promise; None if there is none.
+
+    A promise for leaving one out covers replacing one by another as two steps, so it is read for a group of two. That
+    holds for records, persons and clients alike, as both of a pair are of one client.
+    """
+    if promise is None:
+        return None
+    two = promise if promise.relation == "replace-one" else promise.of_group(2)
+    if two.mu is not None:
+        return proven.bound.mu > two.mu
+    return proven.bound.epsilon > two.epsilon(delta)
