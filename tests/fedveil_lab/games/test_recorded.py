@@ -154,6 +154,11 @@ def test_answers_of_a_site_with_one_image_give_it_away_and_noised_ones_do_not(tm
     assert found["inversion: analytic"].point > 0.05
 
 
+def test_answers_of_many_examples_are_not_inverted(leaky):
+    _, refused, _ = judged(leaky, attacks=("inversion",))
+    assert "at most 8" in refused["inversion"]
+
+
 def test_a_servers_folder_needs_a_configuration_that_fits(leaky, coins, tmp_path):
     folder = tmp_path / "server"
     shutil.copytree(leaky, folder)

@@ -104,7 +104,11 @@ def nearest_level(lines: dict[str, Any], epsilon: float) -> str:
 
 @study.measure("hospitals")
 def hospitals(outcomes: Sequence[Outcome], of: str) -> Value:
-    """Measure the last model at each hospital: the mean of their accuracies, or one hospital's accuracy or AUC."""
+    """Measure the last model at each hospital: the mean of their accuracies, or one hospital's figure.
+
+    A hospital's figures are accuracy, AUC, calibration (mean probability of being ill less the share that is ill) and
+    Brier (mean square of probability less 1 or 0).
+    """
     [outcome] = outcomes
     config = outcome.cell.config
     dealt = deal_out(config.data, config.seed)
@@ -117,6 +121,11 @@ def hospitals(outcomes: Sequence[Outcome], of: str) -> Value:
     logits, y = predicted[hospital]
     if figure == "accuracy":
         return Value(accuracy(logits, y))
+    ill = logits.double().softmax(1)[:, 1]
+    if figure == "calibration":
+        return Value(float(ill.mean() - y.double().mean()))
+    if figure == "Brier":
+        return Value(float((ill - y.double()).square().mean()))
     return Value(float(roc_auc_score(y.numpy(), (logits[:, 1] - logits[:, 0]).numpy())))
 
 

@@ -15,6 +15,7 @@ from fedveil_lab.games.inversion import ONE, SEVERAL
 from fedveil_lab.games.recorded.stored import Stored
 
 RECORDED = "recorded"
+MOST = 8  # examples behind an answer that is attacked: of larger batches little is left, and attacks take hours
 UNDEFENDED = "whether the attack would succeed without the noise is not known from one run; fedveil audit plays it"
 
 
@@ -43,7 +44,11 @@ def inverted(stored: Stored, releases: int, names: Sequence[str] = ()) -> Invert
         raise FieldError("data.name", stored.setup.config.data.name, "inversion is of images")
     clients = stored.setup.clients
     order = sorted(stored.received, key=lambda one: (clients[one.partition].examples, one.round))
-    chosen = order[:releases]
+    chosen = [one for one in order if clients[one.partition].examples <= MOST][:releases]
+    if not chosen:
+        fewest = clients[order[0].partition].examples
+        accepted = f"stand behind every stored answer, and attacks are of at most {MOST}: that they fail there says nothing"
+        raise FieldError("examples", fewest, accepted)
     captured = [_captured(stored, one) for one in chosen]
     single = all(one.known.examples == 1 for one in captured)
     attacks = [INVERSIONS[name]() for name in names or (ONE if single else SEVERAL)]
