@@ -62,6 +62,7 @@ PARTS = {  # blocks of code, by their first lines
     "import fedveil as fv\n\nmodel = Net()": "a part of a program with the reader's network (test_lora.py)",
 }
 SHOWN = {  # blocks that are neither, by their first lines
+    "FedVeilStrategy(method, layout": "parts of a server's app and of a FLARE job (test_kept_rounds.py)",
     "config ──> Cell": "a drawing",
     "quote(broadcast, state)": "a drawing",
     "broadcast -> quote": "a drawing",
@@ -86,6 +87,7 @@ INSTEAD = {
     "/second-disk/heads": "heads",
     "/secure/": "",
     " examples/nvflare-job": f" {ROOT}/examples/nvflare-job",
+    " examples/recorded": f" {ROOT}/examples/recorded",
     "../fedveil-job": "fedveil-job",
     "hospitals-breast": "digits-compare",  # images of MedMNIST
 }

@@ -14,7 +14,7 @@ from fedveil_lab.attacks.statistics import CONFIDENCE
 from fedveil_lab.config import Config
 from fedveil_lab.games.game import Judgement, Refused
 from fedveil_lab.games.recorded import inversion, membership, participation
-from fedveil_lab.games.recorded.pairs import Drawn, Proven, differences, exceeds, proven_by
+from fedveil_lab.games.recorded.pairs import Drawn, OrderedPairs, differences, exceeds, proven_by
 from fedveil_lab.games.recorded.stored import Stored, stored_run
 from fedveil_lab.grid import Cell, Finished
 
@@ -162,7 +162,7 @@ class _Found:
     notes: list[str]
 
 
-def _verdict(attack: str, unit: str, proven: Proven) -> Verdict:
+def _verdict(attack: str, unit: str, proven: OrderedPairs) -> Verdict:
     bound = proven.bound
     details = {
         "epsilon >=": bound.epsilon,

@@ -60,7 +60,7 @@ def _shuffled(scores: Tensor, draw: torch.Generator) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Proven:
+class OrderedPairs:
     """What right guesses about pairs prove.
 
     Attributes
@@ -78,7 +78,7 @@ class Proven:
     pairs: int
 
 
-def proven_by(found: Tensor, *, delta: float, confidence: float) -> Proven:
+def proven_by(found: Tensor, *, delta: float, confidence: float) -> OrderedPairs:
     """Judge the differences of an attack.
 
     Parameters
@@ -100,10 +100,10 @@ def proven_by(found: Tensor, *, delta: float, confidence: float) -> Proven:
         raise FieldError("pairs", len(found), accepted)
     right = int((found > 0).sum()) + int((found == 0).sum()) // 2
     bound = paired_run(found.numpy(), delta=delta, confidence=confidence)
-    return Proven(rate(right, len(found)), bound, len(found))
+    return OrderedPairs(rate(right, len(found)), bound, len(found))
 
 
-def exceeds(promise: Guarantee | None, proven: Proven, delta: float) -> bool | None:
+def exceeds(promise: Guarantee | None, proven: OrderedPairs, delta: float) -> bool | None:
     """Whether the bounds refute a promise; None if there is none.
 
     A promise for leaving one out covers replacing one by another as two steps, so it is read for a group of two. That

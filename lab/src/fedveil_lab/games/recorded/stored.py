@@ -12,7 +12,6 @@ from safetensors.torch import load as tensors_of
 from torch import Tensor
 
 from fedveil.accounting import Guarantee
-from fedveil.accounting.bounds import PARAMETERS
 from fedveil.errors import FieldError
 from fedveil.evidence import KeptRound, kept_rounds
 from fedveil.files import CONFIG
@@ -27,7 +26,8 @@ from fedveil_lab.runs.prepare import Setup, prepare
 
 HYPOTHESIS = "hypothesis."
 # summaries hold more beside: text, epsilon, what it means
-OF_A_GUARANTEE = {one.name for one in fields(Guarantee)} | {*PARAMETERS, "status", "reason"}
+BOUNDS = {"mu", "mu_per_distance", "rho", "epsilon_per_distance"}
+OF_A_GUARANTEE = {one.name for one in fields(Guarantee)} | BOUNDS | {"status", "reason"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,11 @@ class Stored:
         """The weakest promise of the run's parties; None if one of them has no proven one."""
         found = []
         for values in self.summary.get("guarantees", {}).values():
-            bare = {name: value for name, value in values.items() if name in OF_A_GUARANTEE}
+            bare = {
+                name: value
+                for name, value in values.items()
+                if name in OF_A_GUARANTEE or name.startswith("events")
+            }
             found.append(Guarantee.from_dict(bare))
         proven = [one for one in found if one.proven and not one.by_distance]
         if not proven or len(proven) < len(found):
