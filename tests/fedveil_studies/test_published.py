@@ -12,6 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from fedveil import gdp
 from fedveil.cli import app as commands
 from fedveil.data import load
 from fedveil.errors import FieldError
@@ -22,7 +23,17 @@ from fedveil_lab.runs.deal import deal_out
 from fedveil_studies.data.heart import KEPT, NEEDED, SCALES, load_fed_heart
 from fedveil_studies.frame import Choices, Reproduction
 from fedveil_studies.published import nearest_level, study
-from fedveil_studies.published.theirs import ACCOUNTANTS, lines, of_app, poisson, proven, uses
+from fedveil_studies.published.theirs import (
+    ACCOUNTANTS,
+    LINES,
+    lines,
+    losses,
+    of_app,
+    of_digits,
+    poisson,
+    proven,
+    uses,
+)
 
 RESULTS = Path(__file__).parents[2] / "results" / "published"
 PRINTED = {"10": "proven-10", "1": "proven-1", ".1": "proven-01"}
@@ -166,6 +177,24 @@ def test_what_opacus_prints_of_one_round_is_not_the_total_of_three(accountant, p
     assert one.get_epsilon(delta=float(line["delta"])) == pytest.approx(printed, abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("line", "uses_of_mu", "poisson_at_most"),
+    [
+        ("network from pixels", 40 / 1.23**2, 3.0),
+        ("linear layer on scattering features", 40 / 3.04**2 + 2 / 64, 3.0),
+    ],
+)
+def test_three_on_mnist_needs_batches_that_were_sampled(line, uses_of_mu, poisson_at_most):
+    found = of_digits(**LINES[line])
+    mu = uses_of_mu**0.5
+    assert found["proven"] == pytest.approx(gdp.epsilon_of_mu(mu, 1e-5), rel=1e-3)
+    assert found["if Poisson"] < poisson_at_most < 3 * poisson_at_most < found["proven"]
+
+
+def test_what_a_promise_costs_flamby():
+    assert losses() == {"heart": [0.012, 0.027, 0.106], "heart-before": [0.012, 0.008, 0.125]}
+
+
 def test_settings_are_those_of_another_table_of_patients():
     assert nearest_level(dict.fromkeys(("8", "4", "0.5")), 67.7) == "8"
     assert nearest_level(dict.fromkeys(("8", "4", "0.5")), 0.1) == "0.5"
@@ -222,6 +251,9 @@ def test_hospitals_are_measured_on_what_each_of_them_holds_out(tmp_path):
         fmean(own.values())
     )
     assert 0 < study.measures["hospitals"]([outcome], of="va AUC").value < 1
+    off = study.measures["hospitals"]([outcome], of="va calibration").value
+    square = study.measures["hospitals"]([outcome], of="va Brier").value
+    assert off**2 <= square < 1  # by Jensen's inequality
 
 
 @pytest.mark.data
@@ -268,6 +300,8 @@ def test_the_page_opens_with_figures_of_its_files():
         ".027": theirs("heart", "none") - theirs("heart", at),
         ".008": theirs("heart-before", "none") - theirs("heart-before", at),
         ".599": ours("heart", ".1", "alone"),
+        ".967": ours("mnist", "one silo, 3", "alone"),
+        ".987": theirs("mnist", "one silo, 3"),
     }
     opening = (RESULTS / "README.md").read_text().split("\n\n")[1]
     assert set(re.findall(r"(?<![\w.])\.\d{3}", opening)) == set(stated)
