@@ -298,7 +298,6 @@ def test_the_page_opens_with_figures_of_its_files():
         ".717": ours("own", "none", "vanilla"),
         ".024": ours("heart", "none", "vanilla") - ours("heart", at, "alone"),
         ".027": theirs("heart", "none") - theirs("heart", at),
-        ".008": theirs("heart-before", "none") - theirs("heart-before", at),
         ".599": ours("heart", ".1", "alone"),
         ".967": ours("mnist", "one silo, 3", "alone"),
         ".987": theirs("mnist", "one silo, 3"),

@@ -54,12 +54,12 @@ def test_features_of_digits_are_computed_once_and_cached(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDVEIL_CACHE", str(tmp_path / "cache"))
     halves = {}
     for half in ("train", "test"):
-        halves[f"{half}_images"] = draw.integers(0, 256, (6, 28, 28), dtype=np.uint8)
-        halves[f"{half}_labels"] = np.arange(6, dtype=np.uint8)
-        halves[f"{half}_writer"] = np.arange(6) // 2
+        halves[f"{half}_images"] = draw.integers(0, 256, (10, 28, 28), dtype=np.uint8)
+        halves[f"{half}_labels"] = np.arange(10, dtype=np.uint8)
+        halves[f"{half}_writer"] = np.arange(10) // 2
     np.savez(tmp_path / "mnist_by_writer.npz", **halves)
     first = load("mnist-by-writer", scattering=8)
-    assert first.x.shape == first.test_x.shape == (6, 8)
+    assert first.x.shape == first.test_x.shape == (10, 8)
     assert len(list((tmp_path / "cache").glob("*.npy"))) == 2
     monkeypatch.setattr(room, "features_of", None)
     again = load("mnist-by-writer", scattering=8)
