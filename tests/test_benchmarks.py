@@ -15,6 +15,7 @@ from benchmarks.workloads import WORKLOADS
 
 def test_the_page_says_what_the_result_files_say() -> None:
     assert page.PAGE.read_text() == page.page(page.sets())
+    assert page.MEASURED.read_text() == page.measured(page.sets())
 
 
 def test_every_part_has_a_result_file_and_a_section() -> None:
