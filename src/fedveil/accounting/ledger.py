@@ -31,6 +31,7 @@ _encoded = json.JSONEncoder(sort_keys=True).encode
 RUN_OF_SITES = (
     "sites_run"  # key of an opening: the framework's id of the run, as in the clients' own ledgers
 )
+CARRIED = "carried"  # key of a lifetime ledger's first line: costs of the ledger that was closed before it
 OPEN = "open"  # digest of an intent: nothing was handed over yet
 FORMAT = 3  # format of lines written now; `Entry.doubt` states the weakness of older ones
 
@@ -226,6 +227,11 @@ class Ledger:
         Number of committed lines; closed intents and a declared budget make them more than the entries.
     budget : dict, optional
         Terms of the filter under which the first release was made (`declare`).
+    carried : tuple of (int, Entry)
+        Costs of releases of other runs whose lines are not here, each with how often it was paid: of a ledger that was
+        closed (they stand in `head`), or of lines that a head vouches for.
+    asked : frozenset of str
+        Purposes of the questions of secure sums among these.
     openings : list of dict
         Content of the first line, and of such lines of a deployed run that went on (`bind`). Empty in ledgers of
         earlier versions.
@@ -246,6 +252,10 @@ class Ledger:
     def __init__(self, run: str, party: str, head: str | None = None) -> None:
         self.run, self.party, self.head = run, party, head
         self.budget: dict[str, float] | None = None
+        self.carried: tuple[tuple[int, Entry], ...] = ()
+        self.asked: frozenset[str] = frozenset()
+        if head is not None and CARRIED in head:
+            self.carried, self.budget = _carried_in(head)
         self.openings: list[dict[str, Any]] = []
         self.entries: list[Entry] = []
         self.earlier: list[Entry] = []
@@ -261,8 +271,15 @@ class Ledger:
 
     @property
     def all_entries(self) -> list[Entry]:
-        """All entries of this ledger, with which a budget is charged."""
-        return [*self.earlier, *self.entries]
+        """All entries of this ledger, with which a budget is charged; those carried stand first, without their rounds."""
+        carried: list[Entry] = []
+        for times, entry in self.carried:
+            carried += [entry] * times
+        return [*carried, *self.earlier, *self.entries]
+
+    def was_asked(self, key: Key) -> bool:
+        """Whether another run released something under a key."""
+        return key[1] in self.asked or any(entry.key == key for entry in self.earlier)
 
     def find(self, key: Key) -> Entry | None:
         """Return the latest attempt under a key in this run, or None."""
@@ -404,8 +421,19 @@ class Ledger:
         """
         require_a("lines", lines, Iterable, "must be the lines of a ledger's file")
         ledger = cls(run, party, head)
-        for number, line in enumerate(lines, start=1):
-            where = f"ledger of {party!r}, line {number}"
+        ledger.extend(lines)
+        return ledger
+
+    def extend(self, lines: Iterable[str]) -> None:
+        """Read further lines, which somebody has stored.
+
+        Raises
+        ------
+        LedgerError
+            If a line was edited, is out of order, or belongs to another run or party.
+        """
+        for line in lines:
+            where = f"ledger of {self.party!r}, line {self.lines + 1}"
             try:
                 values = json_of(line)
                 checksum = values.pop("checksum")
@@ -416,21 +444,24 @@ class Ledger:
                 raise LedgerError(
                     f"{where} cannot be read ({error}); restore the file or start a new run"
                 ) from error
-            if owner[1] != party or (head is None and owner[0] != run):
+            if owner[1] != self.party or (self.head is None and owner[0] != self.run):
                 of = f"run {owner[0]!r}, party {owner[1]!r}"
                 raise LedgerError(f"{where} belongs to {of}; restore the file or start a new run")
-            if checksum != cls._checksum(ledger._chain, _encoded(values)):
+            if checksum != self._checksum(self._chain, _encoded(values)):
                 raise LedgerError(
                     f"{where} was edited or a line before it is missing; restore it or start a new run"
                 )
             if opening is not None:
-                ledger.bind(opening)
+                self.bind(opening)
             elif entry is None:
-                ledger.declare(budget)
+                self.declare(budget)
             else:
-                ledger._commit(entry, owner[0])
-            ledger._chain = checksum  # the line's own: another version may have written it
-        return ledger
+                self._commit(entry, owner[0])
+            self._chain = checksum  # the line's own: another version may have written it
+
+    def go_on_from(self, lines: int, checksum: str) -> None:
+        """Let the next line be the one after so many, the last of which has that checksum."""
+        self.lines, self._chain = lines, checksum
 
     def _body(self, entry: Entry) -> dict[str, Any]:
         """Return a line's values with 0 for the guarantee, whose text many clients share."""
@@ -468,6 +499,28 @@ def _opening_of(values: Mapping[str, Any]) -> dict[str, Any] | None:
     if values.keys() != {"run", "party", "opening"} or not isinstance(opening, dict):
         raise ValueError("an opening line has run, party and a table, and nothing else")
     return opening
+
+
+def _carried_in(head: str) -> tuple[tuple[tuple[int, Entry], ...], dict[str, float] | None]:
+    """Read the costs and the budget that a lifetime ledger's first line carries over from a closed one."""
+    try:
+        values = json_of(head)
+        return read_carried(values[CARRIED]), values.get("budget")
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise LedgerError(
+            f"the ledger's first line carries what cannot be read ({error}): restore it"
+        ) from error
+
+
+def read_carried(values: Iterable[Mapping[str, Any]]) -> tuple[tuple[int, Entry], ...]:
+    """Read costs and how often each was paid, as `fedveil.accounting.carried.carried_values` writes them."""
+    carried = []
+    for value in values:
+        times = value["times"]
+        if type(times) is not int or times < 1:
+            raise ValueError("times is no number from 1 on")
+        carried.append((times, _entry_of(value)))
+    return tuple(carried)
 
 
 def _entry_of(values: Mapping[str, Any]) -> Entry:

@@ -52,6 +52,24 @@ def ledger_head(path: Path, by: str, head: Path) -> None:
     click.echo(f"made: {_of_head(make_head(_named(path).parent, path.stem, by, head=head))}")
 
 
+@ledger.command("close", cls=Command)
+@path_argument("path", "PATH", BOOK)
+@click.option("--by", required=True, metavar="WHO", help="Who closes it, and why; recorded.")
+@path_option("--head", "FOLDER", "Where its head lies.", required=True)
+@path_option("--archive", "FOLDER", "Gets the closed ledger; one for each closing.", required=True)
+def ledger_close(path: Path, by: str, head: Path, archive: Path) -> None:
+    """Close a ledger, as at the end of a year, and begin the next one with all that was spent.
+
+    Every line is checked first. Budgets and policies go on counting. Runs that are under way are refused afterwards, and
+    secure sums need a new key: close between studies.
+    """
+    from fedveil.engines.closing import close_ledger
+
+    closed = close_ledger(_named(path).parent, path.stem, by, archive=archive, head=head)
+    click.echo(f"closed: {closed.archive}, {closed.lines} lines, sha256 {closed.digest}")
+    click.echo(f"begun: {closed.ledger}, which carries the costs of {closed.releases} releases")
+
+
 @ledger.command("show", cls=Command)
 @path_argument("path", "PATH", BOOK)
 @path_option("--policy", "FILE", "The policy: shows what it leaves.")
@@ -64,14 +82,21 @@ def ledger_head(path: Path, by: str, head: Path) -> None:
 )
 @path_option("--head", "FOLDER", "Where its head lies: checks it.")
 @path_option("--csv", "FILE", "Writes a line a release: epsilon, epsilon so far, what is left.")
+@path_option("--closed", "FILE", "The ledger that was closed before: checks what is carried over.")
 def ledger_show(
-    path: Path, policy: Path | None, delta: float, head: Path | None, csv: Path | None
+    path: Path,
+    policy: Path | None,
+    delta: float,
+    head: Path | None,
+    csv: Path | None,
+    closed: Path | None,
 ) -> None:
     """Check a ledger's chain and head; show its runs and what was spent, kind by kind. The ledger stays as it is.
 
     Of a run's own ledger (RUN/ledger/server.jsonl): its parties, and whether it begins in the middle of the run.
     """
     from fedveil.accounting import Policy
+    from fedveil.engines.closing import require_closed
     from fedveil.engines.lifetime import read_head, read_ledger, read_policy
     from fedveil.errors import FieldError
     from fedveil.evidence import spent_of
@@ -102,7 +127,10 @@ def ledger_show(
     )
     if head is not None:
         of_head = _of_head(read_head(path, head))
-    show([runs_of(ledger, lines), spent], [*spent.notes, *late_runs(lines), of_head])
+    if closed is not None:
+        require_closed(path, closed)
+    notes = [*spent.notes, *late_runs(lines), *carried_over(ledger, closed), of_head]
+    show([runs_of(ledger, lines), spent], notes)
 
 
 @ledger.command("check", cls=Command)
@@ -202,6 +230,21 @@ def late_runs(lines: list[str]) -> list[str]:
     return [
         f"run {run} begins at round {round_}: {why}" for run, round_ in first.items() if round_ > 1
     ]
+
+
+def carried_over(ledger: "Ledger", checked: Path | None) -> list[str]:
+    """Say what a ledger carries over from the one that was closed before it, which may have been checked."""
+    from fedveil.engines.closing import CLOSED
+    from fedveil.reading import json_of
+
+    before = json_of(ledger.head or "{}").get(CLOSED)
+    if before is None:
+        return []
+    count = sum(times for times, _ in ledger.carried)
+    whole = f"carried over: the costs of {count} releases, of a ledger begun {before['begun']}, sha256 {before['digest']}"
+    if checked is None:
+        return [f"{whole}. Its lines were not looked at (--closed FILE)"]
+    return [f"{whole}. {checked} has these bytes, and its lines cost this"]
 
 
 def _named(path: Path) -> Path:

@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 from fedveil.errors import FieldError, LedgerError
 
@@ -109,11 +110,24 @@ class LockedFile:
         _unlock(self.handle)
         os.close(self.handle)
 
-    def content(self) -> bytes:
-        """Read all bytes."""
-        os.lseek(self.handle, 0, os.SEEK_SET)
-        with os.fdopen(os.dup(self.handle), "rb") as file:
-            return file.read()
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return os.fstat(self.handle).st_size
+
+    def content(self, start: int = 0, end: int | None = None) -> bytes:
+        """Read the bytes from `start` up to `end`; by default all."""
+        with self._opened_at(start) as file:
+            return file.read() if end is None else file.read(end - start)
+
+    def first_line(self) -> bytes:
+        """Read the first line, with its end."""
+        with self._opened_at(0) as file:
+            return file.readline()
+
+    def _opened_at(self, start: int) -> BinaryIO:
+        os.lseek(self.handle, start, os.SEEK_SET)
+        return os.fdopen(os.dup(self.handle), "rb")
 
     def cut(self, length: int) -> None:
         """Cut `length` bytes off the end."""
