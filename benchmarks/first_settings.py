@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import mean
@@ -29,7 +29,8 @@ from fedveil_lab.runs.provenance import provenance
 KEPT = ROOT / "runs" / "first"
 EPSILONS, SUMS = (8.0, 4.0, 1.0), ("none", "trusted")
 CORNERS = tuple(product((8.0, 1.0), SUMS))
-SMALL = 1_000  # rows, from which a set has fewer seeds and a smaller grid
+SEEDS = range(5)
+SMALL = 1_000  # rows, from which a set has a smaller grid
 TIMES = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # the recipe's rate
 FEW = (
     "recipe",
@@ -63,7 +64,7 @@ class Cell:
             self.some.clients,
             self.unit,
             person=self.some.person,
-            sum_=self.sum,
+            sum_="none" if self.unit == "client" else self.sum,
             **answers,
         )
         return parse(tomllib.loads(text))
@@ -76,6 +77,7 @@ def cells(quick: bool) -> Iterator[Cell]:
             continue
         for unit, sum_ in product(("record", "person") if some.person else ("record",), SUMS):
             yield Cell(some, unit, sum_)
+        yield Cell(some, "client", "server")
 
 
 def first_settings(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
@@ -83,48 +85,56 @@ def first_settings(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     (KEPT / "cells").mkdir(parents=True, exist_ok=True)
     found = {}
     for cell in sorted(
-        cells(quick), key=lambda cell: (cell.unit == "person", cell.some.name not in TABLES)
+        cells(quick), key=lambda cell: (cell.unit != "record", cell.some.name not in TABLES)
     ):
         file = KEPT / "cells" / f"{cell.key}.json"
-        if not file.exists():
+        values = json.loads(file.read_text()) if file.exists() else {}
+        if missing(values):
             say(cell.key)
-            values = measured(cell)
-            file.with_suffix(".part").write_text(json.dumps(values, indent=1) + "\n")
-            file.with_suffix(".part").replace(file)
-        found[cell.key] = json.loads(file.read_text())
-    made = provenance("the bundled sets, and those of FEDVEIL_DATA", list(range(3)))
+            for values in measured(cell, values):
+                file.with_suffix(".part").write_text(json.dumps(values, indent=1) + "\n")
+                file.with_suffix(".part").replace(file)
+        found[cell.key] = values
+    made = provenance("the bundled sets, and those of FEDVEIL_DATA", list(SEEDS))
     return {"provenance": made, "cells": found}
 
 
-def measured(cell: Cell) -> dict[str, Any]:
-    """The default at all epsilons, the line without privacy, and the best of the grid in the corners."""
+def missing(values: Mapping[str, Any]) -> bool:
+    """Whether seeds of a kept cell, or its grid, were not measured yet."""
+    runs_of = values.get("defaults", {}).values()
+    return "grid" not in values or any(len(own) < len(SEEDS) for own in runs_of)
+
+
+def measured(cell: Cell, kept: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The best of the grid in the corners, then the default at all epsilons and without privacy, seed by seed."""
     config = cell.config()
     setup = prepare(replace_compare(config))
     rows = sum(client.examples for client in setup.clients)
-    seeds = range(3 if rows < SMALL else 1)
-    defaults: dict[str, list[dict[str, Any]]] = {}
-    for variant in variants_of(config):
-        single = configure(config, variant.label, variant.setting)
-        several = seeds if variant.setting.overrides.get("epsilon") else range(1)
-        defaults[variant.label] = [
-            _figures(single.model_copy(update={"seed": seed})) for seed in several
-        ]
-    best = {}
-    if cell.unit == "record":
-        for epsilon, sum_ in CORNERS:
-            if sum_ == cell.sum:
-                best[f"{epsilon:g}"] = _grid(config, setup, epsilon, rows)
     classes = setup.dealt.dataset.classes or 0
-    return {
+    values: dict[str, Any] = {
         "set": cell.some.name,
         "unit": cell.unit,
         "sum": cell.sum,
         "rows": rows,
         "clients": len(setup.clients),
         "chance": 1 / classes if classes else 0.0,
-        "defaults": defaults,
-        "grid": best,
+        "defaults": {},
+        **kept,
     }
+    for seed in SEEDS:
+        for variant in variants_of(config):
+            own = values["defaults"].setdefault(variant.label, [])
+            if len(own) <= seed:
+                single = configure(config, variant.label, variant.setting)
+                own.append(_figures(single.model_copy(update={"seed": seed})))
+        if "grid" not in values:
+            corners = CORNERS if cell.unit == "record" else ()
+            values["grid"] = {
+                f"{epsilon:g}": _grid(config, setup, epsilon, rows)
+                for epsilon, sum_ in corners
+                if sum_ == cell.sum
+            }
+        yield values
 
 
 def replace_compare(config: Config) -> Config:

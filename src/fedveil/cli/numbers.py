@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedveil.accounting import Choice
 
 DELTA = 1e-5  # where nobody says one
-CHOSEN = ("epsilon", "delta", "examples", "dimension")  # beside an experiment's file
+CHOSEN = ("epsilon", "delta", "examples", "dimension", "reach")  # beside an experiment's file
 RELATIONS = ("zero-out", "add/remove", "replace-one")
 
 
@@ -108,6 +108,9 @@ def plan(config: str | None, **options: Any) -> None:
 @click.option(
     "--sensitivity", type=float, help="[promise] Existing: what sigma is for, if not the clip."
 )
+@click.option(
+    "--reach", type=float, help="The score that is possible without privacy. Beside a CONFIG."
+)
 def advise(
     config: str | None,
     clients: int | None,
@@ -119,6 +122,7 @@ def advise(
     sigma: float | None,
     sensitivity: float | None,
     delta: float | None,
+    reach: float | None,
     **common: Any,
 ) -> None:
     """Say what is possible and what is hopeless for a federation, or what an existing configuration really promises.
@@ -135,7 +139,7 @@ def advise(
             say(f"--unit {said}: taken as {unit}")
     base = {**common, "delta": delta, "unit": unit}
     target = {**base, "clients": clients, "examples": examples, "dimension": dimension}
-    target["records_per_person"] = records_per_person
+    target |= {"records_per_person": records_per_person, "reach": reach}
     existing = {**base, "clip": clip, "sigma": sigma, "sensitivity": sensitivity}
     tables = _tables(config)
     if config is not None and not tables.keys() & {"advise", "existing"}:

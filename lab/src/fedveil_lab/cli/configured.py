@@ -49,14 +49,18 @@ def advised(config: str, target: Mapping[str, Any]) -> None:
     """Say what an experiment's run promises, and rank what else reaches its epsilon or the one asked for."""
     from fedveil.accounting import VACUOUS
     from fedveil_lab.config import load
+    from fedveil_lab.report.foreseen import foreseen
     from fedveil_lab.report.planning import promise_table
     from fedveil_lab.runs.promised import choices, prepared, promised
 
     spec = load(config)
+    lines = foreseen(spec, target["reach"])
     setup, delta = prepared(spec), target["delta"] or spec.privacy.budget.delta
     promise = promised(setup)
     guarantee = promise.guarantee
     show([promise_table(spec.privacy.method, promise, delta)])
+    for line in lines:
+        say(line)
     proven = guarantee.proven and not guarantee.by_distance
     own = float(f"{guarantee.epsilon(delta):.6g}") if proven else None
     epsilon = target["epsilon"] or (own if own is not None and own <= VACUOUS else None)

@@ -53,6 +53,7 @@ def init(
     sum_: Annotated[
         str, typer.Option("--sum", help="Of rows or persons: none, or trusted (less noise).")
     ] = "none",
+    reach: shared.Reach = None,
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write.")] = Path(
         "my.toml"
     ),
@@ -60,7 +61,9 @@ def init(
     """Write a first configuration for your data; what is not given is asked for."""
     from fedveil.checks import require_unit
     from fedveil.errors import FieldError
+    from fedveil_lab.config import load
     from fedveil_lab.config.first import PROTECTS, first_config, require_there
+    from fedveil_lab.report.foreseen import foreseen
 
     if file.exists():
         raise FieldError(
@@ -86,6 +89,8 @@ def init(
     text, said = first_config(name, data, clients, protect, sum_=sum_, **how)
     file.write_text(text, encoding="utf-8")
     for line in said:
+        typer.echo(line)
+    for line in foreseen(load(str(file)), reach):
         typer.echo(line)
     typer.echo(f"written to {file}; go on with: fedveil compare {shlex.quote(str(file))}")
 
@@ -169,6 +174,7 @@ def compare(
             metavar="TOML", help="What a setting has to show, declared before the first run."
         ),
     ] = None,
+    reach: shared.Reach = None,
 ) -> None:
     """Compare privacy settings side by side: table, curves, accuracy against attacks, noise and epsilon.
 
@@ -186,6 +192,7 @@ def compare(
         from fedveil_lab.games.participation import attack_settings, check_audit, with_attacks
         from fedveil_lab.report.classified import compared_table
         from fedveil_lab.report.figures import draw
+        from fedveil_lab.report.foreseen import foreseen
         from fedveil_lab.report.progress import Display
         from fedveil_lab.report.tables import WIDE, comparison_notes, comparison_tables
 
@@ -201,6 +208,9 @@ def compare(
         check_audit(spec, audit)
         require_count("--jobs", jobs)
         asking = gate_of(gate, spec, folder)
+        lines = [] if resume else foreseen(spec, reach)
+        for line in lines:
+            shared.say(line)
         try:
             how: dict[str, Any] = {"jobs": jobs, "executor": shared.executor_of(executor)}
             if asking is not None:

@@ -56,6 +56,10 @@ Out = Annotated[
         help="Where to write; default: below runs/, said at the end.",
     ),
 ]
+Reach = Annotated[
+    float | None,
+    typer.Option(metavar="SCORE", help="Possible without privacy, as published of such data."),
+]
 EngineOption = Annotated[
     Literal["local", "flower"] | None, typer.Option(help="Who moves the messages.")
 ]
