@@ -8,7 +8,7 @@ ENGINES = (
     "FLARE's simulator",
     "FLARE's swarm",
 )
-BIT, RUNS, NO, UNTRIED = "to the bit", "runs", "*refused*", "not tried"
+BIT, RUNS, NO, UNTRIED = "bits", "runs", "*refused*", "-"
 
 SHUFFLED = (
     f"{FLOWER}/test_flower_engines.py::test_same_bits_as_embedded_though_replies_arrive_shuffled"

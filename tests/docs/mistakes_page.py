@@ -87,6 +87,39 @@ UNSHOWN = frozenset(
         "--set into a value",
         "classes taken for clients",
         "test without train",
+        "a GPU that is not there",
+        "a rule by name",
+        "settings without names",
+        "a plan of everything",
+        "an init of nothing",
+        "an init of more clients than there is",
+        "people of whom nothing is said",
+        "--set without a value",
+        "--out is a file",
+        "people who are the target",
+        "two columns of one name",
+        "a file of another kind",
+        "an empty class",
+        "arrays without labels",
+        "train and val",
+        "rounds given twice",
+        "a figure that nobody measured",
+        "a source by name",
+        "a preset misspelt",
+        "texts",
+        "a column that is not there",
+        "YAML",
+        "a name with a blank",
+        "training as a dict",
+        "shares sized for more silos than there are",
+        "a secure sum of more sites than there are",
+        "a loss of outputs alone",
+        "one client's pair",
+        "missing values",
+        "images of two sizes",
+        "a plan without delta",
+        "nothing to go on with",
+        "no method anywhere",
         "images with channels behind",
     }
 )
@@ -112,7 +145,7 @@ def said(do):
         )
     text = re.sub(r"^Usage: .*? Error: ", "", text)
     text = NAMES.sub(r"accepted: \1...", text)
-    return text if len(text) <= 400 else f"{text[:400].rsplit(' ', 1)[0]} ..."
+    return text if len(text) <= 300 else f"{text[:300].rsplit(' ', 1)[0]} ..."
 
 
 def page(every):
