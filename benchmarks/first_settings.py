@@ -91,10 +91,10 @@ def first_settings(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
         values = json.loads(file.read_text()) if file.exists() else {}
         if missing(values):
             say(cell.key)
-            for values in measured(cell, values):
-                file.with_suffix(".part").write_text(json.dumps(values, indent=1) + "\n")
+            for after in measured(cell, values):
+                file.with_suffix(".part").write_text(json.dumps(after, indent=1) + "\n")
                 file.with_suffix(".part").replace(file)
-        found[cell.key] = values
+        found[cell.key] = json.loads(file.read_text())
     made = provenance("the bundled sets, and those of FEDVEIL_DATA", list(SEEDS))
     return {"provenance": made, "cells": found}
 

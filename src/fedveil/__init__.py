@@ -38,6 +38,7 @@ _OFFERED = {  # by module; a whole module stands under its package
     "fedveil.secure": "SiteKey",
     "fedveil_lab": "attacks config games grid runs verify",
     "fedveil_lab.config": "Config",
+    "fedveil_lab.grid.search": "Chosen search",
     "fedveil_lab.own": "Compared OwnAudit audit compare",
     "fedveil_lab.verify": "verify_scores",
 }
@@ -132,6 +133,8 @@ if TYPE_CHECKING:
     from fedveil_lab import runs as runs
     from fedveil_lab import verify as verify
     from fedveil_lab.config import Config as Config
+    from fedveil_lab.grid.search import Chosen as Chosen
+    from fedveil_lab.grid.search import search as search
     from fedveil_lab.own import Compared as Compared
     from fedveil_lab.own import OwnAudit as OwnAudit
     from fedveil_lab.own import audit as audit

@@ -49,8 +49,8 @@ def advised(config: str, target: Mapping[str, Any]) -> None:
     """Say what an experiment's run promises, and rank what else reaches its epsilon or the one asked for."""
     from fedveil.accounting import VACUOUS
     from fedveil_lab.config import load
-    from fedveil_lab.report.foreseen import foreseen
     from fedveil_lab.report.planning import promise_table
+    from fedveil_lab.runs.foreseen import foreseen
     from fedveil_lab.runs.promised import choices, prepared, promised
 
     spec = load(config)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -63,7 +63,7 @@ def init(
     from fedveil.errors import FieldError
     from fedveil_lab.config import load
     from fedveil_lab.config.first import PROTECTS, first_config, require_there
-    from fedveil_lab.report.foreseen import foreseen
+    from fedveil_lab.runs.foreseen import foreseen
 
     if file.exists():
         raise FieldError(
@@ -175,6 +175,10 @@ def compare(
         ),
     ] = None,
     reach: shared.Reach = None,
+    choose: Annotated[
+        Literal["rehearsal", "public"] | None,
+        typer.Option(help="Run the private setting alone that is best on made-up or public rows."),
+    ] = None,
 ) -> None:
     """Compare privacy settings side by side: table, curves, accuracy against attacks, noise and epsilon.
 
@@ -190,12 +194,17 @@ def compare(
         from fedveil_lab import grid
         from fedveil_lab.cli.gate import gate_of, through
         from fedveil_lab.games.participation import attack_settings, check_audit, with_attacks
+        from fedveil_lab.grid.search import only, search
         from fedveil_lab.report.classified import compared_table
         from fedveil_lab.report.figures import draw
-        from fedveil_lab.report.foreseen import foreseen
         from fedveil_lab.report.progress import Display
         from fedveil_lab.report.tables import WIDE, comparison_notes, comparison_tables
+        from fedveil_lab.runs.foreseen import foreseen
 
+        if choose is not None:
+            chosen = search(spec, choose, reach=reach)
+            shared.say(str(chosen))
+            spec = only(spec, chosen.label)
         usual = shared.folder_of(config, spec.name)
         folder = out or (usual if resume else shared.fresh(usual))
         asked = f" --seeds {seeds}" * (seeds > 1) + f" --audit {audit}" * (audit > 0)

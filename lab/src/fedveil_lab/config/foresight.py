@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from scipy.special import ndtr
+from torch import Tensor
 
 from fedveil.errors import FieldError
 from fedveil.methods import GlobalDP, RecordDP
@@ -135,6 +137,44 @@ def least_reach(shape: Shape, pull: float) -> float:
         if not foresee(shape, pull, hundredths / 100).useless:
             return hundredths / 100
     return 1.0
+
+
+def made_up(shape: Shape, reach: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of the made-up task, those that are held out among them.
+
+    Parameters
+    ----------
+    shape : Shape
+        Of the task.
+    reach : float
+        The score that is possible without privacy.
+    seed : int
+        Of the rows.
+
+    Returns
+    -------
+    x : Tensor
+        [N, inputs], about .5 and as wide as an even spread over 0 to 1.
+    y : Tensor
+        [N], classes, or numbers about .5.
+    unit : Tensor
+        [N], whose a row is.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    rows = max(2 * shape.classes, round(shape.units * shape.rows + shape.held_out))
+    size = max(shape.classes, 1, round(directions(shape)))
+    clouds = torch.randn(rows, size, generator=draw)
+    if shape.classes:
+        y = torch.arange(rows) % shape.classes
+        clouds[torch.arange(rows), y] += _margin(reach, shape.classes)
+    else:
+        explained = 1 - (1 - reach) ** 2
+        rest = math.sqrt(1 - explained) * torch.randn(rows, generator=draw)
+        y = 0.5 + 0.2 * (math.sqrt(explained) * clouds[:, 0] + rest)
+    turned = torch.randn(size, shape.inputs, generator=draw) / math.sqrt(size)
+    x = 0.5 + clouds @ turned / math.sqrt(12)
+    unit = torch.randint(max(1, round(rows / shape.rows)), (rows,), generator=draw)
+    return x, y, unit
 
 
 def directions(shape: Shape) -> float:

@@ -18,7 +18,7 @@ def foreseen(config: Config, reach: float | None = None) -> list[str]:
     Parameters
     ----------
     config : Config
-        Its shape, sizes and declared columns are read, and how many rows there are; no value of a row is.
+        Its shape, planned sizes and declared columns are read, beyond records how many rows there are; no value is.
     reach : float, optional
         The score that is possible without privacy, as published of such data; by default a clear task's.
 
@@ -42,8 +42,17 @@ def foreseen(config: Config, reach: float | None = None) -> list[str]:
     assumed = "" if reach is not None else " (assumed; --reach says what is known of such data)"
     figure = "balanced accuracy" if classes else "a share of the mean's error"
     first = f"foreseen before a row is used, for a task where {figure} {possible:.2f} is possible without privacy{assumed}:"
-    read = ", ".join(["how many rows there are", *config.read_off])
-    return [first, *said, f"conditional: this rests on private numbers ({read})"]
+    read = private_numbers(setup)
+    rests = f"conditional: this rests on private numbers ({', '.join(read)})"
+    return [first, *said, *[rests] * bool(read)]
+
+
+def private_numbers(setup: Setup) -> tuple[str, ...]:
+    """What a shape is read from that nobody declared: beyond records the number of rows, and what was read off."""
+    side = noisy_side(setup.method)
+    planned = isinstance(side, RecordDP) and side.unit == "record"
+    counted = () if planned else ("how many rows there are",)
+    return (*counted, *setup.config.read_off)
 
 
 def sentence(shape: Shape, pull: float, reach: float) -> str:
@@ -60,20 +69,21 @@ def sentence(shape: Shape, pull: float, reach: float) -> str:
 
 def shape_of(setup: Setup, side: object) -> Shape:
     """The shape of a setup's task, for the side that adds the noise."""
-    dataset, clients = setup.dealt.dataset, setup.clients
+    dataset, clients, held = setup.dealt.dataset, setup.clients, setup.config.data.holdout
     rows = sum(client.examples for client in clients)
     units, weights = len(clients), 1.0
     if isinstance(side, RecordDP):
         units = max(1, round(side.planned * len(clients)))
         weights = weighing(setup.config.local.class_weights)
-    alone = isinstance(side, RecordDP) and side.unit == "record"
+    if isinstance(side, RecordDP) and side.unit == "record":
+        rows = units
     return Shape(
         classes=dataset.classes or 0,
         inputs=math.prod(dataset.input_shape),
         image=len(dataset.input_shape) == 3,
         units=units,
-        rows=1.0 if alone else rows / units,
-        held_out=max(1, sum(client.held_out for client in clients)),
+        rows=rows / units,
+        held_out=max(1.0, rows * held / (1 - held)),
         weighing=weights,
     )
 
@@ -88,10 +98,11 @@ def _sides(config: Config) -> dict[str, object]:
             if not variant.setting.match_sigma_of
         }
     return {
-        label: _noisy_side(single.privacy.build(single.aggregator))
+        label: noisy_side(single.privacy.build(single.aggregator))
         for label, single in singles.items()
     }
 
 
-def _noisy_side(method: Method) -> object:
+def noisy_side(method: Method) -> object:
+    """The side that adds the noise."""
     return method.server if method.noisy is None else method.client

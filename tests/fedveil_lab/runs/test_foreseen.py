@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil_lab.config import parse
-from fedveil_lab.report.foreseen import foreseen, shape_of
+from fedveil_lab.runs.foreseen import foreseen, shape_of
 from fedveil_lab.runs.promised import prepared
 
 RECORD = {"method": "record", "delta": 1e-5, "rounds": 20, "examples": 100.0, "clip": 0.2}
@@ -60,6 +60,9 @@ def test_whole_clients_are_the_units_of_their_level() -> None:
     shape = shape_of(setup, setup.method.server)
     assert (shape.units, shape.classes, shape.inputs, shape.image) == (10, 10, 64, True)
     assert shape.rows == sum(client.examples for client in setup.clients) / 10
+    silos = prepared(config(privacy={**RECORD, "epsilon": 1}))
+    alone = shape_of(silos, silos.method.client)  # as declared, whatever there is
+    assert (alone.units, alone.rows, alone.held_out) == (1000, 1, pytest.approx(250))
 
 
 def test_nothing_is_foreseen_of_other_models_or_without_noise() -> None:
