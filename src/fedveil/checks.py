@@ -4,6 +4,7 @@ They serve sections of a configuration and parameters of methods, rules, behavio
 whether a value comes from a file, from Flower, from FLARE or from Python.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, wraps
@@ -66,6 +67,11 @@ def require_fraction(field: str, value: Any) -> float:
     return require_number(field, value, lambda v: 0 <= v < 1, "must be at least 0 and below 1")
 
 
+def require_finite(field: str, value: Any) -> float:
+    """Return `value` as a float, refusing all but finite numbers."""
+    return require_number(field, value, math.isfinite, "must be a finite number")
+
+
 def require_names(field: str, values: Any, known: Iterable[str] | None = None) -> None:
     """Refuse all but a list of names, if `known` is given of known ones. A table of names is refused, too."""
     named = isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
@@ -113,6 +119,7 @@ Text = Annotated[str, Check(require_text)]
 Positive = Annotated[float, Check(require_positive)]
 NonNegative = Annotated[float, Check(require_non_negative)]
 UnitInterval = Annotated[float, Check(require_unit_interval)]
+Blank = Annotated[float, Check(require_finite)]
 Share = Annotated[float, Check(require_share)]
 Fraction = Annotated[float, Check(require_fraction)]
 Count = Annotated[int, Check(require_count)]

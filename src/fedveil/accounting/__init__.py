@@ -31,6 +31,7 @@ from fedveil.accounting.filters import ParticipationFilter as ParticipationFilte
 from fedveil.accounting.filters import SpendFilter as SpendFilter
 from fedveil.accounting.filters import StepFilter as StepFilter
 from fedveil.accounting.guarantee import PARTS as PARTS
+from fedveil.accounting.guarantee import REGIONS as REGIONS
 from fedveil.accounting.guarantee import VACUOUS as VACUOUS
 from fedveil.accounting.guarantee import Guarantee as Guarantee
 from fedveil.accounting.guarantee import Trust as Trust

@@ -125,7 +125,8 @@ class ClientData:
     name : str
         For reports.
     masks : Tensor, optional
-        bool [N, H, W], the privacy-sensitive pixels of each image of x, for methods that score layers on them.
+        bool, the privacy-sensitive coordinates of each example: of the shape of x, or [N, H, W] for all channels of
+        images [N, C, H, W]. Methods protect regions by them, or score layers on them (pixels alone). They are public.
     person : Tensor, optional
         int64 [N], who owns each example of x, for methods that protect persons. Only whether two are equal is used.
     test_person : Tensor, optional
@@ -191,11 +192,15 @@ class ClientData:
 
 
 def _check_masks(masks: Tensor, x: Tensor) -> None:
-    """Refuse masks that are not one an image."""
-    wanted = (len(x), *x.shape[2:])
-    if x.dim() != 4 or masks.dtype != torch.bool or tuple(masks.shape) != wanted:
+    """Refuse masks that do not mark coordinates of x, or pixels of its images."""
+    pixels = (len(x), *x.shape[2:])
+    fits = masks.shape == x.shape or (x.dim() == 4 and tuple(masks.shape) == pixels)
+    if masks.dtype != torch.bool or not fits:
         given = (tuple(masks.shape), masks.dtype)
-        raise FieldError("masks", given, f"must be bool [N, H, W] for images x {tuple(x.shape)}")
+        of_pixels = f", or {pixels} for all channels" if x.dim() == 4 else ""
+        raise FieldError(
+            "masks", given, f"must be bool of the shape of x, {tuple(x.shape)}{of_pixels}"
+        )
 
 
 def _check_owners(field: str, owner: Any, n: int) -> None:

@@ -117,6 +117,11 @@ class NoisySteps:
         Most examples (persons) of any silo, so that sums on a grid do not overflow. 0: any number.
     by_app : bool
         Whether an app's own loop may take the steps, which is a condition of the promise.
+    regions : bool
+        Whether differences to blanked examples are clipped and noised, and the gradients of blanked examples added
+        (`fedveil.learning.regions`).
+    blank : float
+        Value of blanked coordinates.
     """
 
     steps: int
@@ -132,6 +137,8 @@ class NoisySteps:
     grid: float = 0.0
     units: int = 0
     by_app: bool = False
+    regions: bool = False
+    blank: float = 0.0
 
     @property
     def unit(self) -> str:

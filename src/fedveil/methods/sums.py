@@ -286,7 +286,7 @@ class SecureShares(NoSum):
     def _terms(self, dimension: int) -> SumTerms:
         promise = self.promise
         return SumTerms(
-            unit=promise.unit,
+            unit="person" if promise.unit == "person" else "record",
             relation=promise.relation,
             clip=promise.clip,
             noise_multiplier=promise.multiplier * promise.together,
