@@ -25,6 +25,7 @@ from typing import (
 
 from fedveil.errors import (
     FieldError,
+    kind_of,
     nearest,
     require_choice,
     require_count,
@@ -200,7 +201,7 @@ def refuse_unknown(
         return
     name = next(name for name in named if name not in known)
     others = [other for other in known if other != "self"]
-    kind = type(named[name]).__name__
+    kind = kind_of(named[name]) or "None"  # it was given, and is not missing
     raise FieldError(within(section, name), kind, f"is no argument; {nearest(name, others)}")
 
 

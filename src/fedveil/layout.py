@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from fedveil.buffers import buffers_refused, persistent, statistics
-from fedveil.errors import FieldError, nearest, require_a, require_choice
+from fedveil.errors import FieldError, kind_of, nearest, require_a, require_choice
 from fedveil.wrapped import require_unwrapped
 
 Grouping = Literal["array", "module"]
@@ -127,11 +127,11 @@ class Layout:
         lazy = [name for name in parameters if isinstance(parameters[name], UninitializedParameter)]
         if lazy:
             accepted = f"has layers without a size: {', '.join(lazy)}. Name their inputs, or call it once: model(x[:1])"
-            raise FieldError("module", type(module).__name__, accepted)
+            raise FieldError("module", kind_of(module), accepted)
         require_unwrapped(module)
         own = statistics(module) if buffers == "refuse" else persistent(module)
         if own and buffers == "refuse":
-            raise FieldError("module", type(module).__name__, buffers_refused(module, own))
+            raise FieldError("module", kind_of(module), buffers_refused(module, own))
         entries, frozen = [], []
         for name, parameter in parameters.items():
             if parameter.requires_grad:

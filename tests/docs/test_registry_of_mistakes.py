@@ -287,7 +287,7 @@ IN_PYTHON = {
         "mend",
     ),
     "training as a dict": (federation(local={"lr": 0.1}), "local", "{'lr': 0.1}", "LocalTraining("),
-    "a misspelt argument": (federation(modle=None), "modle", "NoneType", "'model'"),
+    "a misspelt argument": (federation(modle=None), "modle", "None", "'model'"),
     "clients by name": (federation(clients={"a": DEALT[0]}), "clients[0]", "str", "(x, y)"),
     "one client's pair": (federation(clients=(X, Y)), "clients[0]", "ndarray", "list of clients"),
     "no client": (federation(clients=[]), "clients", "[]", "at least one"),

@@ -11,7 +11,7 @@ import torch
 
 from fedveil.accounting import PARTS
 from fedveil.engines import AnyMethod, Federation, RunWarning
-from fedveil.errors import FieldError, NoReplyError, cleaned, require_count, require_rounds
+from fedveil.errors import FieldError, NoReplyError, cleaned, kind_of, require_count, require_rounds
 from fedveil.gdp import rounded_down
 from fedveil.learning import ClientData, LocalTraining, as_client
 from fedveil.ranges import require_within
@@ -97,7 +97,7 @@ def compare(
     if not isinstance(settings, Mapping):
         raise FieldError(
             "settings",
-            type(settings).__name__,
+            kind_of(settings),
             'must name each: {"no privacy": None, "mine": method}',
         )
     if out is not None:

@@ -18,7 +18,7 @@ from fedveil.accounting.guarantee import (
     Guarantee,
     unprotected,
 )
-from fedveil.errors import FieldError, LedgerError, require_a, require_choice
+from fedveil.errors import FieldError, LedgerError, kind_of, require_a, require_choice
 from fedveil.reading import json_of
 
 if TYPE_CHECKING:  # planning alone does not import PyTorch
@@ -61,7 +61,7 @@ class Release:
         if self.kind not in _KINDS:
             require_choice("kind", self.kind, _KINDS)
         if not isinstance(self.value, torch.Tensor):
-            raise FieldError("value", type(self.value).__name__, "must be a tensor")
+            raise FieldError("value", kind_of(self.value), "must be a tensor")
 
 
 def digest(releases: tuple[Release, ...]) -> str:

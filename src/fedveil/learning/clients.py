@@ -25,7 +25,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from fedveil.errors import FieldError, require_a
+from fedveil.errors import FieldError, kind_of, require_a
 from fedveil.learning.arrays import array_of, columns_of, pair_of, refuse_misaligned, tensor_of
 
 MOST = 1 << 30  # bytes of one client's examples that are held in memory
@@ -246,7 +246,7 @@ def _check(x_name: str, x: Tensor, y_name: str, y: Tensor) -> None:
 def _check_numbers(name: str, value: Tensor, accepted: str) -> None:
     """Refuse what is no tensor of finite numbers or of whole ones."""
     if not isinstance(value, Tensor) or value.dim() < 1:
-        raise FieldError(name, type(value).__name__, "must be a tensor with one row an example")
+        raise FieldError(name, kind_of(value), "must be a tensor with one row an example")
     if value.dtype == torch.int64:
         return
     if not value.is_floating_point():
@@ -280,8 +280,9 @@ def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
     if not isinstance(value, Sequence) or len(value) not in (2, 4):
         others = "a Dataset, a DataLoader, or two of them, the second held out"
         accepted = f"must be (x, y), (x, y, test_x, test_y) or ClientData, in a list of clients; or {others}"
-        parts = f" of {len(value)} parts" if isinstance(value, tuple | list) else ""
-        raise FieldError(name, f"{type(value).__name__}{parts}", accepted)
+        kind = kind_of(value)
+        parts = f"{kind} of {len(value)} parts" if isinstance(value, tuple | list) else kind
+        raise FieldError(name, parts, accepted)
     names = ("x", "y", "test_x", "test_y")
     for at in range(0, len(value), 2):
         refuse_misaligned(value[at], value[at + 1], f"{name}.{names[at + 1]}")
@@ -382,7 +383,7 @@ def _read(value: Any, name: str) -> ClientData:
         _check_sampling(value, name)
     if isinstance(data, IterableDataset) or not len(data):
         accepted = "must have a length of at least 1 and [i]: give a map-style Dataset, or its examples as a list"
-        raise FieldError(name, type(data).__name__, accepted)
+        raise FieldError(name, kind_of(data), accepted)
 
     def read(rows: Sequence[int]) -> ClientData:
         try:
@@ -404,7 +405,7 @@ def _read(value: Any, name: str) -> ClientData:
         except Exception as error:  # the data set is the user's
             accepted = f"must give pairs (x, y) of numbers, all x of one shape ({error}); for images add ToTensor()"
             raise FieldError(
-                f"{name}, examples {rows[0]} to {rows[-1]}", type(data).__name__, accepted
+                f"{name}, examples {rows[0]} to {rows[-1]}", kind_of(data), accepted
             ) from error
 
     def read_x(rows: Sequence[int]) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from fedveil.accounting import Release, digest, model_of, nothing
 from fedveil.aggregation import WeightedMean
 from fedveil.checks import SumRate
-from fedveil.errors import FieldError, NoReplyError, ReplyError
+from fedveil.errors import FieldError, NoReplyError, ReplyError, kind_of
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods.facts import (
@@ -127,7 +127,7 @@ class TrustedSum(Plain):
         rule = self.aggregator
         if not isinstance(rule, WeightedMean) or rule.weighting != "uniform":
             accepted = 'the promise is about the sum of all shares: take a mean with weighting="uniform", as FedAvgM'
-            raise FieldError("aggregator", type(rule).__name__, accepted)
+            raise FieldError("aggregator", kind_of(rule), accepted)
 
     def combine(
         self,

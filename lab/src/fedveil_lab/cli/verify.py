@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 SUBJECT = (
     "A mechanism FILE.py:FUNCTION, or a Flower app's folder; without any, FedVeil's own methods."
 )
-CLAIM = "What is claimed: eps=1 delta=1e-5 (or mu=0.5), relation, client or record, total or round, central or local."
-ROWS = "What a score is of: runs (each its own), canaries (of one run, by fair coins) or records (no coin: no bound)."
-STEPS = "What the code does, to be composed: noise_multiplier=1.1 lots=poisson rate=0.01 steps=1000, say."
-WITHOUT = "A trap that the claim is not meant for, 'not a number' say; repeatable."
-RUNS = "Runs in all; own methods: of each world (2,000, which prove mu 4.9)."
+CLAIM = "Claim: eps=1 delta=1e-5 (or mu=0.5), relation, client or record, total or round, central or local."
+ROWS = "Kind of the scores: runs (one each), canaries (of one run, in by fair coins) or records (no bound follows)."
+STEPS = "Steps of the code, to compose: for example noise_multiplier=1.1 lots=poisson rate=0.01 steps=1000."
+WITHOUT = "Test world to leave out because the claim is not meant for it, such as 'not a number'; repeatable."
+RUNS = "Number of runs; for FedVeil's own methods: of each world (default: 2,000, which can show mu 4.9)."
 CAUGHT = 1
 
 
@@ -27,28 +27,34 @@ def verify(
     claim: Annotated[str | None, typer.Option("--claim", metavar="TEXT", help=CLAIM)] = None,
     scores: Annotated[
         Path | None,
-        typer.Option("--scores", metavar="FILE.csv", help="Scores in and out, of any tool."),
+        typer.Option("--scores", metavar="FILE.csv", help="Scores of any tool, in and out."),
     ] = None,
     rows: Annotated[str | None, typer.Option("--rows", metavar="KIND", help=ROWS)] = None,
     lower_is_in: Annotated[
-        bool, typer.Option("--lower-is-in", help="Lower scores mean in, as of a loss.")
+        bool, typer.Option("--lower-is-in", help="Lower scores mean in, as for a loss.")
     ] = False,
     delta: Annotated[
         float | None,
-        typer.Option("--delta", help="At which epsilon is bounded; default: the claim's, or 1e-5."),
+        typer.Option(
+            "--delta",
+            help="Failure probability at which epsilon is bounded; default: the claim's, or 1e-5.",
+        ),
     ] = None,
     alpha: Annotated[
-        float, typer.Option("--alpha", help="Chance that any bound of this command is too large.")
+        float, typer.Option("--alpha", help="Chance that a bound of this command is too large.")
     ] = 0.01,
     steps: Annotated[str | None, typer.Option("--steps", metavar="TEXT", help=STEPS)] = None,
     clients: Annotated[
-        int | None, typer.Option("--clients", metavar="N", help="Data sets of a world; 3.")
+        int | None,
+        typer.Option(
+            "--clients", metavar="N", help="Clients (data sets) in a test world; default: 3."
+        ),
     ] = None,
     examples: Annotated[
-        int | None, typer.Option("--examples", metavar="N", help="Rows of each; 4.")
+        int | None, typer.Option("--examples", metavar="N", help="Rows of a client; default: 4.")
     ] = None,
     columns: Annotated[
-        int | None, typer.Option("--columns", metavar="N", help="Numbers of a row; 4.")
+        int | None, typer.Option("--columns", metavar="N", help="Columns of a row; default: 4.")
     ] = None,
     without: Annotated[
         list[str] | None, typer.Option("--without", metavar="TRAP", help=WITHOUT)
@@ -56,25 +62,27 @@ def verify(
     runs: Annotated[int | None, typer.Option("--runs", metavar="N", help=RUNS)] = None,
     seconds: Annotated[
         float,
-        typer.Option(
-            "--seconds", metavar="S", help="For all runs of a mechanism, where --runs says nothing."
-        ),
+        typer.Option("--seconds", metavar="S", help="Time for all runs, if --runs is not given."),
     ] = 60.0,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", metavar="S", help="For one run; 30.")
+        float | None, typer.Option("--timeout", metavar="S", help="Time for one run; default: 30.")
     ] = None,
     seed: Annotated[
-        int, typer.Option("--seed", help="From which the seeds of all runs are drawn.")
+        int, typer.Option("--seed", help="Seed from which those of all runs are drawn.")
     ] = 0,
     canaries: Annotated[
         int,
         typer.Option(
-            "--canaries", metavar="M", help="Own methods: M canaries in one run; 1,000 are usual."
+            "--canaries",
+            metavar="M",
+            help="For FedVeil's own methods: canaries in one run; 1,000 are usual.",
         ),
     ] = 0,
     out: shared.Out = None,
 ) -> None:
-    """Say what is claimed, what can be proven, and what runs or scores show; exit code 1 if a claim is caught.
+    """Check whether a claimed epsilon is true.
+
+    Shows what is claimed, what can be proven, and what runs or scores measure. Exit code 1: the claim is refuted.
 
     Not refuted does not mean true: more runs, or a better attack, may show more.
 

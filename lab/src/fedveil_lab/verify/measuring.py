@@ -12,7 +12,7 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
 
-from fedveil.errors import FieldError, require_choice, require_number
+from fedveil.errors import FieldError, kind_of, require_choice, require_number
 from fedveil_lab.attacks.bounds import epsilon_of_rates, mu_of_rates, one_run
 from fedveil_lab.attacks.statistics import (
     Estimate,
@@ -189,7 +189,7 @@ def scores_of(name: str, values: ArrayLike) -> Floats:
         ValueError,
         RuntimeError,
     ) as error:  # of torch: a tensor that asks for gradients
-        raise FieldError(name, type(values).__name__, f"must be scores ({error})") from error
+        raise FieldError(name, kind_of(values), f"must be scores ({error})") from error
     if len(scores) < 10:
         raise FieldError(name, len(scores), "must be at least 10 scores: fewer prove nothing")
     if np.isnan(scores).all():

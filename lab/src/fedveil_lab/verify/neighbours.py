@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, kind_of
 
 FIELD = "[verify.app] data"
 SCALE = 10.0  # of an outlier, over the largest number that there is
@@ -99,7 +99,7 @@ def rows_of(data: Any) -> tuple[list[Item], Rebuilt]:
         items, first = rows_of(data[0])
         return items, lambda rows: type(data)([first(rows), *data[1:]])
     accepted = "returns no arrays (x, y), data class with x and y, or DataLoader: name a function neighbours of yours"
-    raise FieldError(FIELD, type(data).__name__, accepted)
+    raise FieldError(FIELD, kind_of(data), accepted)
 
 
 def _array(value: Any) -> bool:

@@ -23,7 +23,7 @@ from fedveil.engines.malicious import Behaviour, behaving
 from fedveil.engines.messages import COUNT, METRICS_KEY
 from fedveil.engines.options import Execution
 from fedveil.engines.rounds import Collected
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, kind_of
 from fedveil.learning import ClientData, Figures, choose, evaluate
 from fedveil.learning.learner import Learned, Learner
 from fedveil.learning.streams import Key
@@ -121,7 +121,7 @@ def _require_possible(behaviours: Mapping[int, Behaviour]) -> None:
     for partition, behaviour in behaviours.items():
         if behaviour.omniscient or behaviour.bypass:
             accepted = "needs the embedded engine: under Flower a client sees no other's update, and the mod protects"
-            raise FieldError(f"behaviours[{partition}]", type(behaviour).__name__, accepted)
+            raise FieldError(f"behaviours[{partition}]", kind_of(behaviour), accepted)
 
 
 def _data_of(context: Context, clients: Sequence[ClientData]) -> tuple[int, ClientData]:

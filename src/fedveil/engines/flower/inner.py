@@ -17,7 +17,7 @@ from fedveil.engines.flower.records import ARRAYS, CONFIG, to_arrays
 from fedveil.engines.flower.strategy import Evaluate, FedVeilStrategy
 from fedveil.engines.messages import COUNT, METRICS_KEY
 from fedveil.engines.server import Round
-from fedveil.errors import FieldError, NoReplyError
+from fedveil.errors import FieldError, NoReplyError, kind_of
 from fedveil.methods import Releases
 
 MEANS = (
@@ -174,7 +174,7 @@ class WrappedStrategy(FedVeilStrategy):
     def _refused(self, name: str, why: str) -> FieldError:
         return FieldError(
             f"inner.{name}",
-            type(self._inner).__name__,
+            kind_of(self._inner),
             f"{why}: FedVeilStrategy, or leave that out",
         )
 
@@ -216,9 +216,7 @@ class WrappedStrategy(FedVeilStrategy):
         finally:
             self._inner.train_metrics_aggr_fn = measure
         if stepped is None:
-            raise FieldError(
-                "inner", type(self._inner).__name__, "made no model of the released one"
-            )
+            raise FieldError("inner", kind_of(self._inner), "made no model of the released one")
         named = {
             n: torch.from_numpy(array.numpy()).to(self.layout.dtype) for n, array in stepped.items()
         }

@@ -13,7 +13,7 @@ from flwr.serverapp import (
 
 from fedveil.accounting.composition import curve, epsilon
 from fedveil.accounting.events import Event, Gaussian, Poisson, Relation
-from fedveil.errors import FieldError, require_count
+from fedveil.errors import FieldError, kind_of, require_count
 from fedveil.gdp import compose_mu, delta_of_mu
 
 _VERSION = 1
@@ -107,7 +107,7 @@ class ExactAccountant:
             )
         events = state.get("events")
         if not isinstance(events, list):
-            raise FieldError("state", type(events).__name__, "must hold a list of events")
+            raise FieldError("state", kind_of(events), "must hold a list of events")
         found = {
             _event(float(e["noise_multiplier"]), float(e["rate"])): int(e["count"]) for e in events
         }

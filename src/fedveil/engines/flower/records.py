@@ -22,7 +22,7 @@ from fedveil.accounting.ledger import Kind
 from fedveil.engines import messages
 from fedveil.engines.deployed import ClientMemory
 from fedveil.engines.states import pack, unpack
-from fedveil.errors import FieldError, require_choice
+from fedveil.errors import FieldError, kind_of, require_choice
 from fedveil.layout import Layout
 from fedveil.learning.local import Trained
 from fedveil.methods import Broadcast, ClientFacts, ClientSide, NoisySteps, Releases
@@ -177,7 +177,7 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
     """The facts in a training reply (without the record: hypothesis 0, no scores)."""
     record = content.get(FACTS, ConfigRecord({"chosen": 0}))
     if not isinstance(record, ConfigRecord):
-        raise FieldError(FACTS, type(record).__name__, "must be what write_facts returns")
+        raise FieldError(FACTS, kind_of(record), "must be what write_facts returns")
     for key in record:
         require_choice(FACTS, key, ("chosen", "layers", "scores", "noised"))
     chosen, scores = messages.whole(FACTS, "chosen", record), None

@@ -21,7 +21,7 @@ from fedveil.aggregation import AGGREGATORS, Aggregator
 from fedveil.engines import messages
 from fedveil.engines.assembly import initial_broadcast
 from fedveil.engines.server import PUBLIC_SCORES
-from fedveil.errors import FieldError, require_choice
+from fedveil.errors import FieldError, kind_of, require_choice
 from fedveil.layout import Buffers, Layout
 from fedveil.learning.models import MODELS
 from fedveil.methods import Broadcast, ClientSide, Method, Releases, build, require_method
@@ -244,5 +244,5 @@ def _dxo(shareable: Shareable, what: str) -> DXO:
             what, shareable.get_return_code(), "must hold the weights of a model"
         ) from error
     if not isinstance(dxo.data, dict):
-        raise FieldError(what, type(dxo.data).__name__, "must hold the weights of a model by name")
+        raise FieldError(what, kind_of(dxo.data), "must hold the weights of a model by name")
     return dxo
