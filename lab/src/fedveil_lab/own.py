@@ -299,7 +299,7 @@ def audit(
 
 @dataclass(frozen=True, eq=False)
 class OwnAudit(Audit):
-    """What attacks on participation reached; `verdicts` without the method first.
+    """Results of attacks on participation; `verdicts` without the method come first.
 
     Attributes
     ----------
@@ -326,7 +326,7 @@ class OwnAudit(Audit):
 
     @property
     def measured(self) -> EpsilonBound:
-        """What all attacks against the method prove together."""
+        """Epsilon that all attacks against the method prove together."""
         return self.together[self.verdicts[-1].setting]
 
     def __str__(self) -> str:

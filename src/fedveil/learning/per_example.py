@@ -154,7 +154,7 @@ class PerExample:
 
     @property
     def rule_name(self) -> str:
-        """How gradients are computed: ``"layers"``, ``"operators"``, or ``"one by one"``."""
+        """Way of computing gradients: ``"layers"``, ``"operators"``, or ``"one by one"``."""
         return _KINDS[type(self._rule)]
 
     @property

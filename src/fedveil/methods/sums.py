@@ -162,7 +162,7 @@ def _terms_of(releases: Releases) -> dict[str, float]:
 
 
 class TrustedShares(NoSum):
-    """Trusted sum: n silos add noise of z C / sqrt(n - t), so that any n - t of them add up to the noise of one sum."""
+    """Trusted sum: n silos add noise of z C / sqrt(n - t) each, so any n - t shares hold the noise of one sum."""
 
     server: ClassVar[type[Plain]] = TrustedSum
 

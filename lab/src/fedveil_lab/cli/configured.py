@@ -13,7 +13,7 @@ WHOSE = 'the data say whose each example is, and this promises single examples: 
 
 
 def planned(config: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What a configuration says of central noise, and what its promise rests on; refused where its run costs more."""
+    """Read the central noise of a configuration and the conditions of its promise; refuse a run that costs more."""
     from math import isclose
 
     from fedveil.accounting import plan as make
@@ -80,7 +80,7 @@ def advised(config: str, target: Mapping[str, Any]) -> None:
 
 
 def beside_public(ranked: "Sequence[Choice]", begun: bool) -> str:
-    """What to do where public examples with labels are there; `begun`: whether training begins with their model."""
+    """Advise on public examples with labels; `begun`: whether training begins with their model."""
     if all(choice.verdict in ("hopeless", "no promise") for choice in ranked):
         return "nothing above leaves much to learn: take the model of the public examples alone; it protects everybody"
     start = (

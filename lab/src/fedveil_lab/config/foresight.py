@@ -32,7 +32,7 @@ DENSITY = np.exp(-0.5 * GRID**2) / math.sqrt(2 * math.pi) * (GRID[1] - GRID[0])
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What is declared of a task.
+    """Declared sizes of a task.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Foreseen:
-    """What a setting is foreseen to reach.
+    """Foreseen result of a setting.
 
     Attributes
     ----------
@@ -109,7 +109,7 @@ def weighing(weights: Sequence[float]) -> float:
 
 
 def foresee(shape: Shape, pull: float, reach: float) -> Foreseen:
-    """What a run reaches.
+    """Foresee the result of a run.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def made_up(shape: Shape, reach: float, seed: int) -> tuple[Tensor, Tensor, Tens
 
 
 def directions(shape: Shape) -> float:
-    """How many directions rows really have."""
+    """Estimate how many directions rows really have."""
     return float(shape.inputs) ** (IMAGE if shape.image else 1.0)
 
 

@@ -33,7 +33,7 @@ NUMBER, TEXT = (
 
 @dataclass(frozen=True)
 class InputScaling:
-    """How a linear model scales its inputs, and how long they then are.
+    """Scaling of a linear model's inputs, and their length then.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class InputScaling:
 def inputs_of(
     dataset: DataSet, columns: Mapping[str, Any], missing: Mapping[str, Any]
 ) -> InputScaling:
-    """How to scale inputs within 0 and 1; `columns` and `missing` as ``[data]`` has them."""
+    """Choose the scaling of inputs within 0 and 1; `columns` and `missing` as ``[data]`` has them."""
     size = math.prod(dataset.input_shape)
     if columns:
         texts = sum(

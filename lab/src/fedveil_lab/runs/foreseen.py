@@ -56,7 +56,7 @@ def private_numbers(setup: Setup) -> tuple[str, ...]:
 
 
 def sentence(shape: Shape, pull: float, reach: float) -> str:
-    """What one setting is foreseen to reach, and the least that has to be possible for more than chance."""
+    """Say what one setting is foreseen to reach, and the least that has to be possible for more than chance."""
     found, least = foresee(shape, pull, reach), least_reach(shape, pull)
     if not found.useless:
         return f"about {found.score:.2f}; better than chance where at least {least:.2f} is possible"

@@ -35,7 +35,7 @@ EPSILON = re.compile(r"(?:\beps(?:ilon)?\b|ε)[^\n]{0,50}?(?:=|:|\bis\b)" + NUMB
 
 @dataclass(frozen=True, kw_only=True)
 class AppTable:
-    """What `[verify.app]` says of an app.
+    """Contents of `[verify.app]`.
 
     Attributes
     ----------

@@ -122,7 +122,7 @@ class PrivacyClaim:
         return self.epsilon
 
     def describe(self) -> str:
-        """Its figures and words in one line."""
+        """Write the claim in one line."""
         kind = " gaussian" if self.gaussian else ""
         words = f"{self.relation} {self.unit} {self.scope} {self.trust}{kind}"
         if self.mu is not None:

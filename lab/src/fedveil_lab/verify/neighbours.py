@@ -61,7 +61,7 @@ def held(item: Item, items: Sequence[Item], canary: str) -> Item:
 
 
 def opposite(item: Item) -> Item:
-    """The same row with its numbers turned round."""
+    """Turn the signs of a row round."""
     return -item[0], item[1]
 
 

@@ -14,7 +14,7 @@ FILES = ("verify.toml", "pyproject.toml")
 
 @dataclass(frozen=True)
 class VerifySection:
-    """What a file says.
+    """Section `[verify]` of a file.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class VerifySection:
     source: str = ""
 
     def get(self, name: str, given: Any, otherwise: Any = None) -> Any:
-        """What the command line gives, else the file, else a default."""
+        """Return what the command line gives, else the file, else a default."""
         return given if given is not None else self.values.get(name, otherwise)
 
 

@@ -21,7 +21,7 @@ Data = list[Rows]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much data a world of the library has.
+    """Sizes of a world's data.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class TwoWorlds:
 
 @dataclass(frozen=True)
 class Differing:
-    """What the worlds of one trap are about.
+    """Difference between the worlds of one trap.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ def zeros(sizes: Sizes) -> Data:
 
 
 def repeated(row: Rows, count: int) -> Rows:
-    """The same row [columns] so many times."""
+    """Repeat a row [columns] so many times."""
     return np.tile(row, (count, 1))
 
 

@@ -248,7 +248,7 @@ class NodesInProcess(Nodes):
             super().ask(broadcast, partitions)
 
     def collect(self) -> Collected:
-        """What the nodes answer, and what an experimenter sees beside it."""
+        """Collect the nodes' answers, and what an experimenter sees beside them."""
         self._zeroed.clear()
         try:
             with _quietly():

@@ -50,7 +50,7 @@ Tell = Callable[
 
 
 def training_source() -> Source:
-    """Randomness of noise inside training, for training code behind the mod: `PrivateTrainer.train_noisily` takes it.
+    """Return the randomness of noise inside training, for `PrivateTrainer.train_noisily` behind the mod.
 
     Raises
     ------

@@ -20,7 +20,7 @@ _VERSION = 1
 
 
 class ExactAccountant:
-    """Accounts for one of Flower's own DP strategies: ``strategy(..., accountant=ExactAccountant(config))``.
+    """Exact accountant of one of Flower's own DP strategies: ``strategy(..., accountant=ExactAccountant(config))``.
 
     Gaussian releases compose in closed form, Poisson-sampled ones by their privacy-loss distribution (which needs
     dp-accounting). For sampling without replacement no amplification is counted: an upper bound. It accounts for what
@@ -69,7 +69,7 @@ class ExactAccountant:
         )
 
     def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
-        """What was spent; at the configuration's delta unless another is given."""
+        """Return the epsilon that was spent, at the configuration's delta unless another is given."""
         at = self.config.target_delta if delta is None else delta
         exact = all(isinstance(event, Gaussian) for event in self._counts)
         return PrivacySpent(self.get_epsilon(at), at, self.num_releases, "gdp" if exact else "pld")

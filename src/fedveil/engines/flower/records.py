@@ -37,7 +37,7 @@ REFUSED, FAILED = 901, 902  # codes of the mod's error replies: declined to take
 
 
 def to_arrays(layout: Layout, vector: Tensor) -> ArrayRecord:
-    """Named arrays of one vector [d], in the vector's own type, for ``load_state_dict(..., strict=False)``."""
+    """Split one vector [d] into named arrays of its type, for ``load_state_dict(..., strict=False)``."""
     if vector.dim() != 1:
         raise FieldError("vector", tuple(vector.shape), f"must be [d] = [{layout.size}]")
     return array_record(layout.views(vector))
@@ -64,7 +64,7 @@ def values_in(content: RecordDict, name: str) -> dict[str, Any]:
 
 
 def from_arrays(layout: Layout, arrays: ArrayRecord) -> Tensor:
-    """One vector [d] of named arrays.
+    """Join named arrays to one vector [d].
 
     Raises
     ------
@@ -90,7 +90,7 @@ def write_broadcast(
 
 
 def read_broadcast(content: RecordDict, layout: Layout) -> Broadcast:
-    """What a request broadcasts: the hypotheses [k, d] and the public facts.
+    """Read a request's broadcast: the hypotheses [k, d] and the public facts.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def write_facts(
     layer_scores: Mapping[str, float] | None = None,
     noised: NoisySteps | None = None,
 ) -> ConfigRecord:
-    """The record that training code puts under `FACTS` in its reply; the mod removes it.
+    """Make the record that training code puts under `FACTS` in its reply; the mod removes it.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def write_facts(
 
 
 def write_trained(trained: Trained, layout: Layout) -> RecordDict:
-    """What training code answers with, made of what a trainer gives: the model, or of a secure sum the step's sum.
+    """Make the answer of training code from what a trainer returns: the model, or a secure sum's step.
 
     Parameters
     ----------
@@ -237,7 +237,7 @@ def write_reply(
 def write_mark(
     partition: int, client: ClientSide, counted: bool = False, **own: Any
 ) -> ConfigRecord:
-    """What says that the mod ran, for whom, and how.
+    """Write the mark that the mod ran, for whom, and how.
 
     In answer to a greeting also a site's public key, ``site``, or that the node only ``validates``.
     """

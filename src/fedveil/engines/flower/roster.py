@@ -229,7 +229,7 @@ class Nodes:
         self._refusing: list[int] = []  # those who declined in this round
 
     def reach(self, number: int, cohort: Sequence[int]) -> dict[int, PublicKey | None]:
-        """Those of a cohort that are connected, and declined no sum before."""
+        """List the members of a cohort that are connected and declined no sum before."""
         least, connected = self._method.least_sites, self._roster.nodes
         reached = [p for p in cohort if p in connected and p not in self._declined]
         self._absent = {p: "is not connected" for p in cohort if p not in connected}
@@ -262,7 +262,7 @@ class Nodes:
         self._answered = replies
 
     def collect(self) -> Collected:
-        """What the nodes that were asked last answered."""
+        """Collect the answers of the nodes that were asked last."""
         replies, self._answered = self._answered, None
         if replies is None:
             assert self.grid is not None  # the strategy has one before it asks

@@ -186,7 +186,7 @@ class FedVeilStrategy(Strategy):
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the rounds so far promise together.
+        """Promise of the rounds so far together.
 
         Under central trust the trusted server's total. Under local trust that of a client that took part in all of
         them, by its own quotes: what each one really spent stands in its own ledger.
@@ -195,7 +195,7 @@ class FedVeilStrategy(Strategy):
 
     @property
     def broadcast(self) -> Broadcast | None:
-        """What opened the last round; None before the first."""
+        """Broadcast of the last round; None before the first."""
         return self._loop.broadcast
 
     @property

@@ -197,7 +197,7 @@ class ServerController(Controller):  # type: ignore[misc]
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the rounds so far promise together; under local trust to a site that took part in all of them."""
+        """Promise of the rounds so far together; under local trust to a site that took part in all of them."""
         return self._serving.guarantee
 
     def process_result_of_unknown_task(
@@ -334,7 +334,7 @@ class ServerController(Controller):  # type: ignore[misc]
         )
 
     def result_of(self, site: str) -> Shareable | None:
-        """What a site answered to the last task, which is handed over once."""
+        """Hand over, once, what a site answered to the last task."""
         return self._results.pop(site, None)
 
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
@@ -424,7 +424,7 @@ class FlareSites:
         return answers
 
     def again(self, answers: Collected) -> Sequence[int]:
-        """Of a secure sum that somebody is missing from, those who answered: a sum is of all who are asked."""
+        """List those who answered a secure sum from which somebody is missing: a sum is of all who are asked."""
         left = sorted(answers.replies)
         if not self._keys or len(left) == len(self._asked) or self._attempt + 1 >= ATTEMPTS:
             return ()

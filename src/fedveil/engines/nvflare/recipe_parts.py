@@ -73,7 +73,7 @@ def arguments(site: str | Path | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def agreed(name: str, chosen: str, given: Mapping[str, Any]) -> str:
-    """What the caller and the site's filter both say."""
+    """Return what the caller and the site's filter both say."""
     own = str(given.get(name, ""))
     if chosen and own and chosen != own:
         raise FieldError(name, chosen, f"the site's filter has {own!r}: give both the same")

@@ -110,7 +110,7 @@ def write_broadcast(broadcast: Broadcast, layout: Layout, sites: Sequence[str]) 
 def read_broadcast(
     task: Shareable, layout: Layout, hypotheses: int = 1
 ) -> tuple[Broadcast, list[str]]:
-    """What a task broadcasts, of so many hypotheses, and the sites.
+    """Read a task's broadcast of so many hypotheses, and the sites.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def read_broadcast(
 
 
 def read_trained(result: Shareable, layout: Layout, broadcast: Broadcast) -> Releases:
-    """What training code answered: the model (a difference is added to the broadcast one), count and metrics."""
+    """Read the answer of training code: the model (a difference is added to the broadcast one), count and metrics."""
     dxo = _dxo(result, "result")
     model = _vector(layout, dxo.data)
     if dxo.data_kind == DataKind.WEIGHT_DIFF:

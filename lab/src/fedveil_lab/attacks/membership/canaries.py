@@ -56,7 +56,7 @@ from fedveil_lab.attacks.verdict import Verdict
 
 @dataclass(frozen=True, eq=False)
 class CanaryRun:
-    """What the canaries of one run left.
+    """Scores and coins of the canaries of one run.
 
     Attributes
     ----------
