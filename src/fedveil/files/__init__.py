@@ -7,7 +7,7 @@ from fedveil.registry import lazy
 _OFFERED = {  # by module; a whole module stands under its package
     "fedveil.files.disk": "LOCK FolderLock InUseError append make_folder write_atomic",
     "fedveil.files.folders": (
-        "AUDIT CELLS COMPARISON CONFIG MODEL RUN RUN_ID SERVERS_LEDGER SPEC STUDY kind_of refuse_others "
+        "AUDIT BEST CELLS COMPARISON CONFIG MODEL RUN RUN_ID SERVERS_LEDGER SPEC STUDY kind_of refuse_others "
         "refuse_strangers refuse_used remedy require_begun unused"
     ),
     "fedveil.files.ledgers": "SERVER SHARED LedgerFiles Ledgers LineStore",
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedveil.files.disk import make_folder as make_folder
     from fedveil.files.disk import write_atomic as write_atomic
     from fedveil.files.folders import AUDIT as AUDIT
+    from fedveil.files.folders import BEST as BEST
     from fedveil.files.folders import CELLS as CELLS
     from fedveil.files.folders import COMPARISON as COMPARISON
     from fedveil.files.folders import CONFIG as CONFIG
