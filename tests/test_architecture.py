@@ -1,4 +1,4 @@
-"""What docs/architecture.md says of the rooms, read from the source alone."""
+"""What ARCHITECTURE.md says of the rooms, read from the source alone."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ import fedveil
 import fedveil_lab
 import fedveil_studies
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "architecture.md"
+PAGE = Path(__file__).resolve().parent.parent / "ARCHITECTURE.md"
 FACADE = "fedveil"  # loads what it offers when it is asked for
 TREES = {
     ".".join((package.__name__, *path.relative_to(root).with_suffix("").parts)).removesuffix(

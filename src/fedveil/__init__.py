@@ -1,6 +1,6 @@
 """FedVeil: privacy-preserving federated learning with calibrated noise, and a truthful account of what it bought.
 
-What this module names is stable from 0.1.0 on; names of its rooms are provisional (docs/architecture.md). Each is
+What this module names is stable from 0.1.0 on; names of its rooms are provisional (ARCHITECTURE.md). Each is
 imported when it is first used, so that ``fedveil --help`` does not wait for PyTorch. What experiments is of another
 package, `fedveil-lab`; its names say what to install where it is not there.
 """
