@@ -121,7 +121,7 @@ def _calibration(found: Mapping[str, Any]) -> Table:
         rows.append(
             {"said": f"{one['said']:.3f}", "found": _text(one["found"]), "rows": str(one["rows"])}
         )
-    title = f"calibration: mean probability {what}, and the share for which it was"
+    title = f"calibration: mean probability {what}, and the share of rows where this was right"
     return Table.of(rows, title=title, numbers=["rows"])
 
 

@@ -39,9 +39,9 @@ def foreseen(config: Config, reach: float | None = None) -> list[str]:
             said.append(f"{label}: {sentence(shape_of(setup, side), pull, possible)}")
     if not said:
         return []
-    assumed = "" if reach is not None else " (assumed; --reach says what is known of such data)"
+    assumed = "" if reach is not None else " (assumed: give --reach if more is known of such data)"
     figure = "balanced accuracy" if classes else "a share of the mean's error"
-    first = f"foreseen before a row is used, for a task where {figure} {possible:.2f} is possible without privacy{assumed}:"
+    first = f"expected before any data are used, if {figure} {possible:.2f} is possible without privacy{assumed}:"
     read = private_numbers(setup)
     rests = f"conditional: this rests on private numbers ({', '.join(read)})"
     return [first, *said, *[rests] * bool(read)]
@@ -59,7 +59,7 @@ def sentence(shape: Shape, pull: float, reach: float) -> str:
     """Say what one setting is foreseen to reach, and the least that has to be possible for more than chance."""
     found, least = foresee(shape, pull, reach), least_reach(shape, pull)
     if not found.useless:
-        return f"about {found.score:.2f}; better than chance where at least {least:.2f} is possible"
+        return f"about {found.score:.2f}; better than chance if at least {least:.2f} is possible"
     guess = "the most frequent class" if shape.classes else "the mean"
     needed = (
         f"it takes a task where {least:.2f} is possible" if least < 1 else "no task is clear enough"
