@@ -217,7 +217,7 @@ def audit(
     progress: Progress | None = None,
     **options: Any,
 ) -> "OwnAudit | Judgement":
-    """Measure how well whoever receives every model tells whether one client takes part, with and without `method`.
+    """Measure how well someone who sees every model can tell whether one client takes part, with and without `method`.
 
     The world without the target is the guarantee's: a client without examples (zero-out, and where nothing is promised
     for a client), with those of `instead` or of another client (replace-one), or no client (add/remove). Rehearsals,

@@ -32,7 +32,7 @@ SHARED = ("clients", "partition", "holdout", "positive")  # of [data], what a re
 
 @dataclass(frozen=True)
 class Chosen:
-    """What was chosen.
+    """Chosen setting, and how it was chosen.
 
     Attributes
     ----------
