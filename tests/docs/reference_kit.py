@@ -250,7 +250,7 @@ def _kind(hint: Any) -> str:
     if origin in (tuple, list, Sequence):
         return "list"
     simple = {
-        int: "whole number",
+        int: "integer",
         float: "number",
         bool: "true or false",
         str: "text",
