@@ -44,6 +44,11 @@ class Chosen:
         What it was chosen on.
     read : tuple of str
         Private numbers that the choice rests on; empty where there are none.
+
+    Examples
+    --------
+    >>> print(fv.Chosen(label="slow", scores={"slow": 0.9, "fast": 0.8}, by="public", read=()))
+    chosen on public rows: slow (slow 0.900, fast 0.800); which costs no privacy
     """
 
     label: str
@@ -88,6 +93,14 @@ def search(
     ------
     FieldError
         If there are not two private settings of one promise, no public rows, or other held-out figures are asked for.
+
+    Examples
+    --------
+    >>> try:
+    ...     fv.search("digits-record", by="private")
+    ... except fv.FieldError as error:
+    ...     print(error.field)
+    by
     """
     if by not in get_args(By):
         why = "figures of private runs have no noise, and no total covers them"
