@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from statistics import mean
 from typing import Any
@@ -21,8 +21,10 @@ from fedveil.methods import RecordDP
 from fedveil_lab import runs
 from fedveil_lab.config import Config, parse
 from fedveil_lab.config.first import first_config
+from fedveil_lab.config.foresight import pull_of
 from fedveil_lab.config.recipe import LEFT
 from fedveil_lab.config.variants import configure, variants_of
+from fedveil_lab.runs.foreseen import noisy_side, shape_of
 from fedveil_lab.runs.prepare import prepare
 from fedveil_lab.runs.provenance import provenance
 
@@ -36,6 +38,7 @@ FEW = (
     "recipe",
     "inputs as given",
     "inputs centred",
+    "inputs standardised",
     "normalising clip, gamma .01",
 )  # parts tried on large sets
 TABLES = ("heart by hospital", "readmission", "breast cancer", "wine", "iris", "diabetes")
@@ -102,7 +105,8 @@ def first_settings(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
 def missing(values: Mapping[str, Any]) -> bool:
     """Whether seeds of a kept cell, or its grid, were not measured yet."""
     runs_of = values.get("defaults", {}).values()
-    return "grid" not in values or any(len(own) < len(SEEDS) for own in runs_of)
+    parts_of = {"grid", "shape", "pulls"}
+    return not parts_of <= values.keys() or any(len(own) < len(SEEDS) for own in runs_of)
 
 
 def measured(cell: Cell, kept: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -118,6 +122,8 @@ def measured(cell: Cell, kept: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         "rows": rows,
         "clients": len(setup.clients),
         "chance": 1 / classes if classes else 0.0,
+        "shape": asdict(shape_of(setup, noisy_side(setup.method))),
+        "pulls": pulls(config, setup.cohort),
         "defaults": {},
         **kept,
     }
@@ -137,6 +143,17 @@ def measured(cell: Cell, kept: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield values
 
 
+def pulls(config: Config, clients: int) -> dict[str, float]:
+    """The pull of each private setting (`fedveil_lab.config.foresight`)."""
+    found = {}
+    for variant in variants_of(config):
+        single = configure(config, variant.label, variant.setting)
+        pull = pull_of(noisy_side(single.privacy.build(single.aggregator)), clients)
+        if pull is not None:
+            found[variant.label] = pull
+    return found
+
+
 def replace_compare(config: Config) -> Config:
     """The configuration without its comparison."""
     return parse({key: value for key, value in config.to_dict().items() if key != "compare"})
@@ -149,7 +166,8 @@ def _figures(config: Config) -> dict[str, Any]:
     if "rmse" in metrics:
         held = prepare(replace_compare(config)).clients
         y = [value for client in held for value in client.y.tolist()]
-        test = [value for client in held if client.held_out for value in client.test_y.tolist()]
+        tests = [client.test_y for client in held if client.test_y is not None]
+        test = [value for some in tests for value in some.tolist()]
         base = mean((value - mean(y)) ** 2 for value in test) ** 0.5
         return {"score": 1 - metrics["rmse"] / base, "rmse": metrics["rmse"]}
     figure = summary.values["classified"]["pooled"]["figures"]["balanced_accuracy"]
@@ -181,6 +199,7 @@ def parts(scaling: str, classes: bool, small: bool) -> dict[str, Tried]:
         "recipe": usual,
         "inputs as given": replace(usual, inputs="given"),
         "inputs centred": replace(usual, inputs="centred"),
+        "inputs standardised": replace(usual, inputs="standardised"),
         "clip 1": replace(usual, clip=1.0),
         "normalising clip, gamma .01": replace(usual, gamma=0.01),
         "normalising clip, gamma .3": replace(usual, gamma=0.3),

@@ -33,7 +33,13 @@ def test_a_rate_leaves_so_much_noise_in_an_output_by_hand() -> None:
     # length sqrt(1 + 3) = 2: .4 in a logit at rate 1, so that 4 is left at rate 10
     method = RecordDP(examples=100, noise_multiplier=2.0, rounds=16, clip=0.5)
     assert rate(method, 4, InputScaling("centred", 3.0), "cross_entropy") == 10.0
-    assert rate(method, 4, InputScaling("centred", 3.0), "mse") == 0.5
+    assert (
+        rate(method, 4, InputScaling("centred", 3.0), "mse") == 0.2
+    )  # .5, if a step of clip .5 moved .2 at most
+    short = RecordDP(examples=100, noise_multiplier=2.0, rounds=16, clip=0.1)
+    assert rate(short, 4, InputScaling("centred", 3.0), "mse") == 1.0  # of a fifth of the clip: 2.5
+    noisy = RecordDP(examples=100, noise_multiplier=20.0, rounds=16, clip=0.5)
+    assert rate(noisy, 4, InputScaling("centred", 3.0), "mse") == 0.05
 
 
 def test_a_clip_of_updates_leaves_so_much_noise_in_an_output_by_hand() -> None:
@@ -74,7 +80,7 @@ def test_inputs_are_as_long_as_declared() -> None:
     assert inputs_of(shaped(4), columns, {"age": "indicator"}) == InputScaling(
         "centred", 1 / 12 + 3 / 4
     )
-    assert inputs_of(shaped(1, 8, 8), {}, {}) == InputScaling("standardised", 64.0)
+    assert inputs_of(shaped(1, 8, 8), {}, {}) == InputScaling("centred", 64 / 6)
 
 
 def test_classes_that_are_as_frequent_have_no_weights() -> None:

@@ -274,7 +274,11 @@ def _client_training(
             {"label": f"client-level, epsilon {total:g}", "epsilon": total, "clip": clip}
         )
     privacy["clip"] = settings[1]["clip"]
-    local = {"lr": plain_rate(inputs, loss), "epochs": PLAIN_STEPS, "batch_size": WHOLE}
+    local: dict[str, Any] = {
+        "lr": plain_rate(inputs, loss),
+        "epochs": PLAIN_STEPS,
+        "batch_size": WHOLE,
+    }
     local |= {"loss": _weighted(weights)} if weights else _loss(loss)
     return _linear(inputs), local, [_inline(one) for one in settings]
 

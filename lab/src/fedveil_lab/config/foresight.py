@@ -22,8 +22,8 @@ from fedveil.errors import FieldError
 from fedveil.methods import GlobalDP, RecordDP
 
 REACH = {"classes": 0.9, "numbers": 0.3}  # where nobody says one: a clear task
-PULL = 1.0  # of real units beside those that are made up, whose directions agree more
-IMAGE = 0.5  # power of its pixels, whose directions an image has: neighbours look alike
+PULL = 0.7  # of real units beside those that are made up, whose directions agree more
+IMAGE = 0.6  # power of its pixels, whose directions an image has: neighbours look alike
 WIDTH = 1.96  # deviations of a 95% interval
 SIGN = math.sqrt(2 / math.pi)  # mean length of a number of deviation 1
 GRID = np.linspace(-8.0, 16.0, 481)
@@ -179,7 +179,7 @@ def made_up(shape: Shape, reach: float, seed: int) -> tuple[Tensor, Tensor, Tens
 
 def directions(shape: Shape) -> float:
     """Estimate how many directions rows really have."""
-    return float(shape.inputs) ** (IMAGE if shape.image else 1.0)
+    return math.pow(shape.inputs, IMAGE if shape.image else 1.0)
 
 
 def right(margin: float, classes: int) -> float:
