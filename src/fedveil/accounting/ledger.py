@@ -6,7 +6,7 @@ A ledger's lines are chained by checksums. Nothing here writes a file: engines d
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -184,6 +184,9 @@ class Entry:
         Planned number of rounds when a client released this.
     format : int
         Format of the line, which identifies the arithmetic of the release.
+    receipt : mapping of str to object
+        Plain values: in a client's line those of `ShareReceipt`, in a server's those of `Receipt`. Empty in lines of
+        earlier versions, of intents, and wherever the server is trusted.
     """
 
     key: Key
@@ -193,6 +196,7 @@ class Entry:
     source: str = ""
     rounds: int | None = None
     format: int = FORMAT
+    receipt: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def doubt(self) -> str:
@@ -465,7 +469,9 @@ class Ledger:
 
     def _body(self, entry: Entry) -> dict[str, Any]:
         """Return a line's values with 0 for the guarantee, whose text many clients share."""
+        receipt = {"receipt": dict(entry.receipt)} if entry.receipt else {}
         return {
+            **receipt,
             "party": self.party,
             "round": entry.key[0],
             "purpose": entry.key[1],
@@ -534,6 +540,9 @@ def _entry_of(values: Mapping[str, Any]) -> Entry:
         values.get("source", ""),
         values.get("rounds"),
     )
+    receipt = values.get("receipt", {})
+    if not isinstance(receipt, dict):
+        raise ValueError("receipt is no table")
     return Entry(
         key,
         values["attempt"],
@@ -542,4 +551,5 @@ def _entry_of(values: Mapping[str, Any]) -> Entry:
         source,
         rounds,
         int(values.get("format", 1)),
+        receipt,
     )

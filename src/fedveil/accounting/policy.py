@@ -110,6 +110,9 @@ class Policy(Parameters):
         Whether noise must come from a source that nobody can repeat.
     deadline : float, optional
         Seconds of training, at most 30 days, after which the client counts as failed, and answers with a zero update.
+    receipts : bool
+        Whether the node declines rounds whose broadcast carries no receipt, and one round after a share of its own was
+        left out, for whatever reason. By default it declines only what contradicts itself or the node's own ledger.
     node : Admission, optional
         Code that may run on the node. It binds under `fedveil node` alone; elsewhere a policy that has it is refused.
 
@@ -142,6 +145,7 @@ class Policy(Parameters):
     hypotheses_apart: NonNegative = 0.0
     secure_source: bool = True
     deadline: Positive | None = None
+    receipts: bool = False
     node: Admission | None = None
 
     section: ClassVar[str] = "policy"

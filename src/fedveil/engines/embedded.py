@@ -160,7 +160,10 @@ class Cohort:
             refused=dict(asked.refused),
             trained=asked.partitions,
             loss=_median_loss(learned),
+            asked=len(asked.cohort),
         )
+        for partition in asked.answered:
+            answers.seals[partition] = self._seal(partition, asked.broadcast)
         if isinstance(asked.task.then, Adding):
             answers = replace(answers, added=asked.task.then.end())
         self.answer(asked, dict(zip(asked.partitions, learned, strict=True)), answers)
@@ -226,11 +229,16 @@ class Cohort:
         except Exception as error:  # one client's failure must not end the round
             answers.failed[partition] = _named(error)
             return
+        answers.seals[partition] = self._seal(partition, broadcast)
         if self.local:
             answers.scales[partition] = party.ledger.entries[-1].spend.scale
         failure = party.failure or failure
         if failure is not None:
             answers.zeroed[partition] = _named(failure)
+
+    def _seal(self, partition: int, broadcast: Broadcast) -> str:
+        """Return the seal of a client's answer."""
+        return self.parties.party(partition).seal(broadcast.public.round)
 
     def _trained(self, task: Task) -> Sequence[Learned | Exception]:
         learner = self.parties.learner
@@ -340,7 +348,8 @@ class ObservedServer:
     ) -> Broadcast:
         """Open a round."""
         self._warnings.planned(rounds, cohort)
-        return self._server.open(models, round_, rounds, cohort, roster, attempt)
+        broadcast = self._server.open(models, round_, rounds, cohort, roster, attempt)
+        return self._server.receipted(broadcast)
 
     def asked(self, answers: Collected) -> None:
         """Note nothing: the clients' ledgers are at hand."""
@@ -352,7 +361,14 @@ class ObservedServer:
         arrived = list(answers.replies.values())  # what `combine` holds is gone where it fails
         try:
             opened, log = self._server.combine(
-                broadcast, answers.replies, answers.failed, answers.refused, 1, answers.added
+                broadcast,
+                answers.replies,
+                answers.failed,
+                answers.refused,
+                1,
+                answers.added,
+                answers.seals,
+                answers.asked,
             )
             report = dict(log.report)
         except NoReplyError as error:

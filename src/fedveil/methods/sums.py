@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedveil.accounting import Release, digest, model_of, nothing
+from fedveil.accounting import Release, model_of, nothing
 from fedveil.aggregation import WeightedMean
 from fedveil.checks import SumRate
 from fedveil.errors import FieldError, NoReplyError, ReplyError, kind_of
@@ -321,7 +321,7 @@ class SecureShares(NoSum):
     def question(self, broadcast: Broadcast, layout: Layout) -> SumContext:
         """Return the question of a broadcast, on this side's own terms."""
         public = broadcast.public
-        planned = f"{digest((Release('model', broadcast.models),))} {public.rounds} {public.cohort}"
+        planned = f"{broadcast.opened} {public.rounds} {public.cohort}"
         shapes = repr(
             [(block.name, tuple(block.shape), str(block.dtype)) for block in layout.blocks]
         )

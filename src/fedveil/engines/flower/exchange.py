@@ -194,6 +194,8 @@ class Exchange:
             note_verdict(verdict, party.ledger, settings.policy)
             if isinstance(verdict, Refusal):
                 return self._declined(verdict, party)
+            if party.left_out:
+                _LOG.warning("round %d: %s", public.round - 1, party.left_out)
             own = warnings() if self._local else None
             released = answer(
                 party, memory, broadcast, verdict, lambda: self._trained(party, broadcast), own
@@ -201,7 +203,8 @@ class Exchange:
             if party.failure is not None:
                 note_failure(party.failure)
                 tell(settings.partition, public.round, party.failure)
-        return self._released(released)
+            sealed = party.seal(public.round)
+        return self._released(released, sealed)
 
     def _declined(self, verdict: Refusal, party: ClientParty) -> Message:
         """Decline a round; of a secure sum the server is told that, and nothing of why."""
@@ -212,11 +215,13 @@ class Exchange:
         _LOG.error(f"{NOTHING}: %s", cause)
         return self._refusal(NO_PART)
 
-    def _released(self, released: Releases) -> Message:
-        """Reply with what leaves, and nothing beside it."""
+    def _released(self, released: Releases, sealed: str = "") -> Message:
+        """Reply with what leaves and the seal of its receipt, and nothing beside it."""
         settings = self.settings
         return self._reply(
-            records.write_reply(released, self.layout, settings.partition, settings.method.client)
+            records.write_reply(
+                released, self.layout, settings.partition, settings.method.client, sealed
+            )
         )
 
     def _require_begun(self, memory: Memory, public: PublicFacts) -> None:

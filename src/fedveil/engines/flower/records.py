@@ -222,15 +222,16 @@ def read_releases(content: RecordDict, layout: Layout, counted: bool = True) -> 
 
 
 def write_reply(
-    releases: Releases, layout: Layout, partition: int, client: ClientSide
+    releases: Releases, layout: Layout, partition: int, client: ClientSide, sealed: str = ""
 ) -> RecordDict:
-    """The content of a reply: the releases, a count of 1 where none may leave, and the mod's mark."""
+    """The content of a reply: the releases, a count of 1 where none may leave, and the mod's mark with the seal."""
     model = model_of(releases)
     content = RecordDict({} if model is None else {ARRAYS: to_arrays(layout, model)})
     for share in (r.value for r in releases if r.kind == "share"):
         content[SHARE] = array_record({SHARE: share})
     content[messages.METRICS_KEY] = MetricRecord(messages.metric_values(releases))
-    content[messages.REPLY] = write_mark(partition, client, count_of(releases) is not None)
+    own = {messages.SEAL: sealed} if sealed else {}
+    content[messages.REPLY] = write_mark(partition, client, count_of(releases) is not None, **own)
     return content
 
 

@@ -7,7 +7,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedveil.engines.flower import records
-from fedveil.engines.messages import REPLY, UnprotectedError
+from fedveil.engines.messages import REPLY, UnprotectedError, seals_of
 from fedveil.engines.rounds import Collected
 from fedveil.engines.server import ServerParty
 from fedveil.errors import (
@@ -227,6 +227,7 @@ class Nodes:
         # sites of secure sums that are asked no more: the others pay for each question
         self._declined: dict[int, str] = {}
         self._refusing: list[int] = []  # those who declined in this round
+        self._seals: dict[int, str] = {}  # of the replies that were read last
 
     def reach(self, number: int, cohort: Sequence[int]) -> dict[int, PublicKey | None]:
         """List the members of a cohort that are connected and declined no sum before."""
@@ -273,7 +274,13 @@ class Nodes:
             self._refusing += refused
             refused = dict(self._declined)
         return Collected(
-            released, {**self._absent, **failed}, refused, lost, trained=tuple(released)
+            released,
+            {**self._absent, **failed},
+            refused,
+            lost,
+            trained=tuple(released),
+            seals=self._seals,
+            asked=len(self.asked),
         )
 
     def again(self, answers: Collected) -> list[int]:
@@ -325,6 +332,7 @@ class Nodes:
         released: dict[int, Releases] = {}
         failed: dict[int, str] = {}
         refused: dict[int, str] = {}
+        self._seals = {}
         silent, lost = set(self.asked.values()), set[int]()
         partitions = {
             m.metadata.message_id: self.asked[m.metadata.dst_node_id]
@@ -368,6 +376,8 @@ class Nodes:
                             f"the node spoke for partition {partition} before",
                         )
                     released[partition] = self._released(reply, counted)
+                    mark = records.values_in(reply.content, REPLY)
+                    self._seals |= seals_of(mark, partition)
                 except Exception as error:  # whatever a client sends is that client's failure
                     failed[partition] = cleaned(f"{type(error).__name__}: {error}")
             silent.discard(partition)

@@ -19,7 +19,13 @@ from fedveil.accounting import Filter, Guarantee
 from fedveil.engines.assembly import draw_cohort
 from fedveil.engines.history import Best
 from fedveil.engines.nvflare.filters import TRAIN
-from fedveil.engines.nvflare.shareables import method_of, model_of_name, read_reply, write_broadcast
+from fedveil.engines.nvflare.shareables import (
+    method_of,
+    model_of_name,
+    read_reply,
+    read_seal,
+    write_broadcast,
+)
 from fedveil.engines.nvflare.training import site_training_of
 from fedveil.engines.nvflare.validating import (
     VALIDATION_TASK,
@@ -397,7 +403,7 @@ class FlareSites:
 
     def collect(self) -> Collected:
         """Releases, failures and refusals by partition."""
-        answers = Collected()
+        answers = Collected(asked=len(self._asked))
         for partition in self._asked:
             site = self._names[partition]
             result = self._controller.result_of(site)
@@ -414,6 +420,7 @@ class FlareSites:
                     if isinstance(self._method.server, SecureSum):
                         self._method.server.check_reply(reply, self._layout.size)
                     answers.replies[partition] = reply
+                    answers.seals.update(read_seal(result, partition))
                 except Exception as error:  # whatever a site sends is that site's failure
                     answers.failed[partition] = (
                         f"{site}: {cleaned(f'{type(error).__name__}: {error}')}"

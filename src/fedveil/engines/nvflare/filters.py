@@ -223,6 +223,8 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
                 why = verdict.reason if party.failure is None else party.failure
                 self._warn(f"the site takes no part: {why}")
                 raise FedVeilError(verdict.reason)
+            if party.left_out:
+                escaping(self.logger).warning("FedVeil: %s", party.left_out)
             held = stack.pop_all()
         public, cookies = deepcopy(
             (fl_ctx.get_all_public_props(), dict(shareable.get_cookie_jar() or {}))

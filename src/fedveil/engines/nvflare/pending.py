@@ -122,7 +122,7 @@ class Pending:
 
         memory = self.memory
         released = answer(party, memory, self.broadcast, self.admitted, trained, memory.warnings)
-        return write_reply(released, party.layout, client)
+        return write_reply(released, party.layout, client, party.seal(self.broadcast.public.round))
 
     def restore(self, fl_ctx: FLContext) -> None:
         """Undo what training code changed of what FLARE sends along: cookies, and the public part of the context."""

@@ -156,13 +156,16 @@ def read_trained(result: Shareable, layout: Layout, broadcast: Broadcast) -> Rel
     return (Release("model", model), *messages.read_metrics(_table(metrics)))
 
 
-def write_reply(releases: Releases, layout: Layout, client: ClientSide) -> Shareable:
-    """A result that holds the releases and nothing else."""
+def write_reply(
+    releases: Releases, layout: Layout, client: ClientSide, sealed: str = ""
+) -> Shareable:
+    """A result that holds the releases and the seal of their receipt, and nothing else."""
     model, share = model_of(releases), next((r.value for r in releases if r.kind == "share"), None)
     if model is None and share is None:
         raise FieldError("releases", [r.kind for r in releases], "hold no model")
+    own = {messages.SEAL: sealed} if sealed else {}
     meta = {
-        messages.REPLY: messages.mark_of(client, count_of(releases) is not None),
+        messages.REPLY: {**messages.mark_of(client, count_of(releases) is not None), **own},
         MetaKey.INITIAL_METRICS: messages.metric_values(releases),
     }
     arrays = dict[str, Any]()
@@ -197,6 +200,11 @@ def read_reply(result: Shareable, layout: Layout, client: ClientSide) -> Release
     metrics = dxo.meta.get(MetaKey.INITIAL_METRICS)
     releases = messages.read_metrics(_table(metrics), counted)
     return (Release("model", _vector(layout, dxo.data)), *releases)
+
+
+def read_seal(result: Shareable, partition: int) -> dict[int, str]:
+    """The seal of a marked result by its partition; nothing where there is none."""
+    return messages.seals_of(_dxo(result, "result").meta[messages.REPLY], partition)
 
 
 def _hypothesis(place: int, name: str) -> str:
