@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedveil.cli.checked import show_checked
+from fedveil.cli.checked import show_checked, show_receipts
 from fedveil.cli.pieces import Command, argument, path_argument, path_option
 from fedveil.cli.shared import REFUSED, show
 
@@ -175,6 +175,20 @@ def ledger_check(report: Path, ledgers: tuple[Path, ...], head: Path | None) -> 
     from fedveil.evidence import check_promises
 
     show_checked(report, check_promises(report, ledgers, head))
+
+
+@ledger.command("receipts", cls=Command)
+@path_argument("run", "RUN", "The run's folder, or its server's ledger.")
+@path_option("--ledgers", "PATH", "A site's ledger or a folder; repeatable.", multiple=True)
+def ledger_receipts(run: Path, ledgers: tuple[Path, ...]) -> None:
+    """Check that each share that a run accepted was paid for, and that all sites saw the same receipts.
+
+    Ledgers in the run's own folder count, too. Exit codes: 1, something does not agree; 5, a ledger is missing that
+    pays for an accepted share.
+    """
+    from fedveil.evidence import check_receipts
+
+    show_receipts(run, check_receipts(run, ledgers))
 
 
 def of_run(path: Path) -> bool:

@@ -12,7 +12,9 @@ _OFFERED = {  # by module; a whole module stands under its package
     "fedveil.evidence.costs": "NEIGHBOURS advice_tables plan_table reading_table spent_of used_of",
     "fedveil.evidence.numerics": "NUMERICS numerics_of versions",
     "fedveil.evidence.opening": "opening_of_server parties_of terms_of",
+    "fedveil.evidence.receipts": "check_receipts",
     "fedveil.evidence.releases": "release_csv release_rows",
+    "fedveil.evidence.replayed": "KeptShares replay",
     "fedveil.evidence.rows": (
         "FIGURES FORMERLY LAST MEASURES METRICS_CSV METRICS_FILE OF_TWO Row by_present_names last_rounds noise_of "
         "noise_over_rounds parse_row row_of rows_csv"
@@ -55,8 +57,11 @@ if TYPE_CHECKING:
     from fedveil.evidence.opening import opening_of_server as opening_of_server
     from fedveil.evidence.opening import parties_of as parties_of
     from fedveil.evidence.opening import terms_of as terms_of
+    from fedveil.evidence.receipts import check_receipts as check_receipts
     from fedveil.evidence.releases import release_csv as release_csv
     from fedveil.evidence.releases import release_rows as release_rows
+    from fedveil.evidence.replayed import KeptShares as KeptShares
+    from fedveil.evidence.replayed import replay as replay
     from fedveil.evidence.rows import FIGURES as FIGURES
     from fedveil.evidence.rows import FORMERLY as FORMERLY
     from fedveil.evidence.rows import LAST as LAST
