@@ -71,6 +71,8 @@ def check_receipts(run: Path, ledgers: Sequence[Path]) -> list[Checked]:
     FieldError
         If there is no server's ledger, or it has no receipts.
     """
+    if not run.exists():
+        raise FieldError("RUN", str(run), "there is no such file or folder")
     try:
         place = run / "ledger" if (run / "ledger").is_dir() else run
         server, names = server_of(read_books([place]), run)
