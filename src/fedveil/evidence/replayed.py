@@ -162,18 +162,18 @@ def replay(
     lines, _ = paid_lines(read_books([place, *ledgers]), names, server)
     marks = {paid.held.leaf: paid.held.share or paid.entry.digest for paid in lines}
     state = method.server.init(layout.size, layout.dtype)
-    checks = []
+    checks: list[Checked] = []
     for _, receipt in receipts_of(server):
         what = f"round {receipt.round}: the model follows from {len(receipt.leaves)} shares"
         try:
             kept = read_round(shares / FILE.format(receipt.round))
-            accepted = _accepted(receipt, kept, marks)
-            models, state = _combined(method, layout, kept.broadcast, accepted, state)
+            replies = _accepted(receipt, kept, marks)
+            models, state = _combined(method, layout, kept.broadcast, replies, state)
         except FieldError as error:  # of a rule that draws at random, for one
             return [*checks, Checked(what, None, str(error))]
         except FedVeilError as error:
             return [*checks, Checked(what, False, str(error))]
-        checks.append(_compared(what, models, kept, accepted))
+        checks.append(_compared(what, models, kept, replies))
     return checks
 
 
