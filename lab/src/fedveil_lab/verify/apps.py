@@ -14,20 +14,13 @@ from fedveil_lab.verify.described import MechanismSteps, prove
 from fedveil_lab.verify.isolation import FreshProcesses, NoVerdict, libraries_of
 from fedveil_lab.verify.judged import WORLD, Judged, judge_bounds
 from fedveil_lab.verify.playing import Effort, Say, play, said_of, silent
-from fedveil_lab.verify.sections import VerifySection
+from fedveil_lab.verify.sections import VerifySection, require_shown
 from fedveil_lab.verify.worlds import TwoWorlds
 
 CANARIES = {
     "outlier": "numbers ten times as large as any that the client holds",
     "mislabelled": "an ordinary row with the next label",
 }
-FLARE = (
-    "meta.json",
-    "job.py",
-    "app",
-    "config/config_fed_server.json",
-    "config/config_fed_server.conf",
-)
 NUMBER = r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
 DELTA = re.compile(r"(?:\bdelta\b|δ)\s*(?:=|:|\bis\b|\bof\b)?" + NUMBER, re.IGNORECASE)
 EPSILON = re.compile(r"(?:\beps(?:ilon)?\b|ε)[^\n]{0,50}?(?:=|:|\bis\b)" + NUMBER, re.IGNORECASE)
@@ -89,20 +82,14 @@ def components(folder: Path) -> tuple[str, str, dict[str, Any]]:
     Raises
     ------
     FieldError
-        For a folder that is none, a FLARE job say.
+        For a folder that is none.
     """
     file = folder / "pyproject.toml"
     if not file.is_file():
-        if any((folder / name).exists() for name in FLARE):
-            accepted = (
-                "looks like a FLARE job, which is not run here: its simulator takes minutes a run; "
-            )
-            raise FieldError(
-                "SUBJECT",
-                folder.name,
-                f"{accepted}verify its filter as a function, FILE.py:FUNCTION",
-            )
-        raise FieldError("SUBJECT", folder.name, "is no Flower app: it has no pyproject.toml")
+        if (folder / "job.py").is_file():
+            accepted = "looks like the script of a FLARE job: export the job, and give its folder (the one with meta.json)"
+            raise FieldError("SUBJECT", folder.name, accepted)
+        raise FieldError("SUBJECT", folder.name, "is no Flower app (no pyproject.toml) and no FLARE job (no meta.json)")
     try:
         values = toml_of(file.read_text(encoding="utf-8"))
         app = values["tool"]["flwr"]["app"]
@@ -209,7 +196,7 @@ def app_worlds(base: Mapping[str, Any], claim: PrivacyClaim, table: AppTable) ->
     """
     own = bool(table.neighbours)
     if not own:
-        _require_shown(claim)
+        require_shown(claim, "[verify.app]")
     if not table.data:
         raise FieldError(
             "[verify.app] data",
@@ -237,20 +224,6 @@ def app_worlds(base: Mapping[str, Any], claim: PrivacyClaim, table: AppTable) ->
             TwoWorlds(name, f"{CANARIES.get(name, 'two data sets')}; {why}", inside, outside)
         )
     return made
-
-
-def _require_shown(claim: PrivacyClaim) -> None:
-    """Refuse relations that cannot be shown to an app which loads its own data."""
-    if claim.unit == "client" and claim.relation == "add/remove":
-        accepted = (
-            "of a client changes how an app deals data to all others: claim zero-out or replace-one"
-        )
-        raise FieldError("--claim", claim.describe(), accepted)
-    if claim.relation == "zero-out" and (claim.unit == "record" or claim.trust == "local"):
-        accepted = "an app cannot be told to count it as nothing: claim replace-one (records: add/remove), or name "
-        raise FieldError(
-            "--claim", claim.describe(), f"{accepted}a function neighbours in [verify.app]"
-        )
 
 
 def _libraries(folder: Path) -> list[str]:
