@@ -5,11 +5,11 @@ import pytest
 
 from fedveil.errors import FieldError
 from fedveil_lab.verify import PrivacyClaim
-from fedveil_lab.verify.canary_runs import Design, judge_by_canaries, with_steps
+from fedveil_lab.verify.canary_runs import Design, bounds_of_signs, judge_by_canaries, with_steps
 from fedveil_lab.verify.judged import INSPECTION, WORLD
 from fedveil_lab.verify.neighbours import data_of_run, rows_of, shared_base, with_canaries
 from fedveil_lab.verify.playing import Effort
-from fedveil_lab.verify.transcripts import Transcript, Turn
+from fedveil_lab.verify.transcripts import SiteTurn, Transcript
 
 COLUMNS, ROUNDS = 60, 2
 
@@ -23,11 +23,14 @@ class Federation:
 
     def own(self, world, place):
         """What a site would answer without noise."""
-        base = np.random.default_rng(0 if self.design.shared else place).normal(0, 0.1, (8, COLUMNS))
+        base = np.random.default_rng(0 if self.design.shared else place).normal(
+            0, 0.1, (8, COLUMNS)
+        )
         data = base, np.arange(8) % 2
         if world["zeroed"]:
             return np.zeros(COLUMNS), 8
-        x, _ = with_canaries(data, self.claim.unit, self.claim.relation, world["units"])
+        x, y = with_canaries(data, self.claim.unit, self.claim.relation, world["units"])
+        x = x * (2 * y - 1)[:, None]
         lengths = np.linalg.norm(x, axis=1, keepdims=True)
         total = (x / np.maximum(1.0, lengths)).sum(axis=0)
         if self.claim.unit == "client":
@@ -35,7 +38,11 @@ class Federation:
         return total, len(x)
 
     def play(self, worlds, seed):
-        rng, model, turns = np.random.default_rng(seed), np.zeros(COLUMNS), {name: [] for name in worlds}
+        rng, model, turns = (
+            np.random.default_rng(seed),
+            np.zeros(COLUMNS),
+            {name: [] for name in worlds},
+        )
         local = self.claim.trust == "local"
         for _ in range(ROUNDS):
             total = np.zeros(COLUMNS)
@@ -45,14 +52,16 @@ class Federation:
                 left = {"DXO/data/w": model + answer, "headers/id": rng.normal(size=1)}
                 if self.count:
                     left["DXO/meta/n"] = np.array(float(rows))
-                turns[name].append(Turn({"DXO/data/w": model.copy()}, left))
+                turns[name].append(SiteTurn({"DXO/data/w": model.copy()}, left))
                 total += answer
             total += (not local) * rng.normal(0, self.noise, COLUMNS)
             model = model + total / len(worlds)
         return Transcript(turns, {"w": model})
 
     def judged(self, canaries=120, seed=0):
-        return judge_by_canaries(self.play, self.design, canaries, Effort(seed=seed), lambda _: None)
+        return judge_by_canaries(
+            self.play, self.design, canaries, Effort(seed=seed), lambda _: None
+        )
 
 
 DESIGNS = {
@@ -84,10 +93,24 @@ def test_a_tight_right_claim_is_refuted_no_more_often_than_alpha():
     assert sum(federation.judged(60, seed).refuted for seed in range(100)) <= 4
 
 
+def test_guesses_by_sign_prove_what_the_theorem_allows():
+    epsilon, mu = bounds_of_signs(np.ones(30), -np.ones(34), 0.0, 0.01)
+    # 64 right guesses of 64 are rarer than .0025 below p = .0025^(1/64)
+    p = 0.0025 ** (1 / 64)
+    assert epsilon.value == pytest.approx(np.log(p / (1 - p)), abs=1e-3)
+    assert epsilon.value == epsilon.ceiling
+    assert 0 < mu.value == mu.ceiling
+    wrong, none = bounds_of_signs(-np.ones(30), np.ones(34), 0.0, 0.01)
+    assert (wrong.value, none.value) == (0, 0)
+    assert bounds_of_signs(np.zeros(30), np.zeros(34), 0.0, 0.01)[0].value == 0
+
+
 def test_a_count_that_leaves_a_site_is_named():
-    found = Federation("eps=1 delta=1e-5 add/remove record total local", 8, 20.0, count=True).judged()
-    assert [one.by for one in found.caught] == [INSPECTION]
-    assert "meta/n" in found.caught[0].what
+    found = Federation(
+        "eps=1 delta=1e-5 add/remove record total local", 8, 20.0, count=True
+    ).judged()
+    assert [one.by for one in found.caught] == [WORLD, INSPECTION]
+    assert "meta/n" in found.caught[1].what
 
 
 def test_the_budget_comes_first_and_says_what_is_out_of_reach():
@@ -107,16 +130,21 @@ def test_each_canary_is_in_by_its_coin_alone():
     data = np.ones((3, 50)), np.array([0, 1, 0])
     x, y = with_canaries(data, "record", "add/remove", [(0, True), (1, False), (2, True)])
     assert len(x) == len(y) == 5
-    assert np.abs(x[3:]).min() == 10
-    assert abs(float(x[3] @ x[4])) < 50 * 100 / 2
-    x, _ = with_canaries(data, "record", "replace-one", [(0, True), (1, False)])
-    assert len(x) == 5
+    assert np.abs(x[3:]).min() == 1
+    assert abs(float(x[3] @ x[4])) < 25
+    x, y = with_canaries(data, "record", "replace-one", [(0, True), (1, False)])
+    assert (len(x), y[3], y[4]) == (5, 1, 0)
     x, _ = with_canaries(data, "person", "add/remove", [(0, True), (1, False)], rows=4)
     assert len(x) == 7
-    inside, outside = (with_canaries(data, "client", "replace-one", [(0, one)])[0] for one in (True, False))
-    assert np.array_equal(inside, -outside)
-    zeroed = with_canaries(data, "client", "zero-out", [(0, False)])[0]
-    assert np.array_equal(inside, zeroed)  # what it answers is left out instead
+    inside, outside = (
+        with_canaries(data, "client", "replace-one", [(0, one)]) for one in (True, False)
+    )
+    assert np.array_equal(inside[0], outside[0])
+    assert (set(inside[1]), set(outside[1])) == ({1}, {0})
+    single = with_canaries((data[0], np.ones(3)), "client", "replace-one", [(0, False)])
+    assert np.array_equal(single[0], -inside[0])
+    zeroed = with_canaries(data, "client", "zero-out", [(0, False)])
+    assert np.array_equal(inside[0], zeroed[0])  # what it answers is left out instead
 
 
 def test_all_sites_hold_the_rows_of_the_first_that_loads(tmp_path):

@@ -1,20 +1,31 @@
 """A Flower app as it is, on neighbouring data with canaries: what left is judged like any mechanism's output."""
 
+import pickle
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedveil.errors import FieldError, damaged, nearest, require_choice, require_count
 from fedveil.reading import toml_of
 from fedveil.registry import optional
+from fedveil_lab.verify.canary_runs import (
+    Design,
+    Worlds,
+    judge_by_canaries,
+    run_settings,
+    with_steps,
+)
 from fedveil_lab.verify.claim import EXAMPLE, PrivacyClaim
-from fedveil_lab.verify.described import MechanismSteps, prove
+from fedveil_lab.verify.described import MechanismSteps
 from fedveil_lab.verify.isolation import FreshProcesses, NoVerdict, libraries_of
-from fedveil_lab.verify.judged import WORLD, Judged, judge_bounds
+from fedveil_lab.verify.judged import Judged
 from fedveil_lab.verify.playing import Effort, Say, play, said_of, silent
 from fedveil_lab.verify.sections import VerifySection, require_shown
+from fedveil_lab.verify.transcripts import SiteTurn, Transcript
 from fedveil_lab.verify.worlds import TwoWorlds
 
 CANARIES = {
@@ -42,6 +53,8 @@ class AppTable:
         Partition that is asked about; -1: the last.
     canaries : tuple of str
         Of `CANARIES`.
+    rows : int
+        Of a person.
     config : dict
         Values of the run's configuration in place of the app's own.
     """
@@ -51,11 +64,13 @@ class AppTable:
     neighbours: str = ""
     target: int = -1
     canaries: tuple[str, ...] = tuple(CANARIES)
+    rows: int = 1
     config: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         require_count("[verify.app] clients", self.clients)
         require_count("[verify.app] target", self.target, least=-1, most=self.clients - 1)
+        require_count("[verify.app] rows", self.rows)
         for name in self.canaries:
             require_choice("[verify.app] canaries", name, CANARIES)
         for name in ("data", "neighbours"):
@@ -89,7 +104,11 @@ def components(folder: Path) -> tuple[str, str, dict[str, Any]]:
         if (folder / "job.py").is_file():
             accepted = "looks like the script of a FLARE job: export the job, and give its folder (the one with meta.json)"
             raise FieldError("SUBJECT", folder.name, accepted)
-        raise FieldError("SUBJECT", folder.name, "is no Flower app (no pyproject.toml) and no FLARE job (no meta.json)")
+        raise FieldError(
+            "SUBJECT",
+            folder.name,
+            "is no Flower app (no pyproject.toml) and no FLARE job (no meta.json)",
+        )
     try:
         values = toml_of(file.read_text(encoding="utf-8"))
         app = values["tool"]["flwr"]["app"]
@@ -107,10 +126,14 @@ def verify_app(
     section: VerifySection,
     *,
     effort: Effort,
+    canaries: int = 0,
     steps: MechanismSteps | None = None,
     say: Say = silent,
 ) -> Judged:
     """Run a Flower app unchanged in both worlds of a claim, and judge what left.
+
+    With `canaries` every client holds some in each run, so that few runs do; else each run has one, and all that it
+    leaves is compared.
 
     Parameters
     ----------
@@ -122,6 +145,8 @@ def verify_app(
         `[verify]` with its tables.
     effort : Effort
         Runs, time and error; each run is a whole run of the app in a process of its own.
+    canaries : int
+        At least so many are judged, in as few runs as hold them; 0: one a run.
     steps : MechanismSteps, optional
         What the app does.
     say : callable
@@ -137,7 +162,8 @@ def verify_app(
     table = AppTable.of(section.app)
     beside = Path(__file__).with_name("flower_side.py")
     libraries = sorted({*libraries_of(beside), *_libraries(folder)})
-    with FreshProcesses(beside, "left", timeout=effort.timeout, libraries=libraries) as processes:
+    asked = "transcribed" if canaries else "left"
+    with FreshProcesses(beside, asked, timeout=effort.timeout, libraries=libraries) as processes:
         base = {
             "folder": str(folder.resolve()),
             "serverapp": server,
@@ -157,19 +183,78 @@ def verify_app(
                 "--claim", claim, f"is missing{heard}: say what is claimed, as in {EXAMPLE!r}"
             )
         own = PrivacyClaim.parse(claim)
-        judged = play(processes, app_worlds(base, own, table), own, effort, say)
-    proven = None if steps is None else prove(steps, own)
-    return replace(
+        if canaries:
+            judged = _by_canaries(processes, base, own, table, canaries, effort, say)
+        else:
+            judged = play(processes, app_worlds(base, own, table), own, effort, say)
+    note = "the app ran unchanged on FedVeil's in-process grid, its network closed"
+    return with_steps(
         judged,
+        steps,
         subject=folder.resolve().name,
         printed=", ".join(printed),
-        proven=proven,
-        caught=(*judged.caught, *judge_bounds(own, None, WORLD, proven=proven)),
-        notes=(
-            *judged.notes,
-            "the app ran unchanged on FedVeil's in-process grid, its network closed",
-        ),
+        notes=(*judged.notes, note),
     )
+
+
+def _by_canaries(
+    processes: FreshProcesses,
+    base: Mapping[str, Any],
+    claim: PrivacyClaim,
+    table: AppTable,
+    canaries: int,
+    effort: Effort,
+    say: Say,
+) -> Judged:
+    """Many canaries in each of a few runs."""
+    _require_data(table)
+    if not table.neighbours:
+        require_shown(claim, "[verify.app]")
+    sites = [str(place) for place in range(table.clients)]
+    design = Design.of(sites, claim, bool(table.neighbours))
+    folder = Path(tempfile.mkdtemp(prefix="fedveil-app-"))
+    shared = str(folder / "shared.pkl") if design.shared else ""
+    out = folder / "left.pkl"
+
+    def once(worlds: Worlds, seed: int) -> Transcript:
+        run = run_settings(claim, worlds, shared, table.data, table.neighbours, table.rows)
+        world = {**base, "trust": claim.trust, "zeroed": False, "run": run, "out": str(out)}
+        processes.hold("canaries", world)
+        outcome = processes.run("canaries", seed)
+        if outcome.kind != "ok":
+            raise NoVerdict(f"no verdict: the app {said_of(outcome)}")
+        return transcript_in(out, sites, outcome.said)
+
+    try:
+        return judge_by_canaries(once, design, canaries, effort, say)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def transcript_in(file: Path, sites: Sequence[str], said: str) -> Transcript:
+    """What left the clients of one run, as it was written down.
+
+    Raises
+    ------
+    NoVerdict
+        If a client was asked nothing.
+    """
+    kept = pickle.loads(file.read_bytes())
+    turns = {}
+    for site in sites:
+        if site not in kept["turns"]:
+            raise NoVerdict(f"no verdict: the app asks client {site} nothing, or it failed")
+        turns[site] = [SiteTurn(asked, answered) for asked, answered in kept["turns"][site]]
+    return Transcript(turns, kept["final"], said)
+
+
+def _require_data(table: AppTable) -> None:
+    if not table.data:
+        raise FieldError(
+            "[verify.app] data",
+            table.data,
+            "must name the app's function that loads a client's data",
+        )
 
 
 def printed_epsilons(processes: FreshProcesses, base: Mapping[str, Any]) -> list[str]:
@@ -197,17 +282,13 @@ def app_worlds(base: Mapping[str, Any], claim: PrivacyClaim, table: AppTable) ->
     own = bool(table.neighbours)
     if not own:
         require_shown(claim, "[verify.app]")
-    if not table.data:
-        raise FieldError(
-            "[verify.app] data",
-            table.data,
-            "must name the app's function that loads a client's data",
-        )
+    _require_data(table)
     shared = {
         **base,
         "unit": claim.unit,
         "relation": claim.relation,
         "trust": claim.trust,
+        "rows": table.rows if claim.unit == "person" else 1,
         "zeroed": False,
     }
     nothing = claim.unit == "client" and claim.relation == "zero-out" and not own

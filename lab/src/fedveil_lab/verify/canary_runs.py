@@ -10,20 +10,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedveil.errors import FieldError
-from fedveil_lab.attacks.bounds import one_run
+from fedveil_lab.attacks.bounds import epsilon_bound_of_guesses, mu_bound_of_guesses
 from fedveil_lab.verify.claim import PrivacyClaim
 from fedveil_lab.verify.described import MechanismSteps, prove
 from fedveil_lab.verify.judged import INSPECTION, WORLD, Caught, Judged, judge_bounds
-from fedveil_lab.verify.measuring import Floats, measurement, of_canaries
+from fedveil_lab.verify.measuring import Floats, LowerBound, measurement
 from fedveil_lab.verify.playing import Effort, Say
 from fedveil_lab.verify.transcripts import (
     Transcript,
     fit_server,
     fit_sites,
     scores_of_server,
-    scores_of_site,
+    scores_of_sites,
+    told_apart,
 )
 
 LEAST_SITES = 3  # whose messages without canaries tell how large the noise is
@@ -48,6 +50,8 @@ class Design:
         Numbers of the canaries that a site may hold in a judged run; empty: one, that of its place.
     one : bool
         Whether there is one canary for everybody.
+    holders : tuple of int
+        Places of the sites that hold canaries in a judged run; the others hold none.
     """
 
     sites: tuple[str, ...]
@@ -55,6 +59,7 @@ class Design:
     shared: bool
     held: tuple[int, ...]
     one: bool
+    holders: tuple[int, ...]
 
     @classmethod
     def of(cls, sites: Sequence[str], claim: PrivacyClaim, neighbours: bool) -> "Design":
@@ -66,16 +71,17 @@ class Design:
         if len(sites) < LEAST_SITES:
             accepted = f"at least {LEAST_SITES} are needed: they tell how large the noise is"
             raise FieldError("sites", len(sites), accepted)
+        names, all_of_them = tuple(sites), tuple(range(len(sites)))
         if claim.trust == "central":
-            return cls(tuple(sites), claim, False, (), False)
+            return cls(names, claim, False, (), False, all_of_them)
         if claim.unit == "client" or neighbours:
-            return cls(tuple(sites), claim, True, (0,), True)
-        return cls(tuple(sites), claim, True, tuple(range(len(sites))), False)
+            return cls(names, claim, True, (0,), True, all_of_them)
+        return cls(names, claim, True, all_of_them, False, all_of_them)
 
     @property
     def of_a_run(self) -> int:
         """Canaries of one judged run."""
-        return len(self.sites) * max(1, len(self.held))
+        return len(self.holders) * max(1, len(self.held))
 
     def known(self, inside: bool) -> Worlds:
         """Worlds of a run whose coins are known: each site's own canary in, or none at all."""
@@ -87,12 +93,17 @@ class Design:
             made[site] = self._world(units)
         return made
 
-    def drawn(self, coins: Sequence[Sequence[bool]]) -> Worlds:
-        """Worlds of a judged run: coins [sites, canaries of each]."""
+    def drawn(self, coins: NDArray[np.bool_]) -> Worlds:
+        """Worlds of a judged run: coins [holders, canaries of each]."""
         made = {}
         for place, site in enumerate(self.sites):
             numbers = self.held or (place,)
-            units = [(number, bool(coin)) for number, coin in zip(numbers, coins[place], strict=True)]
+            own = (
+                coins[self.holders.index(place)]
+                if place in self.holders
+                else (False,) * len(numbers)
+            )
+            units = [(number, bool(coin)) for number, coin in zip(numbers, own, strict=True)]
             made[site] = self._world(units)
         return made
 
@@ -121,29 +132,27 @@ def judge_by_canaries(
     """
     claim, delta = design.claim, 1e-5 if design.claim.delta is None else design.claim.delta
     rng = np.random.default_rng(effort.seed)
-    runs = max(1, -(-max(canaries, LEAST) // design.of_a_run))
-    count = runs * design.of_a_run
-    ceiling = ceiling_of(count, claim, delta, effort.alpha)
-    reach = f"at most {claim.figure} {ceiling:.2f} can be shown at confidence {1 - effort.alpha:g}"
-    if ceiling <= claim.most:
-        reach += f", so that a claim of {claim.most:.3g} is out of reach"
-    say(f"{runs + 2} runs of {len(design.sites)} sites, {count} canaries; {reach}")
+    runs, count = planned(design, canaries, effort, delta, say)
     started = time.monotonic()
     all_out = play(design.known(False), int(rng.integers(2**31)))
     each = time.monotonic() - started
     say(f"a run takes {each:.0f} s: about {each * (runs + 1):.0f} s to come")
     all_in = play(design.known(True), int(rng.integers(2**31)))
-    score, bare = _scorer(design, all_in, all_out)
+    design, score, bare = fitted_to(design, all_in, all_out)
+    if design.of_a_run * runs < count:
+        say("the model is too small to tell all canaries of a run apart: fewer are held")
+        runs, count = planned(design, canaries, effort, delta, say)
     inside: list[float] = []
     outside: list[float] = []
     for number in range(runs):
-        coins = rng.integers(2, size=(len(design.sites), max(1, len(design.held)))).astype(bool)
-        found = score(play(design.drawn(coins.tolist()), int(rng.integers(2**31))))
+        shape = (len(design.holders), max(1, len(design.held)))
+        coins = rng.integers(2, size=shape).astype(bool)
+        found = score(play(design.drawn(coins), int(rng.integers(2**31))))
         inside += found[coins].tolist()
         outside += found[~coins].tolist()
         say(f"run {number + 1} of {runs}: {len(inside) + len(outside)} canaries")
     first, second = np.array(inside), np.array(outside)
-    bounds = of_canaries(first, second, delta=delta, alpha=effort.alpha / 2, shares=shares_of(count))
+    bounds = bounds_of_signs(first, second, delta, effort.alpha)
     measured = measurement(first, second, "canaries", bounds, effort.alpha)
     caught = judge_bounds(claim, measured, WORLD, "numbered outliers")
     if bare:
@@ -163,37 +172,103 @@ def judge_by_canaries(
     )
 
 
-def _scorer(
+def planned(
+    design: Design, canaries: int, effort: Effort, delta: float, say: Say
+) -> tuple[int, int]:
+    """Judged runs and canaries; both are said, with the most that they can prove."""
+    claim = design.claim
+    runs = max(1, -(-max(canaries, LEAST) // design.of_a_run))
+    count = runs * design.of_a_run
+    ceiling = ceiling_of(count, claim, delta, effort.alpha)
+    reach = f"at most {claim.figure} {ceiling:.2f} can be shown at confidence {1 - effort.alpha:g}"
+    if ceiling <= claim.most:
+        reach += f", so that a claim of {claim.most:.3g} is out of reach"
+    say(f"{runs + 2} runs of {len(design.sites)} sites, {count} canaries; {reach}")
+    return runs, count
+
+
+def fitted_to(
     design: Design, all_in: Transcript, all_out: Transcript
-) -> tuple[Callable[[Transcript], Floats], tuple[str, ...]]:
-    """What gives each canary of a run a score [sites, canaries of each], and what left without noise."""
+) -> tuple[Design, Callable[[Transcript], Floats], tuple[str, ...]]:
+    """The canaries that can be told apart, what scores them [holders, canaries of each], and what left without noise."""
     if design.claim.trust == "central":
         server = fit_server(all_in, all_out)
-        return lambda run: scores_of_server(run, server)[:, None], ()
+        holders = tuple(told_apart(server.directions[0]))
+        chosen = replace(design, holders=holders)
+        return chosen, lambda run: scores_of_server(run, server, holders)[:, None], ()
     fitted = fit_sites(all_in, all_out, design.one)
-
-    def score(run: Transcript) -> Floats:
-        return np.stack([scores_of_site(run.sites[site], fitted) for site in design.sites])
-
-    return score, fitted.bare
+    if not design.one:
+        held = told_apart(fitted.directions)
+        design = replace(design, held=tuple(held))
+        fitted = replace(fitted, directions=fitted.directions[held])
+    return design, lambda run: scores_of_sites(run, design.sites, fitted), fitted.bare
 
 
 def shares_of(canaries: int) -> tuple[float, ...]:
-    """Of how many canaries is guessed: with few, all or half of them, as each number of guesses has its share of the error."""
-    return (0.5, 1.0) if canaries < 200 else (0.05, 0.2, 0.5, 1.0)
+    """Of how many canaries is guessed: fixed beforehand, as each number of guesses has its share of the error."""
+    return (0.5, 1.0) if canaries < 200 else (0.2, 0.5, 1.0)
+
+
+def bounds_of_signs(
+    inside: Floats, outside: Floats, delta: float, alpha: float
+) -> tuple[LowerBound, LowerBound]:
+    """Bounds from guesses by the signs of scores: in above nought, of those that lie farthest from it.
+
+    Parameters
+    ----------
+    inside, outside : array
+        Log-likelihood ratios of canaries that are in and out; one that is nought is guessed wrong.
+    delta, alpha : float
+        Of epsilon; the chance that either bound is too large.
+    """
+    scores = np.concatenate([inside, outside])
+    right = np.concatenate([inside > 0, outside < 0])
+    order = np.argsort(-np.abs(scores), kind="stable")
+    count, shares = len(scores), shares_of(len(scores))
+    guessed = [max(1, round(share * count)) for share in shares]
+    tried = [(int(right[order[:number]].sum()), number) for number in guessed]
+    return _bounds(tried, guessed, count, delta, alpha)
+
+
+def _bounds(
+    tried: Sequence[tuple[int, int]], guessed: Sequence[int], count: int, delta: float, alpha: float
+) -> tuple[LowerBound, LowerBound]:
+    """Both figures, each of several numbers of guesses with its share of the error."""
+    sure = 1 - alpha / 2 / len(tried)
+
+    def epsilon(right: int, number: int) -> float:
+        return epsilon_bound_of_guesses(right, number, count, delta, sure)
+
+    def mu(right: int, number: int) -> float:
+        return mu_bound_of_guesses(right, number, count, sure)
+
+    best = [(number, number) for number in guessed]
+    confidence = 1 - alpha / 2
+    return (
+        LowerBound(
+            "guesses (Steinke et al. 2023)",
+            "epsilon",
+            max(epsilon(*one) for one in tried),
+            max(epsilon(*one) for one in best),
+            delta,
+            confidence,
+        ),
+        LowerBound(
+            "guesses (Mahloujifar et al. 2024)",
+            "mu",
+            max(mu(*one) for one in tried),
+            max(mu(*one) for one in best),
+            None,
+            confidence,
+        ),
+    )
 
 
 def ceiling_of(canaries: int, claim: PrivacyClaim, delta: float, alpha: float) -> float:
     """What so many canaries could show, were every guess right."""
     half = canaries // 2
-    found = one_run(
-        np.ones(half),
-        np.zeros(canaries - half),
-        delta=delta,
-        confidence=1 - alpha / 2,
-        shares=shares_of(canaries),
-    )
-    return found.mu_ceiling if claim.figure == "mu" else found.epsilon_ceiling
+    found = bounds_of_signs(np.ones(half), -np.ones(canaries - half), delta, alpha)
+    return next(one.ceiling for one in found if one.figure == claim.figure)
 
 
 def with_steps(judged: Judged, steps: MechanismSteps | None, **more: Any) -> Judged:
@@ -215,5 +290,5 @@ def run_settings(
         "base": base,
         "data": data,
         "neighbours": neighbours,
-        "rows": rows,
+        "rows": rows if claim.unit == "person" else 1,
     }

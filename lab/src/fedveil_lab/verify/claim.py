@@ -12,7 +12,7 @@ FIELD = "--claim"
 EXAMPLE = "eps=1 delta=1e-5 zero-out client total central"
 RELATIONS: tuple[str, ...] = get_args(Relation)
 TRUSTS: tuple[str, ...] = get_args(Trust)
-UNITS = ("client", "record")
+UNITS = ("client", "record", "person")
 SCOPES = ("total", "round")
 KINDS = ("gaussian",)
 EPSILONS = ("eps", "epsilon", "ε")
@@ -33,7 +33,7 @@ class PrivacyClaim:
     relation : str
         zero-out, add/remove or replace-one.
     unit : str
-        client or record.
+        client, record, or person: several records of one client.
     scope : str
         total (of everything that the mechanism returns) or round (of each of its rounds alone).
     trust : str

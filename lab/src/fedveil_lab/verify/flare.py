@@ -34,7 +34,7 @@ from fedveil_lab.verify.judged import Judged
 from fedveil_lab.verify.measuring import Floats
 from fedveil_lab.verify.playing import Effort, Say, silent
 from fedveil_lab.verify.sections import VerifySection, require_shown
-from fedveil_lab.verify.transcripts import Transcript, Turn
+from fedveil_lab.verify.transcripts import SiteTurn, Transcript
 
 META = ("meta.json", "meta.conf", "meta.yml")
 MODELS = (".pt", ".pth", ".npy", ".npz", ".safetensors")
@@ -42,7 +42,6 @@ CANARIES = 64
 SITES = 8
 TIMEOUT = 300.0  # of a run, where nobody says another
 LARGEST = 200_000_000  # bytes of a model file that is read
-FAILED = ("Traceback (most recent call last)", "ERROR")
 
 
 def is_flare_job(folder: Path) -> bool:
@@ -196,10 +195,15 @@ class Simulations:
         """Refuse a run in which a site failed."""
         if CLOSED in said:
             raise NoVerdict(f"no verdict: {CLOSED}, and it asks for it")
-        answered = [any(_result(turn) for turn in turns) for turns in transcript.sites.values()]
-        if status > 0 or not all(answered):
+        answered = sum(any(map(_result, turns)) for turns in transcript.sites.values())
+        if status > 0 or not answered:
             why = failure_in(said) or f"ends with status {status}"
             raise NoVerdict(f"no verdict: the job fails: {cleaned(why, 300)}")
+        if answered < len(self.table.names):
+            few = f"{answered} of {len(self.table.names)} sites answered"
+            raise NoVerdict(
+                f"no verdict: {few}: let [verify.flare] sites be the number that the job asks for"
+            )
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -214,22 +218,22 @@ class Simulations:
         return found
 
 
-def _result(turn: Turn) -> bool:
+def _result(turn: SiteTurn) -> bool:
     return any(f"{RESULT}/" in name for name in turn.left)
 
 
 def failure_in(said: str) -> str:
-    """The last error that a log names."""
+    """The last error that a log names, else the first line that it marks as one."""
     errors = [line for line in said.splitlines() if line[:1].isalpha() and "Error: " in line]
     marked = [line for line in said.splitlines() if " - ERROR - " in line]
-    return (errors or marked or [""])[-1]
+    return errors[-1] if errors else (marked or [""])[0]
 
 
 def transcript_of(folder: Path, sites: Sequence[str], said: str) -> Transcript:
     """What a run's sites sent and received, from the probe's files; a site's turn begins when a model arrives."""
     found = {}
     for site in sites:
-        turns: list[Turn] = []
+        turns: list[SiteTurn] = []
         sent: dict[str, Floats] = {}
         left: dict[str, Floats] = {}
         for file in sorted((folder / site).glob("*.pkl")):
@@ -237,12 +241,12 @@ def transcript_of(folder: Path, sites: Sequence[str], said: str) -> Transcript:
             values = message["values"]
             if message["kind"] == "in":
                 if any(name.startswith(f"{RESULT}/data") for name in values):
-                    turns.append(Turn(sent, left))
+                    turns.append(SiteTurn(sent, left))
                     sent, left = values, {}
             else:
                 for name, value in values.items():
                     left[_free(name, left)] = value
-        found[site] = [*turns[1:], Turn(sent, left)] if turns else [Turn(sent, left)]
+        found[site] = [*turns[1:], SiteTurn(sent, left)] if turns else [SiteTurn(sent, left)]
     return Transcript(found, final_model(folder / "ws" / "server"), said)
 
 

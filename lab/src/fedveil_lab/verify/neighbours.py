@@ -26,7 +26,9 @@ Item = tuple[Any, Any]  # numbers and label of one row
 Rebuilt = Callable[[list[Item]], Any]
 
 
-def canary_data(data: Any, unit: str, relation: str, canary: str, inside: bool) -> Any:
+def canary_data(
+    data: Any, unit: str, relation: str, canary: str, inside: bool, rows: int = 1
+) -> Any:
     """The data of one world.
 
     Parameters
@@ -39,6 +41,8 @@ def canary_data(data: Any, unit: str, relation: str, canary: str, inside: bool) 
         What the unit holds.
     inside : bool
         In which of the two worlds.
+    rows : int
+        Of a person; of a record 1.
     """
     items, rebuilt = rows_of(data)
     if not items:
@@ -46,12 +50,14 @@ def canary_data(data: Any, unit: str, relation: str, canary: str, inside: bool) 
     if unit == "client":
         changed = [held(item, items, canary) for item in items]
         return rebuilt(changed if inside else [opposite(item) for item in changed])
-    own = held(items[0], items, canary)
+    if rows > len(items):
+        raise FieldError("rows", rows, f"the client that is asked about has {len(items)} of them")
+    own, others = held(items[0], items, canary), items[:-rows]
     if inside:
-        return rebuilt([*items[:-1], own])
+        return rebuilt([*others, *[own] * rows])
     if relation == "add/remove":
-        return rebuilt(items[:-1])
-    return rebuilt([*items[:-1], opposite(own)])
+        return rebuilt(others)
+    return rebuilt([*others, *[opposite(own)] * rows])
 
 
 def data_of_run(data: Any, run: Mapping[str, Any], site: str) -> Any:
@@ -96,31 +102,34 @@ def with_canaries(
     items, rebuilt = rows_of(data)
     if not items:
         raise FieldError(FIELD, "no rows", "every client needs some")
-    largest = largest_of(items)
     if unit == "client":
         [(number, inside)] = units
-        changed = [numbered(item, items, number, largest) for item in items]
         turned = not inside and relation == "replace-one"
-        return rebuilt([opposite(item) for item in changed] if turned else changed)
+        return rebuilt([numbered(item, items, number, turned) for item in items])
     kept = list(items)
     for number, inside in units:
-        own = numbered(items[0], items, number, largest)
-        if inside:
-            kept += [own] * rows
-        elif relation != "add/remove":
-            kept += [opposite(own)] * rows
+        if inside or relation != "add/remove":
+            kept += [numbered(items[0], items, number, not inside)] * rows
     return rebuilt(kept)
 
 
-def numbered(item: Item, items: Sequence[Item], number: int, largest: float) -> Item:
-    """A far outlier in a direction of its own: signs that follow from its number."""
+def numbered(item: Item, items: Sequence[Item], number: int, turned: bool) -> Item:
+    """A row as long as any in each coordinate, in a direction of its own: signs that follow from its number.
+
+    It bears the largest label, or the smallest if it is turned. So its gradient differs by as much whatever the model
+    is. Where there is one label alone, its numbers are turned round.
+    """
     x, y = item
-    shape = np.shape(np.asarray(x))
-    signs = np.random.default_rng(number).choice((-1.0, 1.0), shape)
-    far = SCALE * largest * signs
-    if isinstance(x, torch.Tensor):
-        return torch.as_tensor(far).to(x.dtype), y
-    return np.asarray(far, dtype=np.asarray(x).dtype), y
+    labels = [float(np.asarray(one[1]).reshape(-1)[0]) for one in items]
+    low, high = min(labels), max(labels)
+    signs = np.random.default_rng(number).choice((-1.0, 1.0), np.shape(np.asarray(x)))
+    far = largest_of(items) * signs * (-1.0 if turned and low == high else 1.0)
+    numbers = (
+        torch.as_tensor(far).to(x.dtype)
+        if isinstance(x, torch.Tensor)
+        else np.asarray(far, np.asarray(x).dtype)
+    )
+    return numbers, like(y, low if turned else high)
 
 
 def largest_of(items: Sequence[Item]) -> float:

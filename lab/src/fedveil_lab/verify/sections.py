@@ -9,7 +9,18 @@ from fedveil.errors import FieldError, damaged, nearest, require_a
 from fedveil.reading import toml_of
 from fedveil_lab.verify.claim import PrivacyClaim
 
-KEYS = ("claim", "clients", "examples", "columns", "without", "timeout", "canaries", "steps", "app", "flare")
+KEYS = (
+    "claim",
+    "clients",
+    "examples",
+    "columns",
+    "without",
+    "timeout",
+    "canaries",
+    "steps",
+    "app",
+    "flare",
+)
 TABLES = ("steps", "app", "flare")
 FILES = ("verify.toml", "pyproject.toml")
 
@@ -72,9 +83,7 @@ def require_shown(claim: PrivacyClaim, table: str) -> None:
         raise FieldError("--claim", claim.describe(), accepted)
     if claim.relation == "zero-out" and (claim.unit != "client" or claim.trust == "local"):
         accepted = "an app cannot be told to count it as nothing: claim replace-one (records: add/remove), or name "
-        raise FieldError(
-            "--claim", claim.describe(), f"{accepted}a function neighbours in {table}"
-        )
+        raise FieldError("--claim", claim.describe(), f"{accepted}a function neighbours in {table}")
 
 
 def _section(values: Mapping[str, Any], source: str) -> VerifySection:

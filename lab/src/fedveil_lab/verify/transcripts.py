@@ -7,18 +7,21 @@ on these directions. A bad direction makes a bound small, and never too large: t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
+import scipy.linalg
 
 from fedveil_lab.verify.measuring import Floats
 
 TEXT = "#text"  # ends the name of a word, of which length and check sum are kept
 EXACT = 1e-9  # deviation, over the largest number, of what never varies
 RIDGE = 1e-9
+APART = 0.5  # share of a direction's length that no other taken direction explains
 
 
 @dataclass(frozen=True)
-class Turn:
+class SiteTurn:
     """One exchange with a site.
 
     Attributes
@@ -39,7 +42,7 @@ class Transcript:
 
     Attributes
     ----------
-    sites : dict of str to list of Turn
+    sites : dict of str to list of SiteTurn
         In order.
     final : dict of str to array
         The model that the server keeps at the end.
@@ -47,7 +50,7 @@ class Transcript:
         What the run printed.
     """
 
-    sites: Mapping[str, Sequence[Turn]]
+    sites: Mapping[str, Sequence[SiteTurn]]
     final: Mapping[str, Floats] = field(default_factory=dict)
     said: str = ""
 
@@ -66,7 +69,7 @@ def arrays_by_tail(values: Mapping[str, Floats]) -> dict[str, Floats]:
     return found
 
 
-def answers_whole_models(turns: Sequence[Turn]) -> bool:
+def answers_whole_models(turns: Sequence[SiteTurn]) -> bool:
     """Whether a site answers models, and not differences: they lie nearer to what it was sent than to nought."""
     near, far = 0.0, 0.0
     for turn in turns:
@@ -78,7 +81,7 @@ def answers_whole_models(turns: Sequence[Turn]) -> bool:
     return near < far
 
 
-def contributions(turn: Turn, whole: bool) -> dict[str, Floats]:
+def contributions(turn: SiteTurn, whole: bool) -> dict[str, Floats]:
     """What a turn contributes, by path: differences to what was sent where a site answers whole models."""
     sent = arrays_by_tail(turn.sent) if whole else {}
     found = {}
@@ -91,7 +94,7 @@ def contributions(turn: Turn, whole: bool) -> dict[str, Floats]:
     return found
 
 
-def flat_site(turns: Sequence[Turn], whole: bool) -> dict[str, Floats]:
+def flat_site(turns: Sequence[SiteTurn], whole: bool) -> dict[str, Floats]:
     """All that left a site in a run, by turn and path, each [numbers]."""
     found = {}
     for number, turn in enumerate(turns, 1):
@@ -118,6 +121,8 @@ class Fitted:
         Whether sites answer whole models.
     bare : tuple of str
         Names of what never varied without canaries, and did with each of them.
+    model : dict of str to array
+        What sites were sent first when they held no canary.
     """
 
     names: tuple[str, ...]
@@ -127,6 +132,7 @@ class Fitted:
     directions: Floats
     whole: bool
     bare: tuple[str, ...]
+    model: Mapping[str, Floats]
 
 
 def fit_sites(all_in: Transcript, all_out: Transcript, one: bool) -> Fitted:
@@ -160,14 +166,41 @@ def fit_sites(all_in: Transcript, all_out: Transcript, one: bool) -> Fitted:
     if one:
         directions = directions.mean(axis=0, keepdims=True)
     sizes = tuple(len(first[0][name]) for name in names)
-    return Fitted(names, sizes, middle, deviation, directions, whole, tuple(bare))
+    return Fitted(
+        names, sizes, middle, deviation, directions, whole, tuple(bare), first_model(all_out)
+    )
 
 
-def scores_of_site(turns: Sequence[Turn], fitted: Fitted) -> Floats:
-    """Scores of the canaries [canaries] that a site may hold, by all that left it."""
-    own = flat_site(turns, fitted.whole)
-    rest = (stacked_as(own, fitted) - fitted.middle) / fitted.deviation
-    return ratios(fitted.directions, rest, 1.0)
+def scores_of_sites(run: Transcript, sites: Sequence[str], fitted: Fitted) -> Floats:
+    """Scores of the canaries [sites, canaries] that each site may hold, by all that left it.
+
+    While the model is that of the other runs, nothing else moves a site. Where it is another one, drifted or begun
+    anew, what all sites have in common is taken off.
+    """
+    rows = np.stack([stacked_as(flat_site(run.sites[one], fitted.whole), fitted) for one in sites])
+    rest = (rows - fitted.middle) / fitted.deviation
+    turns = [name.partition(": ")[0] for name in fitted.names]
+    begun = same_arrays(first_model(run), fitted.model)
+    known = np.repeat([begun and turn == "1" for turn in turns], fitted.sizes)
+    later = rest[:, ~known] - rest[:, ~known].mean(axis=0)
+    scores = []
+    for own, drifted in zip(rest[:, known], later, strict=True):
+        early = ratios(fitted.directions[:, known], own, 1.0, 0.5)
+        scores.append(early + ratios(fitted.directions[:, ~known], drifted, 1.0, 0.0))
+    return np.stack(scores)
+
+
+def first_model(run: Transcript) -> dict[str, Floats]:
+    """What the sites were sent first."""
+    return arrays_by_tail(next(iter(run.sites.values()))[0].sent)
+
+
+def same_arrays(one: Mapping[str, Floats], other: Mapping[str, Floats]) -> bool:
+    """Whether arrays of more than one number are equal; others may be times and counts."""
+    names = {name for name in one if one[name].size > 1} | {n for n in other if other[n].size > 1}
+    return all(
+        name in one and name in other and np.array_equal(one[name], other[name]) for name in names
+    )
 
 
 def stacked_as(own: Mapping[str, Floats], fitted: Fitted) -> Floats:
@@ -203,7 +236,7 @@ def published(run: Transcript) -> list[dict[str, Floats]]:
     models = [arrays_by_tail(turn.sent) for turn in turns]
     models.append(arrays_by_tail(run.final))
     moves = []
-    for before, after in zip(models[:-1], models[1:], strict=True):
+    for before, after in pairwise(models):
         both = [name for name in before if name in after and before[name].ndim > 0]
         same = [name for name in both if before[name].shape == after[name].shape]
         moves.append({name: after[name] - before[name] for name in same})
@@ -241,11 +274,16 @@ def fit_server(all_in: Transcript, all_out: Transcript) -> FittedServer:
         kinds = [move_in, move_out]
         rows = []
         for site in all_in.sites:
-            pair = [arrays_by_tail(contributions(one.sites[site][number], whole)) for one in (all_in, all_out)]
+            pair = [
+                arrays_by_tail(contributions(one.sites[site][number], whole))
+                for one in (all_in, all_out)
+            ]
             kinds += pair
             rows.append(pair)
         names = tuple(common_layers(kinds))
-        directions = np.stack([flat_layers(inside, names) - flat_layers(outside, names) for inside, outside in rows])
+        directions = np.stack(
+            [flat_layers(inside, names) - flat_layers(outside, names) for inside, outside in rows]
+        )
         middle = flat_layers(move_out, names)
         total = directions.sum(axis=0)
         moved = flat_layers(move_in, names) - middle
@@ -257,14 +295,15 @@ def fit_server(all_in: Transcript, all_out: Transcript) -> FittedServer:
     return found
 
 
-def scores_of_server(run: Transcript, fitted: FittedServer) -> Floats:
-    """Scores of all sites' canaries [sites] by what the server published."""
-    found = np.zeros(len(fitted.directions[0]))
+def scores_of_server(run: Transcript, fitted: FittedServer, holders: Sequence[int]) -> Floats:
+    """Scores of the canaries of the sites that hold one [holders] by what the server published."""
+    found = np.zeros(len(holders))
     for number, move in enumerate(published(run)):
         if number >= len(fitted.names) or any(name not in move for name in fitted.names[number]):
             continue
         rest = flat_layers(move, fitted.names[number]) - fitted.middles[number]
-        found += ratios(fitted.directions[number], rest, fitted.scales[number])
+        own = fitted.directions[number][list(holders)]
+        found += ratios(own, rest, fitted.scales[number], 0.5)
     return found
 
 
@@ -283,7 +322,7 @@ def flat_layers(values: Mapping[str, Floats], names: Sequence[str]) -> Floats:
     return np.concatenate(parts or [np.zeros(0)])
 
 
-def ratios(directions: Floats, rest: Floats, scale: float) -> Floats:
+def ratios(directions: Floats, rest: Floats, scale: float, middle: float) -> Floats:
     """Log-likelihood ratio of each direction's presence [canaries], all others being fitted too.
 
     Parameters
@@ -294,11 +333,32 @@ def ratios(directions: Floats, rest: Floats, scale: float) -> Floats:
         [d], what is to be explained.
     scale : float
         How much of a direction a canary that is in adds.
+    middle : float
+        Which share of it lies between in and out: half, or none if what sites have in common was taken off.
     """
     gram = directions @ directions.T
-    gram += RIDGE * max(float(np.trace(gram)), 1e-300) * np.eye(len(gram))
-    inverse = np.linalg.pinv(gram)
+    if float(np.trace(gram)) <= 0.0:
+        return np.zeros(len(directions))  # nothing moves
+    gram += RIDGE * float(np.trace(gram)) * np.eye(len(gram))
+    inverse = np.linalg.pinv(gram, hermitian=True)
     share = inverse @ (directions @ rest)
     weight = 1.0 / np.maximum(np.diag(inverse), 1e-300)
-    found: Floats = (share - scale / 2) * scale * weight
+    found: Floats = (share - scale * middle) * scale * weight
     return found
+
+
+def told_apart(directions: Floats) -> list[int]:
+    """Canaries whose directions differ enough from those of the others that are taken, in order.
+
+    Parameters
+    ----------
+    directions : array
+        [canaries, d]; in fewer dimensions than canaries some direction is a sum of others.
+    """
+    _, triangle, order = scipy.linalg.qr(directions.T, mode="economic", pivoting=True)
+    lengths = np.linalg.norm(directions, axis=1)
+    kept = []
+    for place, size in enumerate(np.abs(np.diag(triangle))):
+        if size > APART * lengths[order[place]]:
+            kept.append(int(order[place]))
+    return sorted(kept) or [0]

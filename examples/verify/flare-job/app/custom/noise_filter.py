@@ -18,5 +18,7 @@ class NoiseFilter(Filter):
         length = np.sqrt(sum(float((np.asarray(v) ** 2).sum()) for v in dxo.data.values()))
         for name, value in dxo.data.items():
             clipped = np.asarray(value) * min(1.0, self.clip / max(length, 1e-12))
-            dxo.data[name] = clipped + rng.normal(0, self.deviation, clipped.shape).astype(clipped.dtype)
+            dxo.data[name] = clipped + rng.normal(0, self.deviation, clipped.shape).astype(
+                clipped.dtype
+            )
         return dxo.update_shareable(shareable)

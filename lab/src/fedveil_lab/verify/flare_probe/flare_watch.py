@@ -25,8 +25,17 @@ STREAMS = "nvflare.fuel.f3.streaming.byte_streamer"
 CLOSED = "the network is closed to a job under test"
 TEXT = "#text"  # ends the path of a word, of which length and check sum are kept
 DEEPEST = 12  # levels of a message
-PLAIN = ("DXO", "FLModel", "AnalyticsData")  # objects in a message that hold values; others are contexts of FLARE
-LOOPBACK = ("127.", "::1", "localhost", "0.0.0.0")  # the simulator's own processes talk to one another
+PLAIN = (
+    "DXO",
+    "FLModel",
+    "AnalyticsData",
+)  # objects in a message that hold values; others are contexts of FLARE
+LOOPBACK = (
+    "127.",
+    "::1",
+    "localhost",
+    "0.0.0.0",
+)  # the simulator's own processes talk to one another
 ENCODED = ("payload_encoding", "pe")  # headers of what an earlier call encoded
 
 
@@ -143,7 +152,14 @@ def watch_streams(module: Any, kept: Kept) -> None:
     send = streamer.send
 
     def sent(
-        self: Any, channel: str, topic: str, target: Any, headers: Any, stream: Any, *rest: Any, **options: Any
+        self: Any,
+        channel: str,
+        topic: str,
+        target: Any,
+        headers: Any,
+        stream: Any,
+        *rest: Any,
+        **options: Any,
     ) -> Any:
         if type(stream).__name__ != "BlobStream":
             read = stream.read
