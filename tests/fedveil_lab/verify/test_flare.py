@@ -56,7 +56,7 @@ def kept(folder):
 
 def test_weights_meta_headers_events_and_streams_are_read(tmp_path):
     codec = Codec()
-    flare_watch.watch_messages(codec, flare_watch.Kept(str(tmp_path)), counts_as_nothing=False)
+    flare_watch.watch_messages(codec, flare_watch.SiteLog(str(tmp_path)), counts_as_nothing=False)
     sent = message(topic="submit")
     sent.payload = {
         "DXO": {"data": {"w": np.arange(3.0)}, "meta": {"rows": 7}},
@@ -71,7 +71,7 @@ def test_weights_meta_headers_events_and_streams_are_read(tmp_path):
     streamer = SimpleNamespace(
         ByteStreamer=type("ByteStreamer", (), {"send": lambda self, *a: a[-1].read(9)})
     )
-    flare_watch.watch_streams(streamer, flare_watch.Kept(str(tmp_path / "s")))
+    flare_watch.watch_streams(streamer, flare_watch.SiteLog(str(tmp_path / "s")))
     streamer.ByteStreamer().send(
         "c", "log", "t", {}, SimpleNamespace(read=lambda size: b"x" * size)
     )
@@ -90,7 +90,7 @@ def test_weights_meta_headers_events_and_streams_are_read(tmp_path):
 @pytest.mark.parametrize(("kind", "value"), [("WEIGHTS", 1.0), ("WEIGHT_DIFF", 0.0)])
 def test_a_site_that_counts_as_nothing_answers_what_it_was_sent(tmp_path, kind, value):
     codec = Codec()
-    flare_watch.watch_messages(codec, flare_watch.Kept(str(tmp_path)), counts_as_nothing=True)
+    flare_watch.watch_messages(codec, flare_watch.SiteLog(str(tmp_path)), counts_as_nothing=True)
     codec.decode_payload(message(payload_encoding="fobs"))
     answer = message()
     answer.payload = {"DXO": {"kind": kind, "data": {"w": np.full(3, 5.0)}}}
@@ -99,7 +99,7 @@ def test_a_site_that_counts_as_nothing_answers_what_it_was_sent(tmp_path, kind, 
 
 
 def test_a_turn_begins_when_a_model_arrives(tmp_path):
-    folder = flare_watch.Kept(str(tmp_path / "a"))
+    folder = flare_watch.SiteLog(str(tmp_path / "a"))
     folder.add("out", "", {"hello": np.zeros(())})
     for number in range(2):
         folder.add("in", "task", {"DXO/data/w": np.full(2, number)})

@@ -39,7 +39,7 @@ LOOPBACK = (
 ENCODED = ("payload_encoding", "pe")  # headers of what an earlier call encoded
 
 
-class Kept:
+class SiteLog:
     """Writes down what a site sent and received, in order.
 
     Parameters
@@ -98,7 +98,7 @@ def _summed(raw: bytes) -> Any:
     return np.array([float(len(raw)), float(zlib.crc32(raw))])
 
 
-def watch_messages(module: Any, kept: Kept, counts_as_nothing: bool) -> None:
+def watch_messages(module: Any, kept: SiteLog, counts_as_nothing: bool) -> None:
     """Read every message of a site before it is encoded and after it was decoded."""
     encode, decode = module.encode_payload, module.decode_payload
     received: dict[str, Any] = {}
@@ -146,7 +146,7 @@ def _arrays_of(payload: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in data.items() if hasattr(value, "shape")}
 
 
-def watch_streams(module: Any, kept: Kept) -> None:
+def watch_streams(module: Any, kept: SiteLog) -> None:
     """Read every stream of bytes that is no message: files and logs."""
     streamer = module.ByteStreamer
     send = streamer.send
@@ -282,7 +282,7 @@ def run_of() -> dict[str, Any] | None:
 def watch_site(run: Mapping[str, Any], site: str) -> None:
     """Watch the process that stands for a site in a simulation."""
     os.environ[SITE] = site  # processes that it starts are of this site, too
-    kept = Kept(os.path.join(run["folder"], site))
+    kept = SiteLog(os.path.join(run["folder"], site))
     nothing = bool(run["worlds"][site]["zeroed"])
     when_imported(MESSAGES, lambda module: watch_messages(module, kept, nothing))
     when_imported(STREAMS, lambda module: watch_streams(module, kept))
