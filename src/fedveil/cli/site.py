@@ -181,10 +181,10 @@ def ledger_check(report: Path, ledgers: tuple[Path, ...], head: Path | None) -> 
 @path_argument("run", "RUN", "The run's folder, or its server's ledger.")
 @path_option("--ledgers", "PATH", "A site's ledger or a folder; repeatable.", multiple=True)
 def ledger_receipts(run: Path, ledgers: tuple[Path, ...]) -> None:
-    """Check that each share that a run accepted was paid for, and that all sites saw the same receipts.
+    """Check a run's receipts against ledgers.
 
-    Ledgers in the run's own folder count, too. Exit codes: 1, something does not agree; 5, a ledger is missing that
-    pays for an accepted share.
+    Each accepted share has to be paid for, and all sites have to have seen the same receipts. Ledgers in the run's own
+    folder count, too. Exit codes: 1, something does not agree; 5, no given ledger pays for an accepted share.
     """
     from fedveil.evidence import check_receipts
 

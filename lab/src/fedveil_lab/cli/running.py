@@ -195,7 +195,9 @@ def compare(
     reach: shared.Reach = None,
     choose: Annotated[
         Literal["rehearsal", "public"] | None,
-        typer.Option(help="Run the private setting alone that is best on made-up or public rows."),
+        typer.Option(
+            help="Choose among private settings on made-up or public rows, and run that one alone."
+        ),
     ] = None,
 ) -> None:
     """Compare privacy settings side by side.
