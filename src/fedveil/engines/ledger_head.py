@@ -136,7 +136,8 @@ class SecondPlace:
             begun = datetime.now(UTC).isoformat(timespec="seconds")
             self.write(Head(self._dataset, ledger, count, checksum, by, "", begun))
         except OSError:
-            self.key_file.unlink(missing_ok=True)
+            for file in (self.file, self.key_file):  # a head of no ledger would refuse the next
+                file.unlink(missing_ok=True)
             raise
 
     def locked(self) -> LockedFile:
