@@ -1,6 +1,9 @@
 """What is written to disks: each act can be done again after it failed, and says what must hold then."""
 
 import json
+import shutil
+from pathlib import Path
+from tempfile import mkdtemp
 
 from fedveil.accounting import OPEN, Entry, Guarantee, Ledger, Spend
 from fedveil.accounting.bounds import GDP
@@ -81,10 +84,15 @@ class Sums(Release):
     """A release whose opening makes the sums anew."""
 
     lines = 140
+    made = None
 
     def before(self, root):
-        super().before(root)
-        (root / "head" / "ward.sums").unlink(missing_ok=True)
+        if self.made is None:
+            self.made = Path(mkdtemp())
+            super().before(self.made)
+            (self.made / "head" / "ward.sums").unlink(missing_ok=True)
+        for name in ("ledgers", "head"):
+            shutil.copytree(self.made / name, root / name)
 
     def after(self, root, done):
         super().after(root, done)
@@ -141,6 +149,8 @@ class Closing(Release):
 class Key(Act):
     """A key of secure sums, which is made and bound to its ledger."""
 
+    made = None
+
     def before(self, root):
         begin_ledger(root / "ledgers", "ward", by="the tests", head=root / "head")
 
@@ -155,7 +165,7 @@ class Key(Act):
             assert not done
             (root / "key").unlink(missing_ok=True)  # nothing was agreed on yet
             public = make_key(root / "key").public
-        assert not done or public == self.made
+        assert not done or self.made in (None, public)
         bind_key(root / "key", ledger_id(root / "ledgers", "ward"))
         begin_ledger(root / "other", "ward", by="the tests", head=root / "other head")
         try:

@@ -62,7 +62,7 @@ def test_soak(name):
         method=build(method, **options),
         local=fv.LocalTraining(lr=0.1),
         seed=1,
-        shared=fv.Shared(region=(0, 0, 2, 2)) if method == "fedre" else None,
+        shared=fv.Shared(region=(0, 0, 2, 2), public_data=examples(CLIENTS)),
         execution=fv.Execution(run_id="soak", ledgers=kept, tell=lambda text: None),
     )
     failed = failing(federation)

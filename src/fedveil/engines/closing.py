@@ -26,7 +26,7 @@ from fedveil.engines.lifetime import (
     second_place,
 )
 from fedveil.errors import FieldError, LedgerError
-from fedveil.files import sync, write_atomic
+from fedveil.files import private_folder, write_atomic
 from fedveil.reading import json_of
 
 CLOSED = "closed"  # key of a first line: which ledger was closed before this one
@@ -140,9 +140,7 @@ def _archived(folder: Path, path: Path, content: bytes) -> Path:
     kept = folder / path.name
     if folder.resolve() == path.parent:
         raise FieldError("archive", str(folder), "must be another folder than the ledger's")
-    if not folder.exists():
-        folder.mkdir(mode=0o700, parents=True)
-        sync(folder.parent)
+    private_folder(folder)
     if kept.exists():
         if kept.read_bytes() != content:
             accepted = "holds another ledger of this data set: name a folder for each closing"

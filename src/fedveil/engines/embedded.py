@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedveil.aggregation import RunningSum
 from fedveil.engines.assembly import client_facts, client_releases, require_success
+from fedveil.engines.memory import require_room
 from fedveil.engines.parties import Parties
 from fedveil.engines.party import COMBINE, SERVER
 from fedveil.engines.rounds import Collected
@@ -104,7 +105,14 @@ class Cohort:
         return dict(zip(cohort, keys, strict=True))
 
     def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
-        """Ask a cohort who takes part, and note the training of those who do."""
+        """Ask a cohort who takes part, and note the training of those who do.
+
+        Raises
+        ------
+        FieldError
+            If their models do not fit into memory.
+        """
+        self._require_room(broadcast, len(partitions))
         admitted: list[int] = []
         refused: dict[int, str] = {}
         answered: dict[int, Releases] = {}
@@ -171,6 +179,27 @@ class Cohort:
             self._look_at(asked, learned, answers)
         return answers
 
+    def _require_room(self, broadcast: Broadcast, clients: int) -> None:
+        """Refuse a round whose models do not fit into memory, before anybody is asked or charged."""
+        models = broadcast.models
+        aggregator = getattr(self._method.server, "aggregator", None)
+        copies = 1 if getattr(aggregator, "columnwise", True) else 2  # and the rule's own stack
+        try:
+            require_room(clients, models.shape[-1], models.element_size(), copies)
+        except FieldError:
+            if not self._adds(broadcast, clients):
+                raise
+
+    def _adds(self, broadcast: Broadcast, clients: int) -> bool:
+        """Whether the models of so many clients would be added as they come."""
+        if not self._alone():
+            return False
+        cohort, state = broadcast.public.cohort, self._server.state
+        counts = torch.ones(clients, dtype=torch.float64)
+        return (
+            running_sum(self._method.server, broadcast.models[0], counts, cohort, state) is not None
+        )
+
     def again(self, answers: Collected) -> list[int]:
         """Return those who are left of a secure sum that somebody is missing from: a sum is of all who are asked."""
         assert self.asked is not None  # somebody was asked
@@ -202,10 +231,14 @@ class Cohort:
 
     def may_add(self, asked: Asked) -> bool:
         """Whether nobody looks at the model of any client: all train, one by one, and send what they trained."""
+        return self._alone() and not asked.answered
+
+    def _alone(self) -> bool:
+        """Whether clients train one by one, send what they trained, and no probe looks at it."""
         learner = self.parties.learner
         one_by_one = type(learner) is Learner and isinstance(learner.trainer, WorkerTrainer)
         as_trained = type(self._method.client) is TrustedServer
-        return one_by_one and as_trained and not self._lookers and not asked.answered
+        return one_by_one and as_trained and not self._lookers
 
     def answer(
         self, asked: Asked, outcomes: Mapping[int, Learned | Exception], answers: Collected

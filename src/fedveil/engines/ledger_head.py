@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fedveil.accounting import OPEN
 from fedveil.errors import FieldError, LedgerError
-from fedveil.files import LockedFile, create, write_atomic
+from fedveil.files import LockedFile, create, private_folder, write_atomic
 from fedveil.reading import json_of
 
 
@@ -129,7 +129,7 @@ class SecondPlace:
         if self.file.exists() or self.key_file.exists():
             accepted = "holds a head of this data set: what was spent stays spent. Restore its ledger, or name another"
             raise FieldError("head", str(self.file.parent), accepted)
-        self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self.file.parent)
         self._key = secrets.token_hex(32).encode()
         try:
             create(self.key_file, self._key)

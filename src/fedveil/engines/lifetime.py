@@ -25,7 +25,7 @@ from fedveil.engines.ledger_sums import (
     write_sums,
 )
 from fedveil.errors import FieldError, LedgerError
-from fedveil.files import LockedFile, create, sync
+from fedveil.files import LockedFile, create, private_folder, sync
 from fedveil.methods import METHODS, require_method
 from fedveil.reading import json_of, toml_of
 
@@ -58,7 +58,7 @@ def begin_ledger(
     """
     path = path_of(folder, dataset)
     place = second_place(head, path, "begin_ledger(..., head=FOLDER)")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(path.parent)
     begun = datetime.now(UTC).isoformat(timespec="seconds")
     first = json.dumps(
         {"dataset": str(dataset), "by": by, "begun": begun, "id": secrets.token_hex(16)}

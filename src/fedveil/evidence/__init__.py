@@ -10,7 +10,7 @@ _OFFERED = {  # by module; a whole module stands under its package
     "fedveil.evidence.carried": "CLIENT VALIDATION Carried Promises",
     "fedveil.evidence.check": "FORMAT REPORT Checked check_promises encoded rule_of set_values",
     "fedveil.evidence.costs": "NEIGHBOURS advice_tables plan_table reading_table spent_of used_of",
-    "fedveil.evidence.numerics": "NUMERICS numerics_of versions",
+    "fedveil.evidence.numerics": "NUMERICS machine numerics_of versions",
     "fedveil.evidence.opening": "opening_of_server parties_of terms_of",
     "fedveil.evidence.receipts": "check_receipts",
     "fedveil.evidence.releases": "release_csv release_rows",
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from fedveil.evidence.costs import spent_of as spent_of
     from fedveil.evidence.costs import used_of as used_of
     from fedveil.evidence.numerics import NUMERICS as NUMERICS
+    from fedveil.evidence.numerics import machine as machine
     from fedveil.evidence.numerics import numerics_of as numerics_of
     from fedveil.evidence.numerics import versions as versions
     from fedveil.evidence.opening import opening_of_server as opening_of_server

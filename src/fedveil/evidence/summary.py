@@ -9,7 +9,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedveil.accounting import Guarantee
-from fedveil.evidence.numerics import numerics_of, versions
+from fedveil.evidence.numerics import machine, numerics_of, versions
 from fedveil.evidence.rows import MEASURES, Row, last_rounds, noise_over_rounds
 from fedveil.files import BEST, MODEL, write_atomic
 from fedveil.home.description import DESCRIPTION, Description
@@ -48,6 +48,7 @@ def core_of(
         "replies": replies,
         "dimension": layout.size,
         "versions": versions(),
+        "machine": machine(),
         "numerics": numerics_of(noisy is not None, trainer, person=persons),
         "seconds": {"rounds": round(sum(row["seconds"] for row in rows), 3)},
     }

@@ -11,7 +11,7 @@ _OFFERED = {  # by module; a whole module stands under its package
         "refuse_strangers refuse_used remedy require_begun unused"
     ),
     "fedveil.files.ledgers": "SERVER SHARED LedgerFiles Ledgers LineStore",
-    "fedveil.files.locked": "LEDGER LockedFile create lock read_private sync wait_for write_private",
+    "fedveil.files.locked": "LEDGER LockedFile create lock private_folder read_private sync wait_for write_private",
 }
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from fedveil.files.locked import LockedFile as LockedFile
     from fedveil.files.locked import create as create
     from fedveil.files.locked import lock as lock
+    from fedveil.files.locked import private_folder as private_folder
     from fedveil.files.locked import read_private as read_private
     from fedveil.files.locked import sync as sync
     from fedveil.files.locked import wait_for as wait_for

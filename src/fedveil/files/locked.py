@@ -173,6 +173,15 @@ def sync(path: Path) -> None:
             os.close(handle)
 
 
+def private_folder(path: Path) -> None:
+    """Make a folder for its owner alone, with missing parents, and wait until the disk holds their names."""
+    if path.is_dir():
+        return
+    private_folder(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+    sync(path.parent)
+
+
 def create(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write a new file and wait for the disk; a failed write leaves none.
 
@@ -215,9 +224,10 @@ def write_private(path: str | Path, first: str, secret: bytes) -> None:
         If the file exists: an overwritten key could not be used again.
     """
     file = Path(path).expanduser()
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(file.parent)
     try:
         create(file, f"{first}\n{secret.hex()}\n".encode())
+        sync(file.parent)
     except FileExistsError as error:
         raise FieldError(
             "key", str(file), "exists: a study has one key; name another file"
