@@ -37,7 +37,7 @@ METHODS = {
     **{f"person, sum {name}": ("record", {**PERSON, **values}) for name, values in SUMS.items()},
 }
 # Bytes that a line of a ledger, or a round's record in the history, may take in memory; both are kept on purpose.
-A_LINE, A_ROUND = 3_000, 40_000
+A_LINE, A_ROUND = 6_000, 40_000
 
 
 class Kept:

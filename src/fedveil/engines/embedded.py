@@ -182,10 +182,8 @@ class Cohort:
     def _require_room(self, broadcast: Broadcast, clients: int) -> None:
         """Refuse a round whose models do not fit into memory, before anybody is asked or charged."""
         models = broadcast.models
-        aggregator = getattr(self._method.server, "aggregator", None)
-        copies = 1 if getattr(aggregator, "columnwise", True) else 2  # and the rule's own stack
         try:
-            require_room(clients, models.shape[-1], models.element_size(), copies)
+            require_room(clients, models.shape[-1], models.element_size())
         except FieldError:
             if not self._adds(broadcast, clients):
                 raise

@@ -10,7 +10,7 @@ WORTH_ASKING = 1 << 28  # bytes below which nobody asks
 _GROUP = Path("/sys/fs/cgroup")
 
 
-def require_room(clients: int, parameters: int, itemsize: int, copies: int = 1) -> None:
+def require_room(clients: int, parameters: int, itemsize: int) -> None:
     """Refuse a cohort whose models are held together and do not fit into memory.
 
     Parameters
@@ -19,22 +19,18 @@ def require_room(clients: int, parameters: int, itemsize: int, copies: int = 1) 
         Models that are held at once.
     parameters, itemsize : int
         Entries of one, and the bytes of an entry.
-    copies : int
-        How often each is held.
 
     Raises
     ------
     FieldError
         With the bytes that are needed and those that are free. Where the system does not tell them nothing is refused.
     """
-    needed = clients * parameters * itemsize * copies
+    needed = clients * parameters * itemsize
     if needed < WORTH_ASKING:
         return
     free = available()
     if free is not None and needed > free:
-        held = f"{clients} models of {parameters:,} parameters, {copies} times each"
-        if copies == 1:
-            held = f"{clients} models of {parameters:,} parameters"
+        held = f"{clients} models of {parameters:,} parameters"
         accepted = (
             f"{held}, take {_gib(needed)}, and {_gib(free)} are free: ask fewer clients a round"
         )
