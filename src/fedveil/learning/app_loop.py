@@ -314,11 +314,8 @@ def _require_optimizer(
             "must be one of PyTorch's, or a class of that kind",
         )
     shared = {id(parameter) for parameter in parameters}
-    if any(
-        id(parameter) not in shared
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    ):
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if any(one.requires_grad and id(one) not in shared for one in held):
         accepted = "holds parameters that are not the model's shared ones: they would be trained without noise"
         raise FieldError("optimizer", kind_of(optimizer), accepted)
     own, rate = optimizer.param_groups[0]["lr"], trainer.local.rate()

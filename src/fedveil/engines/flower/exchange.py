@@ -197,9 +197,11 @@ class Exchange:
             if party.left_out:
                 _LOG.warning("round %d: %s", public.round - 1, party.left_out)
             own = warnings() if self._local else None
-            released = answer(
-                party, memory, broadcast, verdict, lambda: self._trained(party, broadcast), own
-            )
+
+            def trained() -> tuple[Releases, ClientFacts]:
+                return self._trained(party, broadcast, warnings)
+
+            released = answer(party, memory, broadcast, verdict, trained, own)
             if party.failure is not None:
                 note_failure(party.failure)
                 tell(settings.partition, public.round, party.failure)
@@ -260,6 +262,7 @@ class Exchange:
 
     def _called(self, noise: Source | None = None) -> Message:
         """What the app's code answers, with a source of noise at hand while it runs, in whatever thread."""
+        records.complete(self.message.content, self.layout, self.context.state)
         try:
             with lent_source(noise):
                 reply = self.app(self.message, self.context)
@@ -300,12 +303,17 @@ class Exchange:
             raise reply
         return reply.content
 
-    def _trained(self, party: ClientParty, broadcast: Broadcast) -> tuple[Releases, ClientFacts]:
+    def _trained(
+        self, party: ClientParty, broadcast: Broadcast, warnings: Callable[[], Warnings]
+    ) -> tuple[Releases, ClientFacts]:
         """What training code gave."""
         noise = (
             party.training_source(broadcast.public.round) if self.settings.method.noisy else None
         )
         content = self._called_in_time(noise)
+        if records.FACTS not in content:
+            warnings().unread(len(broadcast.models))
+        records.keep(content, self.message.content, self.layout, self.context.state)
         releases = records.read_releases(content, self.layout)
         if total := records.read_sum(content):
             releases = total

@@ -29,6 +29,8 @@ from fedveil.methods import Broadcast, ClientFacts, ClientSide, NoisySteps, Rele
 
 ARRAYS, CONFIG = "arrays", "config"
 FACTS, HELLO = "fedveil.facts", "fedveil.hello"
+BESIDE = "fedveil.beside"  # of a request: what the first arrays have beside those that are shared
+BUFFERS = "fedveil.buffers"  # in a node's context: nothing of it is sent
 SUM, SHARE = (
     "fedveil.sum",
     "fedveil.share",
@@ -40,7 +42,8 @@ def to_arrays(layout: Layout, vector: Tensor) -> ArrayRecord:
     """Split one vector [d] into named arrays of its type, for ``load_state_dict(..., strict=False)``."""
     if vector.dim() != 1:
         raise FieldError("vector", tuple(vector.shape), f"must be [d] = [{layout.size}]")
-    return array_record(layout.views(vector))
+    sent = layout.sent
+    return array_record({sent[name]: value for name, value in layout.views(vector).items()})
 
 
 def array_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
@@ -71,21 +74,73 @@ def from_arrays(layout: Layout, arrays: ArrayRecord) -> Tensor:
     FieldError
         For an array that is missing, has another shape, or is not declared by the layout.
     """
-    messages.require_shared(layout, {name: array.shape for name, array in arrays.items()})
+    own = {sent: name for name, sent in layout.sent.items()}
+    named = {own.get(name, name): array for name, array in arrays.items()}
+    messages.require_shared(layout, {name: array.shape for name, array in named.items()})
     return layout.flatten(
-        {n: messages.tensor_of(n, arrays[n].numpy()) for n in layout.names if n in arrays}
+        {n: messages.tensor_of(n, named[n].numpy()) for n in layout.names if n in named}
     )
 
 
+def beside(layout: Layout, arrays: ArrayRecord) -> ArrayRecord:
+    """What a record has beside the shared arrays, as far as the layout declares it: frozen, constant, or kept."""
+    declared = {*layout.kept, *layout.constants}
+    return ArrayRecord({name: array for name, array in arrays.items() if name in declared})
+
+
+def complete(content: RecordDict, layout: Layout, state: RecordDict) -> None:
+    """Put beside the shared arrays of a request what a node keeps, or has not trained yet, in place.
+
+    Then the app's strict ``load_state_dict`` finds all entries of its model. What the node keeps comes before what the
+    server sent.
+    """
+    sent, own = content.get(BESIDE), state.get(BUFFERS)
+    if not isinstance(sent, ArrayRecord):
+        return
+    kept = own if isinstance(own, ArrayRecord) else {}
+    more = {name: kept.get(name, array) for name, array in beside(layout, sent).items()}
+    for name, record in list(content.array_records.items()):
+        if name == ARRAYS or name.startswith(f"{ARRAYS}."):
+            content[name] = ArrayRecord({**record, **more})
+
+
+def keep(content: RecordDict, request: RecordDict, layout: Layout, state: RecordDict) -> None:
+    """Keep what training changed of a model beside its shared arrays, for the node's next round.
+
+    Parameters
+    ----------
+    content : RecordDict
+        What training code answered.
+    request : RecordDict
+        What it was given: an entry that is the same is not kept.
+    layout : Layout
+        Declares what is kept.
+    state : RecordDict
+        Of the node's context.
+    """
+    arrays, sent = content.get(ARRAYS), request.get(BESIDE)
+    if not isinstance(arrays, ArrayRecord) or not isinstance(sent, ArrayRecord):
+        return
+    trained = {name: arrays[name] for name in layout.kept if name in arrays}
+    changed = {name: array for name, array in trained.items() if array != sent.get(name)}
+    if changed:
+        state[BUFFERS] = ArrayRecord(changed)
+
+
 def write_broadcast(
-    broadcast: Broadcast, layout: Layout, config: ConfigRecord | None = None
+    broadcast: Broadcast,
+    layout: Layout,
+    config: ConfigRecord | None = None,
+    more: ArrayRecord | None = None,
 ) -> RecordDict:
-    """The content of a request."""
+    """The content of a request; `more` is what nodes need beside the shared arrays."""
     content = RecordDict(
         {_hypothesis(j): to_arrays(layout, m) for j, m in enumerate(broadcast.models)}
     )
     content[CONFIG] = ConfigRecord({**(config or {}), "server-round": broadcast.public.round})
     content[messages.PUBLIC] = ConfigRecord(messages.public_values(broadcast))
+    if more:
+        content[BESIDE] = more
     return content
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedveil.engines.flower import records
@@ -52,6 +52,8 @@ class Roster:
         Nodes that only validate, for which the first round waits as well.
     before : sequence of int
         Partitions of a federation that an earlier server met; the first round waits for them.
+    least : int
+        Clients for whom the first round waits where neither says how many there are.
 
     Attributes
     ----------
@@ -72,11 +74,12 @@ class Roster:
         patience: float,
         validators: int = 0,
         before: Sequence[int] = (),
+        least: int = 1,
     ) -> None:
         self._client = client
         self._planned = None if planned is None else require_count("clients", planned)
         self._patience = require_positive("patience", patience)
-        self._awaited, self._met = (self._planned or len(before) or 1) + validators, False
+        self._awaited, self._met = (self._planned or len(before) or least) + validators, False
         self.nodes: dict[int, int] = {}
         self.sites: dict[int, PublicKey] = {}
         self.validating: dict[int, int] = {}
@@ -210,6 +213,8 @@ class Nodes:
         Partition of each node that was asked last.
     sent : list of Message
         The messages to them.
+    beside : ArrayRecord, optional
+        What nodes need beside the shared arrays.
     """
 
     def __init__(self, server: ServerParty, roster: Roster, attempts: int) -> None:
@@ -221,6 +226,7 @@ class Nodes:
         self.timeout, self.config = 3600.0, ConfigRecord()
         self.asked: dict[int, int] = {}
         self.sent: list[Message] = []  # Flower gives them their ids when it sends them
+        self.beside: ArrayRecord | None = None
         self._answered: Iterable[Message] | None = None
         self._public: PublicFacts | None = None
         self._absent: dict[int, str] = {}
@@ -253,7 +259,9 @@ class Nodes:
         """A broadcast to the node of each partition."""
         self.asked = {node: partition for partition, node in nodes.items()}
         content = (
-            records.write_broadcast(broadcast, self._layout, config) if nodes else RecordDict()
+            records.write_broadcast(broadcast, self._layout, config, self.beside)
+            if nodes
+            else RecordDict()
         )
         self.sent = [Message(content, node, kind) for node in self.asked]
         return self.sent
