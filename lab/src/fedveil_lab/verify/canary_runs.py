@@ -65,14 +65,14 @@ class Design:
     def of(cls, sites: Sequence[str], claim: PrivacyClaim, neighbours: bool) -> "Design":
         """The design for a claim.
 
-        Under local trust a site is seen alone, so that all sites may hold the same rows and the same canaries. Under
-        central trust all are seen in one sum, in which each needs a direction of its own.
+        Under local trust a site is seen alone, so that all sites may hold the same rows and the same canaries. Else
+        all are seen in one sum, in which each needs a direction of its own.
         """
         if len(sites) < LEAST_SITES:
             accepted = f"at least {LEAST_SITES} are needed: they tell how large the noise is"
             raise FieldError("sites", len(sites), accepted)
         names, all_of_them = tuple(sites), tuple(range(len(sites)))
-        if claim.trust == "central":
+        if claim.trust != "local":
             return cls(names, claim, False, (), False, all_of_them)
         if claim.unit == "client" or neighbours:
             return cls(names, claim, True, (0,), True, all_of_them)
@@ -191,7 +191,7 @@ def fitted_to(
     design: Design, all_in: Transcript, all_out: Transcript
 ) -> tuple[Design, Callable[[Transcript], Floats], tuple[str, ...]]:
     """The canaries that can be told apart, what scores them [holders, canaries of each], and what left without noise."""
-    if design.claim.trust == "central":
+    if design.claim.trust != "local":
         server = fit_server(all_in, all_out)
         holders = tuple(told_apart(server.directions[0]))
         chosen = replace(design, holders=holders)
