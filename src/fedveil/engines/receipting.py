@@ -7,7 +7,7 @@ tells nothing of its data.
 from collections.abc import Mapping, Sequence
 
 from fedveil.accounting import Entry, Ledger, Receipt, ShareReceipt, Spend
-from fedveil.accounting.receipts import is_digest, leaf, question, share_digest
+from fedveil.accounting.receipts import SHARED, is_digest, leaf, question, share_digest
 from fedveil.engines.party import COMBINE
 from fedveil.errors import FieldError
 from fedveil.methods import Broadcast, Method, PublicFacts, Releases
@@ -188,13 +188,13 @@ def paid(
     salt : bytes
         Fresh.
     """
-    share = share_digest(releases)
+    alone = all(release.kind in SHARED for release in releases)  # the line's digest is the share's
     held = ShareReceipt(
         leaf="",
         salt=salt.hex(),
         question=question(broadcast.facts, broadcast.opened),
         seen=receipt.root,
-        share="" if share == entry.digest else share,
+        share="" if alone else share_digest(releases),
     )
     values = held.values()
     values["leaf"] = held.leaf_of(entry)
