@@ -183,11 +183,13 @@ def scores_of_sites(run: Transcript, sites: Sequence[str], fitted: Fitted) -> Fl
     begun = same_arrays(first_model(run), fitted.model)
     known = np.repeat([begun and turn == "1" for turn in turns], fitted.sizes)
     later = rest[:, ~known] - rest[:, ~known].mean(axis=0)
-    scores = []
-    for own, drifted in zip(rest[:, known], later, strict=True):
-        early = ratios(fitted.directions[:, known], own, 1.0, 0.5)
-        scores.append(early + ratios(fitted.directions[:, ~known], drifted, 1.0, 0.0))
-    return np.stack(scores)
+    early = [ratios(fitted.directions[:, known], own, 1.0, 0.5) for own in rest[:, known]]
+    drifted = np.stack([ratios(fitted.directions[:, ~known], one, 1.0, 0.0) for one in later])
+    halfway = (
+        drifted.max(axis=0) + drifted.min(axis=0)
+    ) / 2  # between sites with a canary and without
+    found: Floats = np.stack(early) + drifted - halfway
+    return found
 
 
 def first_model(run: Transcript) -> dict[str, Floats]:
