@@ -6,12 +6,14 @@
 #   PYTEST_ARGS  extra arguments for pytest
 #   JOBS         processes of tests and of the demo's runs, each with one thread
 #   SLICE        a slice of the long checks for `make rotate`; `make rotate SLICE=list` names them
+#   PARTS        parts of `make endurance`, as pytest's -k takes them: soak, years, stack, disk, power, two
 #   MINUTES      after which no test of a slice begins
 #   BENCH_ARGS   extra arguments for the benchmarks, e.g. BENCH_ARGS=--quick
 
 PYTHON      ?= python3
 TORCH_ARGS  ?=
 PYTEST_ARGS ?=
+PARTS       ?=
 JOBS        ?= 2
 SLICE       ?=
 MINUTES     ?= 20
@@ -34,6 +36,9 @@ PEERS := $(BENCH)/bin/python -m pip --disable-pip-version-check install --quiet
 # The site's environment: what writes pages and reads docstrings, and nothing that computes.
 DOCS := .venv-docs
 
+# The auditor's environment.
+AUDIT := .venv-audit
+
 # Environments that stand on the tests' own, and hold other versions of some packages: FLARE 2.7 and 2.8, everything's newest.
 FLARE  := .venv-flare-
 NEWEST := .venv-newest
@@ -45,7 +50,7 @@ TEST := $(VENV)/.test-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check slow rotate mutation crash hostile fuzz fresh browser notebooks deploy-test flare-poc deploy-demo wheels docs flare-2.7 flare-2.8 newest newest-flwr newest-nvflare newest-torch newest-pandas data-test bench bench-check clean distclean
+.PHONY: help demo test lint types check slow rotate mutation crash hostile fuzz endurance hashes sbom audit-deps fresh browser notebooks deploy-test flare-poc deploy-demo wheels docs flare-2.7 flare-2.8 newest newest-flwr newest-nvflare newest-torch newest-pandas data-test bench bench-check clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9. -]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,6 +90,18 @@ hostile: $(TEST)  ## play a hostile server and hostile clients, 28,000 games and
 fuzz: $(TEST)  ## read a hundred thousand hostile inputs (10 minutes): files, configurations, ledgers, messages, reports
 	@FUZZ=1 $(PYTEST) -m slow tests/fuzz $(PYTEST_ARGS)
 
+endurance: $(TEST)  ## years of use: a soak, 5,000 runs on one ledger, failing disks, power cuts; PARTS="soak or disk" plays some
+	@$(PYTEST) -m slow tests/endurance $(if $(PARTS),-k "$(PARTS)") $(PYTEST_ARGS)
+
+hashes: $(TEST)  ## write constraints-hashes.txt anew, from constraints.txt and the index
+	$(BIN)/python tests/supply/hashes.py
+
+sbom: $(TEST)  ## write sbom.cdx.json anew, the bill of materials that is in the wheel
+	$(BIN)/python tests/supply/sbom.py
+
+audit-deps: $(AUDIT)/.installed  ## ask an advisory database about every pin (needs the network); exit code 3 where it could not be asked
+	$(AUDIT)/bin/python tests/supply/audit_deps.py
+
 fresh: $(TEST)  ## every page, help, preset and module in a process of its own
 	@$(PYTEST) -m slow tests/fresh $(PYTEST_ARGS)
 
@@ -112,7 +129,7 @@ data-test: $(TEST)  ## run the tests on the real data sets (FEDVEIL_DATA, or ../
 
 docs: $(DOCS)/.installed  ## the site, below build/site; a link that leads nowhere is an error
 	rm -rf build/pages && mkdir -p build/pages
-	cp -r *.md docs results examples lab studies tests benchmarks Makefile LICENSE CITATION.cff pyproject.toml constraints.txt build/pages/
+	cp -r *.md docs results examples lab studies tests benchmarks Makefile LICENSE CITATION.cff pyproject.toml constraints.txt constraints-hashes.txt sbom.cdx.json build/pages/
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
 
 flare-2.7 flare-2.8: flare-%: $(FLARE)%/.installed  ## run the tests of NVIDIA FLARE with an older line of it
@@ -141,7 +158,7 @@ clean:  ## remove caches and build products (runs/ stays)
 	find src lab studies tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## clean, and remove the environment as well
-	rm -rf $(VENV) $(BENCH) $(DOCS) $(FLARE)* $(NEWEST)*
+	rm -rf $(VENV) $(BENCH) $(DOCS) $(AUDIT) $(FLARE)* $(NEWEST)*
 
 # PyTorch goes first and alone, so that TORCH_ARGS cannot change where anything else comes from; its
 # dependencies follow with the next command.
@@ -166,6 +183,11 @@ $(DEV): $(TEST)
 $(DOCS)/.installed: Makefile
 	$(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/python -m pip --disable-pip-version-check install --quiet mkdocs==1.6.1 mkdocs-material==9.8.1 "mkdocstrings[python]==1.0.8"
+	@touch $@
+
+$(AUDIT)/.installed: Makefile
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip --disable-pip-version-check install --quiet "pip-audit>=2.9"
 	@touch $@
 
 # What $(1) does not hold itself, it finds in the tests' environment, with the editable installs that are there.

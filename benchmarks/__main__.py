@@ -1,4 +1,4 @@
-"""Measure, write results/bench/*.json, draw the curves, write docs/benchmarks.md."""
+"""Measure, write results/bench/*.json, draw the curves, write docs/benchmarks.md and results/bench/measured.md."""
 
 from __future__ import annotations
 
@@ -98,13 +98,14 @@ def measure(part: str, device: str, quick: bool, folder: Path, say: Callable[[st
 
 
 def publish(folder: Path, say: Callable[[str], None]) -> None:
-    """Draw and write what the files say; only the real ones go into docs/."""
+    """Draw and write what the files say; only the page of the real ones goes into docs/."""
     found = page.sets(folder)
     curves_ = next(iter(found.values()))["curves"]
     if curves_ is not None:
         figures.draw(curves_, folder / "curves.png")
     where = page.PAGE if folder == BENCH else folder / "benchmarks.md"
     where.write_text(page.page(found))
+    (folder / page.MEASURED.name).write_text(page.measured(found))
     say(f"wrote {where.relative_to(ROOT)}")
 
 

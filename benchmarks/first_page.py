@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.first_foresight import table as foresight
 from benchmarks.records import ROOT
 
 FOLDER = ROOT / "results" / "first-settings"
@@ -32,7 +33,10 @@ def write(found: Mapping[str, Any], quick: bool, say: Callable[[str], None]) -> 
 def tables(cells: Mapping[str, Any]) -> str:
     """All tables."""
     return "\n\n".join(
-        ["\n".join(part) for part in (_shares(cells), _defaults(cells), _parts(cells))]
+        [
+            "\n".join(part)
+            for part in (_shares(cells), _defaults(cells), foresight(cells), _parts(cells))
+        ]
     )
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from statistics import mean
 from typing import Any
@@ -21,20 +21,24 @@ from fedveil.methods import RecordDP
 from fedveil_lab import runs
 from fedveil_lab.config import Config, parse
 from fedveil_lab.config.first import first_config
+from fedveil_lab.config.foresight import pull_of
 from fedveil_lab.config.recipe import LEFT
 from fedveil_lab.config.variants import configure, variants_of
+from fedveil_lab.runs.foreseen import noisy_side, shape_of
 from fedveil_lab.runs.prepare import prepare
 from fedveil_lab.runs.provenance import provenance
 
 KEPT = ROOT / "runs" / "first"
 EPSILONS, SUMS = (8.0, 4.0, 1.0), ("none", "trusted")
 CORNERS = tuple(product((8.0, 1.0), SUMS))
-SMALL = 1_000  # rows, from which a set has fewer seeds and a smaller grid
+SEEDS = range(5)
+SMALL = 1_000  # rows, from which a set has a smaller grid
 TIMES = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # the recipe's rate
 FEW = (
     "recipe",
     "inputs as given",
     "inputs centred",
+    "inputs standardised",
     "normalising clip, gamma .01",
 )  # parts tried on large sets
 TABLES = ("heart by hospital", "readmission", "breast cancer", "wine", "iris", "diabetes")
@@ -63,7 +67,7 @@ class Cell:
             self.some.clients,
             self.unit,
             person=self.some.person,
-            sum_=self.sum,
+            sum_="none" if self.unit == "client" else self.sum,
             **answers,
         )
         return parse(tomllib.loads(text))
@@ -76,6 +80,7 @@ def cells(quick: bool) -> Iterator[Cell]:
             continue
         for unit, sum_ in product(("record", "person") if some.person else ("record",), SUMS):
             yield Cell(some, unit, sum_)
+        yield Cell(some, "client", "server")
 
 
 def first_settings(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
@@ -83,48 +88,70 @@ def first_settings(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     (KEPT / "cells").mkdir(parents=True, exist_ok=True)
     found = {}
     for cell in sorted(
-        cells(quick), key=lambda cell: (cell.unit == "person", cell.some.name not in TABLES)
+        cells(quick), key=lambda cell: (cell.unit != "record", cell.some.name not in TABLES)
     ):
         file = KEPT / "cells" / f"{cell.key}.json"
-        if not file.exists():
+        values = json.loads(file.read_text()) if file.exists() else {}
+        if missing(values):
             say(cell.key)
-            values = measured(cell)
-            file.with_suffix(".part").write_text(json.dumps(values, indent=1) + "\n")
-            file.with_suffix(".part").replace(file)
+            for after in measured(cell, values):
+                file.with_suffix(".part").write_text(json.dumps(after, indent=1) + "\n")
+                file.with_suffix(".part").replace(file)
         found[cell.key] = json.loads(file.read_text())
-    made = provenance("the bundled sets, and those of FEDVEIL_DATA", list(range(3)))
+    made = provenance("the bundled sets, and those of FEDVEIL_DATA", list(SEEDS))
     return {"provenance": made, "cells": found}
 
 
-def measured(cell: Cell) -> dict[str, Any]:
-    """The default at all epsilons, the line without privacy, and the best of the grid in the corners."""
+def missing(values: Mapping[str, Any]) -> bool:
+    """Whether seeds of a kept cell, or its grid, were not measured yet."""
+    runs_of = values.get("defaults", {}).values()
+    parts_of = {"grid", "shape", "pulls"}
+    return not parts_of <= values.keys() or any(len(own) < len(SEEDS) for own in runs_of)
+
+
+def measured(cell: Cell, kept: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The best of the grid in the corners, then the default at all epsilons and without privacy, seed by seed."""
     config = cell.config()
     setup = prepare(replace_compare(config))
     rows = sum(client.examples for client in setup.clients)
-    seeds = range(3 if rows < SMALL else 1)
-    defaults: dict[str, list[dict[str, Any]]] = {}
-    for variant in variants_of(config):
-        single = configure(config, variant.label, variant.setting)
-        several = seeds if variant.setting.overrides.get("epsilon") else range(1)
-        defaults[variant.label] = [
-            _figures(single.model_copy(update={"seed": seed})) for seed in several
-        ]
-    best = {}
-    if cell.unit == "record":
-        for epsilon, sum_ in CORNERS:
-            if sum_ == cell.sum:
-                best[f"{epsilon:g}"] = _grid(config, setup, epsilon, rows)
     classes = setup.dealt.dataset.classes or 0
-    return {
+    values: dict[str, Any] = {
         "set": cell.some.name,
         "unit": cell.unit,
         "sum": cell.sum,
         "rows": rows,
         "clients": len(setup.clients),
         "chance": 1 / classes if classes else 0.0,
-        "defaults": defaults,
-        "grid": best,
+        "shape": asdict(shape_of(setup, noisy_side(setup.method))),
+        "pulls": pulls(config, setup.cohort),
+        "defaults": {},
+        **kept,
     }
+    for seed in SEEDS:
+        for variant in variants_of(config):
+            own = values["defaults"].setdefault(variant.label, [])
+            if len(own) <= seed:
+                single = configure(config, variant.label, variant.setting)
+                own.append(_figures(single.model_copy(update={"seed": seed})))
+        if "grid" not in values:
+            corners = CORNERS if cell.unit == "record" else ()
+            values["grid"] = {
+                f"{epsilon:g}": _grid(config, setup, epsilon, rows)
+                for epsilon, sum_ in corners
+                if sum_ == cell.sum
+            }
+        yield values
+
+
+def pulls(config: Config, clients: int) -> dict[str, float]:
+    """The pull of each private setting (`fedveil_lab.config.foresight`)."""
+    found = {}
+    for variant in variants_of(config):
+        single = configure(config, variant.label, variant.setting)
+        pull = pull_of(noisy_side(single.privacy.build(single.aggregator)), clients)
+        if pull is not None:
+            found[variant.label] = pull
+    return found
 
 
 def replace_compare(config: Config) -> Config:
@@ -139,7 +166,8 @@ def _figures(config: Config) -> dict[str, Any]:
     if "rmse" in metrics:
         held = prepare(replace_compare(config)).clients
         y = [value for client in held for value in client.y.tolist()]
-        test = [value for client in held if client.held_out for value in client.test_y.tolist()]
+        tests = [client.test_y for client in held if client.test_y is not None]
+        test = [value for some in tests for value in some.tolist()]
         base = mean((value - mean(y)) ** 2 for value in test) ** 0.5
         return {"score": 1 - metrics["rmse"] / base, "rmse": metrics["rmse"]}
     figure = summary.values["classified"]["pooled"]["figures"]["balanced_accuracy"]
@@ -171,6 +199,7 @@ def parts(scaling: str, classes: bool, small: bool) -> dict[str, Tried]:
         "recipe": usual,
         "inputs as given": replace(usual, inputs="given"),
         "inputs centred": replace(usual, inputs="centred"),
+        "inputs standardised": replace(usual, inputs="standardised"),
         "clip 1": replace(usual, clip=1.0),
         "normalising clip, gamma .01": replace(usual, gamma=0.01),
         "normalising clip, gamma .3": replace(usual, gamma=0.3),

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md, made from the JSON files alone, so that the page says what they say."""
+"""docs/benchmarks.md and results/bench/measured.md, made from the JSON files alone."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from benchmarks.records import BENCH, FOLDER, ROOT, read
 from benchmarks.targets import TARGETS, Records, Target
 
 PAGE = ROOT / "docs" / "benchmarks.md"
+MEASURED = BENCH / "measured.md"
 NAMES = (
     "engines",
     "limits",
@@ -31,15 +32,19 @@ CUDA = ("engines", "cnn")
 
 _HEAD = """# Benchmarks
 
-`make bench` builds an environment with the peers, runs every part below (under 20 minutes on two cores) and writes this
-page; the parts may be measured one by one, as the table at the end says. The page is made from the files in
-[results/bench](../results/bench), a folder for each instruction set of PyTorch's kernels; no figure is typed by hand.
-Machines differ: compare ratios, not milliseconds.
+FedVeil beside pfl-research, Flower and a plain loop, on two cores: the table has each target and what was measured. Every
+timing, and which command, commit and machine made it: [all figures](../results/bench/measured.md). Machines differ:
+compare ratios, not milliseconds.
 
-How it is measured: FedVeil runs through its public interface with its defaults, so that clipping, noise, ledger and
-accounting are on. The peers do the same work in turn with it, in one process, burst by burst; Flower runs in its own
-processes in between. Every worker has one intra-op thread; pfl-research is measured with one and with two. Ratios are
-of minimums, which disturbances hardly reach, and of medians."""
+`make bench` builds an environment with the peers, measures every part (under 20 minutes on two cores) and writes both
+pages; no figure is typed by hand. FedVeil runs with its defaults: clipping, noise, ledger and accounting are on. The
+peers do the same work in turn with it, in one process; Flower runs in processes of its own. Every worker has one thread
+inside PyTorch. A ratio is of minimums, which disturbances hardly reach; one of medians stands in brackets."""
+
+_MEASURED_HEAD = """# All figures of the benchmarks
+
+Made by `make bench`, which [the page on benchmarks](../../docs/benchmarks.md) sums up. "Times ours" is a time over
+FedVeil's."""
 
 
 def records(folder: Path = FOLDER) -> dict[str, Any]:
@@ -62,14 +67,18 @@ def _measured_on(found: Records) -> str:
 
 
 def page(found: Mapping[str, Records]) -> str:
-    """The whole page: targets of every instruction set, and all the rest of the first."""
+    """The page: targets, and what was measured on every instruction set."""
+    first = next(iter(found.values()))
+    return "\n\n".join([_HEAD, *_workloads(first), *_targets(found)]) + "\n"
+
+
+def measured(found: Mapping[str, Records]) -> str:
+    """All figures of the newest instruction set, and what made the files of each."""
     newest, first = next(iter(found.items()))
-    parts = [_HEAD, *_targets(found)]
+    parts = [_MEASURED_HEAD, *_bounds(found)]
     if len(found) > 1:
         others = ", ".join(name for name in found if name != newest)
-        parts.append(
-            f"All that follows is of {newest}; the files at the end have the same of {others}."
-        )
+        parts.append(f"Figures are of {newest}; the files at the end have those of {others}.")
     for name, section in sections.SECTIONS.items():
         record = first.get(name)
         parts += [] if record is None else section(record)
@@ -77,43 +86,49 @@ def page(found: Mapping[str, Records]) -> str:
 
 
 def _targets(found: Mapping[str, Records]) -> list[str]:
-    words = {True: "yes", False: "**no**", None: "not measured"}
-    counts, columns = [], []
+    counts = []
     for name, records_ in found.items():
         met = [target.met(records_) for target in TARGETS]
         said = f"{name}: {met.count(True)} of {len(met)} targets are met, {met.count(False)} are missed"
         counts.append(said + (f", {met.count(None)} were not measured." if None in met else "."))
-        columns.append(
-            [(*_measured(t, records_), words[m]) for t, m in zip(TARGETS, met, strict=True)]
-        )
     rows = [
-        (target.text, _asked(target), *(cell for column in columns for cell in column[i]))
-        for i, target in enumerate(TARGETS)
+        (target.text, _asked(target), *(_said(target, records_) for records_ in found.values()))
+        for target in TARGETS
     ]
-    head = [word for name in found for word in (f"{name}, by minimums", "by medians", "met")]
+    return ["## Targets", " ".join(counts), table(("what", "target", *found), rows)]
+
+
+def _workloads(found: Records) -> list[str]:
+    record = found["engines"]
+    named = {} if record is None else record["workloads"]
+    return [f"{key}: {work['title']}." for key, work in named.items()]
+
+
+def _bounds(found: Mapping[str, Records]) -> list[str]:
     missed = [t for t in TARGETS if any(t.met(records_) is False for records_ in found.values())]
     bounds = [(t.text, t.bounded) for t in missed]
-    why = (
-        []
-        if not missed
-        else ["What bounds those that are missed:", table(("target", "what bounds it"), bounds)]
-    )
-    return ["## Targets", *counts, table(("what", "target", *head), rows), *why]
+    if not missed:
+        return []
+    return [
+        "## What bounds the targets that are missed",
+        table(("target", "what bounds it"), bounds),
+    ]
+
+
+def _said(target: Target, found: Records) -> str:
+    """The figure by minimums, in brackets by medians, and whether it misses the target."""
+    value = target.measured(found)
+    if value is None:
+        return "not measured"
+    by_minimums, by_medians = (figure(one, target.unit) for one in value)
+    said = f"{by_minimums} ({by_medians})" if by_medians else str(by_minimums)
+    return said if target.met(found) else f"**missed:** {said}"
 
 
 def _asked(target: Target) -> str:
     word = "at most" if target.most else "at least"
     aim = "" if target.aim is None else f" (aim {figure(target.aim)})"
     return f"{word} {figure(target.bound, target.unit)}{aim}"
-
-
-def _measured(target: Target, found: Records) -> tuple[str | None, str | None]:
-    value = target.measured(found)
-    return (
-        (None, None)
-        if value is None
-        else (figure(value[0], target.unit), figure(value[1], target.unit))
-    )
 
 
 def _gpu(found: Records) -> list[str]:
@@ -135,7 +150,7 @@ def _sources(found: Mapping[str, Records]) -> list[str]:
             versions = ", ".join(
                 f"{library} {number}" for library, number in made.get("versions", {}).items()
             )
-            link = f"[{kind}/{name}.json](../results/bench/{kind}/{name}.json)"
+            link = f"[{kind}/{name}.json]({kind}/{name}.json)"
             commit, *changes = made.get("commit", "").split(" ", 1)
             at = " ".join([commit[:10], *changes])
             rows.append(

@@ -141,7 +141,7 @@ def footprint(record: Record) -> list[str]:
 
 def curves(record: Record) -> list[str]:
     """Cost over clients, parameters and hypotheses."""
-    picture = "![milliseconds a round over clients, parameters and hypotheses](../results/bench/curves.png)"
+    picture = "![milliseconds a round over clients, parameters and hypotheses](curves.png)"
     parts = ["## What a round costs", picture]
     units = {
         "clients": ("µs a client", 1e3),

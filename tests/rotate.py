@@ -28,6 +28,7 @@ ELSEWHERE = (
     "hostile",
     "fresh",
     "fuzz",
+    "endurance",
 )  # folders whose slow tests have slices of their own
 
 
@@ -90,6 +91,7 @@ SLICES: dict[str, tuple[Step, ...]] = {
     **parts("slow", 4, " ".join(f"--ignore=tests/{folder}" for folder in ELSEWHERE)),
     **parts("fresh", 2),
     **parts("fuzz", 2),
+    **parts("endurance", 3),
     **parts("deploy-test", 2),
     "pages": (
         Step("browser", lacks=browser),

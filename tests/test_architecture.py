@@ -1,4 +1,4 @@
-"""What docs/architecture.md says of the rooms, read from the source alone."""
+"""What ARCHITECTURE.md says of the rooms, read from the source alone."""
 
 import ast
 import re
@@ -13,7 +13,8 @@ import fedveil
 import fedveil_lab
 import fedveil_studies
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "architecture.md"
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "ARCHITECTURE.md"
 FACADE = "fedveil"  # loads what it offers when it is asked for
 TREES = {
     ".".join((package.__name__, *path.relative_to(root).with_suffix("").parts)).removesuffix(
@@ -248,10 +249,8 @@ def test_other_packages_take_what_the_librarys_rooms_export():
 
 def test_a_module_that_tests_share_has_a_name_of_its_own():
     """Their folders stand side by side on the path: of two with one name, all tests would get the first."""
-    project = tomllib.loads((PAGE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
-    folders = [
-        PAGE.parents[1] / name for name in project["tool"]["pytest"]["ini_options"]["pythonpath"]
-    ]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = [ROOT / name for name in project["tool"]["pytest"]["ini_options"]["pythonpath"]]
     names = Counter(
         path.stem for folder in folders for path in folder.glob("*.py") if path.stem != "conftest"
     )

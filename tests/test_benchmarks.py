@@ -5,7 +5,7 @@ from dataclasses import replace
 from importlib import import_module
 
 import pytest
-from benchmarks import page
+from benchmarks import page, regions, schedules
 from benchmarks.agreement import agreement
 from benchmarks.engines import load
 from benchmarks.targets import TARGETS, Target, drifted
@@ -15,6 +15,7 @@ from benchmarks.workloads import WORKLOADS
 
 def test_the_page_says_what_the_result_files_say() -> None:
     assert page.PAGE.read_text() == page.page(page.sets())
+    assert page.MEASURED.read_text() == page.measured(page.sets())
 
 
 def test_every_part_has_a_result_file_and_a_section() -> None:
@@ -104,3 +105,17 @@ def test_persons_are_measured_beside_the_same_images() -> None:
     assert all(row["persons_over_plain"] > 0 for row in record["rows"])
     assert record["study_s"] == pytest.approx(0.25 * record["rows"][0]["persons_ms"], abs=1e-3)
     assert page.sections.persons(record)[0].startswith("## ")
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
+def test_a_schedule_costs_what_constant_noise_costs(ratio) -> None:
+    noise = schedules.multipliers(0.8, 15, ratio)
+    assert float((noise**-2.0).sum()) ** 0.5 == pytest.approx(0.8)
+    assert noise[-1] / noise[0] == pytest.approx(ratio)
+
+
+def test_region_level_is_called_best_only_beside_both_rivals() -> None:
+    better, even, worse = (0.02, 0.01, 0.03), (0.0, -0.01, 0.01), (-0.02, -0.03, -0.01)
+    assert regions.verdict(better, better) == "region"
+    assert regions.verdict(better, even) == "not told apart"
+    assert regions.verdict(better, worse) == regions.verdict(worse, even) == "a rival"

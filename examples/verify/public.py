@@ -28,9 +28,30 @@ CASES = {
         "claim": "eps=0.211 delta=1e-5 zero-out record total local",
         "steps": "noise_multiplier=1 lots=poisson rate=0.0016 steps=625 rounds=3",
     },
+    "flower_hub_opacus": {  # ten clients of 4,000 images, fifty rounds, the epsilon of each printed by itself (RDP)
+        "claim": "eps=1.12 delta=1e-5 zero-out record total local",
+        "steps": "noise_multiplier=1 lots=poisson rate=0.008 steps=125 rounds=50",
+    },
+    "fl_dp_sa": {  # prints none; three rounds, a clip of 10 and noise of deviation 2 on the sum
+        "claim": None,
+        "unit": "zero-out client total central",
+        "steps": "clip=10 sigma=2 rounds=3",
+    },
     "flamby_heart": {  # Cleveland: a patient is in one lot of each of thirty passes
         "claim": "eps=1 delta=1e-4 zero-out record total local",
         "steps": "noise_multiplier=2.109 lots=shuffled epochs=30",
+    },
+    "flamby_hungary": {
+        "claim": "eps=1 delta=1e-4 zero-out record total local",
+        "steps": "noise_multiplier=2.266 lots=shuffled epochs=35",
+    },
+    "flamby_long_beach": {
+        "claim": "eps=1 delta=1e-4 zero-out record total local",
+        "steps": "noise_multiplier=3.086 lots=shuffled epochs=69",
+    },
+    "flamby_switzerland": {
+        "claim": "eps=1 delta=1e-4 zero-out record total local",
+        "steps": "noise_multiplier=5 lots=shuffled epochs=188",
     },
 }
 

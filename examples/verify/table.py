@@ -11,7 +11,7 @@ from pathlib import Path
 from fedveil.gdp import rounded_down, rounded_up
 from fedveil.tables import NOTHING, Table
 from fedveil_lab.runs.provenance import provenance
-from fedveil_lab.verify import Judged, MechanismSteps, PrivacyClaim
+from fedveil_lab.verify import Judged, MechanismSteps, PrivacyClaim, prove
 from fedveil_lab.verify.judged import described_alone
 from fedveil_lab.verify.playing import Effort, verify_mechanism
 from fedveil_lab.verify.worlds import Sizes, library
@@ -24,6 +24,10 @@ def judged_case(module: str, name: str, runs: int) -> Judged:
     """The verdict on one case; one without a function is composed alone."""
     loaded = import_module(module)
     case = loaded.CASES[name]
+    if case["claim"] is None:
+        like = PrivacyClaim.parse(f"eps=0 delta=1e-5 {case['unit']}")
+        found = prove(MechanismSteps.parse(case["steps"]), like)
+        return Judged(subject=name, proven=found, notes=("it prints no epsilon",))
     claim = PrivacyClaim.parse(case["claim"])
     steps = MechanismSteps.parse(case["steps"]) if "steps" in case else None
     if not hasattr(loaded, name):
@@ -49,7 +53,7 @@ def row_of(module: str, judged: Judged) -> dict[str, str]:
     row = {
         "file": module,
         "mechanism": judged.subject,
-        "claimed": judged.claim.describe(),
+        "claimed": NOTHING if judged.claim is None else judged.claim.describe(),
         "proven epsilon": proven,
     }
     for figure in ("epsilon", "mu"):

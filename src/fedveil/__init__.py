@@ -1,6 +1,6 @@
 """FedVeil: privacy-preserving federated learning with calibrated noise, and a truthful account of what it bought.
 
-What this module names is stable from 0.1.0 on; names of its rooms are provisional (docs/architecture.md). Each is
+What this module names is stable from 0.1.0 on; names of its rooms are provisional (ARCHITECTURE.md). Each is
 imported when it is first used, so that ``fedveil --help`` does not wait for PyTorch. What experiments is of another
 package, `fedveil-lab`; its names say what to install where it is not there.
 """
@@ -38,6 +38,7 @@ _OFFERED = {  # by module; a whole module stands under its package
     "fedveil.secure": "SiteKey",
     "fedveil_lab": "attacks config games grid runs verify",
     "fedveil_lab.config": "Config",
+    "fedveil_lab.grid.search": "Chosen search",
     "fedveil_lab.own": "Compared OwnAudit audit compare",
     "fedveil_lab.verify": "verify_scores",
 }
@@ -132,6 +133,8 @@ if TYPE_CHECKING:
     from fedveil_lab import runs as runs
     from fedveil_lab import verify as verify
     from fedveil_lab.config import Config as Config
+    from fedveil_lab.grid.search import Chosen as Chosen
+    from fedveil_lab.grid.search import search as search
     from fedveil_lab.own import Compared as Compared
     from fedveil_lab.own import OwnAudit as OwnAudit
     from fedveil_lab.own import audit as audit

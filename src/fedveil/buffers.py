@@ -73,7 +73,10 @@ def buffers_refused(module: nn.Module, names: list[str]) -> str:
         said += "module makes the model), and freeze(model, but=...) keeps a pretrained one's statistics as constants; "
     if not all(normal):
         said += "for one that never changes write register_buffer(name, value, persistent=False); "
-    return f'{said}in Python, Federation(..., shared=Shared(buffers="keep")) lets each party keep its own'
+    said += (
+        'or each party keeps its own: Layout.from_module(model, buffers="keep") in a Flower app, '
+    )
+    return f'{said}Federation(..., shared=Shared(buffers="keep")) in Python'
 
 
 def _owner(module: nn.Module, path: str) -> nn.Module | None:

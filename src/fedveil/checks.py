@@ -4,6 +4,7 @@ They serve sections of a configuration and parameters of methods, rules, behavio
 whether a value comes from a file, from Flower, from FLARE or from Python.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, wraps
@@ -24,6 +25,7 @@ from typing import (
 
 from fedveil.errors import (
     FieldError,
+    kind_of,
     nearest,
     require_choice,
     require_count,
@@ -64,6 +66,11 @@ def require_unit_interval(field: str, value: Any) -> float:
 def require_fraction(field: str, value: Any) -> float:
     """Return `value` as a float, refusing all but numbers of at least 0 and below 1."""
     return require_number(field, value, lambda v: 0 <= v < 1, "must be at least 0 and below 1")
+
+
+def require_finite(field: str, value: Any) -> float:
+    """Return `value` as a float, refusing all but finite numbers."""
+    return require_number(field, value, math.isfinite, "must be a finite number")
 
 
 def require_names(field: str, values: Any, known: Iterable[str] | None = None) -> None:
@@ -113,6 +120,7 @@ Text = Annotated[str, Check(require_text)]
 Positive = Annotated[float, Check(require_positive)]
 NonNegative = Annotated[float, Check(require_non_negative)]
 UnitInterval = Annotated[float, Check(require_unit_interval)]
+Blank = Annotated[float, Check(require_finite)]
 Share = Annotated[float, Check(require_share)]
 Fraction = Annotated[float, Check(require_fraction)]
 Count = Annotated[int, Check(require_count)]
@@ -193,7 +201,7 @@ def refuse_unknown(
         return
     name = next(name for name in named if name not in known)
     others = [other for other in known if other != "self"]
-    kind = type(named[name]).__name__
+    kind = kind_of(named[name]) or "None"  # it was given, and is not missing
     raise FieldError(within(section, name), kind, f"is no argument; {nearest(name, others)}")
 
 

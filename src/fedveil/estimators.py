@@ -16,7 +16,7 @@ from fedveil.data.labels import natural_clients, people_of
 from fedveil.engines.assembly import AnyMethod, resolve_method
 from fedveil.engines.federation import Federation
 from fedveil.engines.options import Budgets, PerClient
-from fedveil.errors import FieldError, require_a
+from fedveil.errors import FieldError, kind_of, require_a
 from fedveil.learning import ClientData, LocalTraining, build_model
 from fedveil.learning.losses import predict as outputs_under
 from fedveil.mechanisms import Source
@@ -102,7 +102,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
             return deepcopy(self.model)
         if not callable(self.model):
             accepted = "must be the name of a network, a torch.nn.Module, or a function of inputs and outputs"
-            raise FieldError("model", type(self.model).__name__, accepted)
+            raise FieldError("model", kind_of(self.model), accepted)
         return self.model(inputs, outputs)
 
     def _scaled(self, x: NDArray[Any]) -> NDArray[np.float32]:

@@ -1,7 +1,7 @@
 """Layout: named blocks of parameters <-> one flat vector."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal
 
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from fedveil.adapters import saved_names
 from fedveil.buffers import buffers_refused, persistent, statistics
-from fedveil.errors import FieldError, nearest, require_a, require_choice
+from fedveil.errors import FieldError, kind_of, nearest, require_a, require_choice
 from fedveil.wrapped import require_unwrapped
 
 Grouping = Literal["array", "module"]
@@ -59,6 +60,9 @@ class Layout:
         Entries of the module's state that stay with their holder: frozen parameters, and statistics if these are kept.
     constants : tuple of str
         Buffers that nothing writes (tables of positions, masks); everybody has them with the model.
+    saved : tuple of str
+        Name of each array where a model's adapter is saved and sent (PEFT), in the order of the blocks; empty where
+        that is its name in the model.
 
     Examples
     --------
@@ -73,6 +77,7 @@ class Layout:
     blocks: tuple[Block, ...]
     kept: tuple[str, ...] = field(default=())
     constants: tuple[str, ...] = field(default=())
+    saved: tuple[str, ...] = field(default=())
 
     @classmethod
     def from_shapes(
@@ -110,7 +115,8 @@ class Layout:
         ----------
         module : torch.nn.Module
             Module whose trainable parameters are shared, in the order of ``named_parameters`` (tied ones once). Frozen
-            parameters never change, so they stay with their holder.
+            parameters never change, so they stay with their holder. The arrays of a PEFT model are sent by the names of
+            ``get_peft_model_state_dict``.
         buffers : {"refuse", "keep"}
             Treatment of buffers that training may write (running means, counters): refuse the model, or keep each
             party's own. They are never noised and never sent. Constants are taken either way.
@@ -127,11 +133,11 @@ class Layout:
         lazy = [name for name in parameters if isinstance(parameters[name], UninitializedParameter)]
         if lazy:
             accepted = f"has layers without a size: {', '.join(lazy)}. Name their inputs, or call it once: model(x[:1])"
-            raise FieldError("module", type(module).__name__, accepted)
+            raise FieldError("module", kind_of(module), accepted)
         require_unwrapped(module)
         own = statistics(module) if buffers == "refuse" else persistent(module)
         if own and buffers == "refuse":
-            raise FieldError("module", type(module).__name__, buffers_refused(module, own))
+            raise FieldError("module", kind_of(module), buffers_refused(module, own))
         entries, frozen = [], []
         for name, parameter in parameters.items():
             if parameter.requires_grad:
@@ -139,7 +145,11 @@ class Layout:
             else:
                 frozen.append(name)
         constants = tuple(name for name in persistent(module) if name not in own)
-        return cls._build(entries, tuple(frozen + own), constants)
+        built = cls._build(entries, tuple(frozen + own), constants)
+        names = saved_names(module)
+        if not names:
+            return built
+        return replace(built, saved=tuple(names.get(name, name) for name in built.names))
 
     @classmethod
     def _build(
@@ -176,6 +186,11 @@ class Layout:
     def names(self) -> tuple[str, ...]:
         """Names of the arrays, in order."""
         return tuple(block.name for block in self.blocks)
+
+    @property
+    def sent(self) -> dict[str, str]:
+        """Name of each array as it is sent, by its name in the model, in order."""
+        return dict(zip(self.names, self.saved or self.names, strict=True))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

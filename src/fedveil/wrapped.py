@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, jit, nn
 
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, kind_of
 
 _SEVERAL = "is on several devices, which FedVeil does without"
 COMPILED = (
@@ -73,14 +73,14 @@ def require_unwrapped(module: nn.Module) -> None:
         where = f"module {name}" if name else "module"
         for kind, accepted in _WAYS_OUT.items():
             if kinds.get(kind, "").startswith("torch."):
-                raise FieldError(where, type(part).__name__, accepted)
+                raise FieldError(where, kind_of(part), accepted)
         if isinstance(part, jit.ScriptModule):
             accepted = "is scripted or traced (torch.jit): give the nn.Module that it was made from"
-            raise FieldError(where, type(part).__name__, accepted)
+            raise FieldError(where, kind_of(part), accepted)
         if "FSDPModule" in kinds:
             raise FieldError(
                 where,
-                type(part).__name__,
+                kind_of(part),
                 f"{_SEVERAL}: give the model as it was before fully_shard",
             )
     for name, parameter in module.named_parameters():
@@ -101,4 +101,4 @@ def _require_plain(name: str, parameter: Any) -> None:
         accepted = (
             "is no plain tensor: give the model as it was before it was distributed or quantised"
         )
-        raise FieldError(name, type(parameter.data).__name__, accepted)
+        raise FieldError(name, kind_of(parameter.data), accepted)

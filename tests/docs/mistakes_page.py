@@ -17,12 +17,129 @@ TITLES = {
 }
 HEAD = """# What a refusal means
 
-Every refusal names a field, the value that it got, and the way out. These are the likely ones, as they are printed;
-each is a test (`tests/docs/test_registry_of_mistakes.py`), out of which this page is made. Not among them: warnings,
-which begin with what is odd and end with what to do; an epsilon that is missing or large ([is it
-true?](is-this-epsilon-true.md)); a run that was interrupted (`--resume` goes on). They were printed with the package of
-studies (`fedveil-studies`) installed, which adds to what is accepted: the method `sga-central`, data sets and networks.
+A refusal names a field, the value that it got, and the way out. Below are likely ones, by what was done. Long lists of
+accepted names end in "..." here; the command prints them whole. Elsewhere: an epsilon that is missing or large ([is it
+true?](is-this-epsilon-true.md)). An interrupted run goes on with `--resume`. The page is made of tests
+(`tests/docs/test_registry_of_mistakes.py`).
 """
+# Mistakes that the page leaves out: what is printed says all, or another row says the same.
+UNSHOWN = frozenset(
+    {
+        "a misspelt key",
+        "a number as a text",
+        "half a round",
+        "no round",
+        "rounds left out",
+        "no client",
+        "a cohort above the federation",
+        "a rule that is not there",
+        "an engine that is not there",
+        "a device by another name",
+        "a model that is not there",
+        "a number alone, metric privacy",
+        "a misspelt parameter of metric privacy",
+        "a misspelt parameter of SGA-LDP",
+        "a misspelt parameter of a rule",
+        "a misspelt parameter of training",
+        "a misspelt argument",
+        "a method without noise",
+        "a method that is none",
+        "a method's name misspelt",
+        "no model",
+        "a rule's class",
+        "too few labels",
+        "one client's labels",
+        "one client's targets",
+        "a loss's class",
+        "a rate below 0 by a function",
+        "no seed",
+        "a figure misspelt",
+        "a function for rounds",
+        "one client's columns",
+        "a comparison without rounds",
+        "a target that is not there",
+        "a file that is not there",
+        "objects",
+        "--set of a text",
+        "--set of no key",
+        "--out below a file",
+        "an engine misspelt",
+        "a seed in words",
+        "no repetition",
+        "too few runs of an audit",
+        "a relation misspelt",
+        "a command misspelt",
+        "a folder's people by another name",
+        "tabs",
+        "a header alone",
+        "an empty file",
+        "a class beyond the classes",
+        "an empty folder",
+        "a folder that is not there",
+        "arrays of two lengths",
+        "folders one level too deep",
+        "a broken image",
+        "a layout of another model",
+        "a method misspelt",
+        "a parameter misspelt",
+        "a secure sum of more sites than are drawn",
+        "a run without its summary",
+        "--set into a value",
+        "classes taken for clients",
+        "test without train",
+        "a GPU that is not there",
+        "a rule by name",
+        "settings without names",
+        "a plan of everything",
+        "an init of nothing",
+        "an init of more clients than there is",
+        "people of whom nothing is said",
+        "--set without a value",
+        "--out is a file",
+        "people who are the target",
+        "two columns of one name",
+        "a file of another kind",
+        "an empty class",
+        "arrays without labels",
+        "train and val",
+        "rounds given twice",
+        "a figure that nobody measured",
+        "a source by name",
+        "a preset misspelt",
+        "texts",
+        "a column that is not there",
+        "YAML",
+        "a name with a blank",
+        "training as a dict",
+        "shares sized for more silos than there are",
+        "a secure sum of more sites than there are",
+        "a loss of outputs alone",
+        "one client's pair",
+        "missing values",
+        "images of two sizes",
+        "a plan without delta",
+        "nothing to go on with",
+        "no method anywhere",
+        "a number alone",
+        "a misspelt parameter",
+        "a key outside its table",
+        "a model's class",
+        "a scheduler for a rate",
+        "an init of a spreadsheet",
+        "--out is an option",
+        "a damaged line of a run",
+        "a method that is not handed on",
+        "arrays of another model",
+        "a text among images",
+        "a value left out",
+        "an init of a table that holds ids alone",
+        "AdamW in a trusted sum",
+        "examples planned for people",
+        "a tuple between layers",
+        "images with channels behind",
+    }
+)
+NAMES = re.compile(r"accepted: ((?:[\w.-]+, ){3})(?:[\w.-]+, )*[\w.-]+( \.\.\.)?")
 
 
 def said(do):
@@ -42,7 +159,9 @@ def said(do):
             .replace(f"{folder}/", "")
             .replace(folder, ".")
         )
-    return text if len(text) <= 400 else f"{text[:400].rsplit(' ', 1)[0]} ..."
+    text = re.sub(r"^Usage: .*? Error: ", "", text)
+    text = NAMES.sub(r"accepted: \1...", text)
+    return text if len(text) <= 300 else f"{text[:300].rsplit(' ', 1)[0]} ..."
 
 
 def page(every):
@@ -50,7 +169,8 @@ def page(every):
     lines = [HEAD]
     for kind, own in every.items():
         lines += [f"## {TITLES[kind]}", "", "| what was done | what is said |", "|---|---|"]
-        lines += [f"| {mistake} | {code(said(entry[0]))} |" for mistake, entry in own.items()]
+        shown = {mistake: entry for mistake, entry in own.items() if mistake not in UNSHOWN}
+        lines += [f"| {mistake} | {code(said(entry[0]))} |" for mistake, entry in shown.items()]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 

@@ -13,7 +13,6 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-import tomli_w
 from pydantic import BaseModel
 
 from fedveil.aggregation import AGGREGATORS
@@ -30,9 +29,15 @@ from fedveil_lab.config.tables import OpenSection, Option, options_of
 
 HEAD = """# Configuration
 
-Every key of an experiment's TOML file, with its default; a dash: it has to be given, or means nothing. A first file
-stands in [the tutorial](tutorial.md). One key on the command line: `--set local.epochs=2`.
-`python tests/docs/test_configuration_page.py` writes this page from the schema itself.
+Every key of an experiment's TOML file. [The tutorial](tutorial.md) has a first file; `--set local.epochs=2` changes one
+key on the command line. A key stands with its default, or with the kind of its value in brackets. Keys that
+`fedveil-studies` adds stand on [its own page](../studies/configuration.md).
+`python tests/docs/test_configuration_page.py` writes both pages from the schema.
+"""
+STUDIES_HEAD = """# Configuration keys of fedveil-studies
+
+Keys of the data sets, networks and the method that this package adds to
+[an experiment's file](../docs/configuration.md). `python tests/docs/test_configuration_page.py` writes this page.
 """
 
 COMMON = {  # of models, rules and behaviours whose docstrings name them in a sentence
@@ -67,18 +72,24 @@ _SAID = {  # of a table, below its keys
         "",
     ],
     "privacy": [
-        "Of a method's keys the column *promise* says whether what is promised may change with it; with the others",
-        "it cannot, and only models change. Beside them a promise depends on `rounds`, `clients_per_round`,",
-        "`data.clients`, `data.person`, `data.made_up_people`, `data.validation`, `read_off`, `stopping`, and on the",
-        "tables `[publish]`, `[source]` and `[privacy.budget]`; under a trusted server also on `[aggregator]`.",
+        "A promise may change with every key of its method, unless the line below the method's keys names it. It also",
+        "depends on `rounds`, `clients_per_round`, `data.clients`, `data.person`, `data.made_up_people`,",
+        "`data.validation`, `read_off`, `stopping`, and on the tables `[publish]`, `[source]` and `[privacy.budget]`;",
+        "under a trusted server also on `[aggregator]`.",
+        "",
+        "In a Flower app's `pyproject.toml` the same keys have dashes for underscores. They take numbers, texts, true and",
+        "false:",
+        "",
+        "```toml",
+        "[tool.flwr.app.config.privacy]",
+        'method = "global"',
+        "[tool.flwr.app.config.privacy.global]",
+        "epsilon = 8.0",
+        "rounds = 20",
+        "clip = 5.0",
+        "```",
         "",
     ],
-}
-
-
-FLOWER: dict[str, dict[str, Any]] = {  # what has no default that runs
-    "global": {"epsilon": 8.0, "rounds": 20},
-    "record": {"examples": 100, "epsilon": 8.0, "rounds": 20, "sum": "trusted", "silos": 4},
 }
 
 
@@ -99,39 +110,48 @@ def pages() -> str:
                 *_table(_of_owner(tuned, options_of(tuned, without=("model",)))),
             ]
         for label, registry in _REGISTRIES.get(title, ()):
-            lines += _of_registry(label, registry())
+            lines += _of_registry(label, registry(), studies=False)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _of_registry(label: str, named: Named) -> list[str]:
+def studies_pages() -> str:
+    """The keys of what another package brings, as Markdown."""
+    lines = [STUDIES_HEAD]
+    for label, registry in (pair for pairs in _REGISTRIES.values() for pair in pairs):
+        lines += _of_registry(label, registry(), studies=True)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _of_registry(label: str, named: Named, studies: bool) -> list[str]:
     """A table of keys for each name; a key that an earlier table explains in the same words is only named."""
     lines: list[str] = []
+    bare: list[str] = []
     first: dict[tuple[Any, ...], str] = {}
     for name, (owner, options) in named.items():
-        lines += [f"### {label} `{name}`{_brought(label, name)}", ""]
-        touching = None
-        if label == "method":
-            touching = {key for key in options if touches_promise(name, key)}
         rows = _of_owner(owner, options)
-        origin = {
-            row[0]: first.setdefault((*map(str, row), row[0] in (touching or ())), name)
-            for row in rows
-        }
-        known = {
-            key: earlier
-            for key, earlier in origin.items()
-            if list(origin.values()).count(earlier) > 1
-        }
-        new = [row for row in rows if known.get(row[0], name) == name]
-        lines += _table(new, touching) if new else []
-        for earlier in dict.fromkeys(known.values()):
-            keys = ", ".join(f"`{key}`" for key, where in known.items() if where == earlier)
-            lines += [f"As in `{earlier}`: {keys}.", ""] if earlier != name else []
+        origin = {row[0]: first.setdefault(tuple(map(str, row)), name) for row in rows}
+        shown = bool(_brought(label, name)) == studies
+        if not shown:
+            continue
         if not options:
-            lines += ["No keys of its own.", ""]
+            bare.append(f"`{name}`")
+            continue
+        new = [row for row in rows if origin[row[0]] == name]
+        lines += [f"### {label} `{name}`", ""]
+        lines += _table(new) if new else []
+        for earlier in dict.fromkeys(origin.values()):
+            keys = ", ".join(f"`{key}`" for key, where in origin.items() if where == earlier)
+            lines += [f"As in `{earlier}`: {keys}.", ""] if earlier != name else []
         if label == "method":
-            lines += _for_flower(name, options)
+            lines += _without_promise(name, options)
+    lines += [f"Without keys of their own, {label}: {', '.join(bare)}.", ""] if bare else []
     return lines
+
+
+def _without_promise(name: str, options: Mapping[str, Option]) -> list[str]:
+    """A line that names the keys with which only models change."""
+    keys = [f"`{key}`" for key in options if not touches_promise(name, key)]
+    return [f"No promise changes with: {', '.join(keys)}.", ""] if keys else []
 
 
 def _tables(owner: type[BaseModel], below: str = "") -> Iterator[tuple[str, type[Any]]]:
@@ -161,22 +181,8 @@ def _classes(hint: Any) -> Iterator[type[Any]]:
 
 
 def _brought(label: str, name: str) -> str:
-    """The package that brings a data set or model, where that is another than FedVeil."""
-    package = _PACKAGES[label](name) if label in _PACKAGES else ""
-    return f" (package `{package}`)" if package else ""
-
-
-def _for_flower(name: str, options: Mapping[str, Option]) -> list[str]:
-    """The tables of a Flower app's pyproject.toml that choose a method."""
-    given = FLOWER.get(name, {})
-    values = {
-        k: o.default for k, o in options.items() if isinstance(o.default, bool | int | float | str)
-    } | given
-    skip = {"noise_multiplier"} if "epsilon" in given else set()
-    own = {k.replace("_", "-"): v for k, v in values.items() if v != "" and k not in skip}
-    table = [f"[tool.flwr.app.config.privacy.{name}]", tomli_w.dumps(own).rstrip()] if own else []
-    block = ["```toml", "[tool.flwr.app.config.privacy]", f'method = "{name}"', *table, "```"]
-    return ["In a Flower app's `pyproject.toml`:", "", *block, ""]
+    """The package that brings a data set, model or method, where that is another than FedVeil."""
+    return _PACKAGES[label](name) if label in _PACKAGES else ""
 
 
 def _of_section(owner: type[BaseModel]) -> list[tuple[str, str, Any, str]]:
@@ -199,30 +205,35 @@ def _of_owner(owners: Any, options: Mapping[str, Option]) -> list[tuple[str, str
     ]
 
 
-def _table(rows: list[tuple[str, str, Any, str]], promised: set[str] | None = None) -> list[str]:
-    """Rows as Markdown; with names of keys, a column says which touch the promise."""
-    head = ["key", "value", "default", "meaning, unit, range"]
-    if promised is not None:
-        head.insert(3, "promise")
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+def _table(rows: list[tuple[str, str, Any, str]]) -> list[str]:
+    """Keys as a list in Markdown; keys that share a meaning share an item."""
+    joined: dict[str, list[str]] = {}
     for name, kind, default, meaning in rows:
-        cells = [f"`{name}`", kind, _shown(default), meaning]
-        if promised is not None:
-            cells.insert(3, "yes" if name in promised else "no")
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    return [*lines, ""]
+        joined.setdefault(meaning, []).append(_key(name, kind, default))
+    return [*(f"- {', '.join(keys)}: {meaning}" for meaning, keys in joined.items()), ""]
 
 
-def _shown(default: Any) -> str:
-    if (
-        default is None
-        or default == ""
-        or not isinstance(default, bool | int | float | str | list | tuple | dict)
-    ):
-        return "-"
-    if isinstance(default, list | tuple | dict):
-        return f"`{list(default)}`" if default else "empty"
-    return f"`{str(default).lower()}`" if isinstance(default, bool) else f"`{default}`"
+def _key(name: str, kind: str, default: Any) -> str:
+    """A key with its default as TOML writes it, or with the kind of its value."""
+    known = isinstance(default, bool | int | float | str | list | tuple | dict)
+    if not known or default == "":
+        return f"`{name}` ({kind})"
+    written = _toml(default)
+    if kind.startswith('"'):
+        others = [value for value in kind.split(", ") if value != written]
+        return f"`{name} = {written}` (or {', '.join(others)})"
+    several = " or " in kind and kind != "true or false"
+    return f"`{name} = {written}`" + (f" ({kind})" if several else "")
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{}" if not value else str(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def _kind(hint: Any) -> str:
@@ -239,7 +250,7 @@ def _kind(hint: Any) -> str:
     if origin in (tuple, list, Sequence):
         return "list"
     simple = {
-        int: "whole number",
+        int: "integer",
         float: "number",
         bool: "true or false",
         str: "text",

@@ -1,5 +1,6 @@
-"""Every public name has an example in its docstring, which runs, on what the reference page lays out before it."""
+"""The reference page has every public name; examples in docstrings run on what the page lays out before them."""
 
+import ast
 import doctest
 import inspect
 import re
@@ -34,3 +35,22 @@ def test_its_example_runs(name, laid_out):
 
 def test_the_reference_has_each_name_once():
     assert sorted(re.findall(r"^::: fedveil\.(\w+)$", PAGE, re.MULTILINE)) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", ["flower", "nvflare"])
+def test_the_reference_has_what_an_app_and_a_job_import(name):
+    module = ast.parse((Path(fv.__file__).parent / f"{name}.py").read_text(encoding="utf-8"))
+    offered = {
+        alias.name
+        for node in module.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name
+    }
+    made = (node for node in module.body if isinstance(node, ast.ClassDef | ast.FunctionDef))
+    offered |= {node.name for node in made if not node.name.startswith("_")}
+    shown = set(re.findall(rf"^::: fedveil\.{name}\.(\w+)$", PAGE, re.MULTILINE))
+    said = set(re.findall(r"`(\w+)`", PAGE))
+    assert len(offered) > 10
+    assert shown <= offered
+    assert offered <= shown | said

@@ -53,12 +53,29 @@ def test_what_catches_what_is_what_the_cases_say():
         assert [steps] == ([one for one in by if one != "worst-case world"] or [""]), mistake
 
 
+@pytest.mark.parametrize(("rounds", "said"), [(1, 1.123), (3, 1.316), (50, 4.024)])
+def test_the_hub_s_epsilon_follows_from_ten_clients_and_renyi_s_accountant(rounds, said):
+    dp = pytest.importorskip("dp_accounting")
+    from dp_accounting.rdp import RdpAccountant
+
+    steps = MechanismSteps.parse(cases("public")["flower_hub_opacus"]["steps"])
+    accountant = RdpAccountant()
+    event = dp.PoissonSampledDpEvent(steps.rate, dp.GaussianDpEvent(steps.noise_multiplier))
+    accountant.compose(event, steps.steps * rounds)
+    assert accountant.get_epsilon(1e-5) == pytest.approx(said, abs=1e-3)
+    assert f"{said:.2f}" in PAGE
+
+
 def test_what_is_printed_in_public_is_composed_as_the_page_says():
     rows, known = rows_below("Epsilons that are printed in public"), cases("public")
     assert len(rows) == len(known)
     for (who, printed, proven, _), case in zip(rows, known.values(), strict=True):
-        claim = PrivacyClaim.parse(case["claim"])
-        assert float(printed.split(",")[0]) == claim.epsilon, who
+        if case["claim"] is None:
+            claim = PrivacyClaim.parse(f"eps=0 delta=1e-5 {case['unit']}")
+            assert printed == "nothing", who
+        else:
+            claim = PrivacyClaim.parse(case["claim"])
+            assert float(printed.split(",")[0]) == claim.epsilon, who
         judged = described_alone(who, claim, MechanismSteps.parse(case["steps"]))
         assert judged.proven.epsilon == pytest.approx(float(proven.replace(",", "")), rel=5e-4), who
         assert judged.caught

@@ -1,4 +1,4 @@
-"""docs/one-file.md: the block runs as it stands, and ends where a federation of the same randomness ends."""
+"""examples/one-file/README.md: the block runs as it stands, and ends where a federation of the same randomness ends."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 
 import fedveil as fv
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "one-file.md"
+PAGE = Path(__file__).resolve().parents[2] / "examples" / "one-file" / "README.md"
 CODE = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL).group(1)
 
 

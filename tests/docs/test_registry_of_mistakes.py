@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from mistakes_page import PAGE
+from mistakes_page import PAGE, UNSHOWN
 from torch import nn
 
 import fedveil as fv
@@ -287,7 +287,7 @@ IN_PYTHON = {
         "mend",
     ),
     "training as a dict": (federation(local={"lr": 0.1}), "local", "{'lr': 0.1}", "LocalTraining("),
-    "a misspelt argument": (federation(modle=None), "modle", "NoneType", "'model'"),
+    "a misspelt argument": (federation(modle=None), "modle", "None", "'model'"),
     "clients by name": (federation(clients={"a": DEALT[0]}), "clients[0]", "str", "(x, y)"),
     "one client's pair": (federation(clients=(X, Y)), "clients[0]", "ndarray", "list of clients"),
     "no client": (federation(clients=[]), "clients", "[]", "at least one"),
@@ -965,7 +965,9 @@ def test_there_are_as_many_mistakes_as_the_registry_promises():
     assert sum(map(len, EVERY.values())) >= 100
 
 
-def test_the_page_on_refusals_has_each_of_them():
+def test_the_page_on_refusals_has_those_that_need_one():
     rows = re.findall(r"^\| (.+?) \| `(.+)` \|$", PAGE.read_text(), re.MULTILINE)
     known = [mistake for own in EVERY.values() for mistake in own]
-    assert [mistake for mistake, _ in rows] == known, "python tests/docs/mistakes_page.py"
+    assert set(known) > UNSHOWN
+    needed = [mistake for mistake in known if mistake not in UNSHOWN]
+    assert [mistake for mistake, _ in rows] == needed, "python tests/docs/mistakes_page.py"

@@ -15,7 +15,7 @@ from fedveil_lab.games.participation import check_audit
 from fedveil_studies.frame import Choices, Reproduction, find
 from fedveil_studies.metric_privacy.measures import noise_factor
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reproduce.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "studies" / "reproduce.md").read_text()
 COMMANDS = [
     line.split("  #")[0].strip() for line in PAGE.splitlines() if re.match(r" {4,6}fedveil ", line)
 ]

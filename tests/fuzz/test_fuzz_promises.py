@@ -31,6 +31,7 @@ POLICY = {
     "methods": ["group", "record"],
     "relations": ["zero-out"],
     "deadline": 60,
+    "receipts": True,
     "delta": 1e-5,
     "distance": 1.0,
     "release": {"mu": 1.0, "leakage": 2.0},

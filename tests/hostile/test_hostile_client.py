@@ -123,7 +123,17 @@ def content(values, dtype, count, loss, mark, extra):
     return found
 
 
-marks = st.sampled_from(["right", "right", "none", "foreign", "other side", "no number", "empty"])
+ODD = (
+    "none",
+    "foreign",
+    "other side",
+    "no number",
+    "empty",
+    "no seal",
+    "odd seal",
+    "another's seal",
+)
+marks = st.sampled_from(["right", "right", *ODD])
 extras = st.sampled_from(["", "", "fedveil.facts", "x"])
 flower_replies = st.one_of(
     st.tuples(st.just("error"), st.sampled_from([0, 2, REFUSED, FAILED, 10**6]), texts),
@@ -148,7 +158,8 @@ class Hostile(InProcessGrid):
 
     def ask_node(self, message):
         partition = self._partitions[message.metadata.dst_node_id]
-        mark = write_mark(partition, self.method.client, True)
+        sealed = f"{partition:064x}"
+        mark = write_mark(partition, self.method.client, True, seal=sealed)
         if "fedveil.hello" in message.content:
             return Message(RecordDict({"fedveil.reply": mark}), reply_to=message)
         if partition in HONEST:
@@ -172,6 +183,9 @@ class Hostile(InProcessGrid):
             "other side": ConfigRecord(
                 {"partition-id": partition, "side": "Nobody", "trust": "local"}
             ),
+            "no seal": write_mark(partition, self.method.client, True),
+            "odd seal": ConfigRecord({**mark, "seal": "x" * 64}),
+            "another's seal": ConfigRecord({**mark, "seal": f"{HONEST[0]:064x}"}),
             "no number": ConfigRecord({**mark, "partition-id": "five"}),
             "empty": ConfigRecord(),
         }

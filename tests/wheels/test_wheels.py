@@ -1,5 +1,6 @@
 """The wheels as a stranger gets them: built, installed beside a PyTorch that is there, and used: `make wheels`."""
 
+import json
 import os
 import subprocess
 import sys
@@ -60,6 +61,9 @@ def test_the_library_is_without_the_laboratory_and_has_what_it_reads(wheels):
         if name.startswith(("fedveil_lab/", "fedveil_studies/", "tests/", "results/"))
     ]
     assert [name for name in names if name.endswith("/py.typed")]
+    [bill] = [name for name in names if name.endswith(".dist-info/sboms/sbom.cdx.json")]
+    held = json.loads(zipfile.ZipFile(wheels["fedveil"]).read(bill))
+    assert held["metadata"]["component"]["version"] == wheels["fedveil"].name.split("-")[1]
     laboratory = zipfile.ZipFile(wheels["fedveil_lab"]).namelist()
     assert not [name for name in laboratory if name.startswith(("fedveil/", "fedveil_studies/"))]
     for suffix in (

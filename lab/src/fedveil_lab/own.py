@@ -11,7 +11,7 @@ import torch
 
 from fedveil.accounting import PARTS
 from fedveil.engines import AnyMethod, Federation, RunWarning
-from fedveil.errors import FieldError, NoReplyError, cleaned, require_count, require_rounds
+from fedveil.errors import FieldError, NoReplyError, cleaned, kind_of, require_count, require_rounds
 from fedveil.gdp import rounded_down
 from fedveil.learning import ClientData, LocalTraining, as_client
 from fedveil.ranges import require_within
@@ -97,7 +97,7 @@ def compare(
     if not isinstance(settings, Mapping):
         raise FieldError(
             "settings",
-            type(settings).__name__,
+            kind_of(settings),
             'must name each: {"no privacy": None, "mine": method}',
         )
     if out is not None:
@@ -217,7 +217,7 @@ def audit(
     progress: Progress | None = None,
     **options: Any,
 ) -> "OwnAudit | Judgement":
-    """Measure how well whoever receives every model tells whether one client takes part, with and without `method`.
+    """Measure how well someone who sees every model can tell whether one client takes part, with and without `method`.
 
     The world without the target is the guarantee's: a client without examples (zero-out, and where nothing is promised
     for a client), with those of `instead` or of another client (replace-one), or no client (add/remove). Rehearsals,
@@ -299,7 +299,7 @@ def audit(
 
 @dataclass(frozen=True, eq=False)
 class OwnAudit(Audit):
-    """What attacks on participation reached; `verdicts` without the method first.
+    """Results of attacks on participation; `verdicts` without the method come first.
 
     Attributes
     ----------
@@ -326,7 +326,7 @@ class OwnAudit(Audit):
 
     @property
     def measured(self) -> EpsilonBound:
-        """What all attacks against the method prove together."""
+        """Epsilon that all attacks against the method prove together."""
         return self.together[self.verdicts[-1].setting]
 
     def __str__(self) -> str:

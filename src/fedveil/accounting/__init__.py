@@ -31,6 +31,7 @@ from fedveil.accounting.filters import ParticipationFilter as ParticipationFilte
 from fedveil.accounting.filters import SpendFilter as SpendFilter
 from fedveil.accounting.filters import StepFilter as StepFilter
 from fedveil.accounting.guarantee import PARTS as PARTS
+from fedveil.accounting.guarantee import REGIONS as REGIONS
 from fedveil.accounting.guarantee import VACUOUS as VACUOUS
 from fedveil.accounting.guarantee import Guarantee as Guarantee
 from fedveil.accounting.guarantee import Trust as Trust
@@ -59,6 +60,8 @@ from fedveil.accounting.policy import Limits as Limits
 from fedveil.accounting.policy import Policy as Policy
 from fedveil.accounting.readings import Reading as Reading
 from fedveil.accounting.readings import reading as reading
+from fedveil.accounting.receipts import Receipt as Receipt
+from fedveil.accounting.receipts import ShareReceipt as ShareReceipt
 from fedveil.gdp import Meaning as Meaning
 from fedveil.gdp import compose_mu as compose_mu
 from fedveil.gdp import delta_of_mu as delta_of_mu

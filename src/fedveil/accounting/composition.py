@@ -28,7 +28,7 @@ from fedveil.accounting.events import (
     factor_of,
     overflow_delta,
 )
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, kind_of
 from fedveil.gdp import Curve, compose_mu, delta_of_mu, epsilon_of_mu
 from fedveil.ranges import require_within
 from fedveil.registry import optional
@@ -382,7 +382,7 @@ def _distribution(
             ValueError
         ):  # differences of logarithms are rounding alone: count as if all were drawn every time
             return pld.from_gaussian_mechanism(z / max(amounts), **grid)
-    raise FieldError("events", type(event).__name__, "has no privacy-loss distribution")
+    raise FieldError("events", kind_of(event), "has no privacy-loss distribution")
 
 
 def _renyi(
@@ -432,4 +432,4 @@ def _renyi_event(
         )
     if isinstance(event, Laplace):
         return dp.LaplaceDpEvent(event.scale / factor)
-    raise FieldError("events", type(event).__name__, f"has no Renyi bound here under {relation}")
+    raise FieldError("events", kind_of(event), f"has no Renyi bound here under {relation}")

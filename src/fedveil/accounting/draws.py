@@ -17,7 +17,7 @@ class Draw(Parameters):
 
     Parameters
     ----------
-    unit : {"client", "record", "person", "parameter vector"}
+    unit : {"client", "record", "person", "parameter vector", "region", "person region"}
         Unit with a bounded contribution.
     relation : {"zero-out", "add/remove", "replace-one"}
         Neighbouring inputs.

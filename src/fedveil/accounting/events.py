@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from fedveil.checks import Count, EventNoise, EventShift, Parameters, Rate
-from fedveil.errors import FieldError, require_choice, require_count, require_non_negative
+from fedveil.errors import FieldError, kind_of, require_choice, require_count, require_non_negative
 
 Relation = Literal["zero-out", "add/remove", "replace-one"]
 
@@ -310,7 +310,7 @@ def scaled_event(event: Event, times: float) -> Event:
         return Poisson(event.rate, Gaussian(event.event.noise_multiplier / times))
     if isinstance(event, Changed):
         return Changed(event.rate, Gaussian(event.event.noise_multiplier / times))
-    raise FieldError("event", type(event).__name__, "has no bound for a larger contribution here")
+    raise FieldError("event", kind_of(event), "has no bound for a larger contribution here")
 
 
 def is_dominated(events: Counted, by: Counted) -> bool:

@@ -28,11 +28,23 @@ from fedveil.errors import (
 )
 from fedveil.gdp import Meaning, rounded_up
 
-Unit = Literal["client", "record", "person", "parameter vector"]
+Unit = Literal["client", "record", "person", "parameter vector", "region", "person region"]
 Trust = Literal["central", "local", "trusted sum", "secure sum"]
 Status = Literal["formal", "conditional", "heuristic", "none"]
 Scope = Literal["round", "total"]
-PARTS: tuple[Unit, ...] = ("record", "person")  # units that are a part of a client's data
+PARTS: tuple[Unit, ...] = (  # units that are a part of a client's data
+    "record",
+    "person",
+    "region",
+    "person region",
+)
+REGIONS: tuple[Unit, ...] = ("region", "person region")  # marked coordinates, and nothing else
+_PARTS_OF: dict[Unit, tuple[Unit, ...]] = {
+    "client": PARTS,
+    "person": ("record", "region", "person region"),
+    "record": ("region",),
+    "person region": ("region",),
+}
 
 _SHARED = (
     "unit",
@@ -55,6 +67,10 @@ VACUOUS = 20.0  # an epsilon above this is printed, and flagged: it excludes not
 # LIVENESS belongs to every proven local guarantee: a failure is answered with noise, a dead or slow process is not.
 LIVENESS = "whether a client's process lives, and how long it takes, does not depend on its data"
 NO_FAILURE = "whether a silo fails outside its noisy steps does not depend on one record or person"
+MARKS_ARE_PUBLIC = (
+    "which coordinates are marked does not follow what they hold: marks are inputs, or follow "
+    "unmarked coordinates alone"
+)
 APP_LOOP = (
     "the app's own code reads the data of a site through its loop alone and writes none of them, and neither its "
     "optimiser's state nor its learning rate follows them"
@@ -81,10 +97,12 @@ class Guarantee(Parameters):
 
     Parameters
     ----------
-    unit : {"client", "record", "person", "parameter vector"}
+    unit : {"client", "record", "person", "parameter vector", "region", "person region"}
         Protected unit: all data of a client, one record, all records of one person, or the vector that a client holds.
+        A region is the content of the marked coordinates of one record, or of all records of one person. Labels, other
+        coordinates, the marks and who is there are then not protected (`fedveil.learning.regions`).
     relation : {"zero-out", "add/remove", "replace-one"}
-        Neighbouring inputs.
+        Neighbouring inputs. For a region: its content against the blank value, or against other content.
     trust : {"central", "local", "trusted sum", "secure sum"}
         Trusted party: the server with the clear updates, nobody, the receiver of single shares to hand on their sum
         alone, or nobody with encrypted shares.
@@ -266,34 +284,39 @@ class Guarantee(Parameters):
         return self.bound.scaled(count / before)
 
     def of_part(self, unit: Unit) -> "Guarantee":
-        """Return the guarantee for one record or person among a client's data, or for one record of a protected person.
+        """Return the guarantee for a part of the unit: a record, person or region of a client, a record of a person.
 
         If the whole comes, goes or counts zero, a part that changes still moves the clipped mean by up to twice the
         bound: mu doubles. A sampled whole is drawn as often as before, and only steps with it see the change
         (`fedveil.accounting.events.Changed`). Under replace-one the guarantee is that of the whole. A person has it if
-        she is at no other client (`of_silos`).
+        she is at no other client (`of_silos`). The content of a region becomes another or blank, and both are changes.
+        Who is there is the same for it, so that add/remove of the whole is replace-one for a region.
 
         Raises
         ------
         FieldError
             If it is not for a whole of such parts.
         """
-        parts = {"client": PARTS, "person": PARTS[:1]}.get(self.unit, ())
-        if unit not in parts:
+        if unit not in _PARTS_OF.get(self.unit, ()):
             raise FieldError("unit", self.unit, f"has no {unit} as its part")
         sizes = self.public_size
+        relation = self.relation
         if self.unit == "client":
             sizes = self.relation != "add/remove"
+        if unit in REGIONS:
+            sizes = True
+            relation = "replace-one" if self.relation == "add/remove" else self.relation
         bound = self.bound
         if self.proven and self.relation != "replace-one":
             bound = bound.of_change()
         conditions = self.conditions
-        if unit == "person" and self.proven:
+        if unit in ("person", "person region") and self.proven:
             conditions = _distinct([silos_condition(1), *conditions])
         whole = replace(self, silos_per_person=1)
         return replace(
             whole,
             unit=unit,
+            relation=relation,
             public_size=sizes,
             bound=bound,
             conditions=conditions,
@@ -304,7 +327,12 @@ class Guarantee(Parameters):
         if isinstance(self.bound, Unprotected):
             return "none"
         sizes = {None: "", True: ", silo sizes public", False: ", silo sizes private"}
-        where = f"{self._units}, {self.trust}, {self.scope}{sizes[self.public_size]}"
+        limits = (
+            ", marked content alone: no labels, nothing else"
+            if self.unit in REGIONS
+            else sizes[self.public_size]
+        )
+        where = f"{self._units}, {self.trust}, {self.scope}{limits}"
         if isinstance(self.bound, Heuristic):
             return f"heuristic ({where})"
         if isinstance(self.bound, OverDistance):
@@ -503,6 +531,8 @@ def conditions_of(unit: Unit, trust: Trust, relation: Relation) -> tuple[str, ..
         conditions.append(LIVENESS)
     elif relation == "add/remove" and unit == "client":
         conditions.append(FIXED_COHORT)
+    if unit in REGIONS:
+        conditions.append(MARKS_ARE_PUBLIC)
     if unit in PARTS:
         conditions.append(NO_FAILURE)
     return tuple(conditions)

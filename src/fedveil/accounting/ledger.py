@@ -6,7 +6,7 @@ A ledger's lines are chained by checksums. Nothing here writes a file: engines d
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -18,7 +18,7 @@ from fedveil.accounting.guarantee import (
     Guarantee,
     unprotected,
 )
-from fedveil.errors import FieldError, LedgerError, require_a, require_choice
+from fedveil.errors import FieldError, LedgerError, kind_of, require_a, require_choice
 from fedveil.reading import json_of
 
 if TYPE_CHECKING:  # planning alone does not import PyTorch
@@ -31,6 +31,7 @@ _encoded = json.JSONEncoder(sort_keys=True).encode
 RUN_OF_SITES = (
     "sites_run"  # key of an opening: the framework's id of the run, as in the clients' own ledgers
 )
+CARRIED = "carried"  # key of a lifetime ledger's first line: costs of the ledger that was closed before it
 OPEN = "open"  # digest of an intent: nothing was handed over yet
 FORMAT = 3  # format of lines written now; `Entry.doubt` states the weakness of older ones
 
@@ -60,7 +61,7 @@ class Release:
         if self.kind not in _KINDS:
             require_choice("kind", self.kind, _KINDS)
         if not isinstance(self.value, torch.Tensor):
-            raise FieldError("value", type(self.value).__name__, "must be a tensor")
+            raise FieldError("value", kind_of(self.value), "must be a tensor")
 
 
 def digest(releases: tuple[Release, ...]) -> str:
@@ -183,6 +184,9 @@ class Entry:
         Planned number of rounds when a client released this.
     format : int
         Format of the line, which identifies the arithmetic of the release.
+    receipt : mapping of str to object
+        Plain values: in a client's line those of `ShareReceipt`, in a server's those of `Receipt`. Empty in lines of
+        earlier versions, of intents, and wherever the server is trusted.
     """
 
     key: Key
@@ -192,6 +196,7 @@ class Entry:
     source: str = ""
     rounds: int | None = None
     format: int = FORMAT
+    receipt: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def doubt(self) -> str:
@@ -226,6 +231,11 @@ class Ledger:
         Number of committed lines; closed intents and a declared budget make them more than the entries.
     budget : dict, optional
         Terms of the filter under which the first release was made (`declare`).
+    carried : tuple of (int, Entry)
+        Costs of releases of other runs whose lines are not here, each with how often it was paid: of a ledger that was
+        closed (they stand in `head`), or of lines that a head vouches for.
+    asked : frozenset of str
+        Purposes of the questions of secure sums among these.
     openings : list of dict
         Content of the first line, and of such lines of a deployed run that went on (`bind`). Empty in ledgers of
         earlier versions.
@@ -246,6 +256,10 @@ class Ledger:
     def __init__(self, run: str, party: str, head: str | None = None) -> None:
         self.run, self.party, self.head = run, party, head
         self.budget: dict[str, float] | None = None
+        self.carried: tuple[tuple[int, Entry], ...] = ()
+        self.asked: frozenset[str] = frozenset()
+        if head is not None and CARRIED in head:
+            self.carried, self.budget = _carried_in(head)
         self.openings: list[dict[str, Any]] = []
         self.entries: list[Entry] = []
         self.earlier: list[Entry] = []
@@ -261,8 +275,15 @@ class Ledger:
 
     @property
     def all_entries(self) -> list[Entry]:
-        """All entries of this ledger, with which a budget is charged."""
-        return [*self.earlier, *self.entries]
+        """All entries of this ledger, with which a budget is charged; those carried stand first, without their rounds."""
+        carried: list[Entry] = []
+        for times, entry in self.carried:
+            carried += [entry] * times
+        return [*carried, *self.earlier, *self.entries]
+
+    def was_asked(self, key: Key) -> bool:
+        """Whether another run released something under a key."""
+        return key[1] in self.asked or any(entry.key == key for entry in self.earlier)
 
     def find(self, key: Key) -> Entry | None:
         """Return the latest attempt under a key in this run, or None."""
@@ -404,8 +425,19 @@ class Ledger:
         """
         require_a("lines", lines, Iterable, "must be the lines of a ledger's file")
         ledger = cls(run, party, head)
-        for number, line in enumerate(lines, start=1):
-            where = f"ledger of {party!r}, line {number}"
+        ledger.extend(lines)
+        return ledger
+
+    def extend(self, lines: Iterable[str]) -> None:
+        """Read further lines, which somebody has stored.
+
+        Raises
+        ------
+        LedgerError
+            If a line was edited, is out of order, or belongs to another run or party.
+        """
+        for line in lines:
+            where = f"ledger of {self.party!r}, line {self.lines + 1}"
             try:
                 values = json_of(line)
                 checksum = values.pop("checksum")
@@ -416,25 +448,30 @@ class Ledger:
                 raise LedgerError(
                     f"{where} cannot be read ({error}); restore the file or start a new run"
                 ) from error
-            if owner[1] != party or (head is None and owner[0] != run):
+            if owner[1] != self.party or (self.head is None and owner[0] != self.run):
                 of = f"run {owner[0]!r}, party {owner[1]!r}"
                 raise LedgerError(f"{where} belongs to {of}; restore the file or start a new run")
-            if checksum != cls._checksum(ledger._chain, _encoded(values)):
+            if checksum != self._checksum(self._chain, _encoded(values)):
                 raise LedgerError(
                     f"{where} was edited or a line before it is missing; restore it or start a new run"
                 )
             if opening is not None:
-                ledger.bind(opening)
+                self.bind(opening)
             elif entry is None:
-                ledger.declare(budget)
+                self.declare(budget)
             else:
-                ledger._commit(entry, owner[0])
-            ledger._chain = checksum  # the line's own: another version may have written it
-        return ledger
+                self._commit(entry, owner[0])
+            self._chain = checksum  # the line's own: another version may have written it
+
+    def go_on_from(self, lines: int, checksum: str) -> None:
+        """Let the next line be the one after so many, the last of which has that checksum."""
+        self.lines, self._chain = lines, checksum
 
     def _body(self, entry: Entry) -> dict[str, Any]:
         """Return a line's values with 0 for the guarantee, whose text many clients share."""
+        receipt = {"receipt": dict(entry.receipt)} if entry.receipt else {}
         return {
+            **receipt,
             "party": self.party,
             "round": entry.key[0],
             "purpose": entry.key[1],
@@ -470,6 +507,28 @@ def _opening_of(values: Mapping[str, Any]) -> dict[str, Any] | None:
     return opening
 
 
+def _carried_in(head: str) -> tuple[tuple[tuple[int, Entry], ...], dict[str, float] | None]:
+    """Read the costs and the budget that a lifetime ledger's first line carries over from a closed one."""
+    try:
+        values = json_of(head)
+        return read_carried(values[CARRIED]), values.get("budget")
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise LedgerError(
+            f"the ledger's first line carries what cannot be read ({error}): restore it"
+        ) from error
+
+
+def read_carried(values: Iterable[Mapping[str, Any]]) -> tuple[tuple[int, Entry], ...]:
+    """Read costs and how often each was paid, as `fedveil.accounting.carried.carried_values` writes them."""
+    carried = []
+    for value in values:
+        times = value["times"]
+        if type(times) is not int or times < 1:
+            raise ValueError("times is no number from 1 on")
+        carried.append((times, _entry_of(value)))
+    return tuple(carried)
+
+
 def _entry_of(values: Mapping[str, Any]) -> Entry:
     key = (values["round"], values["purpose"])
     kinds = {"round": int, "purpose": str, "attempt": int, "digest": str}
@@ -481,6 +540,9 @@ def _entry_of(values: Mapping[str, Any]) -> Entry:
         values.get("source", ""),
         values.get("rounds"),
     )
+    receipt = values.get("receipt", {})
+    if not isinstance(receipt, dict):
+        raise ValueError("receipt is no table")
     return Entry(
         key,
         values["attempt"],
@@ -489,4 +551,5 @@ def _entry_of(values: Mapping[str, Any]) -> Entry:
         source,
         rounds,
         int(values.get("format", 1)),
+        receipt,
     )

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, get_args
 from fedveil.accounting.admission import Admission, Denied, SumPolicy
 from fedveil.accounting.bounds import GDP, PLD, ZCDP, Heuristic, MetricDP, OverDistance
 from fedveil.accounting.events import FACTOR, Relation
-from fedveil.accounting.guarantee import PARTS, Trust, total
+from fedveil.accounting.guarantee import PARTS, REGIONS, Guarantee, Trust, total
 from fedveil.accounting.ledger import Spend
 from fedveil.checks import (
     Check,
@@ -28,6 +28,7 @@ from fedveil.gdp import compose_mu, mu_of_epsilon
 
 TrustNames = Annotated[Sequence[str], Check(partial(require_names, known=get_args(Trust)))]
 RelationNames = Annotated[Sequence[str], Check(partial(require_names, known=FACTOR))]
+_WITH_REGIONS = ("client", "person", "record")  # units whose records have regions
 LONGEST = 30 * 24 * 3600  # seconds; timers of some systems overflow beyond it
 
 
@@ -48,6 +49,10 @@ class Limits(Parameters):
     person_mu, person_epsilon : float, optional
         The same for one person, with all her records. Releases for whole clients count here, too. Releases for single
         records count only if the policy says how many one person has (`records_per_person`).
+    region_mu, region_epsilon : float, optional
+        The same for the marked coordinates of one record. Whoever names a limit for regions allows releases that
+        protect regions alone: labels, other coordinates and who is there are then not protected. Releases for records,
+        persons and whole clients count here, too.
     leakage : float, optional
         d-private epsilon at the policy's `distance`.
     participations : int, optional
@@ -64,6 +69,8 @@ class Limits(Parameters):
     record_epsilon: Limit | None = None
     person_mu: Limit | None = None
     person_epsilon: Limit | None = None
+    region_mu: Limit | None = None
+    region_epsilon: Limit | None = None
     leakage: Limit | None = None
     participations: Whole | None = None
 
@@ -103,6 +110,9 @@ class Policy(Parameters):
         Whether noise must come from a source that nobody can repeat.
     deadline : float, optional
         Seconds of training, at most 30 days, after which the client counts as failed, and answers with a zero update.
+    receipts : bool
+        Whether the node declines rounds whose broadcast carries no receipt, and one round after a share of its own was
+        left out, for whatever reason. By default it declines only what contradicts itself or the node's own ledger.
     node : Admission, optional
         Code that may run on the node. It binds under `fedveil node` alone; elsewhere a policy that has it is refused.
 
@@ -135,6 +145,7 @@ class Policy(Parameters):
     hypotheses_apart: NonNegative = 0.0
     secure_source: bool = True
     deadline: Positive | None = None
+    receipts: bool = False
     node: Admission | None = None
 
     section: ClassVar[str] = "policy"
@@ -345,9 +356,13 @@ class Policy(Parameters):
     def _kinds(self, spend: Spend) -> tuple[str, ...]:
         """List the kinds of cost of a spend; a client's also costs its persons and records, a person's her records."""
         kinds = self._own_kinds(spend)
-        if kinds == ("mu",):
-            return (*kinds, "record_mu", "record_epsilon", "person_mu", "person_epsilon")
         every = list(kinds)
+        if kinds == ("mu",):
+            every += ["record_mu", "record_epsilon", "person_mu", "person_epsilon"]
+        if spend.guarantee.unit in _WITH_REGIONS and isinstance(spend.guarantee.bound, GDP | PLD):
+            is_mixture = isinstance(spend.guarantee.bound, PLD)
+            of_regions = ["region_epsilon"] if is_mixture else ["region_mu", "region_epsilon"]
+            every += [kind for kind in of_regions if self._limits(kind)]
         if spend.guarantee.unit == "person":
             every += [
                 kind.replace("person", "record") for kind in kinds if kind.startswith("person")
@@ -382,6 +397,8 @@ class Policy(Parameters):
         silos = self._silos if unit == "person" else 1
         if promise.unit == unit and promise.silos_per_person == silos:
             return spend
+        if unit == "region":
+            return replace(spend, guarantee=_of_region(promise, relation), charge=None)
         if promise.unit == "client":
             promise = promise.of_part("record" if unit == "record" else "person")
             promise = replace(promise, relation=relation, public_size=relation != "add/remove")
@@ -412,6 +429,17 @@ def _relation_among(spends: Sequence[Spend]) -> Relation:
     return spends[0].guarantee.relation
 
 
+def _of_region(promise: Guarantee, relation: Relation) -> Guarantee:
+    """Return the promise to one region, to be added to others under a relation.
+
+    Unless the whole is replaced, the promise to its part is for every change, also of content to blank.
+    """
+    part = promise.of_part("region")
+    if promise.relation == "replace-one" or relation == "add/remove":
+        return part
+    return replace(part, relation=relation)
+
+
 def _charged_mu(spend: Spend) -> float:
     if spend.charge is not None:
         return spend.charge
@@ -425,10 +453,11 @@ def kinds_of(spend: Spend) -> tuple[str, ...]:
         return ("participations",)
     if isinstance(bound, OverDistance):
         return ("leakage" if isinstance(bound, MetricDP) else "mu over distance",)
-    if promise.unit in PARTS and isinstance(bound, GDP):
-        return f"{promise.unit}_mu", f"{promise.unit}_epsilon"
-    if promise.unit in PARTS and isinstance(bound, PLD):
-        return (f"{promise.unit}_epsilon",)
+    unit = "region" if promise.unit in REGIONS else promise.unit
+    if unit in PARTS and isinstance(bound, GDP):
+        return f"{unit}_mu", f"{unit}_epsilon"
+    if unit in PARTS and isinstance(bound, PLD):
+        return (f"{unit}_epsilon",)
     if isinstance(bound, GDP):
         return ("mu" if promise.unit == "client" else f"mu of a {promise.unit}",)
     return ("rho" if isinstance(bound, ZCDP) else "unprotected",)

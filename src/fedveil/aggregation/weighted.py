@@ -27,7 +27,7 @@ from fedveil.aggregation.centres import GeometricMedian, NormBounding
 from fedveil.aggregation.robust import FedMedian, TrimmedMean
 from fedveil.calibration.distance import squared_distances
 from fedveil.clipping import blocks_of
-from fedveil.errors import FieldError, require_positive
+from fedveil.errors import FieldError, kind_of, require_positive
 
 PARTS = 1 << 40  # of all weights together
 ALMOST = 1e-9
@@ -216,9 +216,7 @@ def by_weight(rule: Aggregator) -> Aggregator:
     kind = WEIGHTED.get(type(rule))
     if kind is None:
         accepted = "counts updates and not weights: use fedmedian, trimmed-mean, geometric-median, norm-bounding or a "
-        raise FieldError(
-            "weights", type(rule).__name__, accepted + "mean, or leave the weights out"
-        )
+        raise FieldError("weights", kind_of(rule), accepted + "mean, or leave the weights out")
     values = {}
     for name in inspect.signature(kind).parameters:
         values[name] = getattr(rule, name)

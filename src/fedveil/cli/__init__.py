@@ -155,7 +155,7 @@ def command_line(own: Mapping[str, click.Command] | None = None) -> Commands:
         if own is None
         else own,
         name="fedveil",
-        help="Privacy-preserving federated learning with calibrated noise, and a truthful account of what it bought.",
+        help="Train a model over several parties with calibrated noise, and say what the noise promises.",
         no_args_is_help=True,
         callback=_options,
         params=[
@@ -168,10 +168,14 @@ def command_line(own: Mapping[str, click.Command] | None = None) -> Commands:
                 help="Show the version and exit.",
             ),
             click.Option(
-                ["-q", "--quiet"], is_flag=True, help="Print refusals alone; files tell the rest."
+                ["-q", "--quiet"],
+                is_flag=True,
+                help="Print nothing but refusals; the files hold the rest.",
             ),
             click.Option(
-                ["--json"], is_flag=True, help="Each table as a line of JSON, the rest on stderr."
+                ["--json"],
+                is_flag=True,
+                help="Print each table as a line of JSON, all else on stderr.",
             ),
         ],
     )

@@ -19,11 +19,7 @@ SAID = {True: "agrees", False: "DIFFERS", None: "not looked at"}
 
 def show_checked(path: Path, checks: "Sequence[Checked]") -> None:
     """Show each thing that was looked at; exit unless all that was looked for agrees."""
-    rows = [(one.what, SAID[one.holds], one.why) for one in checks]
-    show([Table(("what", "verdict", "why"), rows, wraps=("why",))])
-    wrong = [one.what for one in checks if one.holds is False]
-    if wrong:
-        fail(f"{path}: does not agree: {'; '.join(wrong)}", WRONG)
+    _show(path, checks)
     promises = [one for one in checks if one.kind == "promise"]
     unchecked = [one.what for one in promises if one.holds is None]
     if unchecked or not promises:
@@ -45,3 +41,37 @@ def show_checked(path: Path, checks: "Sequence[Checked]") -> None:
         fail(
             f"{path}: figures checked, not so {', '.join(unseen)}: read report.json", PAGE_UNCHECKED
         )
+
+
+def show_receipts(run: Path, checks: "Sequence[Checked]") -> None:
+    """Show what was looked at in receipts; exit unless each accepted share was paid for, and nothing disagrees."""
+    _show(run, _folded(checks))
+    unpaid = [one.what for one in checks if one.kind == "promise" and one.holds is None]
+    if unpaid:
+        fail(f"{run}: not shown: {'; '.join(unpaid[:MOST])}. Give all sites' ledgers", UNCHECKED)
+
+
+def _folded(checks: "Sequence[Checked]") -> "list[Checked]":
+    """Put the rounds of which everything agrees into one line."""
+    from fedveil.evidence import Checked
+
+    rounds: dict[str, list[Checked]] = {}
+    for one in checks:
+        name, _, of_round = one.what.partition(": ")
+        if name.startswith("round ") and of_round:
+            rounds.setdefault(name, []).append(one)
+    whole = [name for name, own in rounds.items() if all(one.holds for one in own)]
+    kept = [one for one in checks if one.what.partition(": ")[0] not in whole]
+    if not whole:
+        return kept
+    shares = "roots, paid shares, one view, released models"
+    return [*kept, Checked(f"{len(whole)} of {len(rounds)} rounds: {shares}", True)]
+
+
+def _show(path: Path, checks: "Sequence[Checked]") -> None:
+    """Show all checks; exit if one of them does not agree."""
+    rows = [(one.what, SAID[one.holds], one.why) for one in checks]
+    show([Table(("what", "verdict", "why"), rows, wraps=("why",))])
+    wrong = [one.what for one in checks if one.holds is False]
+    if wrong:
+        fail(f"{path}: does not agree: {'; '.join(wrong)}", WRONG)

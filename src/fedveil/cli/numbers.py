@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedveil.accounting import Choice
 
 DELTA = 1e-5  # where nobody says one
-CHOSEN = ("epsilon", "delta", "examples", "dimension")  # beside an experiment's file
+CHOSEN = ("epsilon", "delta", "examples", "dimension", "reach")  # beside an experiment's file
 RELATIONS = ("zero-out", "add/remove", "replace-one")
 
 
@@ -42,29 +42,47 @@ def read_by(command: str, config: str) -> Callable[..., Any]:
 
 
 @click.command("plan", cls=Command)
-@argument("config", "[CONFIG]", "A file, run folder or preset.", required=False)
-@click.option("--delta", type=float, help="[promise] Failure probability of the total.")
+@argument("config", "[CONFIG]", "A TOML file, a run folder, or a preset's name.", required=False)
 @click.option(
-    "--rounds", type=int, help="[promise] Without, of --epsilon and --noise-multiplier: the most."
+    "--delta", type=float, help="[promise] Failure probability of the total, such as 1e-5."
 )
-@click.option("--clients", type=int, help="n, of each round (default: 1); 0: as many as it takes.")
-@click.option("--epsilon", type=float, help="[promise] Target for the total: gives the noise.")
-@click.option("--noise-multiplier", type=float, help="[promise] z: gives epsilon.")
 @click.option(
-    "--clip", type=float, help="[promise] C, the longest update; default: --update-norm, or 1."
+    "--rounds",
+    type=int,
+    help="[promise] Number of rounds; left out, beside --epsilon and --noise-multiplier: the most they allow.",
+)
+@click.option(
+    "--clients", type=int, help="Clients of a round (default: 1); 0 finds how many it takes."
+)
+@click.option(
+    "--epsilon", type=float, help="[promise] Epsilon of the total; the answer is the noise."
+)
+@click.option(
+    "--noise-multiplier",
+    type=float,
+    help="[promise] Noise over sensitivity; the answer is the epsilon.",
+)
+@click.option(
+    "--clip",
+    type=float,
+    help="[promise] Length to which an update is clipped; default: --update-norm, or 1.",
 )
 @click.option("--update-norm", type=float, help="Typical length of an update before clipping.")
-@click.option("--dimension", type=int, help="Parameters of the model.")
+@click.option("--dimension", type=int, help="Number of the model's parameters.")
 @click.option(
-    "--relation", type=click.Choice(RELATIONS), help="[promise] Neighbours; default: zero-out."
+    "--relation",
+    type=click.Choice(RELATIONS),
+    help="[promise] Who is a neighbour: zero-out (default), add/remove or replace-one.",
 )
 def plan(config: str | None, **options: Any) -> None:
-    """Plan central noise: the noise for a budget or the budget of a noise, and the signal-to-noise ratio to expect.
+    """Compute the noise for an epsilon, or the epsilon of a noise.
 
-    Of a configuration rounds, clients, clip, noise (or epsilon) and relation are taken; options come before them. One
-    whose run releases more than noised means, or stops before its rounds are over, is refused.
+    For noise that the server adds. It also says whether a model of that size can still learn.
 
-    What is promised follows from the options marked [promise].
+    A CONFIG gives rounds, clients, clip, noise (or epsilon) and relation; options replace them. It is refused if its run
+    releases more than noised means, or may stop early.
+
+    The options marked [promise] decide what is promised.
     """
     from fedveil.accounting import plan as make
     from fedveil.evidence import plan_table
@@ -86,28 +104,40 @@ def plan(config: str | None, **options: Any) -> None:
 @argument(
     "config",
     "[CONFIG]",
-    "A TOML file, run folder or preset; or a file with the tables [advise] and [existing], keys as the options.",
+    "A TOML file, a run folder, or a preset's name; or a file with tables [advise] and [existing] whose keys are the options.",
     required=False,
 )
-@click.option("--clients", type=int, help="Clients of every round.")
-@click.option("--examples", type=int, help="Training examples of a client.")
-@click.option("--dimension", type=int, help="Trainable parameters.")
-@click.option("--rounds", type=int, help="[promise] Rounds.")
-@click.option("--epsilon", type=float, help="[promise] Target of the total.")
+@click.option("--clients", type=int, help="Number of clients in every round.")
+@click.option("--examples", type=int, help="Number of training examples of a client.")
+@click.option("--dimension", type=int, help="Number of trainable parameters.")
+@click.option("--rounds", type=int, help="[promise] Number of rounds.")
+@click.option("--epsilon", type=float, help="[promise] Epsilon of the total that is wanted.")
 @click.option(
-    "--delta", type=float, help="[promise] Of every epsilon; default: the file's, or 1e-5."
+    "--delta",
+    type=float,
+    help="[promise] Failure probability of every epsilon; default: the file's, or 1e-5.",
 )
-@click.option("--unit", help="[promise] client, record or person; default: what is known.")
-@click.option("--records-per-person", type=int, help="The most records of one person, as declared.")
-@click.option("--trust", help="[promise] central, local, trusted sum or secure sum; default: all.")
-@click.option("--relation", help="[promise] Neighbours; default: zero-out.")
 @click.option(
-    "--clip", type=float, help="[promise] Existing: the clipping norm. Reads a configuration."
+    "--unit",
+    help="[promise] Unit to protect: client, record or person; default: all that the numbers allow.",
 )
-@click.option("--sigma", type=float, help="[promise] Existing: deviation of its noise.")
+@click.option("--records-per-person", type=int, help="Most records of one person, as declared.")
 @click.option(
-    "--sensitivity", type=float, help="[promise] Existing: what sigma is for, if not the clip."
+    "--trust",
+    help="[promise] Trust model: central, local, trusted sum or secure sum; default: all.",
 )
+@click.option(
+    "--relation",
+    help="[promise] Who is a neighbour: zero-out (default), add/remove or replace-one.",
+)
+@click.option("--clip", type=float, help="[promise] Clipping norm of existing noise.")
+@click.option("--sigma", type=float, help="[promise] Standard deviation of existing noise.")
+@click.option(
+    "--sensitivity",
+    type=float,
+    help="[promise] Sensitivity of existing noise, if it is not the clip.",
+)
+@click.option("--reach", type=float, help="Score that is possible without privacy; needs a CONFIG.")
 def advise(
     config: str | None,
     clients: int | None,
@@ -119,11 +149,14 @@ def advise(
     sigma: float | None,
     sensitivity: float | None,
     delta: float | None,
+    reach: float | None,
     **common: Any,
 ) -> None:
-    """Say what is possible and what is hopeless for a federation, or what an existing configuration really promises.
+    """Say which protection can work, and what one promises.
 
-    What is promised follows from the options marked [promise]; the others change what can be learned.
+    From numbers, or from a configuration. --clip and --sigma describe noise that somebody else uses.
+
+    The options marked [promise] decide what is promised; the others change what can be learned.
     """
     from fedveil.accounting import advise as choices
     from fedveil.accounting import reading
@@ -135,7 +168,7 @@ def advise(
             say(f"--unit {said}: taken as {unit}")
     base = {**common, "delta": delta, "unit": unit}
     target = {**base, "clients": clients, "examples": examples, "dimension": dimension}
-    target["records_per_person"] = records_per_person
+    target |= {"records_per_person": records_per_person, "reach": reach}
     existing = {**base, "clip": clip, "sigma": sigma, "sensitivity": sensitivity}
     tables = _tables(config)
     if config is not None and not tables.keys() & {"advise", "existing"}:

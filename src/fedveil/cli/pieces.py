@@ -27,7 +27,7 @@ class Argument(click.Argument):
         self.help = help
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
-        """Its name, and what it is."""
+        """Return the argument's name and help."""
         needed = "  [required]" if self.required else ""
         return str(self.metavar), f"{self.help}{needed}"
 

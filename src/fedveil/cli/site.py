@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedveil.cli.checked import show_checked
+from fedveil.cli.checked import show_checked, show_receipts
 from fedveil.cli.pieces import Command, argument, path_argument, path_option
 from fedveil.cli.shared import REFUSED, show
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from fedveil.engines.ledger_head import Head
     from fedveil.tables import Table
 
-BY = "Who begins or makes it, and why; recorded in it."
-HEAD = "On another disk: for the head and its key."
-BOOK = "FOLDER/DATASET.jsonl; the file's name is the data set's."
+BY = "Who does this, and why; it is recorded."
+HEAD = "Folder on another disk, for the head and its key."
+BOOK = "The ledger, FOLDER/DATASET.jsonl: its name is the data set's."
 
 
 @click.group("ledger", no_args_is_help=True)
 def ledger() -> None:
-    """The lifetime ledger of a data set: what was ever released from it."""
+    """Keep the lifetime ledger of a data set."""
 
 
 @ledger.command("begin", cls=Command)
@@ -32,7 +32,10 @@ def ledger() -> None:
 @click.option("--by", required=True, metavar="WHO", help=BY)
 @path_option("--head", "FOLDER", HEAD, required=True)
 def ledger_begin(path: Path, by: str, head: Path) -> None:
-    """Begin a ledger, once. A file that exists is refused: what was spent stays spent."""
+    """Begin the ledger of a data set, once.
+
+    A file that exists is refused: what was spent stays spent.
+    """
     from fedveil.engines.lifetime import begin_ledger
 
     click.echo(f"begun: {begin_ledger(_named(path).parent, path.stem, by, head=head)}")
@@ -43,7 +46,9 @@ def ledger_begin(path: Path, by: str, head: Path) -> None:
 @click.option("--by", required=True, metavar="WHO", help=BY)
 @path_option("--head", "FOLDER", HEAD, required=True)
 def ledger_head(path: Path, by: str, head: Path) -> None:
-    """Make the head of a ledger that has none: one of an earlier version, or one whose second place was lost.
+    """Make the head of a ledger that has none.
+
+    For a ledger of an earlier version, or one whose second place was lost.
 
     What lies in the ledger is taken as whole: look first, with `fedveil ledger show`.
     """
@@ -52,26 +57,63 @@ def ledger_head(path: Path, by: str, head: Path) -> None:
     click.echo(f"made: {_of_head(make_head(_named(path).parent, path.stem, by, head=head))}")
 
 
+@ledger.command("close", cls=Command)
+@path_argument("path", "PATH", BOOK)
+@click.option(
+    "--by", required=True, metavar="WHO", help="Who closes the ledger, and why; this is recorded."
+)
+@path_option("--head", "FOLDER", "Folder of the ledger's head.", required=True)
+@path_option("--archive", "FOLDER", "New folder for the closed ledger.", required=True)
+def ledger_close(path: Path, by: str, head: Path, archive: Path) -> None:
+    """Close a ledger and begin the next one, at the end of a year.
+
+    The next one begins with all that was spent.
+
+    Every line is checked first. Budgets and policies go on counting. Runs that are under way are refused afterwards, and
+    secure sums need a new key: close between studies.
+    """
+    from fedveil.engines.closing import close_ledger
+
+    closed = close_ledger(_named(path).parent, path.stem, by, archive=archive, head=head)
+    click.echo(f"closed: {closed.archive}, {closed.lines} lines, sha256 {closed.digest}")
+    click.echo(f"begun: {closed.ledger}, which carries the costs of {closed.releases} releases")
+
+
 @ledger.command("show", cls=Command)
 @path_argument("path", "PATH", BOOK)
-@path_option("--policy", "FILE", "The policy: shows what it leaves.")
+@path_option("--policy", "FILE", "Policy file; what it still allows is shown.")
 @click.option(
     "--delta",
     type=float,
     default=1e-5,
     show_default=True,
-    help="For record-level epsilon, without a policy.",
+    help="Failure probability of record-level epsilons, if no policy says it.",
 )
-@path_option("--head", "FOLDER", "Where its head lies: checks it.")
-@path_option("--csv", "FILE", "Writes a line a release: epsilon, epsilon so far, what is left.")
+@path_option("--head", "FOLDER", "Folder of the ledger's head, which is then checked.")
+@path_option(
+    "--csv",
+    "FILE",
+    "File to write, a line for each release: epsilon, epsilon so far, what is left.",
+)
+@path_option(
+    "--closed", "FILE", "Ledger that was closed before this one, to check what was carried over."
+)
 def ledger_show(
-    path: Path, policy: Path | None, delta: float, head: Path | None, csv: Path | None
+    path: Path,
+    policy: Path | None,
+    delta: float,
+    head: Path | None,
+    csv: Path | None,
+    closed: Path | None,
 ) -> None:
-    """Check a ledger's chain and head; show its runs and what was spent, kind by kind. The ledger stays as it is.
+    """Check a ledger, and show its runs and what was spent.
+
+    The ledger stays as it is.
 
     Of a run's own ledger (RUN/ledger/server.jsonl): its parties, and whether it begins in the middle of the run.
     """
     from fedveil.accounting import Policy
+    from fedveil.engines.closing import require_closed
     from fedveil.engines.lifetime import read_head, read_ledger, read_policy
     from fedveil.errors import FieldError
     from fedveil.evidence import spent_of
@@ -102,7 +144,10 @@ def ledger_show(
     )
     if head is not None:
         of_head = _of_head(read_head(path, head))
-    show([runs_of(ledger, lines), spent], [*spent.notes, *late_runs(lines), of_head])
+    if closed is not None:
+        require_closed(path, closed)
+    notes = [*spent.notes, *late_runs(lines), *carried_over(ledger, closed), of_head]
+    show([runs_of(ledger, lines), spent], notes)
 
 
 @ledger.command("check", cls=Command)
@@ -111,10 +156,18 @@ def ledger_show(
     "REPORT.json",
     "Of `fedveil report`; what it says that ledgers carry is added up again.",
 )
-@path_option("--ledgers", "PATH", "A ledger or folder; repeatable.", required=True, multiple=True)
-@path_option("--head", "FOLDER", "Second place of data sets' heads.")
+@path_option(
+    "--ledgers",
+    "PATH",
+    "A ledger, or a folder of ledgers; repeatable.",
+    required=True,
+    multiple=True,
+)
+@path_option("--head", "FOLDER", "Folder of the data sets' heads.")
 def ledger_check(report: Path, ledgers: tuple[Path, ...], head: Path | None) -> None:
-    """Check a report's promises against ledgers, with nothing but this library.
+    """Check a report's promises against ledgers.
+
+    Needs the library alone.
 
     Its pages are compared by `fedveil report --verify`. Exit codes: 1, something does not agree; 5, a promise was not
     checked.
@@ -122,6 +175,20 @@ def ledger_check(report: Path, ledgers: tuple[Path, ...], head: Path | None) -> 
     from fedveil.evidence import check_promises
 
     show_checked(report, check_promises(report, ledgers, head))
+
+
+@ledger.command("receipts", cls=Command)
+@path_argument("run", "RUN", "The run's folder, or its server's ledger.")
+@path_option("--ledgers", "PATH", "A site's ledger or a folder; repeatable.", multiple=True)
+def ledger_receipts(run: Path, ledgers: tuple[Path, ...]) -> None:
+    """Check a run's receipts against ledgers.
+
+    Each accepted share has to be paid for, and all sites have to have seen the same receipts. Ledgers in the run's own
+    folder count, too. Exit codes: 1, something does not agree; 5, no given ledger pays for an accepted share.
+    """
+    from fedveil.evidence import check_receipts
+
+    show_receipts(run, check_receipts(run, ledgers))
 
 
 def of_run(path: Path) -> bool:
@@ -204,6 +271,21 @@ def late_runs(lines: list[str]) -> list[str]:
     ]
 
 
+def carried_over(ledger: "Ledger", checked: Path | None) -> list[str]:
+    """Say what a ledger carries over from the one that was closed before it, which may have been checked."""
+    from fedveil.engines.closing import CLOSED
+    from fedveil.reading import json_of
+
+    before = json_of(ledger.head or "{}").get(CLOSED)
+    if before is None:
+        return []
+    count = sum(times for times, _ in ledger.carried)
+    whole = f"carried over: the costs of {count} releases, of a ledger begun {before['begun']}, sha256 {before['digest']}"
+    if checked is None:
+        return [f"{whole}. Its lines were not looked at (--closed FILE)"]
+    return [f"{whole}. {checked} has these bytes, and its lines cost this"]
+
+
 def _named(path: Path) -> Path:
     from fedveil.errors import FieldError
 
@@ -247,13 +329,16 @@ KEY_FILE = "The key's file, mode 0600; it never leaves the site."
 
 @click.group("keys", no_args_is_help=True)
 def keys() -> None:
-    """A site's key for the secure sums of one study."""
+    """Keep a site's key for the secure sums of one study."""
 
 
 @keys.command("new", cls=Command)
 @path_argument("path", "FILE", KEY_FILE)
 def keys_new(path: Path) -> None:
-    """Make a key, once for a study. Its public half goes into the policies of the other sites, as `peers`."""
+    """Make a key, once for a study.
+
+    The other sites put its public half into their policies, as `peers`.
+    """
     from fedveil.engines.site_keys import make_key
 
     _show_key(make_key(path).public)
@@ -271,7 +356,10 @@ def keys_show(path: Path) -> None:
 @keys.command("end", cls=Command)
 @path_argument("path", "FILE", KEY_FILE)
 def keys_end(path: Path) -> None:
-    """Destroy a key when its study is over. Whoever gets it later unmasks the shares that were recorded."""
+    """Destroy a key when its study is over.
+
+    Whoever gets a key later unmasks the shares that were recorded.
+    """
     from fedveil.engines.site_keys import end_key
 
     key = end_key(path)
@@ -285,13 +373,13 @@ def _show_key(public: bytes) -> None:
     click.echo(f"fingerprint: {fingerprint([public])} (compare it by telephone)")
 
 
-FOLDER = "The node's own: policy.toml, ledgers/, bin/."
-APP = "A .fab file, or an app's folder, which is built."
+FOLDER = "The node's folder, with policy.toml, ledgers/ and bin/."
+APP = "A .fab file, or the folder of an app, which is then built."
 
 
 @click.group("node", no_args_is_help=True)
 def node() -> None:
-    """A node that runs what its operator allows, and protects what leaves."""
+    """Run a Flower node under its operator's policy."""
 
 
 @node.command("init", cls=Command)
@@ -299,12 +387,17 @@ def node() -> None:
 @path_option(
     "--head", "FOLDER", "On another disk: for the ledger's head and its key.", required=True
 )
-@click.option("--dataset", required=True, metavar="NAME", help="Names the ledger: one a data set.")
 @click.option(
-    "--by", required=True, metavar="WHO", help="Who begins it, and why; recorded in the ledger."
+    "--dataset", required=True, metavar="NAME", help="Name of the data set, and of its one ledger."
+)
+@click.option(
+    "--by", required=True, metavar="WHO", help="Who begins the ledger, and why; this is recorded."
 )
 def node_init(folder: Path, head: Path, dataset: str, by: str) -> None:
-    """Write policy, ledger, head, key and commands, and say what is still to decide."""
+    """Write a node's folder: policy, ledger, head, key, commands.
+
+    It says what is still to decide.
+    """
     from fedveil.node.site import begin_site
 
     policy = begin_site(folder, head, dataset, by)
@@ -327,19 +420,24 @@ def node_init(folder: Path, head: Path, dataset: str, by: str) -> None:
 @click.option(
     "--rehearse",
     is_flag=True,
-    help="Have your own client train once on the site's data; releases nothing.",
+    help="Let your own client train once on the site's data; nothing is released.",
 )
 @click.option(
-    "--node-config", default="", metavar="TEXT", help="Of the rehearsal: as for flower-supernode."
+    "--node-config",
+    default="",
+    metavar="TEXT",
+    help="For the rehearsal: what flower-supernode would get.",
 )
 @click.option(
     "--train-config",
     default="",
     metavar="TEXT",
-    help="Of the rehearsal: what servers tell, as lr=0.1.",
+    help="For the rehearsal: what a server would send, such as lr=0.1.",
 )
 def node_check(folder: Path, rehearse: bool, node_config: str, train_config: str) -> None:
-    """Say what binds on this machine and what does not; exit code 2 if something needed is missing.
+    """Check what the node's policy binds on this machine.
+
+    Exit code 2: something needed is missing.
 
     FOLDER is a node's own, or the startup kit of a FLARE site (with local/ and startup/), which is read field by field.
     """
@@ -375,7 +473,10 @@ def node_check(folder: Path, rehearse: bool, node_config: str, train_config: str
 @path_argument("folder", "FOLDER", FOLDER)
 @argument("command", "COMMAND...", "flower-supernode --superlink ...", nargs=-1, required=True)
 def node_start(folder: Path, command: tuple[str, ...]) -> None:
-    """Become flower-supernode (or flower-superexec) with this node's commands in the place of Flower's."""
+    """Start flower-supernode or flower-superexec under the policy.
+
+    The node's own commands take the place of Flower's.
+    """
     from fedveil.node.site import start
 
     start(folder, list(command))
@@ -391,7 +492,10 @@ def node_hash(app: Path) -> None:
 @node.command("key", cls=Command)
 @path_argument("path", "FILE", "The key's file, mode 0600.")
 def node_key(path: Path) -> None:
-    """Make a key that approves apps; its public half goes into policy.node.signers."""
+    """Make a key that approves apps.
+
+    Its public half goes into policy.node.signers.
+    """
     from fedveil.node.bundle import make_signer
 
     click.echo(make_signer(path))
@@ -404,10 +508,13 @@ def node_key(path: Path) -> None:
     "--until",
     required=True,
     type=click.DateTime(formats=["%Y-%m-%d"]),
-    help="The last day (UTC) it holds.",
+    help="Last day (UTC) of the approval.",
 )
 def node_sign(app: Path, key: Path, until: datetime) -> None:
-    """Approve an app's bundle; the line goes into the run's configuration."""
+    """Approve an app's bundle until a day.
+
+    The printed line goes into the run's configuration.
+    """
     from fedveil.node.bundle import APPROVAL, approve
 
     click.echo(f'{APPROVAL}="{approve(key, _sha256(app), until.date())}"')

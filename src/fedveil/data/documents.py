@@ -34,9 +34,9 @@ def load_documents(
     path : str or Path
         A folder in one of these forms. ``images`` and ``masks``: a mask has the name of its image (any suffix; not 0
         means tampered). There may be ``sensitive``: a folder a kind, with masks of where images show that kind (no
-        mask: nowhere). Or the ``data.mdb`` of DocTamper (needs lmdb). Or ``train`` and perhaps ``test``, each in one of
-        these forms; or, as T-SROIE's, of images beside a JSON file such as ``sroie_train_1011.json`` with outlines of
-        forged words.
+        mask: nowhere). Or the ``data.mdb`` of DocTamper (needs lmdb; no ``sensitive``). Or ``train`` and perhaps
+        ``test``, each in one of these forms. Or T-SROIE's: images beside a JSON file such as ``sroie_train_1011.json``
+        with outlines of forged words (``category_id`` 2); images that it does not name are left out.
     tile : int
         Height and width in pixels; smaller documents are refused.
     tiles : int

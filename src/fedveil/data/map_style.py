@@ -10,7 +10,7 @@ from torch import Tensor
 from fedveil.data.arrays import images
 from fedveil.data.labels import Array, classes_in, data_set
 from fedveil.data.sets import DataSet
-from fedveil.errors import FieldError, require_count, require_positive
+from fedveil.errors import FieldError, kind_of, require_count, require_positive
 from fedveil.learning.arrays import array_of, pair_of
 
 
@@ -105,7 +105,7 @@ def _collect(
 ) -> tuple[Tensor, Tensor]:
     """Read all examples and labels of a set."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise FieldError(name, type(dataset).__name__, "must be map-style: have len() and [i]")
+        raise FieldError(name, kind_of(dataset), "must be map-style: have len() and [i]")
     count = len(dataset)
     if not 1 <= count <= max_examples:
         raise FieldError(

@@ -84,7 +84,7 @@ class SourceInfo:
 
     @property
     def here(self) -> str:
-        """The same in words, with the options under which a decoded copy can be loaded."""
+        """Say whether it is available, with the options under which a decoded copy can be loaded."""
         if self.available:
             return "yes"
         needs = f"needs {', '.join(self.missing)}"

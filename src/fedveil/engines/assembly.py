@@ -97,7 +97,7 @@ def initial_broadcast(
         if k > 1 and initial is None:
             raise FieldError(
                 "model",
-                type(model).__name__,
+                kind_of(model),
                 f"{k} hypotheses need `initial`, or a function of models",
             )
     elif callable(model):

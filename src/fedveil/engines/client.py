@@ -15,7 +15,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from fedveil.accounting import OPEN, Entry, Ledger, Policy, Release, Spend, SpendFilter, digest
+from fedveil.accounting import (
+    OPEN,
+    Entry,
+    Ledger,
+    Policy,
+    Receipt,
+    Release,
+    Spend,
+    SpendFilter,
+    digest,
+)
+from fedveil.accounting.receipts import SALT
 from fedveil.engines.client_checks import (
     PROTECT,
     all_made,
@@ -25,6 +36,7 @@ from fedveil.engines.client_checks import (
     require_question,
 )
 from fedveil.engines.party import LineStore, Party, forget
+from fedveil.engines.receipting import paid, require_receipt, seal_of
 from fedveil.errors import BudgetError, FieldError, LedgerError
 from fedveil.layout import Layout
 from fedveil.learning.private import PrivateTrainer
@@ -41,6 +53,8 @@ from fedveil.methods import (
 from fedveil.secure import Site, SumContext
 
 NO_PART = "the site takes no part in this sum"  # all that a server is told of why
+RECEIPT = "receipt"  # keys the salts of receipts
+WORDS = SALT // 8  # numbers of 8 bytes in a salt
 ZERO = "zero"  # keys the stream of zero updates: noise that a failed attempt has drawn is not used again
 
 
@@ -86,6 +100,8 @@ class ClientParty(Party):
         As above, up to date.
     failure : Exception, optional
         Reason why the last answer was a zero update. For the client's own log; it never leaves.
+    left_out : str
+        That the receipt of the last broadcast lacks a share of this client, for its own log; empty if it does not.
     """
 
     def __init__(
@@ -116,6 +132,8 @@ class ClientParty(Party):
         self._trainer = trainer
         self.method, self.layout, self.policy, self.kept = method, layout, policy, kept
         self.failure: Exception | None = None
+        self.left_out = ""
+        self._receipt: Receipt | None = None
         self._local, self._summed = (
             method.client.trust != "central",
             method.client.trust == "trusted sum",
@@ -156,6 +174,12 @@ class ClientParty(Party):
             except FieldError as error:  # the server is told that, and nothing of why
                 self.failure = error
                 return Refusal(NO_PART)
+        try:
+            required = self.policy is not None and self.policy.receipts
+            self._receipt, self.left_out = self._received(public, required)
+        except (FieldError, LedgerError) as error:
+            self.failure = error
+            return Refusal(str(error) if self._site is None else NO_PART)
         known = self.ledger.find(self._key(public.round))
         if known is not None and not self._renews(known):
             return self._again(broadcast, known)
@@ -173,6 +197,10 @@ class ClientParty(Party):
         elif self._source.deployable or attempt:
             self._commit(self._entry(public, attempt, quoted))
         return None
+
+    def seal(self, round_: int) -> str:
+        """Return what leaves with the answer to a round's last question for its receipt; empty without receipts."""
+        return seal_of(self.ledger.find(self._key(round_)))
 
     def forecast_round(self, broadcast: Broadcast) -> Refusal | None:
         """Admit a round and record its quoted cost without answering it: for a forecast of what a run promises.
@@ -339,7 +367,7 @@ class ClientParty(Party):
                 broadcast, self._source.child(party, public.round, ZERO, attempt)
             )
         if not closed and protected is not None:
-            self._commit(self._entry(public, attempt, protected))
+            self._commit(self._entry_paid(broadcast, attempt, protected))
         elif (
             protected is None or known is None or known.digest != _mark(protected)
         ):  # other bits left, and are lost
@@ -355,7 +383,7 @@ class ClientParty(Party):
                 raise BudgetError(
                     f"round {public.round} was answered, and the budget holds no second answer"
                 )
-            self._commit(self._entry(public, attempt, protected))
+            self._commit(self._entry_paid(broadcast, attempt, protected))
         self.state = protected.state
         if self._summed:
             self.kept = max(public.round, self.kept[0]), ()
@@ -385,6 +413,24 @@ class ClientParty(Party):
             broadcast=broadcast, layout=self.layout, failed=True, noised=noised, site=self._site
         )
         return self._protect((Release("model", model),), facts, source)
+
+    def _received(self, public: PublicFacts, required: bool) -> tuple[Receipt | None, str]:
+        """Check the receipt of a broadcast; a client that trusts the server has none."""
+        if not self._local:
+            return None, ""
+        return require_receipt(public, self.ledger.entries, required)
+
+    def _entry_paid(self, broadcast: Broadcast, attempt: int, protected: Protected) -> Entry:
+        """Make the line of a release, with its receipt where the broadcast carried one."""
+        public = broadcast.public
+        entry = self._entry(public, attempt, protected)
+        if self._receipt is None or protected.spend.mechanism == "none":
+            return entry
+        purpose = entry.key[1]
+        salt = self._source.child(self.ledger.party, public.round, RECEIPT, purpose, attempt)
+        words = salt.bits(WORDS).numpy().tobytes()
+        values = paid(broadcast, self._receipt, entry, protected.releases, words)
+        return replace(entry, receipt=values)
 
     def _entry(self, public: PublicFacts, attempt: int, what: Protected | Spend) -> Entry:
         """Make the line of a release, or, given its cost alone, of the intent to make one."""

@@ -66,7 +66,7 @@ def require_question(question: SumContext, public: PublicFacts, site: Site, ledg
         )
         raise FieldError("terms", public.terms, accepted)
     key = release_key(public.round, question)
-    if key in {entry.key for entry in ledger.earlier}:
+    if ledger.was_asked(key):
         raise FieldError(
             "run", public.run, "put this question before: a site answers it in one run alone"
         )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedveil.aggregation import RunningSum
 from fedveil.engines.assembly import client_facts, client_releases, require_success
+from fedveil.engines.memory import require_room
 from fedveil.engines.parties import Parties
 from fedveil.engines.party import COMBINE, SERVER
 from fedveil.engines.rounds import Collected
@@ -104,7 +105,14 @@ class Cohort:
         return dict(zip(cohort, keys, strict=True))
 
     def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
-        """Ask a cohort who takes part, and note the training of those who do."""
+        """Ask a cohort who takes part, and note the training of those who do.
+
+        Raises
+        ------
+        FieldError
+            If their models do not fit into memory.
+        """
+        self._require_room(broadcast, len(partitions))
         admitted: list[int] = []
         refused: dict[int, str] = {}
         answered: dict[int, Releases] = {}
@@ -160,13 +168,35 @@ class Cohort:
             refused=dict(asked.refused),
             trained=asked.partitions,
             loss=_median_loss(learned),
+            asked=len(asked.cohort),
         )
+        for partition in asked.answered:
+            answers.seals[partition] = self._seal(partition, asked.broadcast)
         if isinstance(asked.task.then, Adding):
             answers = replace(answers, added=asked.task.then.end())
         self.answer(asked, dict(zip(asked.partitions, learned, strict=True)), answers)
         if self.local:  # else the server looks at what arrives
             self._look_at(asked, learned, answers)
         return answers
+
+    def _require_room(self, broadcast: Broadcast, clients: int) -> None:
+        """Refuse a round whose models do not fit into memory, before anybody is asked or charged."""
+        models = broadcast.models
+        try:
+            require_room(clients, models.shape[-1], models.element_size())
+        except FieldError:
+            if not self._adds(broadcast, clients):
+                raise
+
+    def _adds(self, broadcast: Broadcast, clients: int) -> bool:
+        """Whether the models of so many clients would be added as they come."""
+        if not self._alone():
+            return False
+        cohort, state = broadcast.public.cohort, self._server.state
+        counts = torch.ones(clients, dtype=torch.float64)
+        return (
+            running_sum(self._method.server, broadcast.models[0], counts, cohort, state) is not None
+        )
 
     def again(self, answers: Collected) -> list[int]:
         """Return those who are left of a secure sum that somebody is missing from: a sum is of all who are asked."""
@@ -199,10 +229,14 @@ class Cohort:
 
     def may_add(self, asked: Asked) -> bool:
         """Whether nobody looks at the model of any client: all train, one by one, and send what they trained."""
+        return self._alone() and not asked.answered
+
+    def _alone(self) -> bool:
+        """Whether clients train one by one, send what they trained, and no probe looks at it."""
         learner = self.parties.learner
         one_by_one = type(learner) is Learner and isinstance(learner.trainer, WorkerTrainer)
         as_trained = type(self._method.client) is TrustedServer
-        return one_by_one and as_trained and not self._lookers and not asked.answered
+        return one_by_one and as_trained and not self._lookers
 
     def answer(
         self, asked: Asked, outcomes: Mapping[int, Learned | Exception], answers: Collected
@@ -226,11 +260,16 @@ class Cohort:
         except Exception as error:  # one client's failure must not end the round
             answers.failed[partition] = _named(error)
             return
+        answers.seals[partition] = self._seal(partition, broadcast)
         if self.local:
             answers.scales[partition] = party.ledger.entries[-1].spend.scale
         failure = party.failure or failure
         if failure is not None:
             answers.zeroed[partition] = _named(failure)
+
+    def _seal(self, partition: int, broadcast: Broadcast) -> str:
+        """Return the seal of a client's answer."""
+        return self.parties.party(partition).seal(broadcast.public.round)
 
     def _trained(self, task: Task) -> Sequence[Learned | Exception]:
         learner = self.parties.learner
@@ -340,7 +379,8 @@ class ObservedServer:
     ) -> Broadcast:
         """Open a round."""
         self._warnings.planned(rounds, cohort)
-        return self._server.open(models, round_, rounds, cohort, roster, attempt)
+        broadcast = self._server.open(models, round_, rounds, cohort, roster, attempt)
+        return self._server.receipted(broadcast)
 
     def asked(self, answers: Collected) -> None:
         """Note nothing: the clients' ledgers are at hand."""
@@ -352,7 +392,14 @@ class ObservedServer:
         arrived = list(answers.replies.values())  # what `combine` holds is gone where it fails
         try:
             opened, log = self._server.combine(
-                broadcast, answers.replies, answers.failed, answers.refused, 1, answers.added
+                broadcast,
+                answers.replies,
+                answers.failed,
+                answers.refused,
+                1,
+                answers.added,
+                answers.seals,
+                answers.asked,
             )
             report = dict(log.report)
         except NoReplyError as error:

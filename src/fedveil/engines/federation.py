@@ -28,7 +28,7 @@ from fedveil.engines.server import ServerParty
 from fedveil.engines.stopping import EarlyStopping
 from fedveil.engines.validators import Validators
 from fedveil.engines.warning import RunWarning, Warnings
-from fedveil.errors import BudgetError, FieldError, require_a, require_rounds
+from fedveil.errors import BudgetError, FieldError, kind_of, require_a, require_rounds
 from fedveil.layout import Layout
 from fedveil.learning import ClientData, Figures, LocalTraining
 from fedveil.learning.answers import TaskKind
@@ -259,7 +259,7 @@ class Federation:
         if on_round is not None and not callable(on_round):
             raise FieldError(
                 "on_round",
-                type(on_round).__name__,
+                kind_of(on_round),
                 "must be a function of a round: lambda record: ...",
             )
         records: list[RoundRecord] = []

@@ -10,7 +10,7 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
-from fedveil.errors import FieldError, require_a
+from fedveil.errors import FieldError, kind_of, require_a
 from fedveil.learning import ClientData
 from fedveil.learning.answers import TaskKind
 from fedveil.learning.arrays import columns_of
@@ -167,10 +167,10 @@ def _input_refusal(error: Exception, module: nn.Module, x: Tensor, i: int) -> Fi
     if "not tuple" in str(error):
         accepted = "a layer such as nn.GRU answers with a tuple, and the next one takes a tensor: in a forward method "
         accepted += "of yours, write out, _ = self.gru(x)"
-        return FieldError("model", type(module).__name__, accepted)
+        return FieldError("model", kind_of(module), accepted)
     if isinstance(error, NotImplementedError):
         accepted = str(error)
-        return FieldError("model", type(module).__name__, accepted)
+        return FieldError("model", kind_of(module), accepted)
     return FieldError(
         f"clients[{i}].x", _kind(x), f"the model cannot take it ({error}){_input_hint(x, module)}"
     )

@@ -15,13 +15,13 @@ import json
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from fedveil.accounting import OPEN
 from fedveil.errors import FieldError, LedgerError
-from fedveil.files import LockedFile, create, write_atomic
+from fedveil.files import LockedFile, create, private_folder, write_atomic
 from fedveil.reading import json_of
 
 
@@ -38,7 +38,8 @@ class Head:
     checksum : str
         Of the last of them; of the first line's chain where there is none.
     announced : str
-        The checksum of the line that is being written, or an empty one.
+        The checksum of the line that is being written, the ledger that is taking this one's place (`following`), or an
+        empty one.
     by, begun : str
         Who made the head, and why; when.
     """
@@ -51,22 +52,32 @@ class Head:
     announced: str = ""
     begun: str = ""
 
-    def extended(self, lines: Sequence[str], first: str) -> "Head":
-        """Make the head of a ledger that agrees with this one, from its further lines; `first` begins the chain.
+    def extended(self, lines: Sequence[str], first: str, before: int = 0) -> "Head":
+        """Make the head of a ledger that agrees with this one, from its further lines.
+
+        Parameters
+        ----------
+        lines : sequence of str
+            All but the first `before`, which this head knows.
+        first : str
+            Checksum of the line before them.
+        before : int
+            Number of lines that are left out.
 
         Raises
         ------
         LedgerError
             If the ledger lacks a line that the head knows, or has one that neither opens an entry nor was announced.
         """
-        if self.count > len(lines) or _last_checksum(lines[: self.count], first) != self.checksum:
+        known = self.count - before
+        if known > len(lines) or _last_checksum(lines[:known], first) != self.checksum:
             why = f"is another at line {self.count} than its head knows"
-            if self.count > len(lines):
-                why = f"has {len(lines)} lines, and its head knows {self.count}"
+            if known > len(lines):
+                why = f"has {before + len(lines)} lines, and its head knows {self.count}"
             raise LedgerError(
                 f"the ledger of {self.dataset!r} {why}: it was put back or edited; restore the last one"
             )
-        for line in lines[self.count :]:
+        for line in lines[known:]:
             if not opens(line) and checksum_of(line) != self.announced:
                 why = f"goes on after the {self.count} lines that its head knows"
                 raise LedgerError(
@@ -75,7 +86,7 @@ class Head:
         return Head(
             self.dataset,
             self.ledger,
-            len(lines),
+            before + len(lines),
             _last_checksum(lines, first),
             self.by,
             "",
@@ -91,17 +102,18 @@ class SecondPlace:
     folder : str or Path
         Named by the operator; not the ledger's own.
     dataset : str
-        Names the two files, ``<dataset>.head`` and ``<dataset>.key``; the latter is locked while the ledger is in use,
-        so that copies of a ledger cannot be used at the same time.
+        Names the files, ``<dataset>.head``, ``<dataset>.key`` and ``<dataset>.sums``; the key's is locked while the
+        ledger is in use, so that copies of a ledger cannot be used at the same time.
 
     Attributes
     ----------
-    key_file : Path
-        The latter.
+    key_file, sums_file : Path
+        The latter two.
     """
 
     def __init__(self, folder: str | Path, dataset: str) -> None:
         self.file, self.key_file = Path(folder) / f"{dataset}.head", Path(folder) / f"{dataset}.key"
+        self.sums_file = Path(folder) / f"{dataset}.sums"
         self._dataset, self._key = dataset, b""
 
     def make(self, ledger: str, count: int, checksum: str, by: str) -> None:
@@ -117,14 +129,15 @@ class SecondPlace:
         if self.file.exists() or self.key_file.exists():
             accepted = "holds a head of this data set: what was spent stays spent. Restore its ledger, or name another"
             raise FieldError("head", str(self.file.parent), accepted)
-        self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self.file.parent)
         self._key = secrets.token_hex(32).encode()
         try:
             create(self.key_file, self._key)
             begun = datetime.now(UTC).isoformat(timespec="seconds")
             self.write(Head(self._dataset, ledger, count, checksum, by, "", begun))
         except OSError:
-            self.key_file.unlink(missing_ok=True)
+            for file in (self.file, self.key_file):  # a head of no ledger would refuse the next
+                file.unlink(missing_ok=True)
             raise
 
     def locked(self) -> LockedFile:
@@ -196,6 +209,9 @@ class SecondPlace:
             ) from error
         if not hmac.compare_digest(mark.encode(), self._mac(head).encode()):
             raise LedgerError(f"{self.file} was edited, or its key is another: restore both")
+        if head.ledger != ledger and head.announced.startswith(following(ledger, "")):
+            begun = head.announced.removeprefix(following(ledger, ""))
+            head = replace(head, ledger=ledger, count=0, checksum=begun, announced="")
         if (head.dataset, head.ledger) != (self._dataset, ledger):
             reason = f"is of another ledger of data set {head.dataset!r}"
             raise LedgerError(
@@ -210,7 +226,16 @@ class SecondPlace:
 
     def _mac(self, head: Head) -> str:
         text = json.dumps([getattr(head, field.name) for field in fields(head)])
-        return hmac.new(self._key, text.encode(), "sha256").hexdigest()
+        return self.mark(text.encode()).decode()
+
+    def mark(self, text: bytes) -> bytes:
+        """Compute the code of a text under the key, 64 hexadecimal digits."""
+        return hmac.new(self._key, text, "sha256").hexdigest().encode()
+
+
+def following(ledger: str, checksum: str) -> str:
+    """Return what a head announces while another ledger, whose chain begins so, takes the place of its own."""
+    return f"next {ledger} {checksum}"
 
 
 def _last_checksum(lines: Sequence[str], first: str) -> str:

@@ -15,8 +15,17 @@ from pathlib import Path
 
 from fedveil.accounting import Ledger, Policy
 from fedveil.engines.ledger_head import Head, SecondPlace, checksum_of, opens
+from fedveil.engines.ledger_sums import (
+    UNSUMMED,
+    Opened,
+    nothing_summed,
+    open_from,
+    read_sums,
+    whole_lines,
+    write_sums,
+)
 from fedveil.errors import FieldError, LedgerError
-from fedveil.files import LockedFile, create, sync
+from fedveil.files import LockedFile, create, private_folder, sync
 from fedveil.methods import METHODS, require_method
 from fedveil.reading import json_of, toml_of
 
@@ -47,9 +56,9 @@ def begin_ledger(
     FieldError
         If there is one already, or a head of one: it is not replaced.
     """
-    path = _path(folder, dataset)
-    place = _second_place(head, path, "begin_ledger(..., head=FOLDER)")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = path_of(folder, dataset)
+    place = second_place(head, path, "begin_ledger(..., head=FOLDER)")
+    private_folder(path.parent)
     begun = datetime.now(UTC).isoformat(timespec="seconds")
     first = json.dumps(
         {"dataset": str(dataset), "by": by, "begun": begun, "id": secrets.token_hex(16)}
@@ -62,7 +71,7 @@ def begin_ledger(
         ) from error
     try:
         sync(path.parent)
-        place.make(_id(first), 0, Ledger("", str(dataset), first).checksum, by)
+        place.make(id_of(first), 0, Ledger("", str(dataset), first).checksum, by)
     except BaseException:
         path.unlink()
         raise
@@ -90,13 +99,13 @@ def make_head(
     LedgerError
         If the ledger was edited, or is in use.
     """
-    path = _path(folder, dataset)
-    place = _second_place(head, path, "make_head(..., head=FOLDER)")
-    with _opened(path) as file:
-        ledger, lines, torn = _parsed(path, file.content(), "")
+    path = path_of(folder, dataset)
+    place = second_place(head, path, "make_head(..., head=FOLDER)")
+    with locked_ledger(path) as file:
+        ledger, lines, torn = parsed(path, file.content(), "")
         file.cut(torn)
-        place.make(_id(ledger.head or ""), len(lines), ledger.checksum, by)
-        return place.read(_id(ledger.head or ""))
+        place.make(id_of(ledger.head or ""), len(lines), ledger.checksum, by)
+        return place.read(id_of(ledger.head or ""))
 
 
 class LifetimeLedger:
@@ -118,8 +127,8 @@ class LifetimeLedger:
     def __init__(
         self, folder: str | Path, dataset: str | int, run: str, *, head: str | Path | None = None
     ) -> None:
-        self.path, self._run, self._dataset = _path(folder, dataset), run, str(dataset)
-        self._place = _second_place(
+        self.path, self._run, self._dataset = path_of(folder, dataset), run, str(dataset)
+        self._place = second_place(
             head, self.path, "LifetimeLedger(..., head=FOLDER); on a node, privacy.head"
         )
         self.ledger = Ledger(run, self._dataset, "")
@@ -139,19 +148,33 @@ class LifetimeLedger:
             If another process holds it, it is not this data set's, a line was edited, or its head knows of others.
         """
         with ExitStack() as stack:
-            self._file = stack.enter_context(_opened(self.path))
+            self._file = stack.enter_context(locked_ledger(self.path))
             self._place.know(stack.enter_context(self._place.locked()).handle)
-            self.ledger, lines, torn = _parsed(self.path, self._file.content(), self._run)
-            known = self._place.read(_id(self.ledger.head or ""))
-            self._head = known.extended(
-                lines, Ledger(self._run, self._dataset, self.ledger.head).checksum
-            )
-            self._file.cut(torn)  # never written whole, so its release never left
+            first = _first_line(self.path, self._file.first_line())
+            known = self._place.read(id_of(first))
+            opened = self._opened_from(self._file, first, known)
+            self.ledger = opened.ledger
+            self._head = opened.extended(known)
+            self._file.cut(opened.torn)  # never written whole, so its release never left
             if self._head != known:
                 self._place.write(self._head)
-            self._lines = set(lines)
+            if len(opened.since) > UNSUMMED:
+                write_sums(self._place, opened.summed())
+            self._lines = {*opened.own, *opened.since}
             self._stack = stack.pop_all()
         return self
+
+    def _opened_from(self, file: LockedFile, first: str, known: Head) -> Opened:
+        """Open the ledger from its sums; from all its lines where there are none, or they do not go with it."""
+        none = nothing_summed(known.ledger, self._dataset, first)
+        sums = read_sums(self._place, known.ledger) or none
+        if sums.count <= known.count:
+            try:
+                return open_from(sums, file, self._run, self._dataset, first)
+            except (LedgerError, ValueError, KeyError, TypeError):
+                if not sums.count:
+                    raise
+        return open_from(none, file, self._run, self._dataset, first)
 
     def __exit__(self, *error: object) -> None:
         """Let other processes in."""
@@ -196,7 +219,7 @@ def read_ledger(path: Path) -> tuple[Ledger, list[str], int]:
     LedgerError
         If the file is no lifetime ledger, or was edited.
     """
-    return _parsed(path, path.read_bytes(), "")
+    return parsed(path, path.read_bytes(), "")
 
 
 def ledger_id(folder: str | Path, dataset: str | int) -> str:
@@ -208,11 +231,11 @@ def ledger_id(folder: str | Path, dataset: str | int) -> str:
         If there is none.
     """
     try:
-        with _path(folder, dataset).open(encoding="utf-8") as file:
-            return _id(file.readline().rstrip("\n"))
+        with path_of(folder, dataset).open(encoding="utf-8") as file:
+            return id_of(file.readline().rstrip("\n"))
     except (OSError, ValueError) as error:
         raise LedgerError(
-            f"{_path(folder, dataset)} is no lifetime ledger: begin it first"
+            f"{path_of(folder, dataset)} is no lifetime ledger: begin it first"
         ) from error
 
 
@@ -225,8 +248,8 @@ def read_head(path: Path, head: str | Path) -> Head:
         If there is no head, or the ledger and it do not agree.
     """
     ledger, lines, _ = read_ledger(path)
-    line = _second_place(head, path, "--head FOLDER").look(_id(ledger.head or ""))
-    line.extended(lines, Ledger("", path.stem, ledger.head).checksum)
+    line = second_place(head, path, "--head FOLDER").look(id_of(ledger.head or ""))
+    line.extended(lines, begins_with(ledger))
     return line
 
 
@@ -256,7 +279,12 @@ def read_policy(policy: Policy | str | Path | None) -> Policy | None:
     return policy
 
 
-def _opened(path: Path) -> LockedFile:
+def begins_with(ledger: Ledger) -> str:
+    """Return the checksum that the first line of a lifetime ledger begins its chain with."""
+    return Ledger("", ledger.party, ledger.head).checksum
+
+
+def locked_ledger(path: Path) -> LockedFile:
     """The file of a ledger, which is there."""
     if not path.exists():
         call = f"begin_ledger({str(path.parent)!r}, {path.stem!r}, by=..., head=...)"
@@ -267,23 +295,38 @@ def _opened(path: Path) -> LockedFile:
     return LockedFile(path)
 
 
-def _parsed(path: Path, content: bytes, run: str) -> tuple[Ledger, list[str], int]:
-    whole, end, torn = content.rpartition(b"\n")
+def parsed(path: Path, content: bytes, run: str) -> tuple[Ledger, list[str], int]:
+    """Read a lifetime ledger's bytes, as `read_ledger` does, as a run sees it."""
+    line, end, rest = content.partition(b"\n")
+    first = _first_line(path, line + end)
+    lines, torn = whole_lines(rest, path.stem)
+    return Ledger.parse(run, path.stem, lines, first), lines, torn
+
+
+def _first_line(path: Path, line: bytes) -> str:
+    """Return the first line of a data set's ledger, without its end.
+
+    Raises
+    ------
+    LedgerError
+        If it is not whole, or of another data set.
+    """
     try:
-        head, *lines = whole.decode().split("\n")
-        if not end or json_of(head)["dataset"] != path.stem:
+        first = line.decode()
+        if not first.endswith("\n") or json_of(first)["dataset"] != path.stem:
             raise ValueError(f"its first line is not that of the ledger of data set {path.stem!r}")
     except (ValueError, KeyError, TypeError) as error:
         raise LedgerError(f"{path} is no lifetime ledger: {error}") from error
-    return Ledger.parse(run, path.stem, lines, head), lines, len(torn)
+    return first.removesuffix("\n")
 
 
-def _id(first: str) -> str:
+def id_of(first: str) -> str:
     """The id of a ledger: a digest of its first line."""
     return hashlib.sha256(first.encode()).hexdigest()
 
 
-def _path(folder: str | Path, dataset: str | int) -> Path:
+def path_of(folder: str | Path, dataset: str | int) -> Path:
+    """Return the path of a data set's ledger."""
     name = str(dataset)
     if not name.replace("-", "").replace("_", "").isalnum():
         raise FieldError("dataset", name, "must be letters, digits, - and _: it names a file")
@@ -298,7 +341,8 @@ def require_head(head: str | Path | None, where: str) -> Path:
     return Path(head)
 
 
-def _second_place(given: str | Path | None, path: Path, where: str) -> SecondPlace:
+def second_place(given: str | Path | None, path: Path, where: str) -> SecondPlace:
+    """Return the second place of a ledger, refusing none and the ledger's own folder."""
     head = require_head(given, where)
     if head.resolve() in (path.parent.resolve(), path.resolve().parent):
         raise FieldError(

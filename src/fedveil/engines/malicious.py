@@ -8,6 +8,7 @@ of such a client says anything. A label flip overrides `data`; a crafted vector 
 ``turn.start + vector``.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -89,7 +90,7 @@ class Behaviour(Parameters):
     omniscient : bool
         Whether it is shown the honest updates of the round.
     bypass : bool
-        Whether it leaves its method's protection out. Not under Flower, where such a node runs no privacy mod at all.
+        Whether it leaves its method's protection out; under Flower such a node claims to run the privacy mod.
 
     Examples
     --------
@@ -105,6 +106,9 @@ class Behaviour(Parameters):
 
     omniscient: ClassVar[bool] = False
     bypass: bool = False
+
+    def __init__(self, *, bypass: bool = False) -> None:
+        object.__setattr__(self, "bypass", bypass)  # subclasses may be frozen
 
     def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
         """Return the data of a round (counted from 1) in place of its own; called in every round it takes part in."""
@@ -234,8 +238,14 @@ class MaliciousCohort(Cohort):
                 outcome = error
             if behaviour.bypass:
                 self._bypass(partition, outcome, answers)
+                answers.seals[partition] = self._own_seal(partition, asked.broadcast)
             else:
                 self.reply(partition, outcome, asked.broadcast, answers)
+
+    def _own_seal(self, partition: int, broadcast: Broadcast) -> str:
+        """Make up a seal, which no ledger's line has."""
+        made = f"bypass {self.parties.seed} {broadcast.public.round} {partition}"
+        return hashlib.sha256(made.encode()).hexdigest()
 
     def _bypass(self, partition: int, outcome: Learned | Exception, answers: Collected) -> None:
         """Send what was trained as it is; under local trust no other release than a model is expected of a client."""
@@ -265,8 +275,53 @@ def _honest_updates(
     return honest_updates(broadcast, trained, sent)
 
 
-def behaving(train: Train, behaviours: Mapping[int, Behaviour]) -> Train:
-    """Wrap the training of single clients, some of which are malicious and see no other's update."""
+class Collusion:
+    """What the malicious clients of a round know of each other and of the honest ones, where one process plays all.
+
+    The honest ones have to be asked first.
+    """
+
+    def __init__(self) -> None:
+        self._broadcast: Broadcast | None = None
+        self._fellows: tuple[int, ...] = ()
+        self._learned: dict[int, Learned] = {}
+        self._sent: Callable[[int], Tensor | None] = lambda partition: None
+
+    def begin(
+        self,
+        broadcast: Broadcast,
+        fellows: Sequence[int],
+        sent: Callable[[int], Tensor | None],
+    ) -> None:
+        """Begin a round; `sent` finds the model [d] that an honest client of it has sent."""
+        self._broadcast, self._fellows, self._sent = broadcast, tuple(fellows), sent
+        self._learned.clear()
+
+    def learned(self, partition: int, learned: Learned) -> None:
+        """Note what an honest client has trained."""
+        self._learned[partition] = learned
+
+    def fellows_of(self, partition: int) -> tuple[int, ...]:
+        """Return the malicious clients that are asked in this round, this one included."""
+        return self._fellows or (partition,)
+
+    def seen(self) -> tuple[Tensor, Tensor] | None:
+        """Return ``(Turn.honest, Turn.released)``; None before the first round."""
+        if self._broadcast is None:
+            return None
+        sent = {}
+        for partition in self._learned:
+            model = self._sent(partition)
+            if model is not None:
+                sent[partition] = model
+        return honest_updates(self._broadcast, self._learned, sent)
+
+
+def behaving(
+    train: Train, behaviours: Mapping[int, Behaviour], collusion: Collusion | None = None
+) -> Train:
+    """Wrap the training of single clients, some of which are malicious; without a collusion each sees itself alone."""
+    known = Collusion() if collusion is None else collusion
 
     def trained(
         broadcast: Broadcast,
@@ -277,10 +332,14 @@ def behaving(train: Train, behaviours: Mapping[int, Behaviour]) -> Train:
     ) -> Learned:
         partition = key[2]
         if partition not in behaviours:
-            return train(broadcast, data, key, needs, sources)
+            learned = train(broadcast, data, key, needs, sources)
+            known.learned(partition, learned)
+            return learned
         behaviour = behaviours[partition]
         learned = train(broadcast, behaviour.data(data, partition, key[1]), key, needs, sources)
-        return _with_crafted(behaviour, partition, broadcast, learned, (partition,))
+        seen = known.seen() if behaviour.omniscient else None
+        fellows = known.fellows_of(partition)
+        return _with_crafted(behaviour, partition, broadcast, learned, fellows, seen)
 
     return trained
 

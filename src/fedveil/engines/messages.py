@@ -17,6 +17,7 @@ from fedveil.methods import Broadcast, ClientSide, PublicFacts, Releases
 COUNT, METRICS_KEY = "num-examples", "metrics"
 INDEX = "fedveil.index"  # of the hypothesis that IFCA reports, beside the metrics
 PUBLIC, REPLY = "fedveil.public", "fedveil.reply"
+SEAL = "seal"  # of a reply's receipt, in its mark
 MOST_METRICS = 64
 
 
@@ -150,6 +151,12 @@ def require_mark(mark: Mapping[str, Any], client: ClientSide) -> bool:
             f"a client protects as {given}, the server expects {wanted}: give both the same method"
         )
     return mark.get("counted") is True
+
+
+def seals_of(mark: Mapping[str, Any], partition: int) -> dict[int, str]:
+    """Return the seal of a marked reply by its partition; nothing where there is none."""
+    sealed = mark.get(SEAL)
+    return {partition: sealed} if isinstance(sealed, str) else {}
 
 
 def whole(record: str, key: str, values: Mapping[str, Any]) -> int:

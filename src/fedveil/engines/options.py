@@ -116,7 +116,7 @@ class Evaluation(Parameters):
 
 @dataclass(frozen=True)
 class PerClient:
-    """A method some of whose clients have their own parameters (epsilon, clip, ...).
+    """Method with parameters of their own (epsilon, clip, ...) for some clients.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class PerClient:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution(Parameters):
-    """Execution of a federation, apart from what it is: for runners and measurements.
+    """Options of how a federation is carried out: trainer, threads, where ledgers are kept.
 
     Parameters
     ----------

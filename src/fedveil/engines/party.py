@@ -5,6 +5,7 @@ Each holds state, filter and ledger; the order is admit, draw, commit, hand over
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from fedveil.accounting import OPEN, Entry, Ledger, Policy, Spend, SpendFilter, digest
 from fedveil.errors import BudgetError, FieldError, LedgerError, require_a
@@ -133,8 +134,9 @@ class Party:
         purpose: str,
         make: Callable[[Source], tuple[Releases, Spend]],
         once: bool = False,
+        receipt: Callable[[str], Mapping[str, Any]] | None = None,
     ) -> Releases:
-        """Draw a release, commit it, and return it only then.
+        """Draw a release, commit it with the receipt of its digest, and return it only then.
 
         A release already committed under this key is handed over again if the draw gives the same bits; otherwise it
         is drawn under the next attempt, charged again and committed again, or refused if there may be one `once`.
@@ -160,7 +162,10 @@ class Party:
                 raise BudgetError(
                     f"round {round_}: the {self.ledger.party}'s budget is used up; {stands}"
                 )
-            self._commit(Entry((round_, purpose), attempt, mark, spend, self._source.kind))
+            entry = Entry((round_, purpose), attempt, mark, spend, self._source.kind)
+            if receipt is not None:
+                entry = replace(entry, receipt=receipt(mark))
+            self._commit(entry)
             return releases
 
     def _recorded(self, round_: int) -> str:

@@ -40,6 +40,10 @@ class Collected:
         server cannot tell.
     loss : float, optional
         Median training loss of those who trained.
+    seals : dict of int to str
+        What the replies' receipts are made with, by partition.
+    asked : int
+        Number of clients that were asked the question.
     """
 
     replies: dict[int, Releases] = field(default_factory=dict)
@@ -51,6 +55,8 @@ class Collected:
     scales: dict[int, tuple[float, ...]] = field(default_factory=dict)
     zeroed: dict[int, str] = field(default_factory=dict)
     loss: float | None = None
+    seals: dict[int, str] = field(default_factory=dict)
+    asked: int = 0
 
     def followed_by(self, later: "Collected") -> "Collected":
         """Add the replies to a second question; who is missing is known by the last question to each."""

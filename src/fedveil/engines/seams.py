@@ -81,7 +81,7 @@ class Seen:
 
 
 class Probe(Protocol):
-    """Measures a round, and may keep tensors of it for an attack. Tensors it keeps do not outlive the process.
+    """Probe that measures a round, and may keep tensors of it for an attack. Tensors it keeps do not outlive the process.
 
     Attributes
     ----------

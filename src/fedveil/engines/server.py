@@ -3,12 +3,13 @@
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Ledger, Release, Spend, SpendFilter, digest
+from fedveil.accounting import Ledger, Receipt, Release, Spend, SpendFilter, digest
 from fedveil.aggregation import RunningSum
 from fedveil.engines.assembly import AnyMethod, resolve_method
 from fedveil.engines.party import (
@@ -21,6 +22,7 @@ from fedveil.engines.party import (
     forget,
     lacking_rounds,
 )
+from fedveil.engines.receipting import has_receipts, leaves_of, receipt_before, receipt_of
 from fedveil.errors import (
     BudgetError,
     FieldError,
@@ -206,6 +208,13 @@ class ServerParty(Party):
             )
         return Broadcast(models=models, public=public)
 
+    def receipted(self, broadcast: Broadcast) -> Broadcast:
+        """Add the receipt of the round before, where sites need not trust the server; see docs/receipts.md."""
+        if not has_receipts(self.method, broadcast):
+            return broadcast
+        receipt = receipt_before(self.ledger, broadcast.public.round, self.ledger.run)
+        return replace(broadcast, public=replace(broadcast.public, receipt=receipt.text))
+
     def resume(self, models: Tensor, round_: int, state: Any) -> None:
         """Go on from the models [k, d] of a round (0: from the first ones).
 
@@ -265,6 +274,8 @@ class ServerParty(Party):
         refused: Mapping[int, str] | None = None,
         least: int = 1,
         added: RunningSum | None = None,
+        seals: Mapping[int, str] | None = None,
+        asked: int = 0,
     ) -> tuple[Broadcast, Round]:
         """Drop unusable replies, combine the rest, commit, and open the next round.
 
@@ -280,6 +291,10 @@ class ServerParty(Party):
             Usable replies that a round needs.
         added : RunningSum, optional
             The sum of the models, where replies hold none.
+        seals : mapping of int to str, optional
+            By partition, what the replies' receipts are made with; needed if the broadcast carried a receipt.
+        asked : int
+            Number of sites that were asked, for the receipt.
 
         Raises
         ------
@@ -291,7 +306,15 @@ class ServerParty(Party):
         """
         self.require_rounds(broadcast.public.round - 1)
         public = broadcast.public
-        together, partitions, invalid = self._admitted(replies, broadcast.models[0], added)
+        leaves: dict[int, str] = {}
+        unsealed: dict[int, str] = {}
+        if public.receipt:
+            leaves, unsealed = leaves_of(broadcast, replies, seals or {})
+        sealed = {
+            partition: replies[partition] for partition in replies if partition not in unsealed
+        }
+        together, partitions, invalid = self._admitted(sealed, broadcast.models[0], added)
+        invalid = {**unsealed, **invalid}
         failed, refused = _cleaned(failed), _cleaned(refused)
         _require_enough(public.round, len(partitions), least, {**failed, **invalid}, refused)
         facts = self._facts(broadcast, together, partitions)
@@ -303,9 +326,13 @@ class ServerParty(Party):
             result[:] = [combined]
             return (Release("model", combined.models),), combined.spend
 
-        self._draw(public.round, COMBINE, make, once=self._once)
+        receipt = None
+        if public.receipt:
+            accepted = [leaves[partition] for partition in partitions]
+            receipt = partial(self._receipt, broadcast, accepted, asked)
+        self._draw(public.round, COMBINE, make, once=self._once, receipt=receipt)
         combined, self.state = result[0], result[0].state
-        following = replace(public, round=public.round + 1, roster=(), attempt=0)
+        following = replace(public, round=public.round + 1, roster=(), attempt=0, receipt="")
         opened = Broadcast(models=combined.models, public=following)
         log = Round(
             public.round,
@@ -317,6 +344,13 @@ class ServerParty(Party):
             combined.spend,
         )
         return opened, log
+
+    def _receipt(
+        self, broadcast: Broadcast, leaves: Sequence[str], asked: int, model: str
+    ) -> Mapping[str, Any]:
+        """Return the receipt of a round, for its ledger line."""
+        before = Receipt.parse(broadcast.public.receipt)
+        return receipt_of(broadcast, leaves, asked, model, before).values()
 
     def _require_declared(self, spend: Spend) -> None:
         """Refuse a promise that the server side does not declare: cohorts and figures followed what it declares."""

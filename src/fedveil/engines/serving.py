@@ -266,6 +266,7 @@ class Serving:
     ) -> Broadcast:
         """Open a round, and note what a client is to spend on it: the quote that it makes itself, which is public."""
         broadcast = self.server.open(models, round_, rounds, cohort, roster, attempt)
+        broadcast = self.server.receipted(broadcast)
         side = self.server.method.client
         quoted = side.quote(broadcast, side.init())
         if isinstance(quoted, Spend):
@@ -281,7 +282,13 @@ class Serving:
     def close(self, broadcast: Broadcast, answers: Collected) -> tuple[Tensor, Round]:
         """Combine a round, keep and tell it: the next models [k, d], and the round."""
         opened, log = self.server.combine(
-            broadcast, answers.replies, answers.failed, answers.refused, self._least
+            broadcast,
+            answers.replies,
+            answers.failed,
+            answers.refused,
+            self._least,
+            seals=answers.seals,
+            asked=answers.asked,
         )
         self.history.append(log)
         self.warnings.planned(self.rounds, broadcast.public.cohort)

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedveil.accounting import Policy, SumPolicy
 from fedveil.engines.deployed import RUN
 from fedveil.engines.lifetime import ledger_id
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, kind_of
 from fedveil.files import LEDGER, read_private, write_private
 from fedveil.mechanisms import Source
 from fedveil.secure import PublicKey, Site, SiteKey, roster
@@ -127,7 +127,7 @@ class SiteKeys:
         for key in given:
             if not isinstance(key, SiteKey):
                 raise FieldError(
-                    "keys", type(key).__name__, "must be site keys: fedveil.SiteKey.new()[0]"
+                    "keys", kind_of(key), "must be site keys: fedveil.SiteKey.new()[0]"
                 )
         roster((key.public for key in given), "keys")
         if given and len(given) != clients:

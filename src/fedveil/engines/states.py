@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, kind_of
 
 PlainValue = int | float | str | bool
 
@@ -32,7 +32,7 @@ def pack(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Pla
             values[key] = value
         elif value is not None:
             raise FieldError(
-                key, type(value).__name__, "a state holds tensors, plain values, None or states"
+                key, kind_of(value), "a state holds tensors, plain values, None or states"
             )
     return tensors, values
 

@@ -94,11 +94,15 @@ class Validators:
         asked = self._asked(round_)
         if not asked:
             return None
-        losses = self._losses([self.clients[partition] for partition in asked], models)
-        value = self._released(asked, losses, round_)
+        value = self._validated(asked, models, round_)
         if value is not None:
             self.best = self.rule.following(self.best, value, round_, models)
         return value
+
+    def _validated(self, asked: Sequence[int], models: Tensor, round_: int) -> float | None:
+        """Measure models [k, d], and return the loss as it is released."""
+        losses = self._losses([self.clients[partition] for partition in asked], models)
+        return self._released(asked, losses, round_)
 
     def forecast(self, round_: int) -> None:
         """Release losses of zero where some are due: for a forecast of their cost, which no loss changes."""

@@ -67,6 +67,16 @@ class Warnings:
         if self._method.noisy is not None:
             self.protected([()] * cohort, cohort)
 
+    def unread(self, models: int) -> None:
+        """Look at training code that does not say which of a broadcast's models it took."""
+        if models > 1:
+            all_of = f"the broadcast has {models} models, and training code does not say which one it took: the first "
+            all_of += "counts as its choice, and nobody trains the others"
+            self.say(
+                "unread",
+                f"{all_of}. Read them all (read_broadcast), and answer with write_facts(chosen=...)",
+            )
+
     def noise(self, ratio: float, clip: float, longest: float, layers: bool = False) -> None:
         """Compare the noise on what a round (or a noisy step) averages with the clip and with the median update.
 

@@ -178,7 +178,7 @@ def books_of_sites(
     books: Mapping[str, Book], told: Mapping[str, Any], sets: Mapping[str, Book]
 ) -> dict[str, Book]:
     """Return the part of clients' own data sets' ledgers that belongs to one deployed run (arguments of `carried`)."""
-    runs = _runs_of_sites(books, told)
+    runs = runs_of_sites(books, told)
     found = {}
     for name, whole in sets.items() if runs else ():
         book = whole.of(*runs)
@@ -187,7 +187,7 @@ def books_of_sites(
     return found
 
 
-def _runs_of_sites(books: Mapping[str, Book], told: Mapping[str, Any]) -> list[str]:
+def runs_of_sites(books: Mapping[str, Book], told: Mapping[str, Any]) -> list[str]:
     """Return the framework's ids of a deployed run: one, and more if its server went on."""
     openings: Sequence[Mapping[str, Any]] = books[SERVER].ledger.openings if SERVER in books else ()
     named = [one.get(RUN_OF_SITES) for one in openings or (told,)]

@@ -115,7 +115,7 @@ def spent_of(ledger: "Ledger", policy: "Policy") -> Table:
         rows.append([name, str(count), costs, shown(limit, "g"), left])
     numbers = ("releases", "spent", "allowed", "left")
     notes = [
-        "A release begun and not closed counts like any other. Left of a mu: what one more release may cost."
+        "A release that was begun and not closed counts, too. What is left of a mu is the cost that one more release may have."
     ]
     doubts = Counter(entry.doubt for entry in ledger.all_entries if entry.doubt)
     for doubt, count in doubts.items():

@@ -1,6 +1,8 @@
 """Numbers of the arithmetic behind a figure, one for each path of training, and versions of packages."""
 
 import platform
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -45,3 +47,26 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
+
+
+def machine() -> dict[str, str | int]:
+    """Return the kind of this machine, on which the last bits of a run depend; nothing that names it."""
+    return {
+        "processor": _processor(),
+        "instruction set": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+@cache
+def _processor() -> str:
+    """Return the processor's model, as Linux tells it; elsewhere its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return f"{platform.machine()}, {value.strip()}"
+    return platform.machine()

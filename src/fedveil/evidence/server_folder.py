@@ -229,10 +229,12 @@ class ServerFolder:
         """Write the last released model and the summary, and unlock the folder."""
         self._ledgers.flush()
         if not self._finished:
-            state_dicts = [self._layout.views(model) for model in models]
-            write_result(
-                self.path, state_dicts, self._summary(serving, stopped, clients), self.about
-            )
+            named = [self._layout.views(model) for model in models]
+            best = None
+            if serving.best.models is not None:
+                best = [self._layout.views(model) for model in serving.best.models]
+            summary = self._summary(serving, stopped, clients)
+            write_result(self.path, named, summary, self.about, best)
         self.leave()
 
     def leave(self) -> None:

@@ -9,9 +9,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedveil.accounting import Guarantee
-from fedveil.evidence.numerics import numerics_of, versions
+from fedveil.evidence.numerics import machine, numerics_of, versions
 from fedveil.evidence.rows import MEASURES, Row, last_rounds, noise_over_rounds
-from fedveil.files import MODEL, write_atomic
+from fedveil.files import BEST, MODEL, write_atomic
 from fedveil.home.description import DESCRIPTION, Description
 from fedveil.layout import Layout
 from fedveil.methods import Method
@@ -48,6 +48,7 @@ def core_of(
         "replies": replies,
         "dimension": layout.size,
         "versions": versions(),
+        "machine": machine(),
         "numerics": numerics_of(noisy is not None, trainer, person=persons),
         "seconds": {"rounds": round(sum(row["seconds"] for row in rows), 3)},
     }
@@ -58,16 +59,27 @@ def write_result(
     models: Sequence[Mapping[str, Tensor]],
     summary: Mapping[str, Any],
     about: Description | None = None,
+    best: Sequence[Mapping[str, Tensor]] | None = None,
 ) -> None:
-    """Write the last released model or hypotheses, their description, and then the summary, which finishes a run."""
+    """Write the last released model or hypotheses, their description, and then the summary, which finishes a run.
+
+    `best` are those of the round whose validation loss was the lowest; they lie in a file of their own.
+    """
+    weights = _packed(models)
+    write_atomic(folder / MODEL, weights)
+    if best is not None:
+        write_atomic(folder / BEST, _packed(best))
+    if about is not None:
+        description = about.of(weights, len(models)).promising(summary)
+        write_atomic(folder / DESCRIPTION, description.to_text().encode())
+    write_atomic(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+
+
+def _packed(models: Sequence[Mapping[str, Tensor]]) -> bytes:
+    """Return models as a safetensors file: several are told apart by the names of their arrays."""
     arrays = {}
     for number, named in enumerate(models):
         prefix = "" if len(models) == 1 else f"hypothesis.{number}."
         for name, value in named.items():
             arrays[prefix + name] = value.detach().cpu().contiguous().clone()
-    weights = save(arrays, metadata={"format": "pt"})
-    write_atomic(folder / MODEL, weights)
-    if about is not None:
-        description = about.of(weights, len(models)).promising(summary)
-        write_atomic(folder / DESCRIPTION, description.to_text().encode())
-    write_atomic(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+    return save(arrays, metadata={"format": "pt"})

@@ -7,11 +7,11 @@ from fedveil.registry import lazy
 _OFFERED = {  # by module; a whole module stands under its package
     "fedveil.files.disk": "LOCK FolderLock InUseError append make_folder write_atomic",
     "fedveil.files.folders": (
-        "AUDIT CELLS COMPARISON CONFIG MODEL RUN RUN_ID SERVERS_LEDGER SPEC STUDY kind_of refuse_others "
+        "AUDIT BEST CELLS COMPARISON CONFIG MODEL RUN RUN_ID SERVERS_LEDGER SPEC STUDY kind_of refuse_others "
         "refuse_strangers refuse_used remedy require_begun unused"
     ),
     "fedveil.files.ledgers": "SERVER SHARED LedgerFiles Ledgers LineStore",
-    "fedveil.files.locked": "LEDGER LockedFile create lock read_private sync wait_for write_private",
+    "fedveil.files.locked": "LEDGER LockedFile create lock private_folder read_private sync wait_for write_private",
 }
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedveil.files.disk import make_folder as make_folder
     from fedveil.files.disk import write_atomic as write_atomic
     from fedveil.files.folders import AUDIT as AUDIT
+    from fedveil.files.folders import BEST as BEST
     from fedveil.files.folders import CELLS as CELLS
     from fedveil.files.folders import COMPARISON as COMPARISON
     from fedveil.files.folders import CONFIG as CONFIG
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from fedveil.files.locked import LockedFile as LockedFile
     from fedveil.files.locked import create as create
     from fedveil.files.locked import lock as lock
+    from fedveil.files.locked import private_folder as private_folder
     from fedveil.files.locked import read_private as read_private
     from fedveil.files.locked import sync as sync
     from fedveil.files.locked import wait_for as wait_for

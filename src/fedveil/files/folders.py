@@ -8,6 +8,7 @@ from fedveil.errors import FieldError
 
 CONFIG = "config.toml"
 MODEL = "model.safetensors"
+BEST = "best.safetensors"
 RUN_ID = "checkpoint/run.json"
 SPEC = "spec.json"
 SERVERS_LEDGER = "ledger/server.jsonl"

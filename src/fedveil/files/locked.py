@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 from fedveil.errors import FieldError, LedgerError
 
@@ -109,11 +110,24 @@ class LockedFile:
         _unlock(self.handle)
         os.close(self.handle)
 
-    def content(self) -> bytes:
-        """Read all bytes."""
-        os.lseek(self.handle, 0, os.SEEK_SET)
-        with os.fdopen(os.dup(self.handle), "rb") as file:
-            return file.read()
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return os.fstat(self.handle).st_size
+
+    def content(self, start: int = 0, end: int | None = None) -> bytes:
+        """Read the bytes from `start` up to `end`; by default all."""
+        with self._opened_at(start) as file:
+            return file.read() if end is None else file.read(end - start)
+
+    def first_line(self) -> bytes:
+        """Read the first line, with its end."""
+        with self._opened_at(0) as file:
+            return file.readline()
+
+    def _opened_at(self, start: int) -> BinaryIO:
+        os.lseek(self.handle, start, os.SEEK_SET)
+        return os.fdopen(os.dup(self.handle), "rb")
 
     def cut(self, length: int) -> None:
         """Cut `length` bytes off the end."""
@@ -159,6 +173,15 @@ def sync(path: Path) -> None:
             os.close(handle)
 
 
+def private_folder(path: Path) -> None:
+    """Make a folder for its owner alone, with missing parents, and wait until the disk holds their names."""
+    if path.is_dir():
+        return
+    private_folder(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+    sync(path.parent)
+
+
 def create(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write a new file and wait for the disk; a failed write leaves none.
 
@@ -201,9 +224,10 @@ def write_private(path: str | Path, first: str, secret: bytes) -> None:
         If the file exists: an overwritten key could not be used again.
     """
     file = Path(path).expanduser()
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(file.parent)
     try:
         create(file, f"{first}\n{secret.hex()}\n".encode())
+        sync(file.parent)
     except FileExistsError as error:
         raise FieldError(
             "key", str(file), "exists: a study has one key; name another file"

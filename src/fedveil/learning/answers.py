@@ -69,7 +69,7 @@ class Answers:
 
     @cached_property
     def table(self) -> tuple[Floats, Floats, Floats]:
-        """Of each group and class, [n, C] each: labels found, labels there are, and labels named by the model."""
+        """Count for each group and class, [n, C] each: labels found, labels there are, and labels named by the model."""
         if self.task == "labels":
             right = self._rows_by_group(self.labels & self.predicted)
             return right, self._rows_by_group(self.labels), self._rows_by_group(self.predicted)

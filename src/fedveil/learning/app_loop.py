@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, kind_of
 from fedveil.learning.clients import ClientData, as_client
 from fedveil.learning.local import Trained
 from fedveil.learning.made_up import labels, probes
@@ -310,17 +310,14 @@ def _require_optimizer(
     if not isinstance(optimizer, Optimizer):
         raise FieldError(
             "optimizer",
-            type(optimizer).__name__,
+            kind_of(optimizer),
             "must be one of PyTorch's, or a class of that kind",
         )
     shared = {id(parameter) for parameter in parameters}
-    if any(
-        id(parameter) not in shared
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    ):
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if any(one.requires_grad and id(one) not in shared for one in held):
         accepted = "holds parameters that are not the model's shared ones: they would be trained without noise"
-        raise FieldError("optimizer", type(optimizer).__name__, accepted)
+        raise FieldError("optimizer", kind_of(optimizer), accepted)
     own, rate = optimizer.param_groups[0]["lr"], trainer.local.rate()
     if not abs(float(own) - rate) <= 1e-9 * rate:
         accepted = (

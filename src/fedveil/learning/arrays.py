@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, kind_of
 
 Array = NDArray[Any]
 
@@ -99,13 +99,13 @@ def array_of(value: Any, name: str, *, labels: bool = False) -> Array:
         Whether a refusal of texts should say how classes are numbered.
     """
     if hasattr(value, "toarray"):
-        raise FieldError(name, type(value).__name__, "must be dense: x.toarray()")
+        raise FieldError(name, kind_of(value), "must be dense: x.toarray()")
     _refuse_masked(value, name)
     held = _from_frame(value, name) if hasattr(value, "to_numpy") else value
     try:
         array = np.asarray(held)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise FieldError(name, type(value).__name__, f"{_NUMBERS}: {error}") from error
+        raise FieldError(name, kind_of(value), f"{_NUMBERS}: {error}") from error
     if array.dtype.kind == "O":
         array = _from_objects(array, name, labels)
     if array.dtype.names:
@@ -211,9 +211,9 @@ def pair_of(sample: Any, name: str) -> tuple[Any, Any]:
     if isinstance(sample, Mapping):
         keys = ", ".join(map(str, sample))
         accepted = f"must be a pair (x, y), and is a mapping (dict) with the keys {keys}: pair two of them by {_PAIRS}"
-        raise FieldError(name, type(sample).__name__, accepted)
+        raise FieldError(name, kind_of(sample), accepted)
     if not isinstance(sample, Sequence) or isinstance(sample, str):
-        raise FieldError(name, type(sample).__name__, f"must be a pair (x, y): {_PAIRS}")
+        raise FieldError(name, kind_of(sample), f"must be a pair (x, y): {_PAIRS}")
     if len(sample) != 2:
         raise FieldError(
             name, f"{len(sample)} parts", f"must be a pair (x, y): leave the others out by {_PAIRS}"

@@ -25,7 +25,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from fedveil.errors import FieldError, require_a
+from fedveil.errors import FieldError, kind_of, require_a
 from fedveil.learning.arrays import array_of, columns_of, pair_of, refuse_misaligned, tensor_of
 
 MOST = 1 << 30  # bytes of one client's examples that are held in memory
@@ -125,7 +125,8 @@ class ClientData:
     name : str
         For reports.
     masks : Tensor, optional
-        bool [N, H, W], the privacy-sensitive pixels of each image of x, for methods that score layers on them.
+        bool, the privacy-sensitive coordinates of each example: of the shape of x, or [N, H, W] for all channels of
+        images [N, C, H, W]. Methods protect regions by them, or score layers on them (pixels alone). They are public.
     person : Tensor, optional
         int64 [N], who owns each example of x, for methods that protect persons. Only whether two are equal is used.
     test_person : Tensor, optional
@@ -191,11 +192,15 @@ class ClientData:
 
 
 def _check_masks(masks: Tensor, x: Tensor) -> None:
-    """Refuse masks that are not one an image."""
-    wanted = (len(x), *x.shape[2:])
-    if x.dim() != 4 or masks.dtype != torch.bool or tuple(masks.shape) != wanted:
+    """Refuse masks that do not mark coordinates of x, or pixels of its images."""
+    pixels = (len(x), *x.shape[2:])
+    fits = masks.shape == x.shape or (x.dim() == 4 and tuple(masks.shape) == pixels)
+    if masks.dtype != torch.bool or not fits:
         given = (tuple(masks.shape), masks.dtype)
-        raise FieldError("masks", given, f"must be bool [N, H, W] for images x {tuple(x.shape)}")
+        of_pixels = f", or {pixels} for all channels" if x.dim() == 4 else ""
+        raise FieldError(
+            "masks", given, f"must be bool of the shape of x, {tuple(x.shape)}{of_pixels}"
+        )
 
 
 def _check_owners(field: str, owner: Any, n: int) -> None:
@@ -241,7 +246,7 @@ def _check(x_name: str, x: Tensor, y_name: str, y: Tensor) -> None:
 def _check_numbers(name: str, value: Tensor, accepted: str) -> None:
     """Refuse what is no tensor of finite numbers or of whole ones."""
     if not isinstance(value, Tensor) or value.dim() < 1:
-        raise FieldError(name, type(value).__name__, "must be a tensor with one row an example")
+        raise FieldError(name, kind_of(value), "must be a tensor with one row an example")
     if value.dtype == torch.int64:
         return
     if not value.is_floating_point():
@@ -275,8 +280,9 @@ def as_client(value: ClientData | Sequence[Any], name: str) -> ClientData:
     if not isinstance(value, Sequence) or len(value) not in (2, 4):
         others = "a Dataset, a DataLoader, or two of them, the second held out"
         accepted = f"must be (x, y), (x, y, test_x, test_y) or ClientData, in a list of clients; or {others}"
-        parts = f" of {len(value)} parts" if isinstance(value, tuple | list) else ""
-        raise FieldError(name, f"{type(value).__name__}{parts}", accepted)
+        kind = kind_of(value)
+        parts = f"{kind} of {len(value)} parts" if isinstance(value, tuple | list) else kind
+        raise FieldError(name, parts, accepted)
     names = ("x", "y", "test_x", "test_y")
     for at in range(0, len(value), 2):
         refuse_misaligned(value[at], value[at + 1], f"{name}.{names[at + 1]}")
@@ -377,7 +383,7 @@ def _read(value: Any, name: str) -> ClientData:
         _check_sampling(value, name)
     if isinstance(data, IterableDataset) or not len(data):
         accepted = "must have a length of at least 1 and [i]: give a map-style Dataset, or its examples as a list"
-        raise FieldError(name, type(data).__name__, accepted)
+        raise FieldError(name, kind_of(data), accepted)
 
     def read(rows: Sequence[int]) -> ClientData:
         try:
@@ -399,7 +405,7 @@ def _read(value: Any, name: str) -> ClientData:
         except Exception as error:  # the data set is the user's
             accepted = f"must give pairs (x, y) of numbers, all x of one shape ({error}); for images add ToTensor()"
             raise FieldError(
-                f"{name}, examples {rows[0]} to {rows[-1]}", type(data).__name__, accepted
+                f"{name}, examples {rows[0]} to {rows[-1]}", kind_of(data), accepted
             ) from error
 
     def read_x(rows: Sequence[int]) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedveil.errors import FieldError, nearest
+from fedveil.errors import FieldError, kind_of, nearest, require_a
 from fedveil.learning.inputs import Inputs
 from fedveil.learning.losses import evaluating, outputs_of
 from fedveil.learning.rules import layer_rule
@@ -36,7 +36,7 @@ class FixedNorm(nn.Module):
         super().__init__()
         if norm.running_mean is None or norm.running_var is None:
             raise FieldError(
-                "norm", type(norm).__name__, "must have running statistics: it has none to keep"
+                "norm", kind_of(norm), "must have running statistics: it has none to keep"
             )
         self.register_buffer("mean", norm.running_mean.detach().clone())
         precise = norm.running_var.detach().to(torch.float64)
@@ -127,6 +127,7 @@ def require_parts(
     FieldError
         For one that is not there.
     """
+    require_a("model", model, nn.Module, "must be a torch.nn.Module")
     if isinstance(names, str):
         raise FieldError(field, names, f"is one text: write the names in a list, [{names!r}]")
     chosen = tuple(names)
@@ -253,12 +254,12 @@ def split(model: nn.Sequential) -> tuple[nn.Sequential, nn.Sequential]:
     """
     if not isinstance(model, nn.Sequential):
         accepted = "must be an nn.Sequential: its first parts give the features, the others are trained on them"
-        raise FieldError("model", type(model).__name__, accepted)
+        raise FieldError("model", kind_of(model), accepted)
     front = len(list(takewhile(_frozen, model)))
     fixed = sum(parameter.numel() for parameter in model[:front].parameters())
     if not fixed or front == len(model):
         accepted = "has no frozen part before a trained one: freeze(model, but=(...)) or lora(...) makes one"
-        raise FieldError("model", type(model).__name__, accepted)
+        raise FieldError("model", kind_of(model), accepted)
     parts = list(model.named_children())
     return nn.Sequential(OrderedDict(parts[:front])), nn.Sequential(OrderedDict(parts[front:]))
 

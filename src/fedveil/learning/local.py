@@ -56,9 +56,9 @@ class LocalTraining(Parameters):
         `fedveil.learning.example_loss` of one of yours; weights of classes are declared, and public. The figure
         ``loss`` is this one.
     class_weights : sequence of float
-        At record and person level, by class: what an example's *clipped* gradient is multiplied by, over the largest of
-        them. So none becomes longer, and the promise stays as it is; weights inside the loss are undone by the clip. A
-        person's mean weighs her examples so, and is multiplied by the mean of their weights. Declared, and public.
+        Weight of each class at record and person level. An example's *clipped* gradient is multiplied by its weight
+        over the largest one, so the promise stays as it is; the clip would undo weights inside the loss. A person's
+        mean is weighed so, and multiplied by the mean of the weights. Declared, and public.
 
     Raises
     ------

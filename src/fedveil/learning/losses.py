@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedveil.errors import FieldError, require_a
+from fedveil.errors import FieldError, kind_of, require_a
 from fedveil.layout import Layout
 from fedveil.learning.example_losses import DiceOfImage, ExampleLoss, Hazards
 from fedveil.learning.inputs import Inputs
@@ -319,7 +319,7 @@ def outputs_of(answer: Any) -> Tensor:
         outputs = answer[0]
     if not isinstance(outputs, Tensor):
         accepted = "must be a tensor, have .logits, or be a tuple that begins with a tensor: wrap the model in one"
-        raise FieldError("the model's output", type(answer).__name__, accepted)
+        raise FieldError("the model's output", kind_of(answer), accepted)
     return outputs
 
 

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from fedveil.errors import FieldError
 from fedveil.learning.clients import ClientData, OnDemand
-from fedveil.learning.gradients import Bases, squared_norms
+from fedveil.learning.gradients import Bases, all_finite, squared_norms
 from fedveil.learning.inputs import Inputs
 from fedveil.learning.per_example import PerExample
+from fedveil.learning.regions import blanked, unusable_blank, warn_of_followed_content
 from fedveil.learning.streams import drawing
 from fedveil.learning.training import batch_of
 from fedveil.logs import logger
@@ -20,6 +21,7 @@ from fedveil.mechanisms.source import keyed_seed
 from fedveil.methods.facts import NoisySteps
 
 _LOG = logger(__name__)
+UNCLIPPED = 1e30  # a clip that cuts no gradient
 KEPT = 1 << 26  # numbers of factors that are kept from round to round
 
 
@@ -143,6 +145,7 @@ class Lots:
         self._units: WeakKeyDictionary[ClientData, Units] = WeakKeyDictionary()
         self._lengths: WeakKeyDictionary[ClientData, Tensor] = WeakKeyDictionary()
         self._bases: WeakKeyDictionary[ClientData, Bases] = WeakKeyDictionary()
+        self._blanked: WeakKeyDictionary[ClientData, ClientData] = WeakKeyDictionary()
         self._versions: WeakKeyDictionary[ClientData, tuple[int, ...]] = WeakKeyDictionary()
         self._threads = torch.get_num_threads()  # under which bases were worked out
 
@@ -155,11 +158,13 @@ class Lots:
 
     def _forget_what_was_edited(self, client: ClientData) -> None:
         """Drop what is known of a client whose tensors were written since: a norm of before clips nothing now."""
-        versions = tuple(_version(part) for part in (client.x, client.y, client.person))
+        versions = tuple(
+            _version(part) for part in (client.x, client.y, client.person, client.masks)
+        )
         if self._versions.setdefault(client, versions) == versions:
             return
         _LOG.warning("the examples of a client were edited in place: they are looked at again")
-        for known in (self.whole, self._units, self._lengths, self._bases):
+        for known in (self.whole, self._units, self._lengths, self._bases, self._blanked):
             known.pop(client, None)
         self._versions[client] = versions
 
@@ -196,6 +201,39 @@ class Lots:
             grid=noisy.grid,
         )
 
+    def blanked_sum(self, client: ClientData) -> Tensor:
+        """Return the sum [d] of the gradients of all blanked examples (persons' means), which nothing clips or noises.
+
+        It is over all units, whatever a step's lot, and reads nothing that is marked (`fedveil.learning.regions`).
+
+        Raises
+        ------
+        FieldError
+            If the model has no finite gradients of blanked examples. Both are public.
+        """
+        noisy = self._noisy
+        own = self.blanked_of(client)
+        units = self.units_of(client)
+        rows, present = units.at(torch.arange(len(units)), None, len(units))
+        x, y = batch_of(own, rows, self._inputs)
+        try:
+            total, _ = self._sums.clipped_sum(
+                x, y, UNCLIPPED, present.to(x.device), each=units.each
+            )
+        except Exception as error:  # the model and its loss are the user's
+            raise unusable_blank(noisy.blank, str(error)) from error
+        if not all_finite(total):
+            raise unusable_blank(noisy.blank, "gradients are not finite")
+        return total
+
+    def blanked_of(self, client: ClientData) -> ClientData:
+        """Return a client's blanked examples, which are kept."""
+        self._forget_what_was_edited(client)
+        if client not in self._blanked:
+            warn_of_followed_content(client)
+            self._blanked[client] = blanked(client, self._noisy.blank)
+        return self._blanked[client]
+
     def _full_batch(
         self,
         client: ClientData,
@@ -230,15 +268,20 @@ class Lots:
             x, y = batch_of(client, rows, self._inputs)
         here = present.to(device)
         batch: dict[str, Any] = {"x": x, "y": y}
+        other: tuple[Tensor, ...] = ()
+        if self._noisy.regions:
+            other = batch_of(self.blanked_of(client), rows, self._inputs)
         if (
             self._sums.reads_examples and not is_read_anew
         ):  # another reading may have another length
             batch["lengths"] = self._lengths_of(client).index_select(0, rows).to(device)
         gone = (~here).nonzero()[:, 0]
         if len(gone):
-            for values in batch.values():
+            for values in (*batch.values(), *other):
                 values.index_fill_(0, gone, 0)
         batch["present"] = here
+        if other:
+            return batch | {"blanked": other}
         most = (
             len(units) if self._noisy.public_size else self._noisy.most
         )  # one person more must change nobody's path

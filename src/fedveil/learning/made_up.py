@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, kind_of
 
 Example = tuple[
     Tensor, Tensor
@@ -61,4 +61,4 @@ def not_trainable(
     """Return the refusal of a model that raised on made-up examples like x and y [N, ...]."""
     shapes = f"x {list(x.shape[1:])} and y {list(y.shape[1:])}"
     accepted = f"cannot be trained on made-up examples of the declared shape ({shapes}): {failure}"
-    return FieldError("model", type(model).__name__, accepted)
+    return FieldError("model", kind_of(model), accepted)

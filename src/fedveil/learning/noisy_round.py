@@ -84,7 +84,19 @@ class NoisyRound:
             self._noise,
             self._layout.dtype,
         )
-        return (total / self._noisy.denominator).to(self._layout.dtype)
+        gradient = (total / self._noisy.denominator).to(self._layout.dtype)
+        if self._noisy.regions and self._units:
+            gradient += self._blanked_gradient()
+        return gradient
+
+    def _blanked_gradient(self) -> Tensor:
+        """Return the mean gradient [d] of all blanked examples, which is public.
+
+        It comes after the noise. Added before, a long one would round the differences and their noise away.
+        """
+        planned = self._noisy.denominator / self._noisy.rate
+        total = self._lots.blanked_sum(self._client).cpu()
+        return (total / planned).to(self._layout.dtype)
 
     def trained(self, model: Tensor, total: Tensor | None = None) -> Trained:
         """Say what came of the round: the model [d], or the sum [d] of a step on a grid."""

@@ -8,7 +8,7 @@ steps, in float64, need a bound only. Take two sums of n clipped gradients that 
 differ by less than 2 n^2 2^-53 C more than they should; C is lowered by that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -19,7 +19,14 @@ from fedveil.clipping import SHRINK
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.chains import ByChain
-from fedveil.learning.gradients import Bases, Gradients, all_finite, squared_norms, without
+from fedveil.learning.gradients import (
+    Bases,
+    Gradients,
+    GradientsAndLosses,
+    all_finite,
+    squared_norms,
+    without,
+)
 from fedveil.learning.inputs import Inputs
 from fedveil.learning.layerwise import ByLayers
 from fedveil.learning.losses import LossFunction, single
@@ -78,6 +85,8 @@ class _Batch:
         [B], squared norms of the examples.
     bases : Bases, optional
         Factors of the persons' inputs.
+    blanked : _Batch, optional
+        The same rows with their marked coordinates blanked: the gradients' differences to theirs are clipped.
     """
 
     x: Tensor
@@ -85,6 +94,7 @@ class _Batch:
     here: Tensor
     lengths: Tensor | None = None
     bases: Bases | None = None
+    blanked: "_Batch | None" = None
 
     def chunk(self, start: int, width: int) -> "_Batch":
         """Return so many rows in memory of their own, with dummies behind the last ones."""
@@ -92,6 +102,7 @@ class _Batch:
             _padded(self.x, start, width),
             _padded(self.y, start, width),
             _padded(self.here, start, width),
+            blanked=None if self.blanked is None else self.blanked.chunk(start, width),
         )
 
 
@@ -143,7 +154,7 @@ class PerExample:
 
     @property
     def rule_name(self) -> str:
-        """How gradients are computed: ``"layers"``, ``"operators"``, or ``"one by one"``."""
+        """Way of computing gradients: ``"layers"``, ``"operators"``, or ``"one by one"``."""
         return _KINDS[type(self._rule)]
 
     @property
@@ -177,6 +188,7 @@ class PerExample:
         grid: float = 0.0,
         lengths: Tensor | None = None,
         bases: Bases | None = None,
+        blanked: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Sum the examples' gradients, or persons' mean gradients, each scaled down to a norm of at most `clip`.
 
@@ -201,6 +213,9 @@ class PerExample:
             [B] in float64, the squared norms of the examples, where they are known from before.
         bases : Bases, optional
             Of these persons' inputs; where not `takes_bases`, means are formed.
+        blanked : tuple of Tensor, optional
+            x and y [B, ...] with marked coordinates blanked. The gradients' differences to theirs are formed, row by
+            row at equal places, and clipped in place of the gradients (`fedveil.learning.regions`).
 
         Returns
         -------
@@ -215,7 +230,7 @@ class PerExample:
             If no example has one.
         """
         here = torch.ones(len(x), dtype=torch.bool, device=x.device) if present is None else present
-        formed = each > 1 or grid > 0
+        formed = each > 1 or grid > 0 or blanked is not None
         rule: GradientRule = self._one_by_one
         width = len(x)
         spanned = False
@@ -225,7 +240,8 @@ class PerExample:
             spanned = form.spanned
         terms = len(x) if spanned else len(x) / each  # of a sum, each as long as the clip or less
         step = _Step(rule, lowered(clip, 0 if alone else terms), each, grid)
-        batch = _Batch(x, y, here, lengths, bases if spanned else None)
+        other = None if blanked is None else _Batch(*blanked, here)
+        batch = _Batch(x, y, here, lengths, bases if spanned else None, other)
         with without_autograd(rule):
             if width == len(x):
                 total, losses, counted = self._part(step, batch)
@@ -259,14 +275,20 @@ class PerExample:
 
     def _part(self, step: _Step, batch: _Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return the clipped sum [d], losses [B], and which examples [B] have one."""
-        x, here, lengths = self._without_infinities(step, batch)
-        gradients, losses, good = step.rule(x, batch.y, here, lengths)
+        drawing = None if self._generator is None else self._generator.get_state()
+        gradients, losses, good = self._gradients(step, batch)
+        blank_gradients: Gradients | None = None
+        if batch.blanked is not None:
+            if self._generator is not None and drawing is not None:
+                self._generator.set_state(drawing)  # the same masks of dropout for both
+            blank_gradients, _, blank_good = self._gradients(step, batch.blanked)
+            good = good & blank_good
         each = step.each
         if self._shares is None:
-            shares = torch.ones(len(x), dtype=torch.float64, device=x.device)
+            shares = torch.ones(len(batch.x), dtype=torch.float64, device=batch.x.device)
         else:
             shares = share_of_rows(self._shares, batch.y)
-        if each == 1 and not step.grid:
+        if each == 1 and not step.grid and blank_gradients is None:
             total, good = _sum_of_examples(gradients, step.within, good, shares)
             return total, losses, good
         here, good_rows = batch.here.view(-1, each), good.view(-1, each)
@@ -277,7 +299,15 @@ class PerExample:
             weights, own = _weights_of_persons(shares, here, good_rows)
         if batch.bases is not None:
             return _sum_of_spanned(gradients, weights, batch.bases, step.within, own), losses, good
-        return _sum_of_means(gradients, weights, step, own), losses, good
+        formed = gradients.means(weights, each)
+        if blank_gradients is not None:
+            formed = _differences(formed, blank_gradients.means(weights, each))
+        return _sum_of_formed(formed, step, own), losses, good
+
+    def _gradients(self, step: _Step, batch: _Batch) -> GradientsAndLosses:
+        """Return gradients, losses [B], and which examples [B] have both."""
+        x, here, lengths = self._without_infinities(step, batch)
+        return step.rule(x, batch.y, here, lengths)
 
     def _without_infinities(
         self,
@@ -425,14 +455,24 @@ def _sum_of_spanned(
     return gradients.flat(head.spread(clipped, bases))
 
 
-def _sum_of_means(
-    gradients: Gradients,
-    weights: Tensor,
+def _differences(
+    full: Iterator[list[Tensor]],
+    blanked: Iterator[list[Tensor]],
+) -> Iterator[list[Tensor]]:
+    """Form the differences of vectors [d], in blocks of parts [U, size] as they are given.
+
+    The very difference is formed: its length from products of lengths would be rounding where both are long.
+    """
+    for own, other in zip(full, blanked, strict=True):
+        yield [part.sub_(blank) for part, blank in zip(own, other, strict=True)]
+
+
+def _sum_of_formed(
+    blocks: Iterator[list[Tensor]],
     step: _Step,
     shares: Tensor,
 ) -> Tensor:
-    """Sum shares [U] of persons' mean gradients [d], formed and clipped in blocks."""
-    blocks = gradients.means(weights, step.each)
+    """Sum shares [U] of vectors [d], formed and clipped in blocks."""
     means = next(blocks)
     done = len(means[0])
     total = _clipped(means, step, shares[:done])

@@ -12,20 +12,20 @@ from torch import Tensor, nn
 from fedveil.errors import FieldError
 from fedveil.layout import Layout
 from fedveil.learning.clients import ClientData
+from fedveil.learning.gradients import all_finite
 from fedveil.learning.local import LocalTraining, Trained
 from fedveil.learning.losses import losses_of
-from fedveil.learning.lots import Lots
+from fedveil.learning.lots import UNCLIPPED, Lots
 from fedveil.learning.made_up import Example, labels, not_trainable, probes
 from fedveil.learning.noisy_round import NoisyRound
 from fedveil.learning.per_example import PerExample
+from fedveil.learning.regions import require_blank, unusable_blank
 from fedveil.learning.streams import Key, stream
 from fedveil.learning.training import SequentialTrainer, Stepper, check_request
 from fedveil.learning.validation import require_separable, require_unmixed
 from fedveil.mechanisms import Source
 from fedveil.methods.facts import NoisySteps
 from fedveil.ranges import require_within
-
-_FAR = 1e30  # a clip that cuts no gradient
 
 
 class PrivateTrainer(SequentialTrainer):
@@ -192,7 +192,7 @@ class PrivateTrainer(SequentialTrainer):
         x, y = self._inputs(x), y.to(self._device)
         before = self._generator.get_state()
         first, again = (
-            self._sums.clipped_sum(x, y, _FAR, alone=True)[0].cpu() / len(x) for _ in range(2)
+            self._sums.clipped_sum(x, y, UNCLIPPED, alone=True)[0].cpu() / len(x) for _ in range(2)
         )
         self._generator.set_state(before)
         return first, again
@@ -214,10 +214,26 @@ class PrivateTrainer(SequentialTrainer):
                 targets = labels(y, 1).to(self._device)
                 self._sums.clipped_sum(inputs, targets, 1.0, alone=True)
                 self._sums.warn_if_slow(inputs, targets)
-                return
             except Exception as error:  # the model and its loss are the user's
                 failure = failure or error
+                continue
+            if self.noisy.regions:
+                self._rehearse_blank(inputs, targets)
+            return
         raise not_trainable(self._model, x, y, failure) from failure
+
+    def _rehearse_blank(self, x: Tensor, y: Tensor) -> None:
+        """Refuse a blank value without a finite gradient, in every second coordinate of a made-up x and y [1, ...]."""
+        blank = self.noisy.blank
+        require_blank(x, blank)
+        half = x.clone(memory_format=torch.contiguous_format)
+        half.view(-1)[::2] = blank
+        try:
+            total, _ = self._sums.clipped_sum(self._inputs(half), y, UNCLIPPED, alone=True)
+        except Exception as error:  # the model and its loss are the user's
+            raise unusable_blank(blank, str(error)) from error
+        if not all_finite(total):
+            raise unusable_blank(blank, "its gradient is not finite")
 
     def idle(self, start: Tensor, source: Source) -> Trained:
         """Answer to a start [d] as a silo without examples would: the noise of all steps, and nothing else."""
@@ -242,8 +258,17 @@ class PrivateTrainer(SequentialTrainer):
     def check_sizes(self, clients: Sequence[ClientData], least: int = 2) -> None:
         """Refuse silos of more units than are promised; of fewer than a lot, or a few, where their number is public."""
         for i, client in enumerate(clients):
+            if self.noisy.regions and client.examples:
+                self._require_marks(i, client)
             count = len(self._lots.units_of(client))
             self._check_size(f"{self.noisy.unit} of silo {i}", count, least)
+
+    def _require_marks(self, i: int, client: ClientData) -> None:
+        """Refuse silo i if its examples cannot be blanked."""
+        try:
+            self._lots.blanked_of(client)
+        except FieldError as error:
+            raise FieldError(f"{error.field} of silo {i}", error.value, error.accepted) from error
 
     def _check_size(self, field: str, n: int, least: int) -> None:
         noisy = self.noisy

@@ -25,8 +25,7 @@ class Scoring(Parameters):
     Parameters
     ----------
     images : int
-        Images that are looked at; the paper takes ten of one format. A client is taken to have one format: the scores
-        of these images stand for all of its images, for `every` rounds.
+        Images that are scored, for all images of a client and for `every` rounds.
     every : int
         Rounds from one scoring to the next; in between a client uses its last scores. Above 1 everybody must take part
         in every round.
@@ -37,9 +36,8 @@ class Scoring(Parameters):
     probes : int
         Random directions of the estimate.
     unmarked : {"everything", "uniform", "refuse"}
-        For a client that marks nothing: take every pixel as sensitive, split its budget evenly without scoring, or
-        fail, which leaves noise alone. A client's own choice stands in ``[[privacy.clients]]``. Each layer's noise
-        shows the server the split. An even split shows that the client marks nothing, or has failed.
+        For a client that marks nothing: take every pixel as sensitive, split its budget evenly, or fail, which leaves
+        noise alone. Noise shows the server the split; an even one shows that the client marks nothing, or failed.
     pixels : {"marked", "all"}
         "all" scores layers on whole images, whatever is marked, on the server too: the baseline without regions.
     """

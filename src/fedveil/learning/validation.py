@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, kind_of
 from fedveil.layout import Layout
 from fedveil.learning.inputs import Inputs
 from fedveil.learning.losses import outputs_of
@@ -98,7 +98,7 @@ def require_separable(model: nn.Module) -> None:
         reasons = "; ".join(map(str, offending))
         accepted = f"cannot be trained on the gradients of single examples: {reasons}."
         fix = "fedveil.learning.mend(model) repairs it"
-        raise FieldError("model", type(model).__name__, f"{accepted} {fix}")
+        raise FieldError("model", kind_of(model), f"{accepted} {fix}")
 
 
 def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
@@ -132,7 +132,7 @@ def require_unmixed(model: nn.Module, x: Tensor, layout: Layout) -> None:
             accepted = (
                 f"fails on made-up examples {list(x.shape[1:])} of the declared shape: {failure}"
             )
-            raise FieldError("model", type(model).__name__, accepted) from failure
+            raise FieldError("model", kind_of(model), accepted) from failure
         # layers that begin at zero hide what comes before them; a server's models do not
         for name, parameter in copy.named_parameters():
             if name in layout.names:  # what is frozen no server sends, and it may be a variance
@@ -168,7 +168,7 @@ def _require_separable_in(model: nn.Module, probe: Tensor, other: Tensor) -> Non
         return outputs_of(model(batch))
 
     def refuse(accepted: str) -> FieldError:
-        return FieldError("model", type(model).__name__, accepted)
+        return FieldError("model", kind_of(model), accepted)
 
     together = answer(probe)
     if not together.dim() or len(together) != len(probe):

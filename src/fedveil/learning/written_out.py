@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class ByValue(Exception):
-    """What the module does may follow values of its examples."""
+    """Refusal of a module that may follow values of its examples."""
 
 
 class WrittenOut(TorchFunctionMode):

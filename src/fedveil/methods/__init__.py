@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from fedveil.aggregation import Aggregator
-from fedveil.errors import FieldError, nearest, require_a
+from fedveil.errors import FieldError, kind_of, nearest, require_a
 from fedveil.methods.central import STEPS as STEPS
 from fedveil.methods.central import CentralState as CentralState
 from fedveil.methods.contract import ClientSide as ClientSide
@@ -268,4 +268,4 @@ def _require_rule_of(method: str, names: Container[str], aggregator: Aggregator)
     """Refuse a rule for a method without such a parameter."""
     if "aggregator" not in names:
         accepted = f"{method!r} brings its own aggregation; leave it out"
-        raise FieldError("aggregator", type(aggregator).__name__, accepted)
+        raise FieldError("aggregator", kind_of(aggregator), accepted)

@@ -84,9 +84,7 @@ class CentralNoise(AroundRule, ABC):
         Place of the noise.
     step_from : {"released", "own"}
         Start of a server optimiser's step in the printed order: the released model, or the server's own model without
-        noise. Clients start from the released one in any case. Flower's former strategies take their own, and so, it
-        seems, did the metric-privacy paper; Flower's later ones take the released one. Without an optimiser both are
-        the same.
+        noise, as in Flower's former strategies. Clients start from the released one in any case.
     relation : {"zero-out", "add/remove", "replace-one"}
         Neighbouring cohorts of the guarantee.
     noise : str

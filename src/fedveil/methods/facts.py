@@ -1,14 +1,16 @@
 """Arguments and results of the two sides of a method."""
 
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Release, Spend, least_places
+from fedveil.accounting import Release, Spend, digest, least_places
 from fedveil.accounting.events import SPARE, SPILLED
 from fedveil.checks import Count, Parameters
 from fedveil.errors import FieldError
@@ -46,6 +48,8 @@ class PublicFacts(Parameters):
         Public keys of all sites that are asked for a secure sum.
     terms : str
         Terms that all sites of a secure sum have to agree on (`SumTerms.text`).
+    receipt : str
+        Receipt of the round before (`fedveil.accounting.Receipt.text`); empty where there are no receipts.
     """
 
     round: Count
@@ -57,6 +61,7 @@ class PublicFacts(Parameters):
     attempt: int = 0
     roster: tuple[bytes, ...] = ()
     terms: str = ""
+    receipt: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +86,22 @@ class Broadcast:
         if len(self.models) < 2:
             return 0.0
         return float(torch.pdist(self.models.double()).max())
+
+    @cached_property
+    def opened(self) -> str:
+        """Digest of the models, as the ledger of a server that released them has it."""
+        return digest((Release("model", self.models),))
+
+    @cached_property
+    def facts(self) -> str:
+        """Digest of the public facts, but for the receipt of the round before and the planned size of the cohort.
+
+        A server that was started again may plan another cohort, and gets the same release.
+        """
+        values = asdict(self.public)
+        del values["receipt"], values["cohort"]
+        text = json.dumps(values, sort_keys=True, default=bytes.hex)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +138,11 @@ class NoisySteps:
         Most examples (persons) of any silo, so that sums on a grid do not overflow. 0: any number.
     by_app : bool
         Whether an app's own loop may take the steps, which is a condition of the promise.
+    regions : bool
+        Whether differences to blanked examples are clipped and noised, and the gradients of blanked examples added
+        (`fedveil.learning.regions`).
+    blank : float
+        Value of blanked coordinates.
     """
 
     steps: int
@@ -132,6 +158,8 @@ class NoisySteps:
     grid: float = 0.0
     units: int = 0
     by_app: bool = False
+    regions: bool = False
+    blank: float = 0.0
 
     @property
     def unit(self) -> str:

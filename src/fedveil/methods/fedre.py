@@ -52,21 +52,17 @@ class FedRE(ClientDefaults):
     clip : float or mapping of str to float
         C_l, one for all layers or one each (layers are modules).
     scores : {"private", "public"}
-        Source of the split: the client's own sensitive regions (the paper), or the server's public data. With public
-        scores the variant is sound: mu instead of epsilon is split by 1/S_l, and the sensitivity is 2 C_l (any two
-        inputs). Then (epsilon, delta) is the composed total of all rounds.
+        Source of the split: the client's own sensitive regions (the paper), or the server's public data. The second is
+        sound: mu is split by 1/S_l, the sensitivity is 2 C_l (any two inputs), and (epsilon, delta) is the total.
     split : {"scores", "uniform", "size"}
-        "uniform" gives every layer the same share, without scores: the paper's baseline LDP-Fed. It is calibrated as in
-        the paper ("private") or soundly ("public"). "size" needs scores = "public", but no scores. It has the shortest
-        noise at the sound guarantee: sum n_l sigma_l^2 is least for a given sum (2 C_l / sigma_l)^2, with n_l
-        parameters a layer.
+        "uniform" gives every layer the same share: the paper's baseline LDP-Fed. "size" follows the layers' numbers of
+        parameters and has the shortest noise at the sound guarantee; it needs scores = "public". Neither uses scores.
     sensitivity : {"client", "sample"}
-        Factor of the printed sigma_l. "client": C_l, the bound of a client's whole update. "sample": the part of one
-        sample, 2 C_l / |D_k|, with the client's number of examples |D_k|. This bounds one step along a mean of singly
-        clipped gradients, and no longer training: a heuristic, for private scores only. A failed client has C_l.
+        Factor of the printed sigma_l. "client": C_l, the bound of a client's whole update. "sample": 2 C_l / |D_k|,
+        the part of one of |D_k| examples: it bounds one step alone, and is a heuristic for private scores.
     noise_to_clip : float, optional
-        Expected length of each round's noise over the length of all clips together, in place of epsilon and delta. It
-        serves comparisons at equal noise power, and is a heuristic.
+        Expected length of a round's noise over that of all clips together, in place of epsilon: a heuristic, for
+        comparisons at equal noise power.
 
     Examples
     --------

@@ -35,8 +35,8 @@ class GlobalDP(CentralNoise):
         Total over all rounds, to which z is calibrated: ``GlobalDP(epsilon=8, delta=1e-5, rounds=20)``. It needs the
         formal order, Gaussian noise and a fixed C.
     derived_from : str
-        Private runs from which the noise multiplier was computed, if any. It then depends on private data, and no
-        epsilon of this mechanism covers the release: its status is heuristic, in the ledger and in every table.
+        Private runs from which the noise multiplier was computed, if any. No epsilon then covers the release: its
+        status is heuristic.
 
     Examples
     --------

@@ -37,8 +37,8 @@ class MetricPrivacy(CentralNoise):
     grouping : {"array", "module"}
         What a layer is for that metric.
     distance_on : {"raw", "clipped", "released"}
-        Take the distance before clipping (Algorithm 1) or after (the paper's appendix). The sound variant takes it from
-        what was released: how far the global model moved in the last round, so that the scale tells nothing new.
+        Take the distance before clipping (Algorithm 1) or after (the paper's appendix). The sound variant takes how far
+        the released model moved in the last round.
     direction : {"less", "more"}
         Whether a larger distance gives less noise (the formula) or more (the text).
     released_range : tuple of float

@@ -43,8 +43,8 @@ class Publishing(Parameters):
     Parameters
     ----------
     metrics : {"off", "noised", "clear"}
-        Off, the default: nothing is published; training does not need it, and each figure costs or leaks. Noised: see
-        above. Clear: the mean over all held-out examples is published, and the total is then not proven.
+        Off: nothing is published; training needs none of it. Noised: each client's figures are cut to their ranges,
+        averaged and noised, at a cost. Clear: the mean over all held-out examples, and the total is not proven.
     noise_multiplier : float
         z of the noised metrics: a round costs mu = 1 / z (replace-one 2 / z).
     loss_range : float

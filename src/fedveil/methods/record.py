@@ -7,6 +7,9 @@ cover a number that follows the sample. Momentum, the server's rule and the mode
 With ``unit="person"`` the mean gradient of all images of one person is clipped. One person then moves a sum by at most
 C, however many images she has, and Poisson samples draw persons.
 
+With ``unit="region"`` only what the marked coordinates change of a gradient is clipped and noised. The gradient with
+them blanked has no noise, as everything unmarked is taken as public (`fedveil.learning.regions` has the proof).
+
 Three trust models:
 
 * ``sum="none"``. Each silo adds all the noise that its own promise needs, z C a step. Local steps are free, and any
@@ -26,16 +29,16 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import ClassVar
 
-from fedveil.accounting import Spend, SpendFilter, Trust, nothing
+from fedveil.accounting import REGIONS, Spend, SpendFilter, Trust, nothing
 from fedveil.aggregation import Aggregator, NoState, require_rule
-from fedveil.checks import Count, Parameters, PlannedUnits, RecordsOfPerson, SumRate
+from fedveil.checks import Blank, Count, Parameters, PlannedUnits, RecordsOfPerson, SumRate
 from fedveil.errors import FieldError, ReplyError
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods.contract import ClientDefaults
 from fedveil.methods.facts import Broadcast, ClientFacts, NoisySteps, Protected, Refusal, Releases
 from fedveil.methods.plain import Plain
-from fedveil.methods.record_promise import RecordPromise, require_own_sum
+from fedveil.methods.record_promise import OF_PERSONS, RecordPromise, require_own_sum
 from fedveil.methods.replies import figures_of
 from fedveil.methods.sums import NoSum, SecureShares, TrustedShares
 from fedveil.secure import SumContext
@@ -58,10 +61,13 @@ class RecordDP(RecordPromise, ClientDefaults):
         Planned number of examples of a silo, public and the same for all; needed. `rate` times this number divides
         every step, so that a silo with more examples has more weight.
     people : float
-        With ``unit="person"``, in place of `examples`: planned number of persons of a silo.
+        With ``unit="person"`` or ``"person region"``, in place of `examples`: planned number of persons of a silo.
+    blank : float
+        With ``unit="region"`` or ``"person region"``: value of a blanked coordinate, as the model takes it; a public
+        constant, never a mean of the data.
     records_per_person : int
-        With ``unit="person"``, needed: most examples of one person that are used, her first ones. The time of a step
-        grows with it.
+        With ``unit="person"`` or ``"person region"``, needed: most examples of one person that are used, her first
+        ones. The time of a step grows with it.
     lr : float, optional
         With ``sum="secure"``: learning rate of the server's step; by default that of local training, if the engine
         knows it.
@@ -84,12 +90,13 @@ class RecordDP(RecordPromise, ClientDefaults):
     examples: PlannedUnits | None = None
     people: PlannedUnits | None = None
     records_per_person: RecordsOfPerson | None = None
+    blank: Blank = 0.0
     units: Count = 1_000_000
     lr: SumRate | None = None
 
     needs: ClassVar[frozenset[str]] = frozenset({"noisy_steps"})
     outside_promise: ClassVar[frozenset[str]] = frozenset(
-        {"aggregator", "examples", "people", "records_per_person", "units", "lr"}
+        {"aggregator", "examples", "people", "records_per_person", "blank", "units", "lr"}
     )
 
     def __post_init__(self) -> None:
@@ -99,6 +106,8 @@ class RecordDP(RecordPromise, ClientDefaults):
         for name in ("units", "lr"):
             if getattr(self, name) != getattr(RecordDP, name):
                 require_own_sum(self.sum, name, getattr(self, name))
+        if self.blank and self.unit not in REGIONS:
+            raise FieldError("blank", self.blank, 'goes with unit = "region" or "person region"')
         self._check_sizes()
         super().__post_init__()
         self._shares.check()
@@ -109,7 +118,9 @@ class RecordDP(RecordPromise, ClientDefaults):
             "records_per_person": self.records_per_person,
             "examples": self.examples,
         }
-        needed = ("people", "records_per_person") if self.unit == "person" else ("examples",)
+        needed: tuple[str, ...] = ("examples",)
+        if self.unit in OF_PERSONS:
+            needed = ("people", "records_per_person")
         for name, value in sizes.items():
             if name not in needed and value is not None:
                 raise FieldError(
@@ -149,7 +160,7 @@ class RecordDP(RecordPromise, ClientDefaults):
     @property
     def planned(self) -> float:
         """Planned number of examples, or persons, of a silo."""
-        units = self.people if self.unit == "person" else self.examples
+        units = self.people if self.unit in OF_PERSONS else self.examples
         return float(units or 0.0)
 
     @property
@@ -177,6 +188,8 @@ class RecordDP(RecordPromise, ClientDefaults):
             most=self.most_units,
             images=self.records_per_person or 0,
             by_app=self.loop == "app",
+            regions=self.unit in REGIONS,
+            blank=self.blank,
         )
         return self._shares.steps(noisy)
 

@@ -26,7 +26,9 @@ from fedveil.accounting.guarantee import (
     APP_LOOP,
     KEYS_ARE_SECRET,
     LIVENESS,
+    MARKS_ARE_PUBLIC,
     NO_FAILURE,
+    REGIONS,
     SUM_IS_TRUSTED,
     collusion_condition,
     dropout_condition,
@@ -54,6 +56,7 @@ OWN = {  # parameters that belong to one kind of sum alone, with those of its se
     "trusted": ("silos", "tolerated"),
     "secure": ("least_sites", "colluding", "retries", "units", "lr"),
 }
+OF_PERSONS = ("person", "person region")  # units that are all examples of one person
 TRUST: dict[str, Trust] = {"none": "local", "trusted": "trusted sum", "secure": "secure sum"}
 
 
@@ -63,13 +66,15 @@ class RecordPromise(Parameters):
 
     Parameters
     ----------
-    unit : {"record", "person"}
-        Unit that is clipped and protected.
+    unit : {"record", "person", "region", "person region"}
+        Unit that is clipped and protected. A region is the marked content of one record, or of all of one person's
+        (`fedveil.learning.regions`): labels, other coordinates and who is there are then not protected.
     sum : {"none", "trusted", "secure"}
         Summation of the silos' steps, which sets who is trusted (`fedveil.methods.record`).
     relation : {"zero-out", "add/remove", "replace-one"}
         Neighbouring silos. Under ``"add/remove"`` a silo's size is private, and nothing depends on it; under the others
-        it is public.
+        it is public. A region's content is blank in the other world (``"zero-out"``), or other content
+        (``"replace-one"``).
     epsilon, delta : float, optional
         Target of the total over `rounds`; z is the least noise that meets it.
     noise_multiplier : float, optional
@@ -110,7 +115,7 @@ class RecordPromise(Parameters):
         For a value out of range, both or neither of `noise_multiplier` and `epsilon`, or an epsilon out of reach.
     """
 
-    unit: Literal["record", "person"] = "record"
+    unit: Literal["record", "person", "region", "person region"] = "record"
     sum: Literal["none", "trusted", "secure"] = "none"
     relation: Relation = "zero-out"
     epsilon: Epsilon | None = None
@@ -136,6 +141,8 @@ class RecordPromise(Parameters):
             if value != field.default:
                 require_own_sum(self.sum, field.name, value)
         self._check_persons()
+        if self.unit in REGIONS:
+            self._check_regions()
         self._check_noise()
         self._check_sum()
 
@@ -145,6 +152,17 @@ class RecordPromise(Parameters):
         if self.together > 1 and self.rate < 1:
             accepted = "cannot be above 1 in a sum of sampled steps: set rate to 1, or sum nothing"
             raise FieldError("silos_per_person", self.silos_per_person, accepted)
+
+    def _check_regions(self) -> None:
+        if self.relation == "add/remove":
+            accepted = 'is not for regions: their records are there in both worlds; set "zero-out" or "replace-one"'
+            raise FieldError("relation", self.relation, accepted)
+        if self.sum != "none":
+            accepted = 'must be "none" for regions: the part without noise has no place in a sum'
+            raise FieldError("sum", self.sum, accepted)
+        if self.loop != "trainer":
+            accepted = 'must be "trainer" for regions: an app\'s loop has no blanked examples'
+            raise FieldError("loop", self.loop, accepted)
 
     def _check_noise(self) -> None:
         if (self.noise_multiplier is None) == (self.epsilon is None):
@@ -198,7 +216,7 @@ class RecordPromise(Parameters):
     @property
     def counted(self) -> str:
         """Plural of the unit, for conditions."""
-        return "people" if self.unit == "person" else "examples"
+        return "people" if self.unit in OF_PERSONS else "examples"
 
     @property
     def together(self) -> int:
@@ -269,8 +287,10 @@ class RecordPromise(Parameters):
         if isinstance(event, Gaussian):
             bound = GDP(FACTOR[self.relation] * math.sqrt(self.counts) / self.multiplier)
         conditions = list(self.conditions)
-        if self.unit == "person":
+        if self.unit in OF_PERSONS:
             conditions.append(silos_condition(self.silos_per_person))
+        if self.unit in REGIONS:
+            conditions.append(MARKS_ARE_PUBLIC)
         if self.most is not None:
             conditions.append(size_condition(self.most, self.counted))
         conditions += [LIVENESS, NO_FAILURE]

@@ -74,18 +74,17 @@ class SGALDP(ClientDefaults):
         Rule of the server, applied to noised models; FedAvg by default.
     epsilon_min, epsilon_max, delta : float
         Range of the budget per release: the paper's calibration, not a guarantee. If both limits are equal (static
-        local DP), the noise is the same in every round, and its cost for any two inputs is proven and composed.
+        local DP), its cost for any two inputs is proven and composed.
     clip : float
         C.
     similarity : {"update", "released", "noised"}
         Update whose cosine sets the budget. "update": this round's private one (the paper). "released": the client's
-        last release, which the server knows already (sound). "noised": last round's private one, with Gaussian noise
-        that is charged as a release of its own (sound).
+        last release (sound). "noised": last round's, with noise that is charged as a release of its own (sound).
     similarity_noise : float
         Deviation of that noise; max(0, cosine) lies in [0, 1], so a round's similarity costs mu = 1 / deviation.
     memory : float
-        Weight in [0, 1) of the former reference; the last global update has the rest. 0 is the paper's. Clients know
-        the reference from the broadcasts; after a missed one it begins anew.
+        Weight in [0, 1) of the former reference; the last global update has the rest. 0 is the paper's. After a missed
+        broadcast the reference begins anew.
 
     Examples
     --------

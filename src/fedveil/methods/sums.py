@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedveil.accounting import Release, digest, model_of, nothing
+from fedveil.accounting import Release, model_of, nothing
 from fedveil.aggregation import WeightedMean
 from fedveil.checks import SumRate
-from fedveil.errors import FieldError, NoReplyError, ReplyError
+from fedveil.errors import FieldError, NoReplyError, ReplyError, kind_of
 from fedveil.layout import Layout
 from fedveil.mechanisms import Source
 from fedveil.methods.facts import (
@@ -127,7 +127,7 @@ class TrustedSum(Plain):
         rule = self.aggregator
         if not isinstance(rule, WeightedMean) or rule.weighting != "uniform":
             accepted = 'the promise is about the sum of all shares: take a mean with weighting="uniform", as FedAvgM'
-            raise FieldError("aggregator", type(rule).__name__, accepted)
+            raise FieldError("aggregator", kind_of(rule), accepted)
 
     def combine(
         self,
@@ -162,7 +162,7 @@ def _terms_of(releases: Releases) -> dict[str, float]:
 
 
 class TrustedShares(NoSum):
-    """Trusted sum: n silos add noise of z C / sqrt(n - t), so that any n - t of them add up to the noise of one sum."""
+    """Trusted sum: n silos add noise of z C / sqrt(n - t) each, so any n - t shares hold the noise of one sum."""
 
     server: ClassVar[type[Plain]] = TrustedSum
 
@@ -286,7 +286,7 @@ class SecureShares(NoSum):
     def _terms(self, dimension: int) -> SumTerms:
         promise = self.promise
         return SumTerms(
-            unit=promise.unit,
+            unit="person" if promise.unit == "person" else "record",
             relation=promise.relation,
             clip=promise.clip,
             noise_multiplier=promise.multiplier * promise.together,
@@ -321,7 +321,7 @@ class SecureShares(NoSum):
     def question(self, broadcast: Broadcast, layout: Layout) -> SumContext:
         """Return the question of a broadcast, on this side's own terms."""
         public = broadcast.public
-        planned = f"{digest((Release('model', broadcast.models),))} {public.rounds} {public.cohort}"
+        planned = f"{broadcast.opened} {public.rounds} {public.cohort}"
         shapes = repr(
             [(block.name, tuple(block.shape), str(block.dtype)) for block in layout.blocks]
         )

@@ -27,7 +27,7 @@ from fedveil.engines.flower.mod import (
     privacy_mod,
     protected_outside,
 )
-from fedveil.engines.flower.records import ARRAYS, FAILED, HELLO, REFUSED
+from fedveil.engines.flower.records import ARRAYS, BESIDE, FAILED, HELLO, REFUSED
 from fedveil.engines.lifetime import read_policy
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.files import append
@@ -310,4 +310,6 @@ def _layout_of(content: RecordDict) -> Layout:
 
     shapes = {name: array.shape for name, array in arrays.items()}
     kinds = {array.dtype for array in arrays.values()}
-    return Layout.from_shapes(shapes, torch.float64 if "float64" in kinds else torch.float32)
+    layout = Layout.from_shapes(shapes, torch.float64 if "float64" in kinds else torch.float32)
+    more = content.get(BESIDE)
+    return replace(layout, kept=tuple(more)) if isinstance(more, ArrayRecord) else layout

@@ -17,7 +17,7 @@ from typing import Any
 from fedveil.accounting import Policy
 from fedveil.engines.lifetime import begin_ledger, read_head
 from fedveil.errors import FedVeilError, FieldError
-from fedveil.files import wait_for, write_atomic
+from fedveil.files import private_folder, wait_for, write_atomic
 from fedveil.node.bindings import Binding
 from fedveil.node.guard import NodePolicy, private_folders, require_private
 from fedveil.node.isolation import require_hidden, require_isolation
@@ -47,7 +47,7 @@ def begin_site(folder: str | Path, head: str | Path, dataset: str, by: str) -> P
     policy = site / POLICY
     if policy.exists():
         raise FieldError("folder", str(site), f"holds a {POLICY}: what was decided there stays")
-    site.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(site)
     begin_ledger(site / "ledgers", dataset, by, head=Path(head).resolve())
     places = {
         "head": _quoted(Path(head).resolve()),
@@ -62,7 +62,7 @@ def begin_site(folder: str | Path, head: str | Path, dataset: str, by: str) -> P
 
 def write_commands(site: Path) -> None:
     """Write the commands that Flower starts by name; anew after FedVeil or Python moved."""
-    (site / BIN).mkdir(mode=0o700, exist_ok=True)
+    private_folder(site / BIN)
     for name in (CLIENT, *OTHERS):
         words = (sys.executable, "-P", "-m", "fedveil.node.launch", str(site / POLICY), name)
         write_atomic(

@@ -34,7 +34,7 @@ from fedveil.checks import (
     Rate,
     SilosOfPerson,
 )
-from fedveil.errors import FieldError, NoReplyError, ReplyError, require_count
+from fedveil.errors import FieldError, NoReplyError, ReplyError, kind_of, require_count
 from fedveil.mechanisms import WideGaussianNoise
 from fedveil.ranges import require_within
 from fedveil.secure.keys import PublicKey, SiteKey, roster
@@ -222,7 +222,7 @@ class SumContext(Parameters):
 
 
 def _refuse(value: object) -> Any:
-    raise FieldError("context", type(value).__name__, "must be plain values")
+    raise FieldError("context", kind_of(value), "must be plain values")
 
 
 @dataclass(frozen=True, eq=False)

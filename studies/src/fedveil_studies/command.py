@@ -34,22 +34,31 @@ if TYPE_CHECKING:
 
 
 def reproduce(
-    study: Annotated[str | None, typer.Argument(metavar="STUDY", help="See --list.")] = None,
+    study: Annotated[
+        str | None, typer.Argument(metavar="STUDY", help="Name of the study; --list shows all.")
+    ] = None,
     table: Annotated[
         list[str] | None,
         typer.Option(
-            "--table", metavar="N", help="A table, e.g. 5 or A14; repeatable. Default: all."
+            "--table",
+            metavar="N",
+            help="Table to make, such as 5 or A14; repeatable; default: all.",
         ),
     ] = None,
     figure: Annotated[
         list[str] | None,
-        typer.Option("--figure", metavar="N", help="A figure, e.g. D4; repeatable. Default: all."),
+        typer.Option(
+            "--figure", metavar="N", help="Figure to draw, such as D4; repeatable; default: all."
+        ),
     ] = None,
     scale: Annotated[
-        str, typer.Option("--scale", help="How large; default: the study's first, in minutes.")
+        str,
+        typer.Option(
+            "--scale", help="Scale of the study; default: its first, which takes minutes."
+        ),
     ] = "",
     seeds: Annotated[
-        int, typer.Option("--seeds", metavar="N", help="Repetitions under successive seeds.")
+        int, typer.Option("--seeds", metavar="N", help="Repetitions, under successive seeds.")
     ] = 1,
     seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
     draws: Annotated[
@@ -57,11 +66,12 @@ def reproduce(
         typer.Option(
             "--draws",
             metavar="N",
-            help="Noise draws on one training, for tables of a single round.",
+            help="Draws of the noise on one training, for tables of a single round.",
         ),
     ] = 10,
     row: Annotated[
-        list[str] | None, typer.Option("--row", help="Only this row of the tables; repeatable.")
+        list[str] | None,
+        typer.Option("--row", help="Row of the tables to make; repeatable; default: all."),
     ] = None,
     reading: Annotated[
         list[str] | None,
@@ -72,16 +82,21 @@ def reproduce(
         typer.Option(
             "--workers",
             metavar="N",
-            help="Clients trained side by side; default: one a core, at most 4.",
+            help="Clients trained side by side; default: one for each core, at most 4.",
         ),
     ] = None,
     jobs: Jobs = 1,
     executor: Executor = "",
-    device: Annotated[Device, typer.Option("--device", help="Where clients train.")] = "cpu",
+    device: Annotated[
+        Device, typer.Option("--device", help="Device on which clients train.")
+    ] = "cpu",
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="DIR", callback=folder, help="Keeps the runs; default: runs/<study>."
+            "--out",
+            metavar="DIR",
+            callback=folder,
+            help="Folder of the runs; default: runs/<study>.",
         ),
     ] = None,
     into: Annotated[
@@ -90,20 +105,26 @@ def reproduce(
             "--into",
             metavar="DIR",
             callback=folder,
-            help="Gets tables, figures and claims; default: --out.",
+            help="Folder for tables, figures and claims; default: --out.",
         ),
     ] = None,
     list_: Annotated[
-        bool, typer.Option("--list", help="List studies; of one, tables, rows, readings, scales.")
+        bool,
+        typer.Option(
+            "--list", help="List the studies, or the tables, rows, readings and scales of one."
+        ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the runs that are needed, and do nothing.")
+        bool, typer.Option("--dry-run", help="Show the runs that are needed, and run nothing.")
     ] = False,
     no_run: Annotated[
         bool, typer.Option("--no-run", help="Show what finished runs give, and run nothing.")
     ] = False,
 ) -> None:
-    """Reproduce a paper's tables and figures. Finished runs are kept: the same command goes on where it stopped."""
+    """Reproduce a paper's tables and figures.
+
+    Finished runs are kept: the same command goes on where it stopped.
+    """
     with refusals() as again:
         if list_ and study is None:
             show([_listed()])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from fedveil.errors import FieldError, require_count
+from fedveil.errors import FieldError, kind_of, require_count
 from fedveil.registry import optional
 
 SOURCE = "https://github.com/lukemelas/EfficientNet-PyTorch/releases/download/1.0/efficientnet-b0-355c32eb.pth"
@@ -28,7 +28,7 @@ class FrozenNorm(nn.Module):
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__()
         if norm.running_mean is None or norm.running_var is None:
-            raise FieldError("norm", type(norm).__name__, "must have running statistics")
+            raise FieldError("norm", kind_of(norm), "must have running statistics")
         self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
         self.mean = nn.Parameter(norm.running_mean.clone(), requires_grad=False)
         self.variance = nn.Parameter(norm.running_var.clone(), requires_grad=False)

@@ -17,6 +17,8 @@ from fedveil.cli.site import runs_of
 from fedveil.engines.history import total_of
 from fedveil.engines.lifetime import LifetimeLedger, read_ledger
 from fedveil.evidence import encoded, spent_of
+from fedveil.files import LedgerFiles
+from inclusion_kit import federation
 
 MU = Guarantee(unit="client", relation="replace-one", trust="local", scope="round", bound=GDP(0.6))
 LOOSE = Guarantee(
@@ -216,3 +218,16 @@ def test_a_reports_promises_are_checked_by_the_library_alone(report, ledgers, tm
     assert called("check", tmp_path / "report.json", *given).exit_code == 1
     other = str(STORED / "node" / "ledgers")
     assert called("check", file, "--ledgers", other).exit_code == 5
+
+
+def test_receipts_are_checked_against_the_sites_ledgers(tmp_path):
+    (tmp_path / "run" / "ledger").mkdir(parents=True)
+    files = LedgerFiles(tmp_path / "run" / "ledger", "run", durable=True, message=print)
+    federation("none", 3, ledgers=files.open, run_id="run").run(2)
+    assert called("receipts", tmp_path / "run").exit_code == 0
+    away = (tmp_path / "run" / "ledger" / "1.jsonl").rename(tmp_path / "1.jsonl")
+    result = called("receipts", tmp_path / "run")
+    assert (result.exit_code, "Give all sites' ledgers" in result.output) == (5, True)
+    assert called("receipts", tmp_path / "run", "--ledgers", away).exit_code == 0
+    away.write_text("".join(away.read_text().splitlines(keepends=True)[1:]))
+    assert called("receipts", tmp_path / "run", "--ledgers", away).exit_code == 1

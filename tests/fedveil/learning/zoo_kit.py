@@ -409,39 +409,54 @@ ZOO = [
 ]
 
 
+HEAD = """# Networks as people write them
+
+What plain PyTorch trains, FedVeil trains to the same numbers (same seed and batches, float32: within 1e-4), or refuses by
+name before the first round. Each network below is small and has the form that libraries and tutorials give it.
+`tests/fedveil/learning/test_zoo.py` trains it beside a loop written by hand, at record level with clipped gradients by
+hand, and `python tests/fedveil/learning/zoo_kit.py` writes this page.
+
+"""
+TABLE = """
+The others:
+
+| network | trained without noise inside | at record level |
+|---|---|---|
+"""
+TAIL = """
+*mend*: `fedveil.learning.mend(model)` returns a model that trains there. *One example a call*: record level has no way for
+a batch ([why](rounding.md#layers-that-are-written-out)), and is slow.
+"""
+
+
 def page() -> str:
     """The page of the site: each network and what becomes of it."""
-    lines = [
-        "# Networks as people write them",
-        "",
-        "What plain PyTorch trains, FedVeil trains to the same numbers (same seed and batches, float32: within 1e-4),",
-        "or refuses by name before the first round. Each network below is small and has the form that libraries and",
-        "tutorials give it. `tests/fedveil/learning/test_zoo.py` trains it by federated averaging beside a loop",
-        "written by hand, and at record level, beside clipped gradients by hand; one that draws its own numbers is",
-        "only run. *mend*: `fedveil.learning.mend(model)` returns a model that trains there. *One example a call*:",
-        "record level has no way for a batch",
-        "([why, and what has one](rounding.md#layers-that-are-written-out)), and is slow.",
-        "The page is written by `python tests/fedveil/learning/zoo_kit.py`.",
-        "",
-        "| network | trained without noise inside | at record level |",
-        "|---|---|---|",
+    said = [(cell.name, _plain(cell), _record(cell)) for cell in ZOO]
+    plain = [name for name, *both in said if both == ["trains", "trains"]]
+    others = [row for row in said if row[0] not in plain]
+    rows = [
+        f"| {name} | {without} | {'the same' if inside == without else inside} |"
+        for name, without, inside in others
     ]
-    for cell in ZOO:
-        plain = (
-            _said(cell.plain)
-            if cell.plain or cell.compared
-            else "trains (it draws its own numbers)"
-        )
-        if not cell.plain and cell.within > 1e-4:
-            plain = f"trains, within {cell.within:g}"
-        record = _said(cell.record) + (", *mend*" if cell.mended else "")
-        if not cell.record and not cell.compared:
-            record = "trains (it draws its own numbers)"
-        elif not cell.record and cell.within > 1e-4:
-            record = f"trains, within {cell.within:g}"
-        record += ", one example a call" if cell.alone else ""
-        lines.append(f"| {cell.name} | {plain} | {record} |")
-    return "\n".join(lines) + "\n"
+    return (
+        f"{HEAD}Trained both without noise inside and at record level: {'; '.join(plain)}.\n{TABLE}"
+        + ("\n".join(rows) + "\n" + TAIL)
+    )
+
+
+def _plain(cell: Cell) -> str:
+    if not cell.plain and cell.within > 1e-4:
+        return f"trains, within {cell.within:g}"
+    return _said(cell.plain) if cell.plain or cell.compared else "trains (it draws its own numbers)"
+
+
+def _record(cell: Cell) -> str:
+    said = _said(cell.record) + (", *mend*" if cell.mended else "")
+    if not cell.record and not cell.compared:
+        said = "trains (it draws its own numbers)"
+    elif not cell.record and cell.within > 1e-4:
+        said = f"trains, within {cell.within:g}"
+    return said + (", one example a call" if cell.alone else "")
 
 
 REASONS = {

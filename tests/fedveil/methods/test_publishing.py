@@ -11,7 +11,7 @@ from core_kit import assert_deviation
 from engine_kit import OPTIONS, tiny
 from federation_kit import grouped
 from fedveil.accounting import Filter, compose_mu
-from fedveil.engines import Evaluation, Federation
+from fedveil.engines import Federation
 from fedveil.errors import FieldError, HeuristicError
 from fedveil.learning import ClientData
 from fedveil.mechanisms import ReproducibleSource
@@ -150,19 +150,11 @@ def test_metrics_that_the_budget_does_not_hold_are_withheld():
         ).run(1)
 
 
-def test_under_local_trust_and_under_flower_nothing_is_published():
+def test_under_local_trust_nothing_is_published():
     with pytest.raises(
         FieldError, match=r"publish\.metrics = 'clear': under local trust no metric leaves a client"
     ):
         federation("sga-ldp", publishing=Publishing(metrics="clear"))
-    flower = pytest.importorskip("fedveil.engines.flower.app")
-    with pytest.raises(FieldError, match="under Flower clients are shown no metrics"):
-        flower.FlowerFederation(
-            model=tiny,
-            clients=clients(),
-            method=build("vanilla"),
-            evaluation=Evaluation(publishing=Publishing(metrics="clear")),
-        )
 
 
 @pytest.mark.parametrize(

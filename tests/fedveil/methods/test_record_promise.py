@@ -52,6 +52,7 @@ OUTSIDE = {  # of each parameter: sides, and the value that they take instead
     "examples": ((RECORD, TRUSTED, SECURE, {**RECORD, "relation": "add/remove", "most": 99}), 50.0),
     "people": ((PERSON, {**PERSON, "relation": "add/remove", "most": 99}), 50.0),
     "records_per_person": ((PERSON,), 5),
+    "blank": (({**RECORD, "unit": "region"},), 0.5),
     "units": ((SECURE,), 2000),
     "aggregator": ((RECORD, TRUSTED, SECURE), FedAvgM()),
     "lr": ((SECURE,), 0.5),

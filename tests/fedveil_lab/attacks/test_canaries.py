@@ -253,6 +253,30 @@ def test_a_persons_images_are_found_where_each_is_clipped_alone(monkeypatch):
     assert broken(orthogonal_records(side, M))
 
 
+@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
+def test_half_the_noise_on_regions_is_found(relation):
+    """The canaries differ in marked content alone."""
+    side = RecordDP(unit="region", examples=1000, noise_multiplier=2.0, steps=2, relation=relation)
+    honest = orthogonal_records(side, M)
+    factor = 2 if relation == "replace-one" else 1
+    assert (honest.guarantee.unit, honest.guarantee.mu) == (
+        "region",
+        pytest.approx(factor * math.sqrt(2) / 2),
+    )
+    assert not broken(honest)
+    assert broken(orthogonal_records(side, M, source=Scaled(0, 0.5)))
+
+
+def test_a_persons_regions_are_found_where_each_is_clipped_alone(monkeypatch):
+    side = RecordDP(unit="person region", people=1000, records_per_person=4, noise_multiplier=2.0)
+    honest = orthogonal_records(side, M)
+    assert (honest.guarantee.unit, honest.guarantee.mu) == ("person region", 0.5)
+    assert not broken(honest)
+    of = Units.of
+    monkeypatch.setattr(Units, "of", classmethod(lambda cls, client, images: of(client, 0)))
+    assert broken(orthogonal_records(side, M))
+
+
 def test_the_bound_that_needs_no_independence_finds_it_too():
     run = server_canaries(CENTRAL, 4000, 10.0, source=Scaled(0, 0.5))
     assert run.bound.mu > run.guarantee.mu

@@ -97,14 +97,6 @@ def test_a_share_is_drawn_by_the_seed():
             "malicious.of.source",
         ),
         ({"behaviour": "lying-budget", "share": 0.2}, {}, "malicious.clip"),
-        ({"behaviour": "alie", "share": 0.2}, {"engine": "flower"}, "malicious.behaviour"),
-        (
-            {"behaviour": "noise", "bypass": True, "share": 0.2},
-            {"engine": "flower"},
-            "malicious.behaviour",
-        ),
-        ({"behaviour": "scaling", "share": 0.2}, {"engine": "flower"}, "malicious.behaviour"),
-        ({"behaviour": "free-rider", "share": 0.2}, {"engine": "flower"}, "malicious.behaviour"),
         (FLIP | {"share": 0.2}, {"world": {"target": 0, "colluders": [1]}}, "malicious"),
     ],
 )
@@ -113,11 +105,6 @@ def test_what_cannot_work_is_refused_by_name(malicious, changes, field):
         prepare(config(malicious, **changes))
     problems = getattr(caught.value, "problems", [caught.value])
     assert problems[0].field.startswith(field)
-
-
-def test_data_poisoning_goes_with_flower():
-    for malicious in (FLIP, {"behaviour": "sign-flip"}, {"behaviour": "scaling", "factor": 3.0}):
-        assert config({**malicious, "share": 0.2}, engine="flower").malicious is not None
 
 
 def test_a_poisoned_run_says_how_far_the_attack_got():

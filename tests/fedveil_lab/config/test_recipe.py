@@ -5,12 +5,20 @@ import tomllib
 import pytest
 import torch
 
+from fedveil.aggregation import FedAvg
 from fedveil.data import DataSet
 from fedveil.errors import FieldError
-from fedveil.methods import RecordDP
+from fedveil.methods import GlobalDP, RecordDP
 from fedveil_lab.config import parse
 from fedveil_lab.config.first import first_config
-from fedveil_lab.config.recipe import InputScaling, class_weights, inputs_of, plain_rate, rate
+from fedveil_lab.config.recipe import (
+    InputScaling,
+    class_weights,
+    client_clip,
+    inputs_of,
+    plain_rate,
+    rate,
+)
 from fedveil_lab.config.variants import configure, variants_of
 
 pytest.importorskip("pandas")
@@ -25,7 +33,31 @@ def test_a_rate_leaves_so_much_noise_in_an_output_by_hand() -> None:
     # length sqrt(1 + 3) = 2: .4 in a logit at rate 1, so that 4 is left at rate 10
     method = RecordDP(examples=100, noise_multiplier=2.0, rounds=16, clip=0.5)
     assert rate(method, 4, InputScaling("centred", 3.0), "cross_entropy") == 10.0
-    assert rate(method, 4, InputScaling("centred", 3.0), "mse") == 0.5
+    assert (
+        rate(method, 4, InputScaling("centred", 3.0), "mse") == 0.2
+    )  # .5, if a step of clip .5 moved .2 at most
+    short = RecordDP(examples=100, noise_multiplier=2.0, rounds=16, clip=0.1)
+    assert rate(short, 4, InputScaling("centred", 3.0), "mse") == 1.0  # of a fifth of the clip: 2.5
+    noisy = RecordDP(examples=100, noise_multiplier=20.0, rounds=16, clip=0.5)
+    assert rate(noisy, 4, InputScaling("centred", 3.0), "mse") == 0.05
+
+
+def test_a_clip_of_updates_leaves_so_much_noise_in_an_output_by_hand() -> None:
+    # noise 2 clips, 25 rounds: 5 times that; momentum .9: 10 times; inputs of length 2: 200 clips in a logit
+    method = GlobalDP(FedAvg(), noise_multiplier=20.0, rounds=25)
+    assert client_clip(method, 10, InputScaling("centred", 3.0), "cross_entropy") == 0.02
+    assert client_clip(method, 10, InputScaling("centred", 3.0), "mse") == 0.001
+
+
+def test_of_many_clients_an_update_moves_an_output_by_no_more_than_declared() -> None:
+    # a quarter of 4, over 10 for momentum and 2 for the inputs
+    many = [
+        client_clip(
+            GlobalDP(FedAvg(), noise_multiplier=2.0, rounds=25), n, InputScaling("given", 3.0), "x"
+        )
+        for n in (10**4, 10**6)
+    ]
+    assert many == [0.05, 0.05]
 
 
 def test_the_rate_does_not_hang_on_the_clip() -> None:
@@ -48,7 +80,7 @@ def test_inputs_are_as_long_as_declared() -> None:
     assert inputs_of(shaped(4), columns, {"age": "indicator"}) == InputScaling(
         "centred", 1 / 12 + 3 / 4
     )
-    assert inputs_of(shaped(1, 8, 8), {}, {}) == InputScaling("standardised", 64.0)
+    assert inputs_of(shaped(1, 8, 8), {}, {}) == InputScaling("centred", 64 / 6)
 
 
 def test_classes_that_are_as_frequent_have_no_weights() -> None:
@@ -108,6 +140,21 @@ def test_a_trusted_sum_has_less_noise_and_a_higher_rate(table) -> None:
     with pytest.raises(FieldError) as refused:
         first_config("t", table, 3, "client", sum_="trusted")
     assert refused.value.field == "sum"
+
+
+def test_whole_clients_have_full_steps_and_a_clip_for_each_epsilon(table) -> None:
+    text, said = first_config("t", table, 3, "client")
+    values = tomllib.loads(text)
+    plain, *noised = settings_of(text).values()
+    assert plain == {"label": "no privacy", "method": "vanilla"}
+    clips = [one["clip"] for one in noised]
+    assert clips[0] > clips[1] > clips[2]
+    assert values["privacy"]["clip"] == clips[0]
+    assert values["local"]["loss"] == "cross_entropy(weight=[1, 0.25])"
+    assert "local.loss" in values["read_off"]
+    assert any("9.53" in line for line in said)
+    for variant in variants_of(config := parse(values)):
+        configure(config, variant.label, variant.setting)
 
 
 @pytest.mark.parametrize("positive", ["ill", "well"])

@@ -636,3 +636,15 @@ def test_a_run_whose_ledgers_bind_nothing_goes_on_without(tmp_path):
 
 def _run_id_of(folder):
     return json.loads((folder / "checkpoint" / "run.json").read_text())["run_id"]
+
+
+def test_with_early_stopping_the_best_model_lies_beside_the_last(tmp_path):
+    data = {**LINEAR, "clients": 6}
+    stopping = {"clients": 0.4, "patience": 9, "losses": "public"}
+    never_better = {"data": data, "stopping": {**stopping, "min_delta": 1e6}}
+    run(config(**never_better), tmp_path / "long")
+    run(config(**never_better, rounds=1), tmp_path / "first")
+    best = load_file(tmp_path / "long" / "best.safetensors")
+    first, last = model_of(tmp_path / "first"), model_of(tmp_path / "long")
+    assert all(torch.equal(best[name], first[name]) for name in first)
+    assert any(not torch.equal(best[name], last[name]) for name in last)

@@ -55,6 +55,16 @@ def test_records_and_replies_are_played_too(folder):
         assert verify_app(folder, claim, quiet, effort=Effort(runs=80)).refuted
 
 
+def test_few_runs_with_a_canary_at_each_client_catch_it_too(folder):
+    claim = "eps=0.5 delta=1e-5 replace-one client total local"
+    quiet = section(clients=12, config={"rounds": 1, "noise-multiplier": 1.0})
+    judged = verify_app(folder, claim, quiet, effort=Effort(), canaries=24)
+    assert judged.caught[0].by == WORLD
+    assert judged.effort["runs"] == 4
+    assert judged.measured.rows == "canaries"
+    assert judged.printed == "2.00"
+
+
 def test_a_sum_in_the_log_is_a_release(folder):
     server = folder / "rounds" / "server.py"
     server.write_text(
@@ -95,8 +105,8 @@ def test_an_app_that_does_not_run_gets_no_verdict(folder, line, why):
 def test_a_folder_that_is_no_flower_app_is_refused(tmp_path):
     with pytest.raises(FieldError, match="no Flower app"):
         components(tmp_path)
-    (tmp_path / "meta.json").write_text("{}")
-    with pytest.raises(FieldError, match="FLARE"):
+    (tmp_path / "job.py").write_text("")
+    with pytest.raises(FieldError, match="export the job"):
         components(tmp_path)
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     with pytest.raises(FieldError, match="components"):
@@ -191,6 +201,17 @@ def test_one_record_differs_and_the_kind_stays(data):
         for one in rows_of(canary_data(data, "record", "add/remove", "mislabelled", True))[0]
     ]
     assert labels == [0, 1, 0, 1]  # the last one bears the next label of the first
+
+
+def test_a_person_has_several_rows():
+    data = np.ones((5, 2)), np.zeros(5)
+    inside, outside = (
+        canary_data(data, "person", "add/remove", "outlier", one, rows=3) for one in (True, False)
+    )
+    assert (len(inside[0]), len(outside[0])) == (5, 2)
+    assert np.abs(inside[0][2:]).min() == 10
+    with pytest.raises(FieldError, match="5"):
+        canary_data(data, "person", "add/remove", "outlier", True, rows=6)
 
 
 def test_data_of_another_kind_need_a_function_of_the_author():

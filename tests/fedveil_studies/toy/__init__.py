@@ -1,4 +1,4 @@
-"""A study small enough to be read whole: docs/own-study.md says how one is added."""
+"""A study small enough to be read whole: studies/own-study.md says how one is added."""
 
 from functools import partial
 

@@ -30,7 +30,7 @@ _LARGEST = 100.0  # mu or epsilon that is looked at
 
 @dataclass(frozen=True)
 class EpsilonBound:
-    """What error rates prove about epsilon.
+    """Lower bound on epsilon that follows from error rates.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ def epsilon_bound(
 def joint_bound(
     judged: Sequence[tuple[ArrayLike, ArrayLike, float]], *, delta: float = 0.0
 ) -> EpsilonBound:
-    """What several attacks on the same runs prove together at 95%: the largest bound, each at its share of the error.
+    """Bound what several attacks on the same runs prove together, at 95%: the largest bound, each at its share of the error.
 
     The largest of k bounds at 95% is none at 95% (Bonferroni): the more attacks are tried, the sooner one is lucky.
 
@@ -126,7 +126,7 @@ def mu_of_rates(true: float, false: float) -> float:
 
 @dataclass(frozen=True)
 class GameResult:
-    """What the adversary reached.
+    """Result of an adversary in the distinguishing game.
 
     Attributes
     ----------
@@ -205,7 +205,7 @@ def bound(inside: ArrayLike, outside: ArrayLike, confidence: float = 0.999) -> G
 
 @dataclass(frozen=True)
 class OneRun:
-    """What one run proves.
+    """Bounds that one run proves.
 
     Attributes
     ----------

@@ -43,7 +43,7 @@ class ThreatError(FedVeilError, ValueError):
 
 @dataclass(frozen=True)
 class ThreatModel:
-    """Who attacks, and what that adversary can do.
+    """Adversary, and its capabilities.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ class Received:
 
     @property
     def update(self) -> Tensor:
-        """What the client changed, [d], with the noise in it."""
+        """Update of the client, [d], with the noise in it."""
         return self.model - self.start
 
 
@@ -202,7 +202,7 @@ def _once(work_out: WorkedOut) -> WorkedOut:
 
 @dataclass(frozen=True, eq=False)
 class Knowledge:
-    """What an adversary has before a run begins; none of it crosses the boundary during the run.
+    """Knowledge of an adversary before a run begins; none of it crosses the boundary during the run.
 
     Losses and gradients are worked out once: several attacks ask for the same.
 
@@ -317,7 +317,7 @@ class Attack(ABC):
 
     @classmethod
     def evidence(cls, scores: Tensor) -> Tensor:
-        """What the adversary believes after each round, [..., R]; the last entry is the verdict."""
+        """Compute the adversary's belief after each round, [..., R]; the last entry is the verdict."""
         if cls.cumulative:
             return scores
         rounds = torch.arange(1, scores.shape[-1] + 1, dtype=scores.dtype)

@@ -111,7 +111,7 @@ def beats_guessing(figure: Estimate | None, guess: float) -> bool | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Participation(Verdict):
-    """What one attack on participation reached in one setting: its area under the ROC curve, and what follows of it.
+    """Result of one attack on participation in one setting: its area under the ROC curve, and what follows from it.
 
     Attributes
     ----------

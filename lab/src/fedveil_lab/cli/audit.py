@@ -15,15 +15,15 @@ from fedveil_lab.cli.verify import (
 if TYPE_CHECKING:
     from fedveil_lab.games import Game, Judgement
 
-REPLICATES = """Runs with the target, and as many without (default: 30; from 6 on they can prove anything). \
-Membership: runs of each setting (3). Inversion: clients that are attacked (30)."""
-COLLUDERS = "Clients that pool what they sent, the one that asks included; default: 2, where there are three."
-SHADOW = "What is known of the target's data: clean (default), noisy, partial or public."
-OUT_WORLD = """In the target's place: replace (by anybody), twin (by one like it), remove, empty, itself (a check). \
-Default: what the guarantee's relation stands for."""
+REPLICATES = """Runs with the target, and as many without (default: 30; fewer than 6 prove nothing). \
+For membership: runs of each setting (3). For inversion: attacked clients (30)."""
+COLLUDERS = "Number of clients that attack together; default: 2, where there are three clients."
+SHADOW = "Attacker's copy of the target's data: clean (default), noisy, partial or public."
+OUT_WORLD = """In an absent target's place: replace (another client), twin (one like it), remove, empty, itself (a check). \
+Default: as the guarantee's relation says."""
 RECORDED = """Attack what the run's folder holds, and train nothing anew; --attack: membership, participation, inversion."""
 CONFIGURED = "With --recorded: whose [data] and [model] describe a server's folder, with its --set and --seed."
-IMAGES = "For inversion: images that each client trains on; default: 1."
+IMAGES = "For inversion: images of each client; default: 1."
 
 
 def audit(
@@ -35,21 +35,25 @@ def audit(
     ],
     assign: shared.Assign = None,
     attack: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="One of those above; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="An attack of the list above; repeatable."),
     ] = None,
     game: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="participation, inversion, membership, or one of yours; default: the attacks'.",
+            help="Question: participation, inversion, membership, or a game of yours; default: that of the attacks.",
         ),
     ] = None,
     replicates: Annotated[int | None, typer.Option(metavar="N", help=REPLICATES)] = None,
     target: Annotated[
-        int | None, typer.Option(metavar="I", help="Client asked about; default: the last.")
+        int | None,
+        typer.Option(
+            metavar="I", help="Client whose participation is in question; default: the last."
+        ),
     ] = None,
     attacker: Annotated[
-        int | None, typer.Option(metavar="I", help="Client that asks; default: the first.")
+        int | None, typer.Option(metavar="I", help="Client that attacks; default: the first.")
     ] = None,
     colluders: Annotated[int | None, typer.Option(metavar="K", help=COLLUDERS)] = None,
     shadow: Annotated[str | None, typer.Option(metavar="KIND", help=SHADOW)] = None,
@@ -61,17 +65,19 @@ def audit(
         bool, typer.Option("--double", help="For inversion: clients train and send float64.")
     ] = False,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Every setting of [compare], not [privacy]'s.")
+        bool,
+        typer.Option(
+            "--compare", help="Attack every setting of [compare] in place of [privacy]'s."
+        ),
     ] = False,
     out: shared.Out = None,
     device: shared.DeviceOption = None,
     seed: shared.Seed = None,
     executor: shared.Executor = "",
 ) -> None:
-    """Attack a federation, with its defence and without: what is learned about a client, its images or its records.
+    """Attack a federation, with its defence and without.
 
-    Called again in its folder, it goes on: finished runs are not played again, and attacks and replicates that are
-    there are kept.
+    The same command goes on in its folder: finished runs are not played again.
 
     \b
     Attacks of one client on the participation of another, over runs with and without it:

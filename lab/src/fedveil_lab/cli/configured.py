@@ -13,7 +13,7 @@ WHOSE = 'the data say whose each example is, and this promises single examples: 
 
 
 def planned(config: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What a configuration says of central noise, and what its promise rests on; refused where its run costs more."""
+    """Read the central noise of a configuration and the conditions of its promise; refuse a run that costs more."""
     from math import isclose
 
     from fedveil.accounting import plan as make
@@ -50,13 +50,17 @@ def advised(config: str, target: Mapping[str, Any]) -> None:
     from fedveil.accounting import VACUOUS
     from fedveil_lab.config import load
     from fedveil_lab.report.planning import promise_table
+    from fedveil_lab.runs.foreseen import foreseen
     from fedveil_lab.runs.promised import choices, prepared, promised
 
     spec = load(config)
+    lines = foreseen(spec, target["reach"])
     setup, delta = prepared(spec), target["delta"] or spec.privacy.budget.delta
     promise = promised(setup)
     guarantee = promise.guarantee
     show([promise_table(spec.privacy.method, promise, delta)])
+    for line in lines:
+        say(line)
     proven = guarantee.proven and not guarantee.by_distance
     own = float(f"{guarantee.epsilon(delta):.6g}") if proven else None
     epsilon = target["epsilon"] or (own if own is not None and own <= VACUOUS else None)
@@ -76,7 +80,7 @@ def advised(config: str, target: Mapping[str, Any]) -> None:
 
 
 def beside_public(ranked: "Sequence[Choice]", begun: bool) -> str:
-    """What to do where public examples with labels are there; `begun`: whether training begins with their model."""
+    """Advise on public examples with labels; `begun`: whether training begins with their model."""
     if all(choice.verdict in ("hopeless", "no promise") for choice in ranked):
         return "nothing above leaves much to learn: take the model of the public examples alone; it protects everybody"
     start = (

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fedveil_lab.config import Config
 
 app = typer.Typer(
-    help="Data sets: what there is, and who holds what of it.",
+    help="List, show and prepare data sets.",
     no_args_is_help=True,
     suggest_commands=False,
 )
@@ -19,9 +19,11 @@ app = typer.Typer(
 
 @app.command("list")
 def data_list(
-    where: Annotated[bool, typer.Option("--where", help="Say where official files are.")] = False,
+    where: Annotated[
+        bool, typer.Option("--where", help="Say where the official files are.")
+    ] = False,
 ) -> None:
-    """List the data sets, and whether they can be loaded on this machine."""
+    """List data sets, and whether this machine can load them."""
     from fedveil.data import SOURCES
     from fedveil.tables import Table
 
@@ -40,7 +42,7 @@ def data_prepare(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A data set of `fedveil data list`.")],
     assign: Assign = None,
 ) -> None:
-    """Decode a data set and keep the copy, so that runs start faster."""
+    """Decode a data set once, so that runs start faster."""
     from fedveil.data import prepare
     from fedveil_lab.config.loading import assign as put
 
@@ -54,13 +56,19 @@ def data_prepare(
 @app.command("show")
 def data_show(
     what: Annotated[
-        str, typer.Argument(metavar="CONFIG|NAME", help="A file, run folder, preset or data set.")
+        str,
+        typer.Argument(
+            metavar="CONFIG|NAME", help="A TOML file, a run folder, a preset, or a data set's name."
+        ),
     ],
     assign: Assign = None,
     out: Out = None,
     seed: Seed = None,
 ) -> None:
-    """Show who holds what: a table, and partition.png and partition.csv in --out (default: runs/<name>-data)."""
+    """Show which client holds what.
+
+    Prints a table, and writes partition.png and partition.csv (default: runs/<name>-data).
+    """
     from fedveil.files import refuse_strangers
     from fedveil_lab.report.partition import FILES, VIEW, headline, tables, write
     from fedveil_lab.runs.deal import deal_out
@@ -81,16 +89,21 @@ def data_show(
 def data_forge(
     pages: Annotated[
         Path,
-        typer.Argument(metavar="PAGES", help="A folder of genuine pages: dark text, light paper."),
+        typer.Argument(metavar="PAGES", help="Folder of genuine pages: dark text on light paper."),
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", callback=folder, help="A new folder.")],
-    words: Annotated[int, typer.Option(metavar="N", help="Forged on each page.")] = 4,
+    out: Annotated[Path, typer.Option(metavar="DIR", callback=folder, help="New folder to write.")],
+    words: Annotated[int, typer.Option(metavar="N", help="Words to forge on each page.")] = 4,
     kind: Annotated[
-        list[str] | None, typer.Option(help="copy-move, splice, erase or retype; default: all.")
+        list[str] | None,
+        typer.Option(
+            help="Kind of forgery: copy-move, splice, erase or retype; repeatable; default: all."
+        ),
     ] = None,
     seed: Seed = None,
 ) -> None:
-    """Forge words on pages of one's own, with masks: a folder for the data set "documents".
+    """Forge words on your own pages, with masks.
+
+    The result is a folder for the data set "documents".
 
     PAGES/boxes.json may say where text stands: {"a.png": [[left, top, right, bottom], ...]}.
     """
@@ -122,16 +135,21 @@ def _configuration(what: str, assignments: list[str], seed: int | None) -> "Conf
 
 
 def apply(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run on documents.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run on documents.")],
     pages: Annotated[Path, typer.Argument(metavar="PAGES", help="A scan, or a folder of scans.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", callback=folder, help="New; default: RUN/applied.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", callback=folder, help="New folder to write; default: RUN/applied."
+        ),
     ] = None,
     threshold: Annotated[
-        float, typer.Option(metavar="P", help="Probability from which a pixel counts.")
+        float, typer.Option(metavar="P", help="Probability from which a pixel counts as tampered.")
     ] = 0.5,
 ) -> None:
-    """Draw what the model of a run finds on scans: tampered pixels in red, masks, and boxes in found.json.
+    """Mark what a run's model finds on scans.
+
+    Writes drawings with tampered pixels in red, masks, and boxes in found.json.
 
     The files show the scans: they are as private as these.
     """

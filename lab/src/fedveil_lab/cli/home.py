@@ -10,29 +10,40 @@ import typer
 from fedveil_lab.cli.shared import folder, fresh_file, say, show
 
 Folder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run's folder, a comparison's cell, or an export.")
+    Path,
+    typer.Argument(metavar="RUN", help="Folder of a run, of a comparison's cell, or of an export."),
 ]
 Describing = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="Whose [data] and [model] describe a server's folder."),
+    typer.Option(
+        metavar="FILE",
+        help="Configuration whose [data] and [model] describe a deployed server's folder.",
+    ),
 ]
 Hypothesis = Annotated[
-    int | None, typer.Option(metavar="N", help="Which model, of a run that trained several.")
+    int | None,
+    typer.Option(metavar="N", help="Number of the model, of a run that trained several."),
 ]
 
 
 def export(
     run: Folder,
     to: Annotated[
-        Literal["safetensors", "pt"], typer.Option(help="pt: for programs that read nothing else.")
+        Literal["safetensors", "pt"],
+        typer.Option(help="File format of the weights; pt for programs that read nothing else."),
     ] = ("safetensors"),
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", callback=folder, help="New; default: RUN/export.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", callback=folder, help="New folder to write; default: RUN/export."
+        ),
     ] = None,
     config: Describing = None,
     hypothesis: Hypothesis = None,
 ) -> None:
-    """Write the model of a run to hand on: weights, model.json (network, scaling, classes, promise), a card.
+    """Write a run's model to hand on.
+
+    Writes weights, model.json (network, scaling, classes, promise) and a card.
 
     Nothing that was measured on private data goes along, and no threshold; what was read off them is named.
     """
@@ -54,26 +65,36 @@ def predict(
     run: Folder,
     data: Annotated[
         Path,
-        typer.Argument(metavar="DATA", help="CSV, parquet, a picture, a folder of pictures, npz."),
+        typer.Argument(
+            metavar="DATA", help="New rows (CSV, parquet, npz), a picture, or a folder of pictures."
+        ),
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Default: predicted.csv, here.")
+        Path | None, typer.Option(metavar="FILE", help="File to write; default: predicted.csv.")
     ] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(metavar="P", help="Of two classes: from which the positive one is named."),
+        typer.Option(
+            metavar="P", help="Probability from which the positive one of two classes is named."
+        ),
     ] = None,
     reference: Annotated[
         Path | None,
-        typer.Option(metavar="CSV", help="The site's own rows, where each site scaled by its own."),
+        typer.Option(
+            metavar="CSV",
+            help="Rows of the asking site, for a run in which each site scaled by its own rows.",
+        ),
     ] = None,
     config: Describing = None,
     module: Annotated[
-        str | None, typer.Option(metavar="MODULE:NET", help="The network's code, of an export.")
+        str | None, typer.Option(metavar="MODULE:NET", help="Code of the network, for an export.")
     ] = None,
     hypothesis: Hypothesis = None,
 ) -> None:
-    """Ask the model of a run about new rows or pictures; a line each in a CSV file, as private as what was asked."""
+    """Ask a run's model about new rows or pictures.
+
+    The answers are a CSV file with a line each, as private as what was asked.
+    """
     from fedveil.errors import FieldError
     from fedveil.files import write_atomic
     from fedveil.home import load
@@ -122,24 +143,30 @@ def predict(
 
 def threshold(
     run: Folder,
-    data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="Labelled rows that are public, or made up.")
-    ],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="Labelled rows, public or made up.")],
     public: Annotated[
-        str, typer.Option(metavar="SOURCE", help="They are public: where they are from.")
+        str,
+        typer.Option(
+            metavar="SOURCE", help="Say that the rows are public, and where they are from."
+        ),
     ] = "",
     made_up: Annotated[
-        bool, typer.Option("--made-up", help="They are made up: the threshold is rehearsed.")
+        bool, typer.Option("--made-up", help="Say that the rows are made up: a rehearsal.")
     ] = False,
     sensitivity: Annotated[
         float | None,
-        typer.Option(metavar="P", help="The highest that finds this share; default: the best sum."),
+        typer.Option(
+            metavar="P",
+            help="Highest threshold that finds this share of positive rows; default: the best sensitivity plus specificity.",
+        ),
     ] = None,
     module: Annotated[
-        str | None, typer.Option(metavar="MODULE:NET", help="The network's code, of an export.")
+        str | None, typer.Option(metavar="MODULE:NET", help="Code of the network, for an export.")
     ] = None,
 ) -> None:
-    """Choose where to cut the positive class's probability, on public or made-up rows; nothing stores it.
+    """Choose a threshold on public or made-up rows.
+
+    It is printed and stored nowhere.
 
     Private rows are refused: a threshold is a figure of theirs that no promise covers.
     """

@@ -14,38 +14,48 @@ def report(
         list[Path] | None,
         typer.Argument(
             metavar="[RUN]...",
-            help="Folders of runs, comparisons and audits; Flower's and FLARE's too.",
+            help="Folders of runs, comparisons and audits, also of Flower and FLARE servers.",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", callback=folder, help="Default: RUN/report.")
+        Path | None,
+        typer.Option(metavar="DIR", callback=folder, help="Folder to write; default: RUN/report."),
     ] = None,
     ledgers: Annotated[
-        list[Path] | None, typer.Option(metavar="PATH", help="A ledger or folder; repeatable.")
+        list[Path] | None,
+        typer.Option(metavar="PATH", help="A ledger, or a folder of ledgers; repeatable."),
     ] = None,
     policy: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The policy in force.")
+        Path | None, typer.Option(metavar="FILE", help="Policy file of the node.")
     ] = None,
     people: Annotated[
-        Path | None, typer.Option(metavar="TOML", help="What only people know: approved_by, ...")
+        Path | None,
+        typer.Option(metavar="TOML", help="File of what only people know, such as approved_by."),
     ] = None,
     setting: Annotated[
-        str | None, typer.Option(metavar="LABEL", help="Whose release the card is about.")
+        str | None, typer.Option(metavar="LABEL", help="Setting that the card describes.")
     ] = None,
     pictures: Annotated[
-        bool, typer.Option("--pictures", help="Put in reconstructions: clients' images.")
+        bool,
+        typer.Option(
+            "--pictures", help="Include pictures of reconstructions, which show clients' images."
+        ),
     ] = False,
     head: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Second place of heads; to verify.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the ledgers' heads, to verify with."),
     ] = None,
     verify: Annotated[
-        Path | None, typer.Option(metavar="REPORT.json", help="Check it against --ledgers.")
+        Path | None, typer.Option(metavar="REPORT.json", help="Report to check against --ledgers.")
     ] = None,
     budget: Annotated[
-        bool, typer.Option("--budget", help="Say how much --ledgers used of --policy's totals.")
+        bool,
+        typer.Option("--budget", help="Say how much of --policy's totals the --ledgers have used."),
     ] = False,
 ) -> None:
-    """Write a page to sign: who is protected from whom, what was measured, what nobody covered. Or check one.
+    """Write a page to sign, or check one.
+
+    It says who is protected from whom, what was measured, and what is not covered.
 
     Exit codes of --verify: 1, something does not agree; 5, a promise was not checked; 6, the page or the card was not.
     """

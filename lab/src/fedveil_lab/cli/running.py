@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,51 +16,63 @@ from fedveil_lab.cli import shared
 
 def init(
     data: Annotated[
-        str | None, typer.Option(help="A folder of images, a CSV or NPZ file, or a name.")
+        str | None,
+        typer.Option(
+            help="Your data: a folder of images, a table, an .npz file, or a data set's name."
+        ),
     ] = None,
-    clients: Annotated[
-        int | None, typer.Option(help="How many: hospitals, or other parties.")
-    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients (hospitals).")] = None,
     protect: Annotated[
         str | None,
-        typer.Option(help="client (hospital), person (patient), record (row, image) or nothing."),
+        typer.Option(
+            help="What to protect: client (hospital), person (patient), record (row, image) or nothing."
+        ),
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="Of the promise, in total; default: 8, beside 4 and 1.")
+        float | None,
+        typer.Option(help="Total epsilon of the promise; default: settings for 8, 4 and 1."),
     ] = None,
-    target: Annotated[
-        str, typer.Option(help="A table's column to predict; default: the last.")
-    ] = "",
+    target: Annotated[str, typer.Option(help="Column to predict; default: the last.")] = "",
     person: Annotated[
-        str, typer.Option(help="Whose an example is: a column, an array, or folder.")
+        str, typer.Option(help="Where the person's id stands: a column, an array, or `folder`.")
     ] = "",
-    site: Annotated[
-        str, typer.Option(help="A table's column that says which client holds a row.")
-    ] = "",
+    site: Annotated[str, typer.Option(help="Column that names the client of a row.")] = "",
     missing: Annotated[
-        str, typer.Option(help="Of a table's inputs: indicator adds one for gaps.")
+        str,
+        typer.Option(
+            help="Missing inputs of a table: `indicator` marks them in an input of their own."
+        ),
     ] = "",
     decimal: Annotated[
-        str, typer.Option(help="A CSV file's decimal sign; default: as it looks.")
+        str, typer.Option(help="Decimal sign of a CSV file; default: guessed from the file.")
     ] = "",
     thousands: Annotated[
-        str, typer.Option(help="What groups a CSV file's digits; default: as it looks.")
+        str, typer.Option(help="Sign between groups of digits in a CSV file; default: guessed.")
     ] = "",
-    encoding: Annotated[str, typer.Option(help="A CSV file's encoding; default: utf-8.")] = "",
+    encoding: Annotated[str, typer.Option(help="Encoding of a CSV file; default: utf-8.")] = "",
     positive: Annotated[
-        str, typer.Option(help="Of two classes the positive one; default: the second.")
+        str, typer.Option(help="Positive one of two classes; default: the second.")
     ] = "",
     sum_: Annotated[
-        str, typer.Option("--sum", help="Of rows or persons: none, or trusted (less noise).")
+        str,
+        typer.Option(
+            "--sum", help="Sum of noisy steps for rows and persons: none, or trusted (less noise)."
+        ),
     ] = "none",
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write.")] = Path(
+    reach: shared.Reach = None,
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="File to write.")] = Path(
         "my.toml"
     ),
 ) -> None:
-    """Write a first configuration for your data; what is not given is asked for."""
+    """Write a first configuration for your data.
+
+    It asks for what you leave out.
+    """
     from fedveil.checks import require_unit
     from fedveil.errors import FieldError
+    from fedveil_lab.config import load
     from fedveil_lab.config.first import PROTECTS, first_config, require_there
+    from fedveil_lab.runs.foreseen import foreseen
 
     if file.exists():
         raise FieldError(
@@ -86,6 +98,8 @@ def init(
     text, said = first_config(name, data, clients, protect, sum_=sum_, **how)
     file.write_text(text, encoding="utf-8")
     for line in said:
+        typer.echo(line)
+    for line in foreseen(load(str(file)), reach):
         typer.echo(line)
     typer.echo(f"written to {file}; go on with: fedveil compare {shlex.quote(str(file))}")
 
@@ -119,7 +133,10 @@ def run(
     seed: shared.Seed = None,
     resume: shared.Resume = False,
 ) -> None:
-    """Run one experiment. Exit code 2: refused; 3: a budget or early stopping ended it; 4: no client replied."""
+    """Run one experiment.
+
+    Exit codes: 2, refused; 3, a budget or early stopping ended it; 4, no client replied.
+    """
     with shared.refusals() as again:
         from fedveil_lab.config import load
 
@@ -146,19 +163,24 @@ def compare(
     config: Annotated[
         str,
         typer.Argument(
-            metavar="[CONFIG]", help="A TOML file, a folder, or a preset's name.", show_default=True
+            metavar="[CONFIG]",
+            help="A TOML file, a run folder, or a preset's name.",
+            show_default=True,
         ),
     ] = "digits-record",
     assign: shared.Assign = None,
     out: shared.Out = None,
     seeds: Annotated[
-        int, typer.Option(metavar="N", help="Repetitions under successive seeds.")
+        int, typer.Option(metavar="N", help="Repetitions, under successive seeds.")
     ] = 1,
     engine: shared.EngineOption = None,
     device: shared.DeviceOption = None,
     seed: shared.Seed = None,
     audit: Annotated[
-        int, typer.Option(metavar="N", help="Attack each setting: N runs with a client, N without.")
+        int,
+        typer.Option(
+            metavar="N", help="Attack each setting in N runs with a client and N without."
+        ),
     ] = 0,
     jobs: shared.Jobs = 1,
     executor: shared.Executor = "",
@@ -166,11 +188,21 @@ def compare(
     gate: Annotated[
         Path | None,
         typer.Option(
-            metavar="TOML", help="What a setting has to show, declared before the first run."
+            metavar="TOML",
+            help="File of limits that a setting has to meet, declared before the first run.",
+        ),
+    ] = None,
+    reach: shared.Reach = None,
+    choose: Annotated[
+        Literal["rehearsal", "public"] | None,
+        typer.Option(
+            help="Choose among private settings on made-up or public rows, and run that one alone."
         ),
     ] = None,
 ) -> None:
-    """Compare privacy settings side by side: table, curves, accuracy against attacks, noise and epsilon.
+    """Compare privacy settings side by side.
+
+    The result is a table, curves, and accuracy against attacks, noise and epsilon.
 
     Exit code 6: a setting does not pass the gate.
     """
@@ -184,11 +216,17 @@ def compare(
         from fedveil_lab import grid
         from fedveil_lab.cli.gate import gate_of, through
         from fedveil_lab.games.participation import attack_settings, check_audit, with_attacks
+        from fedveil_lab.grid.search import only, search
         from fedveil_lab.report.classified import compared_table
         from fedveil_lab.report.figures import draw
         from fedveil_lab.report.progress import Display
         from fedveil_lab.report.tables import WIDE, comparison_notes, comparison_tables
+        from fedveil_lab.runs.foreseen import foreseen
 
+        if choose is not None:
+            chosen = search(spec, choose, reach=reach)
+            shared.say(str(chosen))
+            spec = only(spec, chosen.label)
         usual = shared.folder_of(config, spec.name)
         folder = out or (usual if resume else shared.fresh(usual))
         asked = f" --seeds {seeds}" * (seeds > 1) + f" --audit {audit}" * (audit > 0)
@@ -201,6 +239,9 @@ def compare(
         check_audit(spec, audit)
         require_count("--jobs", jobs)
         asking = gate_of(gate, spec, folder)
+        lines = [] if resume else foreseen(spec, reach)
+        for line in lines:
+            shared.say(line)
         try:
             how: dict[str, Any] = {"jobs": jobs, "executor": shared.executor_of(executor)}
             if asking is not None:
@@ -234,11 +275,9 @@ def compare(
 
 
 def presets(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Print this one, to begin with.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Preset to print.")] = None,
 ) -> None:
-    """List the packaged configurations, for `run` and `compare`, or print one."""
+    """List the packaged configurations, or print one."""
     from fedveil.tables import Table
     from fedveil_lab.config.loading import presets, text_of
 

@@ -34,7 +34,7 @@ Assign = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Set a key, local.epochs=2 say; docs/configuration.md marks what touches the promise.",
+        help="Set a key of the file, for example local.epochs=2; repeatable. docs/configuration.md has all keys.",
     ),
 ]
 
@@ -53,29 +53,38 @@ Out = Annotated[
     typer.Option(
         metavar="DIR",
         callback=folder,
-        help="Where to write; default: below runs/, said at the end.",
+        help="Folder to write; default: one below runs/, named at the end.",
+    ),
+]
+Reach = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SCORE", help="Score that is possible without privacy, as published for such data."
     ),
 ]
 EngineOption = Annotated[
-    Literal["local", "flower"] | None, typer.Option(help="Who moves the messages.")
+    Literal["local", "flower"] | None,
+    typer.Option(help="Who moves the messages: the embedded engine, or Flower."),
 ]
-DeviceOption = Annotated[Device | None, typer.Option(help="Where clients train.")]
+DeviceOption = Annotated[Device | None, typer.Option(help="Device on which clients train.")]
 Seed = Annotated[
-    int | None, typer.Option(help="Of data split, models, training and reproducible noise.")
+    int | None, typer.Option(help="Seed of data split, models, training and reproducible noise.")
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with the folder's run; --set rounds=N: for more.")
+    bool,
+    typer.Option("--resume", help="Continue the run in the folder; --set rounds=N adds rounds."),
 ]
 
 
 Jobs = Annotated[
-    int, typer.Option(metavar="N", help="Runs at once, each in its own process on one thread.")
+    int,
+    typer.Option(metavar="N", help="Runs at a time, each in a process of its own with one thread."),
 ]
 Executor = Annotated[
     str,
     typer.Option(
         metavar="MODULE:FACTORY",
-        help="What runs them: makes a concurrent.futures.Executor of yours.",
+        help="Function of yours that makes the concurrent.futures.Executor for the runs.",
     ),
 ]
 

@@ -11,14 +11,13 @@ from fedveil_lab.cli.shared import fail, refusals, say, show
 if TYPE_CHECKING:
     from fedveil_lab.verify import Judged
 
-SUBJECT = (
-    "A mechanism FILE.py:FUNCTION, or a Flower app's folder; without any, FedVeil's own methods."
-)
-CLAIM = "What is claimed: eps=1 delta=1e-5 (or mu=0.5), relation, client or record, total or round, central or local."
-ROWS = "What a score is of: runs (each its own), canaries (of one run, by fair coins) or records (no coin: no bound)."
-STEPS = "What the code does, to be composed: noise_multiplier=1.1 lots=poisson rate=0.01 steps=1000, say."
-WITHOUT = "A trap that the claim is not meant for, 'not a number' say; repeatable."
-RUNS = "Runs in all; own methods: of each world (2,000, which prove mu 4.9)."
+SUBJECT = "A mechanism FILE.py:FUNCTION, or the folder of a Flower app or a FLARE job; default: FedVeil's own methods."
+CLAIM = "Claim: eps=1 delta=1e-5 (or mu=0.5), relation, client, record or person, total or round, central or local."
+ROWS = "Kind of the scores: runs (one each), canaries (of one run, in by fair coins) or records (no bound follows)."
+STEPS = "Steps of the code, to compose: for example noise_multiplier=1.1 lots=poisson rate=0.01 steps=1000."
+WITHOUT = "Test world to leave out because the claim is not meant for it, such as 'not a number'; repeatable."
+RUNS = "Number of runs; for FedVeil's own methods: of each world (default: 2,000, which can show mu 4.9)."
+CANARIES = "Canaries to judge in few runs, for an app or a job (FLARE: 64); for FedVeil's own methods: in one run."
 CAUGHT = 1
 
 
@@ -27,28 +26,34 @@ def verify(
     claim: Annotated[str | None, typer.Option("--claim", metavar="TEXT", help=CLAIM)] = None,
     scores: Annotated[
         Path | None,
-        typer.Option("--scores", metavar="FILE.csv", help="Scores in and out, of any tool."),
+        typer.Option("--scores", metavar="FILE.csv", help="Scores of any tool, in and out."),
     ] = None,
     rows: Annotated[str | None, typer.Option("--rows", metavar="KIND", help=ROWS)] = None,
     lower_is_in: Annotated[
-        bool, typer.Option("--lower-is-in", help="Lower scores mean in, as of a loss.")
+        bool, typer.Option("--lower-is-in", help="Lower scores mean in, as for a loss.")
     ] = False,
     delta: Annotated[
         float | None,
-        typer.Option("--delta", help="At which epsilon is bounded; default: the claim's, or 1e-5."),
+        typer.Option(
+            "--delta",
+            help="Failure probability at which epsilon is bounded; default: the claim's, or 1e-5.",
+        ),
     ] = None,
     alpha: Annotated[
-        float, typer.Option("--alpha", help="Chance that any bound of this command is too large.")
+        float, typer.Option("--alpha", help="Chance that a bound of this command is too large.")
     ] = 0.01,
     steps: Annotated[str | None, typer.Option("--steps", metavar="TEXT", help=STEPS)] = None,
     clients: Annotated[
-        int | None, typer.Option("--clients", metavar="N", help="Data sets of a world; 3.")
+        int | None,
+        typer.Option(
+            "--clients", metavar="N", help="Clients (data sets) in a test world; default: 3."
+        ),
     ] = None,
     examples: Annotated[
-        int | None, typer.Option("--examples", metavar="N", help="Rows of each; 4.")
+        int | None, typer.Option("--examples", metavar="N", help="Rows of a client; default: 4.")
     ] = None,
     columns: Annotated[
-        int | None, typer.Option("--columns", metavar="N", help="Numbers of a row; 4.")
+        int | None, typer.Option("--columns", metavar="N", help="Columns of a row; default: 4.")
     ] = None,
     without: Annotated[
         list[str] | None, typer.Option("--without", metavar="TRAP", help=WITHOUT)
@@ -56,25 +61,24 @@ def verify(
     runs: Annotated[int | None, typer.Option("--runs", metavar="N", help=RUNS)] = None,
     seconds: Annotated[
         float,
-        typer.Option(
-            "--seconds", metavar="S", help="For all runs of a mechanism, where --runs says nothing."
-        ),
+        typer.Option("--seconds", metavar="S", help="Time for all runs, if --runs is not given."),
     ] = 60.0,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", metavar="S", help="For one run; 30.")
+        float | None, typer.Option("--timeout", metavar="S", help="Time for one run; default: 30.")
     ] = None,
     seed: Annotated[
-        int, typer.Option("--seed", help="From which the seeds of all runs are drawn.")
+        int, typer.Option("--seed", help="Seed from which those of all runs are drawn.")
     ] = 0,
-    canaries: Annotated[
-        int,
-        typer.Option(
-            "--canaries", metavar="M", help="Own methods: M canaries in one run; 1,000 are usual."
-        ),
-    ] = 0,
+    canaries: Annotated[int | None, typer.Option("--canaries", metavar="M", help=CANARIES)] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option("--page", metavar="FILE.html", help="Write the verdict as a page, too."),
+    ] = None,
     out: shared.Out = None,
 ) -> None:
-    """Say what is claimed, what can be proven, and what runs or scores show; exit code 1 if a claim is caught.
+    """Check whether a claimed epsilon is true.
+
+    Shows what is claimed, what can be proven, and what runs or scores measure. Exit code 1: the claim is refuted.
 
     Not refuted does not mean true: more runs, or a better attack, may show more.
 
@@ -82,6 +86,7 @@ def verify(
     Scores of any tool:   fedveil verify --scores FILE.csv --rows runs --claim "eps=1 delta=1e-5 ..."
     Anybody's function:   fedveil verify my.py:mechanism --claim "eps=1 delta=1e-5 zero-out client total central"
     A Flower app:         fedveil verify APPFOLDER --claim "..."
+    A FLARE job:          fedveil verify JOBFOLDER --claim "..."
     Steps as described:   fedveil verify --steps "noise_multiplier=1.5 steps=50" --claim "..."
     FedVeil's methods:    fedveil verify (the worst case of each, and its noise over ten rounds; or --canaries M)
 
@@ -89,13 +94,15 @@ def verify(
     say the same as the options, below [verify] and [verify.steps].
     """  # noqa: D301 - the control character itself, by which click leaves the lines below it alone
     with refusals():
-        _refuse_unread(scores, rows, steps)
+        _refuse_unread(subject, scores, rows, steps, canaries)
         if subject is None and scores is None and claim is None and steps is None:
             from fedveil_lab.cli.own_methods import verify_own
 
-            verify_own(runs or 2000, canaries, out)
+            verify_own(runs or 2000, canaries or 0, out)
             return
         _refuse_another(out)
+        if page is not None:
+            _require_page(page)
         if scores is not None:
             judged = _scored(subject, scores, rows, claim, delta, alpha, lower_is_in)
         elif subject is None:
@@ -103,11 +110,17 @@ def verify(
         else:
             sizes = {"clients": clients, "examples": examples, "columns": columns}
             effort = {"runs": runs, "seconds": seconds, "seed": seed, "alpha": alpha}
-            judged = _played(subject, claim, steps, sizes, without, effort, timeout)
-        _keep(judged, out)
+            judged = _played(subject, claim, steps, sizes, without, effort, timeout, canaries)
+        _keep(judged, out, page)
 
 
-def _refuse_unread(scores: Path | None, rows: str | None, steps: str | None) -> None:
+def _refuse_unread(
+    subject: str | None,
+    scores: Path | None,
+    rows: str | None,
+    steps: str | None,
+    canaries: int | None,
+) -> None:
     """Refuse an option that the subject does not read."""
     from fedveil.errors import FieldError
 
@@ -115,6 +128,14 @@ def _refuse_unread(scores: Path | None, rows: str | None, steps: str | None) -> 
         raise FieldError("--rows", rows, "says what a score is of: it goes with --scores")
     if scores is not None and steps is not None:
         raise FieldError("--steps", steps, "goes with a mechanism, or without any subject")
+    others = scores is not None or steps is not None
+    if canaries is not None and subject is None and others:
+        raise FieldError(
+            "--canaries", canaries, "goes with an app, a job, or FedVeil's own methods"
+        )
+    if canaries is not None and subject is not None and not Path(subject).is_dir():
+        accepted = "goes with the folder of an app or a job: a mechanism is compared run by run"
+        raise FieldError("--canaries", canaries, accepted)
 
 
 def _scored(
@@ -178,12 +199,14 @@ def _played(
     without: list[str] | None,
     effort: dict[str, Any],
     timeout: float | None,
+    canaries: int | None,
 ) -> "Judged":
-    """Play a mechanism in worst-case worlds."""
-    from fedveil.errors import FieldError
+    """Play a mechanism in worst-case worlds, an app or a job with canaries."""
+    from fedveil.errors import FieldError, require_count
     from fedveil_lab.verify.apps import verify_app
     from fedveil_lab.verify.claim import EXAMPLE, PrivacyClaim
     from fedveil_lab.verify.described import MechanismSteps
+    from fedveil_lab.verify.flare import TIMEOUT, is_flare_job, verify_flare
     from fedveil_lab.verify.playing import Effort, verify_mechanism
     from fedveil_lab.verify.sections import section_beside
     from fedveil_lab.verify.worlds import Sizes, library
@@ -192,7 +215,7 @@ def _played(
     file = Path(place)
     app = Path(subject)
     if not app.is_dir() and not (colon and file.is_file()):
-        accepted = "names no file and no folder: write FILE.py:FUNCTION, as in my.py:mechanism, or a Flower app's folder"
+        accepted = "names no file and no folder: write FILE.py:FUNCTION, as in my.py:mechanism, or the folder of an app or a job"
         raise FieldError("SUBJECT", subject, accepted)
     section = section_beside(app if app.is_dir() else file.parent)
     described = None
@@ -200,10 +223,17 @@ def _played(
         described = MechanismSteps.parse(steps)
     elif section.steps:
         described = MechanismSteps.of(section.steps)
-    spent = Effort(**effort, timeout=section.get("timeout", timeout, 30.0))
+    flare = app.is_dir() and is_flare_job(app)
+    usual = TIMEOUT if flare else 30.0
+    spent = Effort(**effort, timeout=section.get("timeout", timeout, usual))
     text = section.get("claim", claim)
+    asked: dict[str, Any] = {"effort": spent, "steps": described, "say": say}
+    asked["canaries"] = require_count("--canaries", section.get("canaries", canaries, 0), least=0)
+    if flare:
+        return verify_flare(app, text, section, **asked)
     if app.is_dir():
-        return verify_app(app, text, section, effort=spent, steps=described, say=say)
+        return verify_app(app, text, section, **asked)
+    del asked["canaries"]
     if text is None:
         raise FieldError("--claim", claim, f"is missing: say what is claimed, as in {EXAMPLE!r}")
     own = PrivacyClaim.parse(text)
@@ -214,10 +244,15 @@ def _played(
         function,
         own,
         library(own, made, section.get("without", without, [])),
-        effort=spent,
-        steps=described,
-        say=say,
+        **asked,
     )
+
+
+def _require_page(page: Path) -> None:
+    """Refuse a name that is no page's, before anything is run."""
+    from fedveil_lab.report.verdict_page import require_page
+
+    require_page(page)
 
 
 def _refuse_another(out: Path | None) -> None:
@@ -229,7 +264,7 @@ def _refuse_another(out: Path | None) -> None:
         refuse_strangers(out, FILES)
 
 
-def _keep(judged: "Judged", out: Path | None) -> None:
+def _keep(judged: "Judged", out: Path | None, page: Path | None) -> None:
     """Show and write a verdict, and end with its exit code."""
     from fedveil_lab.runs.provenance import provenance
     from fedveil_lab.verify.judged import FILES
@@ -238,7 +273,13 @@ def _keep(judged: "Judged", out: Path | None) -> None:
     for table in judged.details():
         show([table], [""])
     show([judged.table()])
-    judged.write(folder, provenance(judged.subject, judged.effort.get("seeds", [])))
+    made = provenance(judged.subject, judged.effort.get("seeds", []))
+    judged.write(folder, made)
+    if page is not None:
+        from fedveil_lab.report.verdict_page import write_page
+
+        write_page(page, judged, made)
+        say(f"the page is {page}")
     say(f"written to {folder}: {', '.join(FILES)}", whole=True)
     if judged.caught:
         fail(judged.answer, CAUGHT)

@@ -129,27 +129,6 @@ class Malicious(Behaving):
             raise FieldError("malicious.of.behaviour", self.of.behaviour, accepted)
         return self
 
-    def check_flower(self) -> None:
-        """Refuse what a client behind Flower's messages cannot do.
-
-        Raises
-        ------
-        FieldError
-            Naming what does not work there.
-        """
-        if BEHAVIOURS[self.behaviour].omniscient or self.options.get("bypass"):
-            why = "goes around the method"
-            if BEHAVIOURS[self.behaviour].omniscient:
-                why = "sees honest updates"
-        elif self.behaviour == "scaling" and "factor" not in self.options:
-            why = "counts its fellows (set malicious.factor)"
-        elif self.behaviour == "free-rider" and self.options["disguise"] != "none":
-            why = "remembers the last broadcast (set malicious.disguise to 'none')"
-        else:
-            return
-        accepted = f"{why}, which needs engine = 'local'"
-        raise FieldError("malicious.behaviour", self.behaviour, accepted)
-
     def who(self, n: int, seed: int) -> tuple[int, ...]:
         """Choose the malicious ones among n clients, ascending.
 

@@ -30,7 +30,7 @@ FIX = 'fill it in, or take the row or the column out; fedveil init --missing ind
 
 @dataclass
 class TableReading:
-    """What `init` found.
+    """Findings of `init` in a table.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ def read_off(
     thousands: str = "",
     encoding: str = "",
 ) -> TableReading:
-    """As `read_columns`, with what its reader should know.
+    """Read columns as `read_columns` does, and note what its reader should know.
 
     Parameters
     ----------

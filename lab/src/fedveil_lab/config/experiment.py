@@ -190,13 +190,8 @@ class Config(Section):
                 raise FieldError(
                     "pretraining.epochs", self.pretraining.epochs, "is for methods with one model"
                 )
-        if self.stopping is not None and self.engine == "flower":
-            raise FieldError("stopping", "a table", "does not go together with engine = 'flower'")
-        if self.malicious is not None:
-            if self.engine == "flower":
-                self.malicious.check_flower()
-            if planned is not None and self.stopping is None:
-                self.malicious.who(planned, self.seed)
+        if self.malicious is not None and planned is not None and self.stopping is None:
+            self.malicious.who(planned, self.seed)
         sides, sites = self._client_sides(method), cohort or planned
         if method.noisy is not None and sites is not None and self.as_dealt:
             method.noisy.require_sites(
@@ -252,11 +247,6 @@ class Config(Section):
                 mode,
                 "under local trust no metric leaves a client; set it to 'off'",
             )
-        if self.engine == "flower":
-            accepted = (
-                "the Flower engine shows clients no metrics; set it to 'off', or engine to 'local'"
-            )
-            raise FieldError("publish.metrics", mode, accepted)
         if not self.data.holdout:
             raise FieldError(
                 "publish.metrics", mode, "clients measure on what they hold out: set data.holdout"

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
+from fedveil.aggregation import FedAvg
 from fedveil.checks import require_unit
 from fedveil.data import NATURAL, SOURCES, DataSet, load
 from fedveil.data.sets import with_positive
 from fedveil.data.several import LOSS
 from fedveil.errors import FieldError, nearest, require_choice, require_count
 from fedveil.gdp import compose_mu, epsilon_of_mu, mu_of_epsilon
-from fedveil.methods import RecordDP
+from fedveil.methods import GlobalDP, RecordDP
 from fedveil_lab.config.columns import read_columns as read_columns
 from fedveil_lab.config.columns import read_off
 from fedveil_lab.config.loading import parse
@@ -27,7 +28,9 @@ from fedveil_lab.config.recipe import (
     MOMENTUM,
     PLAIN_STEPS,
     ROUNDS,
+    InputScaling,
     class_weights,
+    client_clip,
     inputs_of,
     plain_rate,
     rate,
@@ -150,20 +153,20 @@ def first_config(
         raise FieldError(
             "clients", clients, f"must be at most {units}, so that everybody has something"
         )
-    noisy, promised = protect in ("record", "person"), protect != "nothing"
+    promised = protect != "nothing"
     privacy = _privacy(protect, EPSILONS[0] if epsilon is None else epsilon, dataset, parties, sum_)
     several = not dataset.classes and bool(about.get("classes"))
     loss = "cross_entropy" if dataset.classes else LOSS if several else "mse"
     epsilons = (EPSILONS if epsilon is None else (epsilon,)) if promised else ()
-    if noisy:
+    weights: list[float] = []
+    if promised:
         ordered = with_positive(dataset, chosen) if chosen else dataset
         weights = class_weights(ordered, protect) if loss == "cross_entropy" else []
-        model, local, settings = _noisy_training(
-            dataset, about, loss, parties, privacy, epsilons, weights
-        )
+        train = _client_training if protect == "client" else _noisy_training
+        model, local, settings = train(dataset, about, loss, parties, privacy, epsilons, weights)
     else:
-        weights, model, local, settings = [], *_plain_training(dataset, loss, epsilons)
-    rule = {"aggregator": {"name": "fedavgm", "momentum": MOMENTUM}} if noisy else {}
+        model, local, settings = _plain_training(dataset, loss)
+    rule = {"aggregator": {"name": "fedavgm", "momentum": MOMENTUM}} if promised else {}
     said = []
     if chosen and not positive:
         other = dataset.names()[0]
@@ -177,8 +180,8 @@ def first_config(
     read = [f"data.{key}" for key in LIMITS if about.get(key)] + [
         f"privacy.{key}" for key in MOST if key in privacy
     ]
-    read += ["local.class_weights"] * bool(weights)
-    shown = _together(epsilons) if noisy else ""
+    read += ["local.loss" if protect == "client" else "local.class_weights"] * bool(weights)
+    shown = _together(epsilons)
     text = Template(
         (files("fedveil_lab.config") / "first.toml").read_text(encoding="utf-8")
     ).substitute(
@@ -213,7 +216,13 @@ def _privacy(
     if protect == "nothing":
         return {"method": "vanilla"}
     if protect == "client":
-        return {"method": "global", "epsilon": epsilon, "delta": 1e-5, "rounds": 20, "clip": 1.0}
+        return {
+            "method": "global",
+            "epsilon": epsilon,
+            "delta": 1e-5,
+            "rounds": ROUNDS,
+            "clip": CLIP,
+        }
     units = (
         len(dataset.x)
         if protect == "record" or dataset.group is None
@@ -236,16 +245,42 @@ def _privacy(
 
 
 def _plain_training(
-    dataset: DataSet, loss: str, epsilons: Sequence[float]
+    dataset: DataSet, loss: str
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """``[model]``, ``[local]`` and the settings of ``[compare]`` where no silo adds noise to its steps."""
+    """``[model]``, ``[local]`` and the settings of ``[compare]`` where nobody is promised anything."""
     image = len(dataset.input_shape) == 3 and min(dataset.input_shape[1:]) >= EDGE
     model = {"name": "small_cnn" if image else "logistic"}
     local = {"lr": 0.1, "epochs": 2, "batch_size": 16, **_loss(loss)}
+    return model, local, [_inline(NO_PRIVACY)]
+
+
+def _client_training(
+    dataset: DataSet,
+    about: Mapping[str, Any],
+    loss: str,
+    clients: int,
+    privacy: dict[str, Any],
+    epsilons: Sequence[float],
+    weights: Sequence[float],
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """The same where a trusted server adds the noise: full steps as without privacy, and clips that follow the noise."""
+    inputs = inputs_of(dataset, about.get("columns", {}), about.get("missing", {}))
+    options = {key: value for key, value in privacy.items() if key != "method"}
     settings: list[Mapping[str, Any]] = [NO_PRIVACY]
     for total in epsilons:
-        settings.append({"label": f"client-level, epsilon {total:g}", "epsilon": total})
-    return model, local, [_inline(one) for one in settings]
+        method = GlobalDP(FedAvg(), **{**options, "epsilon": total, "clip": 1.0})
+        clip = client_clip(method, clients, inputs, loss)
+        settings.append(
+            {"label": f"client-level, epsilon {total:g}", "epsilon": total, "clip": clip}
+        )
+    privacy["clip"] = settings[1]["clip"]
+    local: dict[str, Any] = {
+        "lr": plain_rate(inputs, loss),
+        "epochs": PLAIN_STEPS,
+        "batch_size": WHOLE,
+    }
+    local |= {"loss": _weighted(weights)} if weights else _loss(loss)
+    return _linear(inputs), local, [_inline(one) for one in settings]
 
 
 def _noisy_training(
@@ -259,7 +294,6 @@ def _noisy_training(
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     """``[model]``, ``[local]`` and the settings of ``[compare]``: a linear model, and rates that follow the noise."""
     inputs = inputs_of(dataset, about.get("columns", {}), about.get("missing", {}))
-    model = {"name": "logistic"} | ({} if inputs.scaling == "given" else {"inputs": inputs.scaling})
     options = {key: value for key, value in privacy.items() if key != "method"}
     settings: list[Mapping[str, Any]] = []
     rates = {}
@@ -275,9 +309,24 @@ def _noisy_training(
     }
     if weights:
         local["class_weights"] = list(weights)
-        named = ", ".join(f"{weight:g}" for weight in weights)
-        baseline |= {"class_weights": [], "loss": f"cross_entropy(weight=[{named}])"}
-    return model, local, [_inline(one) for one in [{**NO_PRIVACY, "local": baseline}, *settings]]
+        baseline |= {"class_weights": [], "loss": _weighted(weights)}
+    return (
+        _linear(inputs),
+        local,
+        [_inline(one) for one in [{**NO_PRIVACY, "local": baseline}, *settings]],
+    )
+
+
+def _linear(inputs: InputScaling) -> dict[str, str]:
+    """A linear model that scales its inputs so."""
+    scaled = {} if inputs.scaling == "given" else {"inputs": inputs.scaling}
+    return {"name": "logistic", **scaled}
+
+
+def _weighted(weights: Sequence[float]) -> str:
+    """A loss with weights of classes inside."""
+    named = ", ".join(f"{weight:g}" for weight in weights)
+    return f"cross_entropy(weight=[{named}])"
 
 
 def _loss(name: str) -> dict[str, str]:

@@ -48,7 +48,7 @@ def _within(*parts: tuple[NDArray[np.float64], int, int]) -> bool:
 
 
 def odd(column: Column, fix: str = "") -> list[str]:
-    """What is odd about a column that is used, for whoever reads what `init` prints; `fix`: of a sign of a gap."""
+    """Name what is odd about a column that is used, for the reader of `init`; `fix`: what to do with a sign of a gap."""
     if not column.numeric:
         words = ", ".join(map(repr, in_any_case(column.present_texts, VAGUE)))
         said = f"column {column.name!r}: {words} is taken as one of its texts, not as missing"
@@ -77,7 +77,7 @@ def odd(column: Column, fix: str = "") -> list[str]:
 
 
 def leak(column: Column, target: Column) -> str:
-    """What is said of an input that alone tells the target in nearly every row; "" of others.
+    """Warn of an input that alone tells the target in nearly every row; "" for others.
 
     Texts tell it if each text stands beside one value of the target, numbers if limits between them part its values. A
     target of numbers is told by a column that is the same but for scale and offset.

@@ -14,23 +14,25 @@ from typing import Any
 import torch
 
 from fedveil.data import DataSet
-from fedveil.methods import RecordDP
+from fedveil.methods import GlobalDP, RecordDP
 
 ROUNDS = 60  # of one noisy step each
 CLIP = 0.2  # shorter than most gradients: their directions are summed
 MOMENTUM = 0.9
 LEFT = {"cross_entropy": 4.0, "mse": 0.2}  # deviation that noise leaves in an output
+STRIDE = (
+    0.25  # of what noise may leave: the farthest that one update moves an output, momentum included
+)
 PLAIN_STEPS = 5  # of a round without noise: images and many columns are not learned in 60 steps
 UNEVEN = 1.5  # of the most frequent class to the rarest, from which weights pay
-NUMBER, TEXT = (
-    1 / 12,
-    1 / 4,
-)  # mean square of a centred input: a number over its declared range, one of two texts
+# Mean square of a centred input: a number over its declared range, one of two texts, a pixel (photographs .06, digits
+# on black .2).
+NUMBER, TEXT, PIXEL = 1 / 12, 1 / 4, 1 / 6
 
 
 @dataclass(frozen=True)
 class InputScaling:
-    """How a linear model scales its inputs, and how long they then are.
+    """Scaling of a linear model's inputs, and their length then.
 
     Attributes
     ----------
@@ -47,7 +49,7 @@ class InputScaling:
 def inputs_of(
     dataset: DataSet, columns: Mapping[str, Any], missing: Mapping[str, Any]
 ) -> InputScaling:
-    """How to scale inputs within 0 and 1; `columns` and `missing` as ``[data]`` has them."""
+    """Choose the scaling of inputs within 0 and 1; `columns` and `missing` as ``[data]`` has them."""
     size = math.prod(dataset.input_shape)
     if columns:
         texts = sum(
@@ -55,7 +57,7 @@ def inputs_of(
         ) + len(missing)
         return InputScaling("centred", NUMBER * (size - texts) + TEXT * texts)
     if len(dataset.input_shape) == 3:
-        return InputScaling("standardised", float(size))
+        return InputScaling("centred", PIXEL * size)
     return InputScaling("given", size / 3)
 
 
@@ -75,8 +77,35 @@ def rate(method: RecordDP, parties: int, inputs: InputScaling, loss: str) -> flo
     """
     steps = (method.rounds or 1) * method.steps
     walked = method.noise_on_mean(parties) * math.sqrt(steps) / (1 - MOMENTUM)
+    length = math.sqrt(1 + inputs.square)
     left = LEFT["mse" if loss == "mse" else "cross_entropy"]
-    return float(f"{left / (walked * math.sqrt(1 + inputs.square)):.2g}")
+    found = left / (walked * length)
+    if loss == "mse":  # a target is overshot, a logit is not: no step may move an output farther
+        found = min(found, left / (method.clip * length))
+    return float(f"{found:.2g}")
+
+
+def client_clip(method: GlobalDP, clients: int, inputs: InputScaling, loss: str) -> float:
+    """Clip of whole updates, two digits: shorter than most of them, so that their directions are summed.
+
+    It leaves the same noise in an output as `rate` does. Where noise would allow a longer one, because clients are
+    many, an update moves an output by `STRIDE` of that at the most.
+
+    Parameters
+    ----------
+    method : GlobalDP
+        Its noise multiplier, and its rounds.
+    clients : int
+        Whose updates are averaged.
+    inputs : InputScaling
+        What the model sees.
+    loss : str
+        ``"mse"``, or a loss of classes.
+    """
+    length = math.sqrt(1 + inputs.square)
+    left = LEFT["mse" if loss == "mse" else "cross_entropy"] * (1 - MOMENTUM) / length
+    noise = method.noise_multiplier / clients * math.sqrt(method.rounds or 1)
+    return float(f"{min(left / noise, STRIDE * left):.2g}")
 
 
 def class_weights(dataset: DataSet, unit: str = "record") -> list[float]:

@@ -115,8 +115,7 @@ class Data(OpenSection):
     patch_sizes
         edges in pixels of patches that are averaged over rings and whitened, e.g. `[1, 3]`
     positive
-        of two classes the one that counts as positive: its name, or its number where it has none; default: the second,
-        and names are in the order in which they are declared. Where it was the first, both change places
+        the positive one of two classes, by name, or by number where it has none; default: the second declared
     validation
         share of the set's own test half that the server keeps, stratified, between 0 and 1; final figures are measured
         on the rest

@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from fedveil.checks import FieldRule, check_values, rules_of
-from fedveil.errors import FedVeilError, FieldError, nearest
+from fedveil.errors import FedVeilError, FieldError, kind_of, nearest
 
 _STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True)
 
@@ -364,7 +364,7 @@ def dumps(table: Mapping[str, Any]) -> str:
     try:
         return tomli_w.dumps(_written(table))
     except TypeError as error:
-        raise FieldError("TOML", type(table).__name__, f"cannot be written: {error}") from error
+        raise FieldError("TOML", kind_of(table), f"cannot be written: {error}") from error
 
 
 def _written(value: Any) -> Any:

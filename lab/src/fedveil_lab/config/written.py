@@ -51,7 +51,7 @@ class Column:
 
     @cached_property
     def values(self) -> Any:
-        """What it holds, a pandas Series."""
+        """Values of the column, a pandas Series."""
         return self.rows.frame[self.name]
 
     @cached_property
@@ -61,7 +61,7 @@ class Column:
 
     @cached_property
     def texts(self) -> Any:
-        """Its values as texts, without spaces around them."""
+        """Values as texts, without spaces around them."""
         return texts_of(self.values)
 
     @cached_property
@@ -88,12 +88,12 @@ class Column:
 
     @cached_property
     def numbers(self) -> NDArray[np.float64]:
-        """Its numbers [N]; NaN where there is none."""
+        """Numbers [N]; NaN where there is none."""
         return numbers_of(self.values, self.rows.style)
 
     @cached_property
     def missing(self) -> NDArray[np.bool_]:
-        """Which values are missing [N]; words such as "unknown" are so among numbers alone."""
+        """Mask [N] of missing values; words such as "unknown" are missing among numbers alone."""
         return missing_of(self.values, vague=self.numeric)
 
     @property

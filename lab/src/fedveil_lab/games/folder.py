@@ -19,7 +19,7 @@ PLACE = frozenset({"device", "workers"})
 
 
 def differing(path: Path, spec: Mapping[str, Any], config: Config) -> Sequence[str]:
-    """What differs between the audit in a folder and this one; nothing where there is no audit, or the same one.
+    """List what differs between the audit in a folder and this one; empty where there is no audit, or the same one.
 
     Parameters
     ----------

@@ -57,7 +57,7 @@ class Refused:
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """What a game found.
+    """Findings of a game.
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class Game(Protocol[Found]):
 
 @dataclass(frozen=True, eq=False)
 class Attacking:
-    """What games of registered attacks on a configured federation have in common.
+    """Base of games of registered attacks on a configured federation.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ class Attacking:
 
 
 class Unconfigured:
-    """What games have in common whose runs no configuration describes; nothing is odd about them."""
+    """Base of games whose runs no configuration describes."""
 
     known: ClassVar[Collection[str]] = ()
     together: ClassVar[bool] = True

@@ -55,7 +55,7 @@ class InversionAudit(Judgement):
 @GAMES.register("inversion")
 @dataclass(frozen=True, eq=False)
 class InversionGame(Attacking):
-    """What the server learns about the images behind a release.
+    """Game of the server that reconstructs images behind a release.
 
     Parameters
     ----------

@@ -112,7 +112,7 @@ def records_of(
 @GAMES.register("membership")
 @dataclass(frozen=True, eq=False)
 class MembershipGame(Attacking):
-    """What an honest-but-curious server learns about single records, or persons; see `MEMBERSHIPS`.
+    """Game of an honest-but-curious server that looks for records, or persons; see `MEMBERSHIPS`.
 
     Parameters
     ----------

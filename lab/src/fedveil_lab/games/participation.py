@@ -56,7 +56,7 @@ COMPARED = ("loss", "calibrated-loss", "likelihood-ratio", "own-update", "adapti
 @GAMES.register("participation")
 @dataclass(frozen=True, eq=False)
 class ParticipationGame(Attacking):
-    """What a client learns about the participation of another.
+    """Game of a client that looks for the participation of another.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class ParticipationGame(Attacking):
 
     @cached_property
     def roles(self) -> World:
-        """Who attacks whom."""
+        """Roles: attacker, colluders and target."""
         if self.world is not None:
             return self._roles(self.world)
         playable = (roles for roles in map(self._roles, self._worlds) if not self._lacking(roles))

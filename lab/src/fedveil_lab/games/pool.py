@@ -31,7 +31,7 @@ class Pool:
 
     @property
     def left(self) -> int:
-        """How many are left."""
+        """Number of runs that are left."""
         return int(self._left.sum())
 
     def short_of(self, size: int, share: Proportions) -> tuple[int, ...]:

@@ -63,7 +63,7 @@ class Case:
     index: int
 
     def seed(self, base: int) -> int:
-        """Of data, first model, training and noise: the same in every setting, so that settings are compared alike."""
+        """Seed of data, first model, training and noise: the same in every setting, so that settings are compared alike."""
         return keyed_seed("audit", base, self.phase, int(self.inside), self.index)
 
 
@@ -83,7 +83,7 @@ def cases_of(
 
 @dataclass(frozen=True)
 class Replicate:
-    """What stays of one.
+    """Kept figures of one run.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class Replicate:
 
     @classmethod
     def of(cls, case: Case, outcome: Outcome) -> "Replicate":
-        """What a finished run left."""
+        """Make the figures of a finished run."""
         [seen] = outcome.summary.values["concluded"].values()
         return cls(case, outcome.summary, **seen)
 
@@ -118,12 +118,12 @@ class Replicate:
 
     @property
     def sigma(self) -> float | None:
-        """Of the server's noise, mean over rounds; None without such noise."""
+        """Sigma of the server's noise, mean over rounds; None without such noise."""
         return self.summary.noise("sigma") if self.summary.values["trust"] == "central" else None
 
     @property
     def relation(self) -> str:
-        """That the guarantee's epsilon is for; "" where it has none for a client."""
+        """Relation of the guarantee's epsilon; "" where it has none for a client."""
         parties = self.summary.values["guarantees"]
         party = parties.get("server") or parties["worst client"]
         return str(party["relation"]) if "epsilon" in party and party["unit"] not in PARTS else ""
@@ -146,7 +146,7 @@ UNPLAYED = "was not played"
 
 @dataclass(frozen=True)
 class Sequential:
-    """How the adaptive attack decided.
+    """Decisions of the adaptive attack.
 
     Attributes
     ----------

@@ -58,7 +58,7 @@ class RecordsView:
 
     @classmethod
     def conclude(cls, judges: Sequence[Self]) -> list[dict[str, Any]]:
-        """What `fedveil_lab.attacks.membership.records.concluded` says of each of its attacks."""
+        """Conclude about each attack, as `fedveil_lab.attacks.membership.records.concluded` does."""
         attacks = {
             name: attack for name, attack in MEMBERSHIPS.items() if shadowed(name) is cls.shadowed
         }
@@ -255,7 +255,7 @@ def _some(data: ClientData, chosen: Tensor) -> ClientData:
 
 
 def held_out(clients: Sequence[ClientData]) -> tuple[Tensor, Tensor]:
-    """What clients hold out."""
+    """Collect what clients hold out."""
     pairs = [
         (c.test_x, c.test_y)
         for c in clients

@@ -180,7 +180,7 @@ def _audited(setup: Setup) -> AuditedSetup:
 
 
 def threat_of(world: World, method: Method, reference: bool) -> ThreatModel:
-    """What the adversary of such a run can do."""
+    """Return the capabilities of the adversary of such a run."""
     able, lacking = {"models", "shadow", "own updates", "rehearsals"}, {}
     if reference:
         able.add("reference")

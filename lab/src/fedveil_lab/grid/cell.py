@@ -150,7 +150,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Finished:
-    """What is finished of some cells.
+    """Finished ones of some cells.
 
     Attributes
     ----------
@@ -199,7 +199,7 @@ def matched(config: Config, earlier: Sequence[Summary]) -> Config:
 
 
 def stated(rounds: int, seed: int = 0, delta: float = 1e-5) -> Config:
-    """What is known of a run without a configuration; it has no data and no model, and asking for them is an error."""
+    """Describe a run without a configuration; it has no data and no model, and asking for them is an error."""
     privacy = Privacy.model_construct(budget=Budget(delta=delta))
     return Config.model_construct(name="made", rounds=rounds, seed=seed, privacy=privacy)
 

@@ -37,7 +37,7 @@ _UNITS = ("client", "person", "record")
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """What one setting of a comparison has to show.
+    """Limits that one setting of a comparison has to meet.
 
     Attributes
     ----------
@@ -169,7 +169,7 @@ class Gate:
         }
 
     def check(self, summaries: Sequence[Summary]) -> "Passed":
-        """What the setting's runs show."""
+        """Judge the setting's runs."""
         runs = [summary for summary in summaries if summary.setting == self.setting]
         if not runs:
             raise FieldError("gate: setting", self.setting, "has no finished run")
@@ -240,7 +240,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Passed:
-    """What came of a gate.
+    """Verdict of a gate.
 
     Attributes
     ----------

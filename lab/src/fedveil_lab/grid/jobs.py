@@ -54,7 +54,7 @@ TRIES = 3  # times that a cell is handed over whose worker is lost
 
 @dataclass(frozen=True)
 class Ended:
-    """How a cell went: its seconds, and why it has no model, or an empty text."""
+    """End of a cell: its seconds, and why it has no model, or an empty text."""
 
     cell: Cell
     seconds: float
@@ -117,7 +117,7 @@ class Jobs:
 
     @property
     def cells(self) -> list[Cell]:
-        """Those that are being run."""
+        """Cells that are being run."""
         return list(self._going.values())
 
     def next(self, patience: float | None = None) -> list[Ended] | None:
@@ -280,7 +280,7 @@ def _starts(config: Config, dealt: Dealt, method: Method, other: Setup) -> Tenso
 
 
 def block_size(setup: Setup, probes: Sequence[Probe], seconds: float) -> int:
-    """How many runs like this one to play at once: as many as the memory and `SECONDS` allow, at most `MOST`.
+    """Choose how many runs like this one to play at once: as many as memory and `SECONDS` allow, at most `MOST`.
 
     At least one, and two where several threads train: the three clients of one would leave a second thread idle.
 

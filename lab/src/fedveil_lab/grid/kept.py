@@ -58,7 +58,7 @@ class Kept:
         )
 
     def find(self, cell: Cell) -> Outcome | None:
-        """What a finished cell left, or None.
+        """Find the outcome of a finished cell, or None.
 
         Raises
         ------
@@ -73,7 +73,7 @@ class Kept:
         return self._kept[cell.key]
 
     def collect(self, cells: Sequence[Cell]) -> Finished:
-        """What is finished of some cells; nothing is run."""
+        """Collect the finished ones of some cells; nothing is run."""
         outcomes = ((cell.key, self.find(cell)) for cell in cells)
         return Finished({key: outcome for key, outcome in outcomes if outcome is not None})
 

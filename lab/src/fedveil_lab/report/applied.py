@@ -29,7 +29,7 @@ _AT_ONCE = 32  # tiles
 
 @dataclass(frozen=True)
 class MarkedPage:
-    """What was found on a page: the probability [H, W] of each pixel, and boxes (left, top, right, bottom, mean)."""
+    """Findings on a page: the probability [H, W] of each pixel, and boxes (left, top, right, bottom, mean)."""
 
     name: str
     page: Grey
@@ -96,7 +96,7 @@ def probability(module: nn.Module, page: Grey, tile: int) -> NDArray[np.float32]
 
 
 def findings(run: Path, pages: Path, threshold: float = 0.5) -> Iterator[MarkedPage]:
-    """What the model of a run finds on a page or on those of a folder, one after another.
+    """Yield what the model of a run finds on a page, or on those of a folder, one after another.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ def proven(bound: dict[str, float] | None) -> str:
 
 
 def answered(label: str, own: Sequence[Participation], best: Participation | None) -> str:
-    """What attacks on a setting found, by the strongest that counts, in a sentence."""
+    """Say in a sentence what the strongest attack that counts found on a setting."""
     if best is None:
         return f"{label}: open, none of {len(own)} attacks works here even without a defence."
     answer = "yes" if best.auc.low > 0.5 else "not shown"
@@ -117,7 +117,7 @@ def folded(refused: Sequence[Refused]) -> list[str]:
 
 
 def compared(audit: Audit) -> list[str]:
-    """What was promised beside what was proven; one line where an epsilon is promised for another relation."""
+    """Set what was promised beside what was proven; one line where an epsilon is promised for another relation."""
     values, played = audit.values, audit.values["relation"]
     others, lines = dict[str, list[str]](), []
     for label, about in values["settings"].items():
@@ -141,7 +141,7 @@ def fewest_runs(epsilon: float, delta: float) -> int:
 
 
 def too_few(values: dict[str, Any]) -> list[str]:
-    """How many runs it takes, where there are so few that next to nothing could be proven."""
+    """Say how many runs it takes, where there are too few to prove anything."""
     runs, ceiling, delta = values["replicates"], values["epsilon_ceiling"], values["delta"]
     if ceiling is None or ceiling >= LITTLE:
         return []
@@ -206,7 +206,7 @@ def by_attack(audit: Audit) -> dict[str, dict[str, Scored]]:
 
 
 def audit_notes(audit: Audit) -> list[str]:
-    """What has to be said beside the tables."""
+    """Write the notes beside the tables."""
     values = audit.values
     pooled = ""
     if Colluding.name in by_attack(audit):

@@ -53,7 +53,7 @@ def plain(axes: Axes) -> None:
 
 
 def over_seeds(counts: Sequence[int], x: str) -> str:
-    """What lines and bands are, over so many seeds each; nothing where no line has several."""
+    """Say what lines and bands are, over so many seeds each; empty where no line has several."""
     least, most = min(counts), max(counts)
     if most == 1:
         return ""

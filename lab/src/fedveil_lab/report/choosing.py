@@ -33,7 +33,8 @@ def cost_of_choosing(summaries: Sequence[Summary]) -> list[str]:
         more = f" ({others} more have no total that adds up)" * bool(others)
         said.append(
             f"Whoever sees all {len(known)} private runs here sees, for one {unit} ({relation}), epsilon "
-            f"{rounded_up(total)} at delta={delta:g} in total{more}. Choosing among them by these figures costs that "
-            "much, and not the epsilon of the chosen one; choosing beforehand, or on public data, costs nothing."
+            f"{rounded_up(total)} at delta={delta:g} in total{more}. Choosing among them costs that much, and not the "
+            "epsilon of the chosen one; and figures of held-out rows have no noise, so that no total covers them. "
+            "Choosing beforehand, or by compare --choose, costs nothing."
         )
     return said

@@ -31,13 +31,13 @@ FEWEST = 5  # rows of a bin below which its point is drawn pale
 
 
 def measured_on(found: Mapping[str, Any]) -> str:
-    """How many patients and rows figures are of."""
+    """Say how many patients and rows figures are of."""
     rows = f"{found['rows']} held-out rows"
     return f"{found['persons']} patients ({rows})" if found["persons"] else rows
 
 
 def classified_tables(summary: Summary) -> list[Table]:
-    """Of one run: figures with intervals, who was taken for what, calibration, each hospital by its name."""
+    """Make the tables of one run: figures with intervals, who was taken for what, calibration, each hospital by its name."""
     found = summary.values.get("classified", {})
     pooled = found.get("pooled") or found.get("test")
     if not pooled:
@@ -51,7 +51,7 @@ def classified_tables(summary: Summary) -> list[Table]:
 
 
 def compared_table(summaries: Sequence[Summary]) -> list[Table]:
-    """Of a comparison: each setting's figures with intervals over its patients."""
+    """Make the table of a comparison: each setting's figures with intervals over its patients."""
     rows: list[dict[str, object]] = []
     measured: Mapping[str, Any] | None = None
     for label, runs in grouped(summaries).items():
@@ -121,7 +121,7 @@ def _calibration(found: Mapping[str, Any]) -> Table:
         rows.append(
             {"said": f"{one['said']:.3f}", "found": _text(one["found"]), "rows": str(one["rows"])}
         )
-    title = f"calibration: mean probability {what}, and the share for which it was"
+    title = f"calibration: mean probability {what}, and the share of rows where this was right"
     return Table.of(rows, title=title, numbers=["rows"])
 
 
@@ -161,7 +161,7 @@ def _mean(figures: Sequence[Mapping[str, Any]]) -> str:
 
 @own_style()
 def classes_figure(summaries: Sequence[Summary]) -> Figure | None:
-    """Of two classes: areas and shares over the rounds, and calibration after the last; None where nothing is known."""
+    """Draw areas and shares of two classes over the rounds, and calibration after the last; None where nothing is known."""
     known = [pooled for pooled in map(_pooled, summaries) if pooled]
     measured = {name for summary in summaries for row in summary.rows for name in row["metrics"]}
     if not known or not measured.issuperset(OVER_ROUNDS):

@@ -91,7 +91,7 @@ def _shortened(name: str) -> str:
 
 
 def headline(holdings: Sequence[Holding], dataset: DataSet) -> str:
-    """How much there is, and where it went."""
+    """Say how many examples there are, and where they went."""
     train = sum(holding.examples for holding in holdings)
     kept = sum(holding.held_out for holding in holdings)
     text = f"{dataset.name}: {len(holdings):,} clients, {train:,} examples to train on, {kept:,} held out"

@@ -14,7 +14,7 @@ USEFUL = 8.0  # a total epsilon that still excludes something
 
 
 def promise_table(method: str, promise: "Promise", delta: float) -> Table:
-    """What a configuration promises before it is run, everything that it rests on, and what is not known yet."""
+    """Make the table of what a configuration promises before it is run, on which conditions, and what is not known yet."""
     promised, rows = promise.guarantee, list[tuple[str, str]]()
     rows.append(
         (f"{method}, {promise.planned} rounds", in_words(guarantee_values(promised, delta)))
@@ -48,13 +48,13 @@ def in_words(guarantee: Mapping[str, Any]) -> str:
 
 
 def of_whom(guarantee: Mapping[str, Any]) -> str:
-    """Who is protected from whom by a guarantee."""
+    """Say who is protected from whom by a guarantee."""
     without = " There is no epsilon." if guarantee["status"] == "heuristic" else ""
     return f"{who_is_protected(guarantee)}.{without}"
 
 
 def of_strength(guarantee: Mapping[str, Any]) -> str:
-    """How strong a guarantee is, for its unit and for more or less than it; empty where there is no epsilon."""
+    """Say how strong a guarantee is, for its unit and for more or less than it; empty where there is no epsilon."""
     strength = how_strongly(guarantee)
     if not strength:
         return ""
@@ -64,7 +64,7 @@ def of_strength(guarantee: Mapping[str, Any]) -> str:
 
 
 def useful(values: Mapping[str, Any]) -> str:
-    """What would reach `USEFUL` for the federation of a run with a vacuous epsilon; an empty text for others."""
+    """Say what would reach `USEFUL` for a run with a vacuous epsilon; an empty text for others."""
     worst = next(iter(values["guarantees"].values()))
     if not worst.get("vacuous"):
         return ""

@@ -129,7 +129,7 @@ def comparison_tables(summaries: Sequence[Summary], width: int) -> list[Table]:
 
 
 def covered(summaries: Sequence[Summary], figure: str) -> tuple[str, str]:
-    """Which rounds a figure is the mean of, and over what a mean and a deviation are, if there are several."""
+    """Say over which rounds a figure is a mean, and over what a mean and a deviation are."""
     counts = [s.values["last_rounds"].get(figure, {}).get("rounds", 0) for s in summaries]
     least, most = min(filter(None, counts), default=0), max(counts)
     rounds = (
@@ -142,7 +142,7 @@ def covered(summaries: Sequence[Summary], figure: str) -> tuple[str, str]:
 
 
 def figures_of(summaries: Sequence[Summary]) -> tuple[str, ...]:
-    """What a comparison is judged by: of two classes, what accuracy hides where one is rare, if it was measured."""
+    """List the figures by which a comparison is judged; with a rare class more than accuracy, if it was measured."""
     if summaries[0].values["task"] != "classification":
         return ("rmse", "loss")
     measured = all(name in s.values["last_rounds"] for s in summaries for name in OF_TWO)
@@ -162,7 +162,7 @@ def below_public(summaries: Sequence[Summary]) -> list[str]:
 
 
 def comparison_notes(summaries: Sequence[Summary]) -> list[str]:
-    """What has to be said beside the table: of all settings, and what is said of several once."""
+    """Write the notes beside the table, each once."""
     first, everybody = summaries[0].values, grouped(summaries)
     notes = [
         _about_the_table(summaries),
@@ -304,7 +304,7 @@ def fell_back(summary: Summary) -> str:
 
 
 def malicious_text(malicious: Mapping[str, Any]) -> str:
-    """How many clients were malicious, and how far they got."""
+    """Say how many clients were malicious, and how far they got."""
     acting = "" if malicious["acting"] else ", not acting: the clean rate"
     text = f"{malicious['number']} ({malicious['behaviour']}{acting})"
     if malicious["relabelled"]:

@@ -170,10 +170,11 @@ class RunFolder:
         state_dicts: Sequence[Mapping[str, Tensor]],
         summary: Mapping[str, Any],
         about: Description | None = None,
+        best: Sequence[Mapping[str, Tensor]] | None = None,
     ) -> None:
-        """Write the last released model, what it takes, and the summary."""
+        """Write the last released model, what it takes, the best one where there is one, and the summary."""
         self.ledgers.flush()
-        write_result(self.path, state_dicts, summary, about)
+        write_result(self.path, state_dicts, summary, about, best)
 
     def _reopen(self) -> None:
         require_begun(self.path, RUN)

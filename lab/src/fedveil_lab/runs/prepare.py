@@ -101,10 +101,12 @@ class Setup:
         config, central = self.config, self.method.client.trust == "central"
         engine: Callable[..., Federation] = Federation
         if config.engine != "local":
-            app = optional(
-                "fedveil.engines.flower.app", "the Flower engine needs Flower", '"fedveil[flower]"'
+            in_process = optional(
+                "fedveil.engines.flower.in_process",
+                "the Flower engine needs Flower",
+                '"fedveil[flower]"',
             )
-            engine = app.FlowerFederation
+            engine = in_process.FlowerFederation
         return self.made(
             engine,
             evaluation=replace(self.evaluation, publishing=config.publish, probes=probes),

@@ -10,8 +10,9 @@ from time import perf_counter
 from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
+from torch import Tensor
 
-from fedveil.engines import Probe, RoundRecord
+from fedveil.engines import Federation, History, Probe, RoundRecord
 from fedveil.evidence import Row, row_of
 from fedveil.files import Ledgers
 from fedveil_lab.config.experiment import Config
@@ -166,7 +167,7 @@ def run(
         if found := classified_of(setup, federation):
             values["classified"] = found
         if folder is not None:
-            folder.finish(history.state_dicts, values, about_of(setup))
+            folder.finish(history.state_dicts, values, about_of(setup), _best(federation, history))
     return Summary(values, rows)
 
 
@@ -207,3 +208,11 @@ def one_thread() -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(before)
+
+
+def _best(federation: Federation, history: History) -> list[dict[str, Tensor]] | None:
+    """Return the models with the least validation loss, by the names of the network's parameters."""
+    if history.best is None or history.best.models is None:
+        return None
+    module = federation.learner.model
+    return [federation.layout.state_dict(module, model) for model in history.best.models]

@@ -1,33 +1,37 @@
 """A Flower app as it is, on neighbouring data with canaries: what left is judged like any mechanism's output."""
 
+import pickle
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedveil.errors import FieldError, damaged, nearest, require_choice, require_count
 from fedveil.reading import toml_of
 from fedveil.registry import optional
+from fedveil_lab.verify.canary_runs import (
+    Design,
+    Worlds,
+    judge_by_canaries,
+    run_settings,
+    with_steps,
+)
 from fedveil_lab.verify.claim import EXAMPLE, PrivacyClaim
-from fedveil_lab.verify.described import MechanismSteps, prove
+from fedveil_lab.verify.described import MechanismSteps
 from fedveil_lab.verify.isolation import FreshProcesses, NoVerdict, libraries_of
-from fedveil_lab.verify.judged import WORLD, Judged, judge_bounds
+from fedveil_lab.verify.judged import Judged
 from fedveil_lab.verify.playing import Effort, Say, play, said_of, silent
-from fedveil_lab.verify.sections import VerifySection
+from fedveil_lab.verify.sections import VerifySection, require_shown
+from fedveil_lab.verify.transcripts import SiteTurn, Transcript
 from fedveil_lab.verify.worlds import TwoWorlds
 
 CANARIES = {
     "outlier": "numbers ten times as large as any that the client holds",
     "mislabelled": "an ordinary row with the next label",
 }
-FLARE = (
-    "meta.json",
-    "job.py",
-    "app",
-    "config/config_fed_server.json",
-    "config/config_fed_server.conf",
-)
 NUMBER = r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
 DELTA = re.compile(r"(?:\bdelta\b|δ)\s*(?:=|:|\bis\b|\bof\b)?" + NUMBER, re.IGNORECASE)
 EPSILON = re.compile(r"(?:\beps(?:ilon)?\b|ε)[^\n]{0,50}?(?:=|:|\bis\b)" + NUMBER, re.IGNORECASE)
@@ -35,7 +39,7 @@ EPSILON = re.compile(r"(?:\beps(?:ilon)?\b|ε)[^\n]{0,50}?(?:=|:|\bis\b)" + NUMB
 
 @dataclass(frozen=True, kw_only=True)
 class AppTable:
-    """What `[verify.app]` says of an app.
+    """Contents of `[verify.app]`.
 
     Attributes
     ----------
@@ -49,6 +53,8 @@ class AppTable:
         Partition that is asked about; -1: the last.
     canaries : tuple of str
         Of `CANARIES`.
+    rows : int
+        Of a person.
     config : dict
         Values of the run's configuration in place of the app's own.
     """
@@ -58,11 +64,13 @@ class AppTable:
     neighbours: str = ""
     target: int = -1
     canaries: tuple[str, ...] = tuple(CANARIES)
+    rows: int = 1
     config: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         require_count("[verify.app] clients", self.clients)
         require_count("[verify.app] target", self.target, least=-1, most=self.clients - 1)
+        require_count("[verify.app] rows", self.rows)
         for name in self.canaries:
             require_choice("[verify.app] canaries", name, CANARIES)
         for name in ("data", "neighbours"):
@@ -89,20 +97,18 @@ def components(folder: Path) -> tuple[str, str, dict[str, Any]]:
     Raises
     ------
     FieldError
-        For a folder that is none, a FLARE job say.
+        For a folder that is none.
     """
     file = folder / "pyproject.toml"
     if not file.is_file():
-        if any((folder / name).exists() for name in FLARE):
-            accepted = (
-                "looks like a FLARE job, which is not run here: its simulator takes minutes a run; "
-            )
-            raise FieldError(
-                "SUBJECT",
-                folder.name,
-                f"{accepted}verify its filter as a function, FILE.py:FUNCTION",
-            )
-        raise FieldError("SUBJECT", folder.name, "is no Flower app: it has no pyproject.toml")
+        if (folder / "job.py").is_file():
+            accepted = "looks like the script of a FLARE job: export the job, and give its folder (the one with meta.json)"
+            raise FieldError("SUBJECT", folder.name, accepted)
+        raise FieldError(
+            "SUBJECT",
+            folder.name,
+            "is no Flower app (no pyproject.toml) and no FLARE job (no meta.json)",
+        )
     try:
         values = toml_of(file.read_text(encoding="utf-8"))
         app = values["tool"]["flwr"]["app"]
@@ -120,10 +126,14 @@ def verify_app(
     section: VerifySection,
     *,
     effort: Effort,
+    canaries: int = 0,
     steps: MechanismSteps | None = None,
     say: Say = silent,
 ) -> Judged:
     """Run a Flower app unchanged in both worlds of a claim, and judge what left.
+
+    With `canaries` every client holds some in each run, so that few runs do; else each run has one, and all that it
+    leaves is compared.
 
     Parameters
     ----------
@@ -135,6 +145,8 @@ def verify_app(
         `[verify]` with its tables.
     effort : Effort
         Runs, time and error; each run is a whole run of the app in a process of its own.
+    canaries : int
+        At least so many are judged, in as few runs as hold them; 0: one a run.
     steps : MechanismSteps, optional
         What the app does.
     say : callable
@@ -150,7 +162,8 @@ def verify_app(
     table = AppTable.of(section.app)
     beside = Path(__file__).with_name("flower_side.py")
     libraries = sorted({*libraries_of(beside), *_libraries(folder)})
-    with FreshProcesses(beside, "left", timeout=effort.timeout, libraries=libraries) as processes:
+    asked = "transcribed" if canaries else "left"
+    with FreshProcesses(beside, asked, timeout=effort.timeout, libraries=libraries) as processes:
         base = {
             "folder": str(folder.resolve()),
             "serverapp": server,
@@ -170,19 +183,78 @@ def verify_app(
                 "--claim", claim, f"is missing{heard}: say what is claimed, as in {EXAMPLE!r}"
             )
         own = PrivacyClaim.parse(claim)
-        judged = play(processes, app_worlds(base, own, table), own, effort, say)
-    proven = None if steps is None else prove(steps, own)
-    return replace(
+        if canaries:
+            judged = _by_canaries(processes, base, own, table, canaries, effort, say)
+        else:
+            judged = play(processes, app_worlds(base, own, table), own, effort, say)
+    note = "the app ran unchanged on FedVeil's in-process grid, its network closed"
+    return with_steps(
         judged,
+        steps,
         subject=folder.resolve().name,
         printed=", ".join(printed),
-        proven=proven,
-        caught=(*judged.caught, *judge_bounds(own, None, WORLD, proven=proven)),
-        notes=(
-            *judged.notes,
-            "the app ran unchanged on FedVeil's in-process grid, its network closed",
-        ),
+        notes=(*judged.notes, note),
     )
+
+
+def _by_canaries(
+    processes: FreshProcesses,
+    base: Mapping[str, Any],
+    claim: PrivacyClaim,
+    table: AppTable,
+    canaries: int,
+    effort: Effort,
+    say: Say,
+) -> Judged:
+    """Many canaries in each of a few runs."""
+    _require_data(table)
+    if not table.neighbours:
+        require_shown(claim, "[verify.app]")
+    sites = [str(place) for place in range(table.clients)]
+    design = Design.of(sites, claim, bool(table.neighbours))
+    folder = Path(tempfile.mkdtemp(prefix="fedveil-app-"))
+    shared = str(folder / "shared.pkl") if design.shared else ""
+    out = folder / "left.pkl"
+
+    def once(worlds: Worlds, seed: int) -> Transcript:
+        run = run_settings(claim, worlds, shared, table.data, table.neighbours, table.rows)
+        world = {**base, "trust": claim.trust, "zeroed": False, "run": run, "out": str(out)}
+        processes.hold("canaries", world)
+        outcome = processes.run("canaries", seed)
+        if outcome.kind != "ok":
+            raise NoVerdict(f"no verdict: the app {said_of(outcome)}")
+        return transcript_in(out, sites, outcome.said)
+
+    try:
+        return judge_by_canaries(once, design, canaries, effort, say)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def transcript_in(file: Path, sites: Sequence[str], said: str) -> Transcript:
+    """What left the clients of one run, as it was written down.
+
+    Raises
+    ------
+    NoVerdict
+        If a client was asked nothing.
+    """
+    kept = pickle.loads(file.read_bytes())
+    turns = {}
+    for site in sites:
+        if site not in kept["turns"]:
+            raise NoVerdict(f"no verdict: the app asks client {site} nothing, or it failed")
+        turns[site] = [SiteTurn(asked, answered) for asked, answered in kept["turns"][site]]
+    return Transcript(turns, kept["final"], said)
+
+
+def _require_data(table: AppTable) -> None:
+    if not table.data:
+        raise FieldError(
+            "[verify.app] data",
+            table.data,
+            "must name the app's function that loads a client's data",
+        )
 
 
 def printed_epsilons(processes: FreshProcesses, base: Mapping[str, Any]) -> list[str]:
@@ -209,18 +281,14 @@ def app_worlds(base: Mapping[str, Any], claim: PrivacyClaim, table: AppTable) ->
     """
     own = bool(table.neighbours)
     if not own:
-        _require_shown(claim)
-    if not table.data:
-        raise FieldError(
-            "[verify.app] data",
-            table.data,
-            "must name the app's function that loads a client's data",
-        )
+        require_shown(claim, "[verify.app]")
+    _require_data(table)
     shared = {
         **base,
         "unit": claim.unit,
         "relation": claim.relation,
         "trust": claim.trust,
+        "rows": table.rows if claim.unit == "person" else 1,
         "zeroed": False,
     }
     nothing = claim.unit == "client" and claim.relation == "zero-out" and not own
@@ -237,20 +305,6 @@ def app_worlds(base: Mapping[str, Any], claim: PrivacyClaim, table: AppTable) ->
             TwoWorlds(name, f"{CANARIES.get(name, 'two data sets')}; {why}", inside, outside)
         )
     return made
-
-
-def _require_shown(claim: PrivacyClaim) -> None:
-    """Refuse relations that cannot be shown to an app which loads its own data."""
-    if claim.unit == "client" and claim.relation == "add/remove":
-        accepted = (
-            "of a client changes how an app deals data to all others: claim zero-out or replace-one"
-        )
-        raise FieldError("--claim", claim.describe(), accepted)
-    if claim.relation == "zero-out" and (claim.unit == "record" or claim.trust == "local"):
-        accepted = "an app cannot be told to count it as nothing: claim replace-one (records: add/remove), or name "
-        raise FieldError(
-            "--claim", claim.describe(), f"{accepted}a function neighbours in [verify.app]"
-        )
 
 
 def _libraries(folder: Path) -> list[str]:

@@ -25,7 +25,7 @@ ROUNDS = 64  # of an output [rounds, numbers], whose rounds are compared
 
 @dataclass(frozen=True)
 class SeenRuns:
-    """What an adversary saw of several runs.
+    """View of an adversary on several runs.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class FittedAttack:
 
     @property
     def rank(self) -> float:
-        """What worlds are ranked by: where few runs prove nothing yet, how far apart they lie."""
+        """Rank of a world: what it proves, or how far apart its sides lie while few runs prove nothing."""
         return max(self.value, self.apart)
 
     def scores(self, runs: SeenRuns) -> Floats:

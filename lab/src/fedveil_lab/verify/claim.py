@@ -12,7 +12,7 @@ FIELD = "--claim"
 EXAMPLE = "eps=1 delta=1e-5 zero-out client total central"
 RELATIONS: tuple[str, ...] = get_args(Relation)
 TRUSTS: tuple[str, ...] = get_args(Trust)
-UNITS = ("client", "record")
+UNITS = ("client", "record", "person")
 SCOPES = ("total", "round")
 KINDS = ("gaussian",)
 EPSILONS = ("eps", "epsilon", "ε")
@@ -33,7 +33,7 @@ class PrivacyClaim:
     relation : str
         zero-out, add/remove or replace-one.
     unit : str
-        client or record.
+        client, record, or person: several records of one client.
     scope : str
         total (of everything that the mechanism returns) or round (of each of its rounds alone).
     trust : str
@@ -122,7 +122,7 @@ class PrivacyClaim:
         return self.epsilon
 
     def describe(self) -> str:
-        """Its figures and words in one line."""
+        """Write the claim in one line."""
         kind = " gaussian" if self.gaussian else ""
         words = f"{self.relation} {self.unit} {self.scope} {self.trust}{kind}"
         if self.mu is not None:

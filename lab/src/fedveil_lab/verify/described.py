@@ -196,7 +196,7 @@ class MechanismSteps:
 
 @dataclass(frozen=True)
 class Proven:
-    """What the accountant makes of steps.
+    """Promise that the accountant computes for steps.
 
     Attributes
     ----------

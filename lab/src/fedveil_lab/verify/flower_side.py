@@ -6,6 +6,7 @@ in one of two worlds. `fedveil_lab.verify.apps` asks for such runs.
 
 import importlib
 import os
+import pickle
 import random
 import re
 import socket
@@ -17,11 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.common.config import flatten_dict
 
 from fedveil.flower import InProcessGrid, run_in_process
-from fedveil_lab.verify.neighbours import canary_data
+from fedveil_lab.verify.flare_probe.flare_watch import named_numbers
+from fedveil_lab.verify.neighbours import canary_data, data_of_run
 
 MOST = (
     20_000  # numbers of an answer that are kept as they are; of more, as many signed sums of them
@@ -42,14 +44,16 @@ class Recorder(InProcessGrid):
         Contents of what the server sent to the target, and of what it answered, in order.
     failed : list of str
         What clients that failed said.
-    zeroed : bool
-        Whether the target's arrays are those that it was sent: it counts as nothing.
+    zeroed : frozenset of int
+        Clients whose arrays are those that they were sent: they count as nothing.
     now : int
         The client whose turn it is.
+    turns : dict of int to list of (RecordDict, RecordDict)
+        What each client was sent and answered.
     """
 
     target = -1
-    zeroed = False
+    zeroed: frozenset[int] = frozenset()
     now = -1
 
     def ask_node(self, message: Message) -> Message:
@@ -59,16 +63,18 @@ class Recorder(InProcessGrid):
         if reply.has_error():
             self.failed.append(str(reply.error.reason))
             return reply
+        if self.now in self.zeroed:
+            _zero(asked, reply.content)
+        self.turns.setdefault(self.now, []).append((asked, reply.content))
         if self.now == self.target:
-            if self.zeroed:
-                _zero(asked, reply.content)
             self.asked.append(asked)
             self.answered.append(reply.content)
         return reply
 
-    def begin(self, target: int, zeroed: bool) -> None:
+    def begin(self, target: int, zeroed: frozenset[int]) -> None:
         """Start a run."""
         self.target, self.zeroed = target, zeroed
+        self.turns: dict[int, list[tuple[RecordDict, RecordDict]]] = {}
         self.asked: list[RecordDict] = []
         self.answered: list[RecordDict] = []
         self.failed: list[str] = []
@@ -80,6 +86,18 @@ def left(world: dict[str, Any], seed: int) -> list[Any]:
     Under central trust: what the server sends out, round by round, and what it keeps at the end. Under local trust:
     what the client that is asked about answers. And the numbers that are printed, as logs are read by others.
     """
+    zeroed = frozenset({world["target"]} if world["zeroed"] else ())
+    grid, context = played(world, seed, zeroed)
+    if world["trust"] == "local":
+        seen = grid.answered
+    else:
+        seen = [*grid.asked, context.state]
+    numbers = np.concatenate([numbers_of(one) for one in seen] or [np.zeros(0)])
+    return [len(grid.failed), len(seen), sketched(numbers), logged(_printed())]
+
+
+def played(world: dict[str, Any], seed: int, zeroed: frozenset[int]) -> tuple[Recorder, Context]:
+    """Run the app; what its grid recorded, and the server's context."""
     _close_network()
     os.chdir(tempfile.mkdtemp())  # what the app writes stays within this run
     _seed(seed)
@@ -91,7 +109,7 @@ def left(world: dict[str, Any], seed: int) -> list[Any]:
     server_app, client_app = _named(world["serverapp"]), _named(world["clientapp"])
     config = flatten_dict(world["config"])
     grid = Recorder(client_app, configs, config)
-    grid.begin(world["target"], world["zeroed"])
+    grid.begin(world["target"], zeroed)
     recorder.append(grid)
     try:
         context = run_in_process(server_app, run_config=config, grid=grid)
@@ -99,16 +117,38 @@ def left(world: dict[str, Any], seed: int) -> list[Any]:
         if grid.failed:  # a server that was not written for it stumbles over a failure
             raise RuntimeError(f"its clients fail: {grid.failed[0]}") from error
         raise
-    if not grid.answered or any(CLOSED in one for one in grid.failed):
+    if not grid.turns or any(CLOSED in one for one in grid.failed):
         raise RuntimeError(
             f"its clients fail: {grid.failed[0]}" if grid.failed else "it asks no client anything"
         )
-    if world["trust"] == "local":
-        seen = grid.answered
-    else:
-        seen = [*grid.asked, context.state]
-    numbers = np.concatenate([numbers_of(one) for one in seen] or [np.zeros(0)])
-    return [len(grid.failed), len(seen), sketched(numbers), logged(_printed())]
+    return grid, context
+
+
+def transcribed(world: dict[str, Any], seed: int) -> list[Any]:
+    """Write down what left every client of one run with many canaries; how many of them failed."""
+    if "run" not in world:  # the app as it is
+        return left(world, seed)
+    worlds = world["run"]["worlds"]
+    zeroed = frozenset(int(name) for name, one in worlds.items() if one["zeroed"])
+    grid, context = played(world, seed, zeroed)
+    turns = {}
+    for client, pairs in grid.turns.items():
+        turns[str(client)] = [(named(asked), named(answered)) for asked, answered in pairs]
+    with open(world["out"], "wb") as file:
+        pickle.dump({"turns": turns, "final": named(context.state)}, file)
+    return [len(grid.failed)]
+
+
+def named(content: RecordDict) -> dict[str, Any]:
+    """Numbers of a message by their paths: arrays, metrics and configurations."""
+    found: dict[str, Any] = {}
+    for name in sorted(content):
+        record = content[name]
+        for key in sorted(record):
+            value = record[key]
+            plain = value.numpy() if isinstance(value, Array) else value
+            found.update(named_numbers(plain, f"{name}/{key}"))
+    return found
 
 
 def numbers_of(content: RecordDict) -> np.ndarray[Any, Any]:
@@ -162,6 +202,7 @@ def _patch(world: dict[str, Any], recorder: list[Recorder]) -> None:
     """Let the app's own loading function return a neighbour's data to the client that is asked about."""
     if world["zeroed"] is None:
         return
+    run = world.get("run")
     place, _, name = world["data"].rpartition(":")
     module = importlib.import_module(place)
     original = getattr(module, name)
@@ -169,11 +210,18 @@ def _patch(world: dict[str, Any], recorder: list[Recorder]) -> None:
 
     def loaded(*arguments: Any, **options: Any) -> Any:
         data = original(*arguments, **options)
+        if run is not None:
+            return (
+                data_of_run(data, run, str(recorder[0].now))
+                if recorder and recorder[0].now >= 0
+                else data
+            )
         if not recorder or recorder[0].now != world["target"]:
             return data
         if own is not None:
             return own(data, world["unit"], world["relation"])[not world["inside"]]
-        return canary_data(data, world["unit"], world["relation"], world["canary"], world["inside"])
+        how = world["unit"], world["relation"], world["canary"], world["inside"], world["rows"]
+        return canary_data(data, *how)
 
     setattr(module, name, loaded)
 

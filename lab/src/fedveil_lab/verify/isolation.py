@@ -32,7 +32,7 @@ class NoVerdict(FedVeilError):
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What one run left.
+    """Outcome of one run.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class RunOutcome:
 
     @property
     def label(self) -> str:
-        """What an adversary sees before it looks at any number."""
+        """Label of the outcome, which an adversary sees before any number."""
         if self.kind != "ok":
             return f"{self.kind} {self.shape}".strip()
         words = [self.shape]
@@ -112,7 +112,7 @@ class FreshProcesses:
 
     @property
     def isolation(self) -> str:
-        """How runs are kept apart."""
+        """Isolation of the runs."""
         return (
             "a whole process each"
             if self.whole

@@ -38,7 +38,7 @@ class Caught:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What was found about one subject.
+    """Verdict about one subject.
 
     Attributes
     ----------
@@ -226,7 +226,7 @@ def judge_bounds(
     world: str = "",
     proven: Proven | None = None,
 ) -> tuple[Caught, ...]:
-    """What measured bounds and described steps say against a claim."""
+    """List what measured bounds and described steps say against a claim."""
     if claim is None:
         return ()
     caught = []
@@ -242,7 +242,7 @@ def judge_bounds(
 
 
 def described_faults(claim: PrivacyClaim, proven: Proven) -> list[Caught]:
-    """What the steps as described say against a claim: they cost more, or nothing can be proven."""
+    """List what the described steps say against a claim: they cost more, or nothing can be proven."""
     if proven.epsilon is None:
         return [Caught(INSPECTION, text, False) for _, text in proven.faults]
     allowed = claim.epsilon_at(proven.delta)

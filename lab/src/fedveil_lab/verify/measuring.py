@@ -12,7 +12,7 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
 
-from fedveil.errors import FieldError, require_choice, require_number
+from fedveil.errors import FieldError, kind_of, require_choice, require_number
 from fedveil_lab.attacks.bounds import epsilon_of_rates, mu_of_rates, one_run
 from fedveil_lab.attacks.statistics import (
     Estimate,
@@ -41,7 +41,7 @@ _PAIRS = 4_000_000  # pairs of scores for which an interval of the area is worth
 
 @dataclass(frozen=True)
 class LowerBound:
-    """What one method proves.
+    """Lower bound that one method proves.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class LowerBound:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What scores say.
+    """Bounds that follow from scores.
 
     Attributes
     ----------
@@ -189,7 +189,7 @@ def scores_of(name: str, values: ArrayLike) -> Floats:
         ValueError,
         RuntimeError,
     ) as error:  # of torch: a tensor that asks for gradients
-        raise FieldError(name, type(values).__name__, f"must be scores ({error})") from error
+        raise FieldError(name, kind_of(values), f"must be scores ({error})") from error
     if len(scores) < 10:
         raise FieldError(name, len(scores), "must be at least 10 scores: fewer prove nothing")
     if np.isnan(scores).all():
@@ -236,14 +236,14 @@ def chosen_threshold(
 def worth(
     inside: Floats, outside: Floats, threshold: float, delta: float, alpha: float, figure: str
 ) -> float:
-    """What these runs would prove at a threshold, had they not chosen it."""
+    """Compute what these runs would prove at a threshold, had they not chosen it."""
     return float(worths(inside, outside, np.array([threshold]), delta, alpha, figure)[0])
 
 
 def worths(
     inside: Floats, outside: Floats, cuts: Floats, delta: float, alpha: float, figure: str
 ) -> Floats:
-    """The same at several thresholds [k]; below 0 where a world cannot be told."""
+    """Compute `worth` at several thresholds [k]; below 0 where a world cannot be told."""
     n, m = len(inside), len(outside)
     hits = n - np.searchsorted(np.sort(inside), cuts, side="left")
     alarms = m - np.searchsorted(np.sort(outside), cuts, side="left")

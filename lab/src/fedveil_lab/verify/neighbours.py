@@ -5,15 +5,20 @@ Rows are taken out of what an app's loading function returns and put back in the
 needs a function of the app's author.
 """
 
+import importlib
+import os
+import pickle
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, kind_of
 
 FIELD = "[verify.app] data"
 SCALE = 10.0  # of an outlier, over the largest number that there is
@@ -21,7 +26,9 @@ Item = tuple[Any, Any]  # numbers and label of one row
 Rebuilt = Callable[[list[Item]], Any]
 
 
-def canary_data(data: Any, unit: str, relation: str, canary: str, inside: bool) -> Any:
+def canary_data(
+    data: Any, unit: str, relation: str, canary: str, inside: bool, rows: int = 1
+) -> Any:
     """The data of one world.
 
     Parameters
@@ -34,6 +41,8 @@ def canary_data(data: Any, unit: str, relation: str, canary: str, inside: bool) 
         What the unit holds.
     inside : bool
         In which of the two worlds.
+    rows : int
+        Of a person; of a record 1.
     """
     items, rebuilt = rows_of(data)
     if not items:
@@ -41,27 +50,138 @@ def canary_data(data: Any, unit: str, relation: str, canary: str, inside: bool) 
     if unit == "client":
         changed = [held(item, items, canary) for item in items]
         return rebuilt(changed if inside else [opposite(item) for item in changed])
-    own = held(items[0], items, canary)
+    if rows > len(items):
+        raise FieldError("rows", rows, f"the client that is asked about has {len(items)} of them")
+    own, others = held(items[0], items, canary), items[:-rows]
     if inside:
-        return rebuilt([*items[:-1], own])
+        return rebuilt([*others, *[own] * rows])
     if relation == "add/remove":
-        return rebuilt(items[:-1])
-    return rebuilt([*items[:-1], opposite(own)])
+        return rebuilt(others)
+    return rebuilt([*others, *[opposite(own)] * rows])
+
+
+def data_of_run(data: Any, run: Mapping[str, Any], site: str) -> Any:
+    """The data of one site in a run with many canaries.
+
+    Parameters
+    ----------
+    data : object
+        What the app's function returned there.
+    run : dict
+        unit, relation; base, a file for data that all sites share (empty: each keeps its own); rows, of a unit;
+        neighbours, a function's place (or empty); worlds, by site: units, pairs of a canary's number and whether it is in.
+    site : str
+        The site.
+    """
+    units = run["worlds"][site]["units"]
+    if run["base"]:
+        data = shared_base(data, Path(run["base"]))
+    if run["neighbours"]:
+        place, _, name = run["neighbours"].rpartition(":")
+        both = getattr(importlib.import_module(place), name)(data, run["unit"], run["relation"])
+        return both[0 if units[0][1] else 1]
+    return with_canaries(data, run["unit"], run["relation"], units, run["rows"])
+
+
+def with_canaries(
+    data: Any, unit: str, relation: str, units: Sequence[tuple[int, bool]], rows: int = 1
+) -> Any:
+    """Data with numbered canaries, each of which is in or out.
+
+    Parameters
+    ----------
+    data : object
+        Of the site.
+    unit, relation : str
+        Of the claim. A client that is out under zero-out holds its canary all the same: what it answers is left out.
+    units : sequence of (int, bool)
+        Number of a canary, and whether it is in; of a client one.
+    rows : int
+        Of a person.
+    """
+    items, rebuilt = rows_of(data)
+    if not items:
+        raise FieldError(FIELD, "no rows", "every client needs some")
+    if unit == "client":
+        [(number, inside)] = units
+        turned = not inside and relation == "replace-one"
+        return rebuilt([numbered(item, items, number, turned) for item in items])
+    kept = list(items)
+    for number, inside in units:
+        if inside or relation != "add/remove":
+            kept += [numbered(items[0], items, number, not inside)] * rows
+    return rebuilt(kept)
+
+
+def numbered(item: Item, items: Sequence[Item], number: int, turned: bool) -> Item:
+    """A row as long as any in each coordinate, in a direction of its own: signs that follow from its number.
+
+    It bears the largest label, or the smallest if it is turned. So its gradient differs by as much whatever the model
+    is. Where there is one label alone, its numbers are turned round.
+    """
+    x, y = item
+    labels = [float(np.asarray(one[1]).reshape(-1)[0]) for one in items]
+    low, high = min(labels), max(labels)
+    signs = np.random.default_rng(number).choice((-1.0, 1.0), np.shape(np.asarray(x)))
+    far = largest_of(items) * signs * (-1.0 if turned and low == high else 1.0)
+    numbers = (
+        torch.as_tensor(far).to(x.dtype)
+        if isinstance(x, torch.Tensor)
+        else np.asarray(far, np.asarray(x).dtype)
+    )
+    return numbers, like(y, low if turned else high)
+
+
+def largest_of(items: Sequence[Item]) -> float:
+    """The largest number of all rows, at least 1."""
+    return max(1.0, *(float(np.abs(np.asarray(one[0], dtype=np.float64)).max()) for one in items))
+
+
+def shared_base(data: Any, file: Path) -> Any:
+    """The data of whichever site loads first, for all of them.
+
+    Raises
+    ------
+    FieldError
+        For data that cannot be written down, or that nobody wrote in a minute.
+    """
+    part = file.with_suffix(".part")
+    try:
+        handle = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    except FileExistsError:
+        return _waited_for(file)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            pickle.dump(data, stream)
+    except Exception as error:
+        accepted = f"cannot be kept for other sites ({error}): name a function neighbours of yours"
+        raise FieldError(FIELD, type(data).__name__, accepted) from error
+    os.replace(part, file)
+    part.touch()  # the first one has been
+    return data
+
+
+def _waited_for(file: Path) -> Any:
+    until = time.monotonic() + 60
+    while not file.is_file():
+        if time.monotonic() > until:
+            raise FieldError(FIELD, file.name, "no other site has loaded its data in a minute")
+        time.sleep(0.05)
+    return pickle.loads(file.read_bytes())
 
 
 def held(item: Item, items: Sequence[Item], canary: str) -> Item:
     """A canary in place of a row: far away, or with another label."""
     x, y = item
     if canary == "outlier":
-        largest = max(float(np.abs(np.asarray(one[0], dtype=np.float64)).max()) for one in items)
-        return like(x, SCALE * max(largest, 1.0)), y
+        return like(x, SCALE * largest_of(items)), y
     labels = sorted({float(np.asarray(one[1]).reshape(-1)[0]) for one in items})
     at = labels.index(float(np.asarray(y).reshape(-1)[0]))
     return x, like(y, labels[(at + 1) % len(labels)])
 
 
 def opposite(item: Item) -> Item:
-    """The same row with its numbers turned round."""
+    """Turn the signs of a row round."""
     return -item[0], item[1]
 
 
@@ -99,7 +219,7 @@ def rows_of(data: Any) -> tuple[list[Item], Rebuilt]:
         items, first = rows_of(data[0])
         return items, lambda rows: type(data)([first(rows), *data[1:]])
     accepted = "returns no arrays (x, y), data class with x and y, or DataLoader: name a function neighbours of yours"
-    raise FieldError(FIELD, type(data).__name__, accepted)
+    raise FieldError(FIELD, kind_of(data), accepted)
 
 
 def _array(value: Any) -> bool:

@@ -38,7 +38,7 @@ def silent(_text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How much may be spent.
+    """Limits on runs and time.
 
     Attributes
     ----------
@@ -72,11 +72,11 @@ class Effort:
 
 
 class Runner(Protocol):
-    """Where runs are made."""
+    """Maker of runs."""
 
     @property
     def isolation(self) -> str:
-        """How runs are kept apart, in words."""
+        """Isolation of the runs, in words."""
 
     def hold(self, world: str, data: Any) -> None:
         """Keep a world's data for its runs."""
@@ -131,7 +131,7 @@ class Player:
 
 @dataclass(frozen=True)
 class Looked:
-    """What a look at one world found.
+    """Findings of a look at one world.
 
     Attributes
     ----------
@@ -275,7 +275,7 @@ def probed(player: Player, world: str) -> float:
 
 
 def said_of(one: RunOutcome) -> str:
-    """What became of a run that did not answer."""
+    """Say what became of a run that did not answer."""
     verbs = {"raised": "raises", "hangs": "hangs", "died": "dies"}
     return f"{verbs.get(one.kind, one.kind)}: {one.why}"
 

@@ -7,21 +7,34 @@ from typing import Any
 
 from fedveil.errors import FieldError, damaged, nearest, require_a
 from fedveil.reading import toml_of
+from fedveil_lab.verify.claim import PrivacyClaim
 
-KEYS = ("claim", "clients", "examples", "columns", "without", "timeout", "steps", "app")
+KEYS = (
+    "claim",
+    "clients",
+    "examples",
+    "columns",
+    "without",
+    "timeout",
+    "canaries",
+    "steps",
+    "app",
+    "flare",
+)
+TABLES = ("steps", "app", "flare")
 FILES = ("verify.toml", "pyproject.toml")
 
 
 @dataclass(frozen=True)
 class VerifySection:
-    """What a file says.
+    """Section `[verify]` of a file.
 
     Attributes
     ----------
     values : dict
         Its plain keys.
-    steps, app : dict
-        Its tables `[verify.steps]` and `[verify.app]`.
+    steps, app, flare : dict
+        Its tables `[verify.steps]`, `[verify.app]` and `[verify.flare]`.
     source : str
         The file; empty where there is none.
     """
@@ -29,10 +42,11 @@ class VerifySection:
     values: dict[str, Any] = field(default_factory=dict)
     steps: dict[str, Any] = field(default_factory=dict)
     app: dict[str, Any] = field(default_factory=dict)
+    flare: dict[str, Any] = field(default_factory=dict)
     source: str = ""
 
     def get(self, name: str, given: Any, otherwise: Any = None) -> Any:
-        """What the command line gives, else the file, else a default."""
+        """Return what the command line gives, else the file, else a default."""
         return given if given is not None else self.values.get(name, otherwise)
 
 
@@ -60,18 +74,30 @@ def section_beside(folder: Path) -> VerifySection:
     return VerifySection()
 
 
+def require_shown(claim: PrivacyClaim, table: str) -> None:
+    """Refuse relations that cannot be shown to an app which loads its own data."""
+    if claim.unit == "client" and claim.relation == "add/remove":
+        accepted = (
+            "of a client changes how an app deals data to all others: claim zero-out or replace-one"
+        )
+        raise FieldError("--claim", claim.describe(), accepted)
+    if claim.relation == "zero-out" and (claim.unit != "client" or claim.trust == "local"):
+        accepted = "an app cannot be told to count it as nothing: claim replace-one (records: add/remove), or name "
+        raise FieldError("--claim", claim.describe(), f"{accepted}a function neighbours in {table}")
+
+
 def _section(values: Mapping[str, Any], source: str) -> VerifySection:
     """A section whose keys are all known."""
     for key in values:
         if key not in KEYS:
             raise FieldError(f"[verify] {key} of {source}", values[key], nearest(key, KEYS))
     tables = {}
-    for name in ("steps", "app"):
+    for name in TABLES:
         table = values.get(name, {})
         require_a(f"[verify.{name}] of {source}", table, dict, "must be a table")
         tables[name] = dict(table)
     plain = {key: value for key, value in values.items() if key not in tables}
-    return VerifySection(plain, tables["steps"], tables["app"], source)
+    return VerifySection(plain, source=source, **tables)
 
 
 def _inside(values: Mapping[str, Any], *names: str) -> dict[str, Any]:

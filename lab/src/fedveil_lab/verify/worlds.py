@@ -21,7 +21,7 @@ Data = list[Rows]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much data a world of the library has.
+    """Sizes of a world's data.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class TwoWorlds:
 
 @dataclass(frozen=True)
 class Differing:
-    """What the worlds of one trap are about.
+    """Difference between the worlds of one trap.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ def zeros(sizes: Sizes) -> Data:
 
 
 def repeated(row: Rows, count: int) -> Rows:
-    """The same row [columns] so many times."""
+    """Repeat a row [columns] so many times."""
     return np.tile(row, (count, 1))
 
 
@@ -255,8 +255,7 @@ def library(claim: PrivacyClaim, sizes: Sizes, without: Sequence[str] = ()) -> l
 def placed(name: str, trap: Trap, claim: PrivacyClaim, sizes: Sizes) -> TwoWorlds:
     """One trap's two worlds."""
     unit = trap(sizes)
-    place = place_record if claim.unit == "record" else place_client
-    inside, outside = place(unit, claim.relation)
+    inside, outside = PLACES[claim.unit](unit, claim.relation)
     words = {
         "zero-out": "counts as nothing",
         "add/remove": "is absent",
@@ -289,6 +288,23 @@ def place_record(unit: Differing, relation: str) -> tuple[Data, Data]:
         rows = [one, unit.beside] if unit.first else [unit.beside, one]
         both.append(_joined([np.concatenate(rows)], unit.others, unit.first))
     return both[0], both[1]
+
+
+def place_person(unit: Differing, relation: str) -> tuple[Data, Data]:
+    """Both worlds where all rows of one person, among others of the last (or first) data set, are the unit."""
+    gone = {
+        "zero-out": np.zeros_like(unit.own),
+        "add/remove": unit.own[:0],
+        "replace-one": unit.instead,
+    }
+    both = []
+    for rows in (unit.own, gone[relation]):
+        parts = [rows, unit.beside] if unit.first else [unit.beside, rows]
+        both.append(_joined([np.concatenate(parts)], unit.others, unit.first))
+    return both[0], both[1]
+
+
+PLACES = {"client": place_client, "record": place_record, "person": place_person}
 
 
 def _joined(own: Data, others: Data, first: bool) -> Data:

@@ -1,40 +1,29 @@
-"""A ClientApp of our own learner, and a federation that runs it under Flower in one process."""
+"""ClientApps of our own learner: one that trains, one that only validates, and one of a liar."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from logging import WARNING
 from typing import Any
 
-from flwr.app import Context, Message, MetricRecord, RecordDict, UserConfig
+from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor
 
 from fedveil.engines.assembly import AnyMethod
-from fedveil.engines.federation import Federation
 from fedveil.engines.fit import require_pairs
 from fedveil.engines.flower import records
-from fedveil.engines.flower.exchange import training_source
-from fedveil.engines.flower.grid import InProcessGrid, message_identity
+from fedveil.engines.flower.exchange import LOSS, lent_source, training_source
 from fedveil.engines.flower.mod import own_method, partition_of, privacy_mod
-from fedveil.engines.flower.roster import Nodes, Roster
-from fedveil.engines.malicious import Behaviour, behaving
-from fedveil.engines.messages import COUNT, METRICS_KEY
-from fedveil.engines.options import Execution
-from fedveil.engines.rounds import Collected
-from fedveil.errors import FieldError
-from fedveil.learning import ClientData, Figures, choose, evaluate
+from fedveil.engines.malicious import Behaviour, Collusion, behaving
+from fedveil.engines.messages import COUNT, METRICS_KEY, REPLY
+from fedveil.errors import FedVeilError, FieldError
+from fedveil.layout import Layout
+from fedveil.learning import ClientData, Figures, choose, client_losses, evaluate
 from fedveil.learning.learner import Learned, Learner
 from fedveil.learning.streams import Key
-from fedveil.logs import logger
 from fedveil.mechanisms import Source
-from fedveil.methods import Broadcast
-from fedveil.secure import PublicKey
-
-_LOG = logger("flwr")
-PATIENCE, ATTEMPTS = 600.0, 3  # seconds to wait for nodes, and questions of a secure sum
-BUFFERS = "fedveil.buffers"  # in the node's context: nothing of it is sent
+from fedveil.methods import Broadcast, ClientSide
+from fedveil.methods.publishing import Validation
 
 
 def learner_client_app(
@@ -44,6 +33,8 @@ def learner_client_app(
     *,
     seed: int,
     behaviours: Mapping[int, Behaviour] | None = None,
+    collusion: Collusion | None = None,
+    mod: Mod | None = None,
     **options: Any,
 ) -> ClientApp:
     """A ClientApp that trains with a `Learner`, behind the privacy mod.
@@ -60,6 +51,10 @@ def learner_client_app(
         Of training (the noise's randomness is an option of the mod).
     behaviours : mapping of int to Behaviour, optional
         Malicious clients, by partition, inside the mod: their method protects what they send.
+    collusion : Collusion, optional
+        What they know of each other and of the honest ones. Default: nothing.
+    mod : Mod, optional
+        In the place of the privacy mod, for nodes of an adversary.
     **options
         Passed to `privacy_mod`.
 
@@ -69,9 +64,10 @@ def learner_client_app(
         With a train and an evaluate function.
     """
     layout = learner.layout
-    _require_possible(behaviours or {})
     require_pairs(learner.model, clients, learner.local.loss)
-    app = ClientApp(mods=[privacy_mod(layout, method, trainer=learner.private_trainer, **options)])
+    if mod is None:
+        mod = privacy_mod(layout, method, trainer=learner.private_trainer, **options)
+    app = ClientApp(mods=[mod])
 
     def learn(
         broadcast: Broadcast,
@@ -85,7 +81,7 @@ def learner_client_app(
             raise learned
         return learned
 
-    taught = behaving(learn, behaviours) if behaviours else learn
+    taught = behaving(learn, behaviours, collusion) if behaviours else learn
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -99,7 +95,7 @@ def learner_client_app(
         learned = taught(broadcast, client, key, needs, sources)
         trained = learned.trained
         if trained.buffers:
-            context.state[BUFFERS] = records.array_record(trained.buffers)
+            context.state[records.BUFFERS] = records.array_record(trained.buffers)
         content = records.write_trained(trained, layout)
         content[records.FACTS] = records.write_facts(
             learned.chosen, learned.layer_scores, trained.noised
@@ -116,12 +112,81 @@ def learner_client_app(
     return app
 
 
-def _require_possible(behaviours: Mapping[int, Behaviour]) -> None:
-    """Refuse malicious clients that no client of Flower's can be."""
-    for partition, behaviour in behaviours.items():
-        if behaviour.omniscient or behaviour.bypass:
-            accepted = "needs the embedded engine: under Flower a client sees no other's update, and the mod protects"
-            raise FieldError(f"behaviours[{partition}]", type(behaviour).__name__, accepted)
+def validator_client_app(
+    learner: Learner,
+    clients: Sequence[ClientData],
+    first: int,
+    method: AnyMethod,
+    *,
+    validation: Validation,
+    **options: Any,
+) -> ClientApp:
+    """A ClientApp that only validates: it measures the loss of a broadcast model, and the mod makes it a release.
+
+    Parameters
+    ----------
+    learner : Learner
+        Model, layout and loss.
+    clients : sequence of ClientData
+        The data of partition `first`, `first` + 1, ...
+    first : int
+        Of its partitions: nodes that train come before.
+    method : Method
+        As for `privacy_mod`.
+    validation : Validation
+        How losses leave.
+    **options
+        Passed to `privacy_mod`.
+    """
+    mod = privacy_mod(learner.layout, method, validation=validation, **options)
+    app = ClientApp(mods=[mod])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        raise FedVeilError("this node validates and never trains")
+
+    @app.evaluate()
+    def measure(message: Message, context: Context) -> Message:
+        client = clients[partition_of(context) - first]
+        models = records.read_broadcast(message.content, learner.layout).models
+        own = (learner.model, learner.layout, models, [client], learner.local.loss)
+        metrics = MetricRecord({COUNT: client.examples, LOSS: float(client_losses(*own).min())})
+        return Message(RecordDict({METRICS_KEY: metrics}), reply_to=message)
+
+    return app
+
+
+def lying_mod(layout: Layout, client: ClientSide, lent: Callable[[int, int], Source]) -> Mod:
+    """A mod of an adversary in the place of the privacy mod: it protects nothing, and marks its replies all the same.
+
+    Parameters
+    ----------
+    layout : Layout
+        What the model shares.
+    client : ClientSide
+        That of the method which it claims to run.
+    lent : callable
+        ``(partition, round)``: the randomness of training code that asks for some.
+    """
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        partition = partition_of(context)
+        if records.HELLO in message.content:
+            mark = RecordDict({REPLY: records.write_mark(partition, client)})
+            return Message(mark, reply_to=message)
+        number = records.read_broadcast(message.content, layout).public.round
+        try:
+            with lent_source(lent(partition, number) if "noisy_steps" in client.needs else None):
+                content = call_next(message, context).content
+            releases = records.read_releases(content, layout)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            return Message(Error(records.FAILED, why), reply_to=message)
+        if client.trust != "central":  # no other release than a model is expected of a client
+            releases = releases[:1]
+        return Message(records.write_reply(releases, layout, partition, client), reply_to=message)
+
+    return mod
 
 
 def _data_of(context: Context, clients: Sequence[ClientData]) -> tuple[int, ClientData]:
@@ -149,137 +214,5 @@ def _measured(learner: Learner, models: Tensor, client: ClientData) -> Figures:
 
 def with_buffers(client: ClientData, context: Context) -> ClientData:
     """A client with the statistics that its node keeps, if it keeps any."""
-    own = records.tensors_in(context.state, BUFFERS)
+    own = records.tensors_in(context.state, records.BUFFERS)
     return replace(client, buffers=own) if own else client
-
-
-class FlowerFederation(Federation):
-    """A federation whose clients are a Flower ClientApp, in one process, asked by messages.
-
-    Takes the arguments of `Federation` and returns the same `History`. On one machine, with the same seed, the models
-    are the same to the bit.
-
-    Parameters
-    ----------
-    shuffle : int, optional
-        Seed that shuffles the order of the clients' replies.
-    execution : Execution, optional
-        As for `Federation`; its courier is Flower's.
-    **arguments
-        As for `Federation`.
-    """
-
-    def __init__(
-        self, *, shuffle: int | None = None, execution: Execution | None = None, **arguments: Any
-    ) -> None:
-        made = replace(
-            execution or Execution(), courier=lambda federation: NodesInProcess(federation, shuffle)
-        )
-        super().__init__(execution=made, **arguments)
-
-
-class NodesInProcess(Nodes):
-    """The nodes of a federation in one process as its courier; they keep their contexts from one round to the next.
-
-    Parameters
-    ----------
-    federation : Federation
-        Whose clients they are.
-    shuffle : int, optional
-        Seed that shuffles the order of their replies.
-
-    Raises
-    ------
-    FieldError
-        If the federation publishes metrics, or has validation clients.
-    """
-
-    def __init__(self, federation: Federation, shuffle: int | None = None) -> None:
-        if federation.server.publishing.metrics != "off":
-            accepted = "under Flower clients are shown no metrics: leave it 'off'"
-            raise FieldError("publish.metrics", federation.server.publishing.metrics, accepted)
-        if federation.validators is not None:
-            accepted = (
-                "holds validation clients' data, as the embedded engine does; under Flower they are nodes of their "
-                "own: FedVeilStrategy(stopping=...), and privacy_mod(..., validation=Validation()) on those nodes"
-            )
-            raise FieldError("stopping", federation.validators.rule, accepted)
-        count = len(federation.clients)
-        self._greeted = Roster(federation.method.client, count, PATIENCE)
-        super().__init__(federation.server, self._greeted, ATTEMPTS)
-        self._federation, self._zeroed = federation, dict[int, str]()
-        configs: list[UserConfig] = [
-            {"partition-id": i, "num-partitions": count} for i in range(count)
-        ]
-        self.grid = self._nodes = InProcessGrid(self._app(), configs, shuffle=shuffle)
-        for partition, state in federation.client_states().items():
-            records.Memory(self._nodes.contexts[partition]).save(state)
-
-    def _app(self) -> ClientApp:
-        federation, parties = self._federation, self._federation.parties
-        return learner_client_app(
-            federation.learner,
-            federation.clients,
-            parties.method_of if federation.client_sides else federation.method,
-            seed=federation.seed,
-            warnings=federation.warnings,
-            behaviours=federation.behaviours,
-            source=federation.source,
-            policy=parties.policy,
-            site=parties.site_keys.site,
-            tell=lambda partition, _, error: self._zeroed.update(
-                {partition: f"{type(error).__name__}: {error}"}
-            ),
-            budget=lambda partition: deepcopy(
-                parties.budget(partition)
-            ),  # the mod wants a fresh one on each call
-            ledgers=parties.ledger,
-        )
-
-    def reach(self, number: int, cohort: Sequence[int]) -> dict[int, PublicKey | None]:
-        """All of them, once they were greeted."""
-        with _quietly():
-            self._greeted.meet(self._nodes, self.timeout)
-        return super().reach(number, cohort)
-
-    def ask(self, broadcast: Broadcast, partitions: Sequence[int]) -> None:
-        """Write a round's train messages."""
-        with _quietly():
-            super().ask(broadcast, partitions)
-
-    def collect(self) -> Collected:
-        """What the nodes answer, and what an experimenter sees beside it."""
-        self._zeroed.clear()
-        try:
-            with _quietly():
-                answers = super().collect()
-        finally:
-            self._take_over()
-        parties = self._federation.parties
-        noisy = answers.replies if self._federation.method.client.trust != "central" else ()
-        scales = {p: parties.ledger(str(p))[0].entries[-1].spend.scale for p in noisy}
-        return replace(answers, scales=scales, zeroed=dict(sorted(self._zeroed.items())))
-
-    def _take_over(self) -> None:
-        """Take over what the nodes remember."""
-        federation = self._federation
-        remembered = federation.client_states()
-        for partition, context in self._nodes.contexts.items():
-            federation.clients[partition] = with_buffers(federation.clients[partition], context)
-            if federation.parties.ledger(str(partition))[0].entries:
-                remembered[partition] = records.Memory(context).load(
-                    federation.method.client.init()
-                )
-        federation.parties.resume(remembered)
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Flower's identity of a server, and nothing in its log: it tells every round's story at INFO."""
-    level = _LOG.level
-    _LOG.setLevel(WARNING)
-    try:
-        with message_identity():
-            yield
-    finally:
-        _LOG.setLevel(level)

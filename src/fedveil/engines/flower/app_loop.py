@@ -25,7 +25,7 @@ def app_loop(
     *,
     keys: Sequence[str] = (),
 ) -> AppLoop:
-    """Train on FedVeil's lots in an app's own loop; `write_trained` makes a reply of what comes of it.
+    """Train on FedVeil's lots in an app's own loop; `write_trained` then makes the reply.
 
     Parameters
     ----------

@@ -50,7 +50,7 @@ Tell = Callable[
 
 
 def training_source() -> Source:
-    """Randomness of noise inside training, for training code behind the mod: `PrivateTrainer.train_noisily` takes it.
+    """Return the randomness of noise inside training, for `PrivateTrainer.train_noisily` behind the mod.
 
     Raises
     ------
@@ -194,14 +194,19 @@ class Exchange:
             note_verdict(verdict, party.ledger, settings.policy)
             if isinstance(verdict, Refusal):
                 return self._declined(verdict, party)
+            if party.left_out:
+                _LOG.warning("round %d: %s", public.round - 1, party.left_out)
             own = warnings() if self._local else None
-            released = answer(
-                party, memory, broadcast, verdict, lambda: self._trained(party, broadcast), own
-            )
+
+            def trained() -> tuple[Releases, ClientFacts]:
+                return self._trained(party, broadcast, warnings)
+
+            released = answer(party, memory, broadcast, verdict, trained, own)
             if party.failure is not None:
                 note_failure(party.failure)
                 tell(settings.partition, public.round, party.failure)
-        return self._released(released)
+            sealed = party.seal(public.round)
+        return self._released(released, sealed)
 
     def _declined(self, verdict: Refusal, party: ClientParty) -> Message:
         """Decline a round; of a secure sum the server is told that, and nothing of why."""
@@ -212,11 +217,13 @@ class Exchange:
         _LOG.error(f"{NOTHING}: %s", cause)
         return self._refusal(NO_PART)
 
-    def _released(self, released: Releases) -> Message:
-        """Reply with what leaves, and nothing beside it."""
+    def _released(self, released: Releases, sealed: str = "") -> Message:
+        """Reply with what leaves and the seal of its receipt, and nothing beside it."""
         settings = self.settings
         return self._reply(
-            records.write_reply(released, self.layout, settings.partition, settings.method.client)
+            records.write_reply(
+                released, self.layout, settings.partition, settings.method.client, sealed
+            )
         )
 
     def _require_begun(self, memory: Memory, public: PublicFacts) -> None:
@@ -255,6 +262,7 @@ class Exchange:
 
     def _called(self, noise: Source | None = None) -> Message:
         """What the app's code answers, with a source of noise at hand while it runs, in whatever thread."""
+        records.complete(self.message.content, self.layout, self.context.state)
         try:
             with lent_source(noise):
                 reply = self.app(self.message, self.context)
@@ -295,12 +303,17 @@ class Exchange:
             raise reply
         return reply.content
 
-    def _trained(self, party: ClientParty, broadcast: Broadcast) -> tuple[Releases, ClientFacts]:
+    def _trained(
+        self, party: ClientParty, broadcast: Broadcast, warnings: Callable[[], Warnings]
+    ) -> tuple[Releases, ClientFacts]:
         """What training code gave."""
         noise = (
             party.training_source(broadcast.public.round) if self.settings.method.noisy else None
         )
         content = self._called_in_time(noise)
+        if records.FACTS not in content:
+            warnings().unread(len(broadcast.models))
+        records.keep(content, self.message.content, self.layout, self.context.state)
         releases = records.read_releases(content, self.layout)
         if total := records.read_sum(content):
             releases = total

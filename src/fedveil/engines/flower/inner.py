@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Result
@@ -13,11 +12,11 @@ from torch import Tensor
 
 from fedveil.accounting import count_of
 from fedveil.engines.flower.grid import SERVER_NODE, InProcessGrid
-from fedveil.engines.flower.records import ARRAYS, CONFIG, to_arrays
+from fedveil.engines.flower.records import ARRAYS, CONFIG, from_arrays, to_arrays
 from fedveil.engines.flower.strategy import Evaluate, FedVeilStrategy
 from fedveil.engines.messages import COUNT, METRICS_KEY
 from fedveil.engines.server import Round
-from fedveil.errors import FieldError, NoReplyError
+from fedveil.errors import FieldError, NoReplyError, kind_of
 from fedveil.methods import Releases
 
 MEANS = (
@@ -129,6 +128,11 @@ class WrappedStrategy(FedVeilStrategy):
             held.update(before)
             self._own = {}
 
+    def _shared(self, arrays: ArrayRecord) -> ArrayRecord:
+        """The shared arrays alone, which are what the inner strategy gets back."""
+        names = [name for name in self.layout.sent.values() if name in arrays]
+        return ArrayRecord({name: arrays[name] for name in names})
+
     def _step(self, name: str) -> Any:
         """The inner strategy's own step of a round."""
         return self._own.get(name) or getattr(self._inner, name)
@@ -137,6 +141,7 @@ class WrappedStrategy(FedVeilStrategy):
         self, step: str, least: int, server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[dict[int, int], ConfigRecord]:
         """Which nodes the inner strategy asks, by partition, and what it tells them."""
+        arrays = self._shared(arrays)
         connected = self._roster.nodes
         if len(connected) < least:
             why = f"{len(connected)} protected nodes are connected, and {type(self._inner).__name__} asks {least}"
@@ -174,7 +179,7 @@ class WrappedStrategy(FedVeilStrategy):
     def _refused(self, name: str, why: str) -> FieldError:
         return FieldError(
             f"inner.{name}",
-            type(self._inner).__name__,
+            kind_of(self._inner),
             f"{why}: FedVeilStrategy, or leave that out",
         )
 
@@ -198,7 +203,7 @@ class WrappedStrategy(FedVeilStrategy):
     def _drawn(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, least: int
     ) -> tuple[int, list[int], ConfigRecord]:
-        shown = InProcessGrid({}, [{}] * max(least, 1))
+        arrays, shown = self._shared(arrays), InProcessGrid({}, [{}] * max(least, 1))
         messages = list(self._step("configure_train")(server_round, arrays, config, shown))
         told = self._config_of(messages[0], "train", arrays) if messages else config
         return super()._cohort(server_round, arrays, told)
@@ -216,13 +221,8 @@ class WrappedStrategy(FedVeilStrategy):
         finally:
             self._inner.train_metrics_aggr_fn = measure
         if stepped is None:
-            raise FieldError(
-                "inner", type(self._inner).__name__, "made no model of the released one"
-            )
-        named = {
-            n: torch.from_numpy(array.numpy()).to(self.layout.dtype) for n, array in stepped.items()
-        }
-        return self.layout.flatten(named)[None]
+            raise FieldError("inner", kind_of(self._inner), "made no model of the released one")
+        return from_arrays(self.layout, stepped)[None]
 
     def _told(self, log: Round) -> Mapping[str, Any]:
         if not self._serving.metrics:

@@ -13,14 +13,14 @@ from flwr.serverapp import (
 
 from fedveil.accounting.composition import curve, epsilon
 from fedveil.accounting.events import Event, Gaussian, Poisson, Relation
-from fedveil.errors import FieldError, require_count
+from fedveil.errors import FieldError, kind_of, require_count
 from fedveil.gdp import compose_mu, delta_of_mu
 
 _VERSION = 1
 
 
 class ExactAccountant:
-    """Accounts for one of Flower's own DP strategies: ``strategy(..., accountant=ExactAccountant(config))``.
+    """Exact accountant of one of Flower's own DP strategies: ``strategy(..., accountant=ExactAccountant(config))``.
 
     Gaussian releases compose in closed form, Poisson-sampled ones by their privacy-loss distribution (which needs
     dp-accounting). For sampling without replacement no amplification is counted: an upper bound. It accounts for what
@@ -69,7 +69,7 @@ class ExactAccountant:
         )
 
     def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
-        """What was spent; at the configuration's delta unless another is given."""
+        """Return the epsilon that was spent, at the configuration's delta unless another is given."""
         at = self.config.target_delta if delta is None else delta
         exact = all(isinstance(event, Gaussian) for event in self._counts)
         return PrivacySpent(self.get_epsilon(at), at, self.num_releases, "gdp" if exact else "pld")
@@ -107,7 +107,7 @@ class ExactAccountant:
             )
         events = state.get("events")
         if not isinstance(events, list):
-            raise FieldError("state", type(events).__name__, "must hold a list of events")
+            raise FieldError("state", kind_of(events), "must hold a list of events")
         found = {
             _event(float(e["noise_multiplier"]), float(e["rate"])): int(e["count"]) for e in events
         }

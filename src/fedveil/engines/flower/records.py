@@ -22,13 +22,15 @@ from fedveil.accounting.ledger import Kind
 from fedveil.engines import messages
 from fedveil.engines.deployed import ClientMemory
 from fedveil.engines.states import pack, unpack
-from fedveil.errors import FieldError, require_choice
+from fedveil.errors import FieldError, kind_of, require_choice
 from fedveil.layout import Layout
 from fedveil.learning.local import Trained
 from fedveil.methods import Broadcast, ClientFacts, ClientSide, NoisySteps, Releases
 
 ARRAYS, CONFIG = "arrays", "config"
 FACTS, HELLO = "fedveil.facts", "fedveil.hello"
+BESIDE = "fedveil.beside"  # of a request: what the first arrays have beside those that are shared
+BUFFERS = "fedveil.buffers"  # in a node's context: nothing of it is sent
 SUM, SHARE = (
     "fedveil.sum",
     "fedveil.share",
@@ -37,10 +39,11 @@ REFUSED, FAILED = 901, 902  # codes of the mod's error replies: declined to take
 
 
 def to_arrays(layout: Layout, vector: Tensor) -> ArrayRecord:
-    """Named arrays of one vector [d], in the vector's own type, for ``load_state_dict(..., strict=False)``."""
+    """Split one vector [d] into named arrays of its type, for ``load_state_dict(..., strict=False)``."""
     if vector.dim() != 1:
         raise FieldError("vector", tuple(vector.shape), f"must be [d] = [{layout.size}]")
-    return array_record(layout.views(vector))
+    sent = layout.sent
+    return array_record({sent[name]: value for name, value in layout.views(vector).items()})
 
 
 def array_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
@@ -64,33 +67,85 @@ def values_in(content: RecordDict, name: str) -> dict[str, Any]:
 
 
 def from_arrays(layout: Layout, arrays: ArrayRecord) -> Tensor:
-    """One vector [d] of named arrays.
+    """Join named arrays to one vector [d].
 
     Raises
     ------
     FieldError
         For an array that is missing, has another shape, or is not declared by the layout.
     """
-    messages.require_shared(layout, {name: array.shape for name, array in arrays.items()})
+    own = {sent: name for name, sent in layout.sent.items()}
+    named = {own.get(name, name): array for name, array in arrays.items()}
+    messages.require_shared(layout, {name: array.shape for name, array in named.items()})
     return layout.flatten(
-        {n: messages.tensor_of(n, arrays[n].numpy()) for n in layout.names if n in arrays}
+        {n: messages.tensor_of(n, named[n].numpy()) for n in layout.names if n in named}
     )
 
 
+def beside(layout: Layout, arrays: ArrayRecord) -> ArrayRecord:
+    """What a record has beside the shared arrays, as far as the layout declares it: frozen, constant, or kept."""
+    declared = {*layout.kept, *layout.constants}
+    return ArrayRecord({name: array for name, array in arrays.items() if name in declared})
+
+
+def complete(content: RecordDict, layout: Layout, state: RecordDict) -> None:
+    """Put beside the shared arrays of a request what a node keeps, or has not trained yet, in place.
+
+    Then the app's strict ``load_state_dict`` finds all entries of its model. What the node keeps comes before what the
+    server sent.
+    """
+    sent, own = content.get(BESIDE), state.get(BUFFERS)
+    if not isinstance(sent, ArrayRecord):
+        return
+    kept = own if isinstance(own, ArrayRecord) else {}
+    more = {name: kept.get(name, array) for name, array in beside(layout, sent).items()}
+    for name, record in list(content.array_records.items()):
+        if name == ARRAYS or name.startswith(f"{ARRAYS}."):
+            content[name] = ArrayRecord({**record, **more})
+
+
+def keep(content: RecordDict, request: RecordDict, layout: Layout, state: RecordDict) -> None:
+    """Keep what training changed of a model beside its shared arrays, for the node's next round.
+
+    Parameters
+    ----------
+    content : RecordDict
+        What training code answered.
+    request : RecordDict
+        What it was given: an entry that is the same is not kept.
+    layout : Layout
+        Declares what is kept.
+    state : RecordDict
+        Of the node's context.
+    """
+    arrays, sent = content.get(ARRAYS), request.get(BESIDE)
+    if not isinstance(arrays, ArrayRecord) or not isinstance(sent, ArrayRecord):
+        return
+    trained = {name: arrays[name] for name in layout.kept if name in arrays}
+    changed = {name: array for name, array in trained.items() if array != sent.get(name)}
+    if changed:
+        state[BUFFERS] = ArrayRecord(changed)
+
+
 def write_broadcast(
-    broadcast: Broadcast, layout: Layout, config: ConfigRecord | None = None
+    broadcast: Broadcast,
+    layout: Layout,
+    config: ConfigRecord | None = None,
+    more: ArrayRecord | None = None,
 ) -> RecordDict:
-    """The content of a request."""
+    """The content of a request; `more` is what nodes need beside the shared arrays."""
     content = RecordDict(
         {_hypothesis(j): to_arrays(layout, m) for j, m in enumerate(broadcast.models)}
     )
     content[CONFIG] = ConfigRecord({**(config or {}), "server-round": broadcast.public.round})
     content[messages.PUBLIC] = ConfigRecord(messages.public_values(broadcast))
+    if more:
+        content[BESIDE] = more
     return content
 
 
 def read_broadcast(content: RecordDict, layout: Layout) -> Broadcast:
-    """What a request broadcasts: the hypotheses [k, d] and the public facts.
+    """Read a request's broadcast: the hypotheses [k, d] and the public facts.
 
     Raises
     ------
@@ -119,7 +174,7 @@ def write_facts(
     layer_scores: Mapping[str, float] | None = None,
     noised: NoisySteps | None = None,
 ) -> ConfigRecord:
-    """The record that training code puts under `FACTS` in its reply; the mod removes it.
+    """Make the record that training code puts under `FACTS` in its reply; the mod removes it.
 
     Parameters
     ----------
@@ -140,7 +195,7 @@ def write_facts(
 
 
 def write_trained(trained: Trained, layout: Layout) -> RecordDict:
-    """What training code answers with, made of what a trainer gives: the model, or of a secure sum the step's sum.
+    """Make the answer of training code from what a trainer returns: the model, or a secure sum's step.
 
     Parameters
     ----------
@@ -177,7 +232,7 @@ def read_facts(content: RecordDict, layout: Layout, broadcast: Broadcast) -> Cli
     """The facts in a training reply (without the record: hypothesis 0, no scores)."""
     record = content.get(FACTS, ConfigRecord({"chosen": 0}))
     if not isinstance(record, ConfigRecord):
-        raise FieldError(FACTS, type(record).__name__, "must be what write_facts returns")
+        raise FieldError(FACTS, kind_of(record), "must be what write_facts returns")
     for key in record:
         require_choice(FACTS, key, ("chosen", "layers", "scores", "noised"))
     chosen, scores = messages.whole(FACTS, "chosen", record), None
@@ -222,22 +277,23 @@ def read_releases(content: RecordDict, layout: Layout, counted: bool = True) -> 
 
 
 def write_reply(
-    releases: Releases, layout: Layout, partition: int, client: ClientSide
+    releases: Releases, layout: Layout, partition: int, client: ClientSide, sealed: str = ""
 ) -> RecordDict:
-    """The content of a reply: the releases, a count of 1 where none may leave, and the mod's mark."""
+    """The content of a reply: the releases, a count of 1 where none may leave, and the mod's mark with the seal."""
     model = model_of(releases)
     content = RecordDict({} if model is None else {ARRAYS: to_arrays(layout, model)})
     for share in (r.value for r in releases if r.kind == "share"):
         content[SHARE] = array_record({SHARE: share})
     content[messages.METRICS_KEY] = MetricRecord(messages.metric_values(releases))
-    content[messages.REPLY] = write_mark(partition, client, count_of(releases) is not None)
+    own = {messages.SEAL: sealed} if sealed else {}
+    content[messages.REPLY] = write_mark(partition, client, count_of(releases) is not None, **own)
     return content
 
 
 def write_mark(
     partition: int, client: ClientSide, counted: bool = False, **own: Any
 ) -> ConfigRecord:
-    """What says that the mod ran, for whom, and how.
+    """Write the mark that the mod ran, for whom, and how.
 
     In answer to a greeting also a site's public key, ``site``, or that the node only ``validates``.
     """

@@ -3,11 +3,11 @@
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedveil.engines.flower import records
-from fedveil.engines.messages import REPLY, UnprotectedError
+from fedveil.engines.messages import REPLY, UnprotectedError, seals_of
 from fedveil.engines.rounds import Collected
 from fedveil.engines.server import ServerParty
 from fedveil.errors import (
@@ -52,6 +52,8 @@ class Roster:
         Nodes that only validate, for which the first round waits as well.
     before : sequence of int
         Partitions of a federation that an earlier server met; the first round waits for them.
+    least : int
+        Clients for whom the first round waits where neither says how many there are.
 
     Attributes
     ----------
@@ -72,11 +74,12 @@ class Roster:
         patience: float,
         validators: int = 0,
         before: Sequence[int] = (),
+        least: int = 1,
     ) -> None:
         self._client = client
         self._planned = None if planned is None else require_count("clients", planned)
         self._patience = require_positive("patience", patience)
-        self._awaited, self._met = (self._planned or len(before) or 1) + validators, False
+        self._awaited, self._met = (self._planned or len(before) or least) + validators, False
         self.nodes: dict[int, int] = {}
         self.sites: dict[int, PublicKey] = {}
         self.validating: dict[int, int] = {}
@@ -210,6 +213,8 @@ class Nodes:
         Partition of each node that was asked last.
     sent : list of Message
         The messages to them.
+    beside : ArrayRecord, optional
+        What nodes need beside the shared arrays.
     """
 
     def __init__(self, server: ServerParty, roster: Roster, attempts: int) -> None:
@@ -221,15 +226,17 @@ class Nodes:
         self.timeout, self.config = 3600.0, ConfigRecord()
         self.asked: dict[int, int] = {}
         self.sent: list[Message] = []  # Flower gives them their ids when it sends them
+        self.beside: ArrayRecord | None = None
         self._answered: Iterable[Message] | None = None
         self._public: PublicFacts | None = None
         self._absent: dict[int, str] = {}
         # sites of secure sums that are asked no more: the others pay for each question
         self._declined: dict[int, str] = {}
         self._refusing: list[int] = []  # those who declined in this round
+        self._seals: dict[int, str] = {}  # of the replies that were read last
 
     def reach(self, number: int, cohort: Sequence[int]) -> dict[int, PublicKey | None]:
-        """Those of a cohort that are connected, and declined no sum before."""
+        """List the members of a cohort that are connected and declined no sum before."""
         least, connected = self._method.least_sites, self._roster.nodes
         reached = [p for p in cohort if p in connected and p not in self._declined]
         self._absent = {p: "is not connected" for p in cohort if p not in connected}
@@ -252,7 +259,9 @@ class Nodes:
         """A broadcast to the node of each partition."""
         self.asked = {node: partition for partition, node in nodes.items()}
         content = (
-            records.write_broadcast(broadcast, self._layout, config) if nodes else RecordDict()
+            records.write_broadcast(broadcast, self._layout, config, self.beside)
+            if nodes
+            else RecordDict()
         )
         self.sent = [Message(content, node, kind) for node in self.asked]
         return self.sent
@@ -262,7 +271,7 @@ class Nodes:
         self._answered = replies
 
     def collect(self) -> Collected:
-        """What the nodes that were asked last answered."""
+        """Collect the answers of the nodes that were asked last."""
         replies, self._answered = self._answered, None
         if replies is None:
             assert self.grid is not None  # the strategy has one before it asks
@@ -273,7 +282,13 @@ class Nodes:
             self._refusing += refused
             refused = dict(self._declined)
         return Collected(
-            released, {**self._absent, **failed}, refused, lost, trained=tuple(released)
+            released,
+            {**self._absent, **failed},
+            refused,
+            lost,
+            trained=tuple(released),
+            seals=self._seals,
+            asked=len(self.asked),
         )
 
     def again(self, answers: Collected) -> list[int]:
@@ -325,6 +340,7 @@ class Nodes:
         released: dict[int, Releases] = {}
         failed: dict[int, str] = {}
         refused: dict[int, str] = {}
+        self._seals = {}
         silent, lost = set(self.asked.values()), set[int]()
         partitions = {
             m.metadata.message_id: self.asked[m.metadata.dst_node_id]
@@ -368,6 +384,8 @@ class Nodes:
                             f"the node spoke for partition {partition} before",
                         )
                     released[partition] = self._released(reply, counted)
+                    mark = records.values_in(reply.content, REPLY)
+                    self._seals |= seals_of(mark, partition)
                 except Exception as error:  # whatever a client sends is that client's failure
                     failed[partition] = cleaned(f"{type(error).__name__}: {error}")
             silent.discard(partition)

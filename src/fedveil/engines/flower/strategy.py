@@ -56,7 +56,7 @@ class FedVeilStrategy(Strategy):
         entries are shuffled within each array, which is as good a start if the arrays are freshly initialised.
     clients : int, optional
         Clients of the federation, partitions 0, 1, ...; the first round waits for them. Default: whoever is
-        connected when it begins.
+        connected when it begins, which is when there are `min_clients`.
     clients_per_round : int, optional
         Size of a round's cohort, drawn by partition without replacement. Default: everybody.
     seed : int, optional
@@ -156,7 +156,7 @@ class FedVeilStrategy(Strategy):
         self.stopped, self.history = "", self._serving.history
         validators = 0 if stopping is None else stopping.sample or 1
         before = () if standing is None else standing.partitions
-        self._roster = Roster(self.method.client, clients, patience, validators, before)
+        self._roster = Roster(self.method.client, clients, patience, validators, before, least)
         sites = clients_per_round or clients
         if self.method.noisy is not None and sites is not None:
             self.method.noisy.require_sites(
@@ -186,7 +186,7 @@ class FedVeilStrategy(Strategy):
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the rounds so far promise together.
+        """Promise of the rounds so far together.
 
         Under central trust the trusted server's total. Under local trust that of a client that took part in all of
         them, by its own quotes: what each one really spent stands in its own ledger.
@@ -195,7 +195,7 @@ class FedVeilStrategy(Strategy):
 
     @property
     def broadcast(self) -> Broadcast | None:
-        """What opened the last round; None before the first."""
+        """Broadcast of the last round; None before the first."""
         return self._loop.broadcast
 
     @property
@@ -233,12 +233,10 @@ class FedVeilStrategy(Strategy):
             )
         if self.history or self._ended:
             raise FieldError("start", len(self.history), "this strategy has run: build another one")
-        for name, shape in self.layout.shapes.items() if not len(self.models) else ():
-            given = tuple(initial_arrays[name].shape) if name in initial_arrays else None
-            if given != shape:
-                accepted = f"the layout has the shape {shape} there: make both of one model"
-                raise FieldError(f"initial_arrays[{name!r}]", given, accepted)
+        if not len(self.models):
+            self._require_shapes(initial_arrays)
         self._nodes.timeout = timeout
+        self._take_beside(initial_arrays)
 
         def measured(number: int, arrays: ArrayRecord) -> MetricRecord | None:
             metrics = None if evaluate_fn is None else evaluate_fn(number, arrays)
@@ -252,9 +250,7 @@ class FedVeilStrategy(Strategy):
             None,
             None,
         )
-        first = (
-            records.to_arrays(self.layout, self.models[0]) if len(self.models) else initial_arrays
-        )
+        first = self._arrays(self.models) if len(self.models) else initial_arrays
         try:
             self._begin(grid)
             played = self._play(grid, first, more, timeout, train_config, evaluate_config, evaluate)
@@ -269,7 +265,7 @@ class FedVeilStrategy(Strategy):
             raise failure
         if released:
             models = self.models if self.best.models is None else self.best.models
-            self._result.arrays = records.to_arrays(self.layout, models[0])
+            self._result.arrays = self._arrays(models)
         return self._result if played is None else played
 
     def _play(
@@ -284,6 +280,31 @@ class FedVeilStrategy(Strategy):
     ) -> Any:
         """Play so many rounds; what is to be returned in the place of this strategy's own result."""
         super().start(grid, arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn)
+
+    def _require_shapes(self, arrays: ArrayRecord) -> None:
+        """Refuse first arrays of another model than the layout's."""
+        for own, name in self.layout.sent.items():
+            known = name if name in arrays else own
+            given, shape = (
+                tuple(arrays[known].shape) if known in arrays else None,
+                self.layout.shapes[own],
+            )
+            if given != shape:
+                accepted = f"the layout has the shape {shape} there: make both of one model"
+                raise FieldError(f"initial_arrays[{known!r}]", given, accepted)
+
+    def _take_beside(self, arrays: ArrayRecord) -> None:
+        """Note what the first arrays have beside those that are shared; nodes get it as it is."""
+        if self._nodes.beside is None:
+            self._nodes.beside = found = records.beside(self.layout, arrays)
+            if found:
+                told = "FedVeil: beside the model nodes get %s as it began; each keeps its own"
+                _LOG.info(told, ", ".join(found))
+
+    def _arrays(self, models: Tensor) -> ArrayRecord:
+        """The first of the models [k, d] as arrays, with what the first arrays had beside it."""
+        own = records.to_arrays(self.layout, models[0])
+        return ArrayRecord({**own, **(self._nodes.beside or {})})
 
     def _begin(self, grid: Grid) -> None:
         """Bind the run in its folder, whoever calls the rounds."""
@@ -316,6 +337,7 @@ class FedVeilStrategy(Strategy):
             self._begin(grid)
             if self._evaluating.stopped:
                 raise BudgetError(self._evaluating.stopped)
+            self._take_beside(arrays)
             if not len(self.models):
                 start, k = records.from_arrays(self.layout, arrays), self.method.server.hypotheses
                 self.models = several(start, self.layout, k, self._seed)
@@ -358,7 +380,7 @@ class FedVeilStrategy(Strategy):
         self._result.train_metrics_clientapp[server_round] = metrics
         if log.number == self.rounds:  # a loop of an app's own may not come back
             self._end()
-        return records.to_arrays(self.layout, self.models[0]), metrics
+        return self._arrays(self.models), metrics
 
     def _cohort(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord

@@ -19,7 +19,13 @@ from fedveil.accounting import Filter, Guarantee
 from fedveil.engines.assembly import draw_cohort
 from fedveil.engines.history import Best
 from fedveil.engines.nvflare.filters import TRAIN
-from fedveil.engines.nvflare.shareables import method_of, model_of_name, read_reply, write_broadcast
+from fedveil.engines.nvflare.shareables import (
+    method_of,
+    model_of_name,
+    read_reply,
+    read_seal,
+    write_broadcast,
+)
 from fedveil.engines.nvflare.training import site_training_of
 from fedveil.engines.nvflare.validating import (
     VALIDATION_TASK,
@@ -201,7 +207,7 @@ class ServerController(Controller):  # type: ignore[misc]
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the rounds so far promise together; under local trust to a site that took part in all of them."""
+        """Promise of the rounds so far together; under local trust to a site that took part in all of them."""
         return self._serving.guarantee
 
     def process_result_of_unknown_task(
@@ -338,7 +344,7 @@ class ServerController(Controller):  # type: ignore[misc]
         )
 
     def result_of(self, site: str) -> Shareable | None:
-        """What a site answered to the last task, which is handed over once."""
+        """Hand over, once, what a site answered to the last task."""
         return self._results.pop(site, None)
 
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
@@ -401,7 +407,7 @@ class FlareSites:
 
     def collect(self) -> Collected:
         """Releases, failures and refusals by partition."""
-        answers = Collected()
+        answers = Collected(asked=len(self._asked))
         for partition in self._asked:
             site = self._names[partition]
             result = self._controller.result_of(site)
@@ -418,6 +424,7 @@ class FlareSites:
                     if isinstance(self._method.server, SecureSum):
                         self._method.server.check_reply(reply, self._layout.size)
                     answers.replies[partition] = reply
+                    answers.seals.update(read_seal(result, partition))
                 except Exception as error:  # whatever a site sends is that site's failure
                     answers.failed[partition] = (
                         f"{site}: {cleaned(f'{type(error).__name__}: {error}')}"
@@ -428,7 +435,7 @@ class FlareSites:
         return answers
 
     def again(self, answers: Collected) -> Sequence[int]:
-        """Of a secure sum that somebody is missing from, those who answered: a sum is of all who are asked."""
+        """List those who answered a secure sum from which somebody is missing: a sum is of all who are asked."""
         left = sorted(answers.replies)
         if not self._keys or len(left) == len(self._asked) or self._attempt + 1 >= ATTEMPTS:
             return ()

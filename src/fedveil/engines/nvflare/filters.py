@@ -35,6 +35,7 @@ from fedveil.engines.nvflare.validating import (
 )
 from fedveil.engines.site_keys import SiteKeys, site_of
 from fedveil.engines.stopping import Validator
+from fedveil.engines.warning import Warnings
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.layout import Buffers, Layout
 from fedveil.logs import escaping
@@ -213,13 +214,17 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         if (run, site) not in self._memories:
             self._memories[run, site] = RunMemory(marker_of(fl_ctx, site))
         memory = self._memories[run, site]
+        if self._local and memory.warnings is None:  # else the server looks at what arrives
+            memory.warnings = Warnings(self._method, layout, self._warn)
         with ExitStack() as stack:
             party = stack.enter_context(opened(memory, settings, layout, run, trainer))
             verdict = disagreement(broadcast.public, settings.rounds) or party.admit(broadcast)
             if isinstance(verdict, Refusal):
                 why = verdict.reason if party.failure is None else party.failure
-                escaping(self.logger).warning("FedVeil: the site takes no part: %s", why)
+                self._warn(f"the site takes no part: {why}")
                 raise FedVeilError(verdict.reason)
+            if party.left_out:
+                escaping(self.logger).warning("FedVeil: %s", party.left_out)
             held = stack.pop_all()
         public, cookies = deepcopy(
             (fl_ctx.get_all_public_props(), dict(shareable.get_cookie_jar() or {}))
@@ -230,6 +235,10 @@ class PrivacyFilter(Filter):  # type: ignore[misc]
         if self._local:
             _shield(runner.find_executor(self.task))
         return Pending(party, broadcast, memory, held, shareable, cookies, public, verdict, teach)
+
+    def _warn(self, text: str) -> None:
+        """Write a line into the site's own log."""
+        escaping(self.logger).warning("FedVeil: %s", text)
 
     def _measured(self, shareable: Shareable, fl_ctx: FLContext) -> PendingLoss:
         """Ask whether the site sends a loss of the models of a round.

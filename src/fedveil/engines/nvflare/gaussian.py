@@ -104,7 +104,7 @@ class GaussianFilter(Filter):  # type: ignore[misc]
         return 2 * side.clip / mu_of_epsilon(side.epsilon_min, side.delta)
 
     def guarantee(self, ledger: Ledger) -> Guarantee:
-        """What the releases of a ledger promise together."""
+        """Promise of a ledger's releases together."""
         return total_of(ledger)
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:

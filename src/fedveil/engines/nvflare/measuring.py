@@ -34,7 +34,7 @@ def check_shapes(model: nn.Module, x: Any, y: Any, loss: str | LossFunction) -> 
 
 
 def measure(model: nn.Module, x: Any, y: Any, loss: str | LossFunction) -> Figures:
-    """The figures of a model on examples that it was not trained on: the loss that was asked for, accuracy and so on.
+    """Measure a model on examples that it was not trained on: the loss that was asked for, accuracy and so on.
 
     They are the site's. What leaves with ``FLModel(metrics=...)`` is for the site's method to release or to drop.
 

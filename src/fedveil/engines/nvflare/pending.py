@@ -16,6 +16,7 @@ from fedveil.engines.assembly import client_facts, client_releases
 from fedveil.engines.client import ClientParty
 from fedveil.engines.deployed import ClientMemory, answer
 from fedveil.engines.nvflare.shareables import read_trained, write_reply
+from fedveil.engines.warning import Warnings
 from fedveil.errors import FedVeilError, FieldError
 from fedveil.learning.learner import Learned
 from fedveil.methods import Broadcast, ClientFacts, Releases
@@ -41,6 +42,7 @@ class RunMemory(ClientMemory):
             raise FieldError("run", marker.name, f"{accepted} simulator a thread for each client")
         self._marker = marker
         self.lines = []
+        self.warnings: Warnings | None = None  # told on this site alone
         self._partition: int | None = None
         self._state: Any = None
         self._kept: tuple[int, Releases] = (0, ())
@@ -118,8 +120,9 @@ class Pending:
             releases = read_trained(result, party.layout, self.broadcast)
             return releases, ClientFacts(broadcast=self.broadcast, layout=party.layout)
 
-        released = answer(party, self.memory, self.broadcast, self.admitted, trained)
-        return write_reply(released, party.layout, client)
+        memory = self.memory
+        released = answer(party, memory, self.broadcast, self.admitted, trained, memory.warnings)
+        return write_reply(released, party.layout, client, party.seal(self.broadcast.public.round))
 
     def restore(self, fl_ctx: FLContext) -> None:
         """Undo what training code changed of what FLARE sends along: cookies, and the public part of the context."""

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from fedveil.engines.nvflare.kit import protection_of, read_privacy
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, kind_of
 
 SWARM_SERVER = "nvflare.app_common.ccwf.swarm_server_ctl.SwarmServerController"
 FLARE_MEAN = ("nvflare.app_common.workflows.fedavg.FedAvg", "nvflare.app_opt.pt.fedavg.PTFedAvg")
@@ -73,7 +73,7 @@ def arguments(site: str | Path | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def agreed(name: str, chosen: str, given: Mapping[str, Any]) -> str:
-    """What the caller and the site's filter both say."""
+    """Return what the caller and the site's filter both say."""
     own = str(given.get(name, ""))
     if chosen and own and chosen != own:
         raise FieldError(name, chosen, f"the site's filter has {own!r}: give both the same")
@@ -88,7 +88,7 @@ def require_recipe(recipe: Any) -> None:
     if lacking:
         accepted = f"must be a recipe of FLARE 2.9 (it lacks {', '.join(lacking)}). With an older FLARE write the job: "
         accepted += "docs/nvflare.md"
-        raise FieldError("recipe", type(recipe).__name__, accepted)
+        raise FieldError("recipe", kind_of(recipe), accepted)
 
 
 def workflow_of(recipe: Any) -> Any:
@@ -114,7 +114,7 @@ def workflow_of(recipe: Any) -> Any:
         mean = workflow
     if mean is None:
         raise FieldError(
-            "recipe", type(recipe).__name__, "has no workflow of the server's: write FedAvgRecipe"
+            "recipe", kind_of(recipe), "has no workflow of the server's: write FedAvgRecipe"
         )
     return mean
 
@@ -222,7 +222,7 @@ def model_of(recipe: Any, named: str, options: Any) -> tuple[str, dict[str, Any]
     if not isinstance(given, nn.Module):
         raise FieldError(
             "model",
-            type(given).__name__,
+            kind_of(given),
             'must be named: protect(recipe, model="package.module:Net")',
         )
     kind = type(given)

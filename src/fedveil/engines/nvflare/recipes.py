@@ -55,7 +55,7 @@ NOT_OF_SWARMS = ("public", "site_training", "epsilon", "delta", *OF_PEERS)
 
 @dataclass
 class Protection:
-    """What `protect` changes in a recipe of a server's mean, and what depends on where it runs.
+    """Changes of `protect` in a recipe of a server's mean, and what depends on where it runs.
 
     Attributes
     ----------
@@ -198,7 +198,7 @@ class Protection:
 
 @dataclass
 class SwarmProtection(Protection):
-    """What `protect` changes in a swarm: each peer trains by its own module, and combines as FedVeil's server does."""
+    """Changes of `protect` in a swarm: each peer trains by its own module, and combines as FedVeil's server does."""
 
     def __post_init__(self) -> None:
         self.tasks = (TRAIN, *SWARM_TASKS)
@@ -248,7 +248,7 @@ class SwarmProtection(Protection):
 
 @dataclass
 class SwarmRule(Protection):
-    """What `protect` changes in a swarm without privacy: the rule by which the peers combine."""
+    """Change of `protect` in a swarm without privacy: the rule by which the peers combine."""
 
     def enter(self, env: Any) -> None:
         """Bring nothing: the peers send what their own scripts send."""
@@ -294,7 +294,7 @@ def protection(
     seed: int | None,
     server: dict[str, Any],
 ) -> Protection:
-    """What `fedveil.nvflare.protect` is to change, of its arguments.
+    """Work out from its arguments what `fedveil.nvflare.protect` is to change.
 
     Raises
     ------

@@ -77,7 +77,7 @@ class RuleAggregator(FlareAggregator):  # type: ignore[misc]
         self._received: dict[str, dict[str, Tensor]] = {}
 
     def sensitivity(self, clip: float, relation: Relation = "zero-out") -> float | None:
-        """How far the result moves at most where one site changes, its update within `clip`; None: no bound."""
+        """Bound how far the result moves if one site changes, its update within `clip`; None: no bound."""
         return self._rule.sensitivity(clip, self._weights_of(sorted(self.weights or ())), relation)
 
     @property

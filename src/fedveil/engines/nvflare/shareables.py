@@ -21,7 +21,7 @@ from fedveil.aggregation import AGGREGATORS, Aggregator
 from fedveil.engines import messages
 from fedveil.engines.assembly import initial_broadcast
 from fedveil.engines.server import PUBLIC_SCORES
-from fedveil.errors import FieldError, require_choice
+from fedveil.errors import FieldError, kind_of, require_choice
 from fedveil.layout import Buffers, Layout
 from fedveil.learning.models import MODELS
 from fedveil.methods import Broadcast, ClientSide, Method, Releases, build, require_method
@@ -110,7 +110,7 @@ def write_broadcast(broadcast: Broadcast, layout: Layout, sites: Sequence[str]) 
 def read_broadcast(
     task: Shareable, layout: Layout, hypotheses: int = 1
 ) -> tuple[Broadcast, list[str]]:
-    """What a task broadcasts, of so many hypotheses, and the sites.
+    """Read a task's broadcast of so many hypotheses, and the sites.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def read_broadcast(
 
 
 def read_trained(result: Shareable, layout: Layout, broadcast: Broadcast) -> Releases:
-    """What training code answered: the model (a difference is added to the broadcast one), count and metrics."""
+    """Read the answer of training code: the model (a difference is added to the broadcast one), count and metrics."""
     dxo = _dxo(result, "result")
     model = _vector(layout, dxo.data)
     if dxo.data_kind == DataKind.WEIGHT_DIFF:
@@ -156,13 +156,16 @@ def read_trained(result: Shareable, layout: Layout, broadcast: Broadcast) -> Rel
     return (Release("model", model), *messages.read_metrics(_table(metrics)))
 
 
-def write_reply(releases: Releases, layout: Layout, client: ClientSide) -> Shareable:
-    """A result that holds the releases and nothing else."""
+def write_reply(
+    releases: Releases, layout: Layout, client: ClientSide, sealed: str = ""
+) -> Shareable:
+    """A result that holds the releases and the seal of their receipt, and nothing else."""
     model, share = model_of(releases), next((r.value for r in releases if r.kind == "share"), None)
     if model is None and share is None:
         raise FieldError("releases", [r.kind for r in releases], "hold no model")
+    own = {messages.SEAL: sealed} if sealed else {}
     meta = {
-        messages.REPLY: messages.mark_of(client, count_of(releases) is not None),
+        messages.REPLY: {**messages.mark_of(client, count_of(releases) is not None), **own},
         MetaKey.INITIAL_METRICS: messages.metric_values(releases),
     }
     arrays = dict[str, Any]()
@@ -197,6 +200,11 @@ def read_reply(result: Shareable, layout: Layout, client: ClientSide) -> Release
     metrics = dxo.meta.get(MetaKey.INITIAL_METRICS)
     releases = messages.read_metrics(_table(metrics), counted)
     return (Release("model", _vector(layout, dxo.data)), *releases)
+
+
+def read_seal(result: Shareable, partition: int) -> dict[int, str]:
+    """The seal of a marked result by its partition; nothing where there is none."""
+    return messages.seals_of(_dxo(result, "result").meta[messages.REPLY], partition)
 
 
 def _hypothesis(place: int, name: str) -> str:
@@ -244,5 +252,5 @@ def _dxo(shareable: Shareable, what: str) -> DXO:
             what, shareable.get_return_code(), "must hold the weights of a model"
         ) from error
     if not isinstance(dxo.data, dict):
-        raise FieldError(what, type(dxo.data).__name__, "must hold the weights of a model by name")
+        raise FieldError(what, kind_of(dxo.data), "must hold the weights of a model by name")
     return dxo

@@ -23,7 +23,7 @@ PUBLIC = "server"  # who asks for public data
 
 @dataclass(frozen=True, kw_only=True)
 class SiteTraining(Parameters):
-    """What a site trains with, as its own configuration says; all of it is what JSON can say.
+    """Training of a site, as its own configuration says; all of it is what JSON can say.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class OwnTraining:
         return None if self._learner is None else self._learner.private_trainer
 
     def learning(self, site: str, partition: int) -> Callable[[ClientParty, Broadcast], Learned]:
-        """What trains an admitted task of a site; whatever it raises is that task's failure."""
+        """Return what trains an admitted task of a site; whatever it raises is that task's failure."""
 
         def learn(party: ClientParty, broadcast: Broadcast) -> Learned:
             assert self._learner is not None  # a task was admitted
@@ -140,7 +140,7 @@ class OwnTraining:
         return learn
 
     def losses(self, site: str) -> Callable[[Tensor], Tensor]:
-        """What measures models [k, d] on a site's data, by the loss that it would train with."""
+        """Return what measures models [k, d] on a site's data, by the loss that it would train with."""
 
         def measure(models: Tensor) -> Tensor:
             assert self._learner is not None  # a task was admitted

@@ -52,7 +52,7 @@ def stopping_of(given: Mapping[str, Any]) -> EarlyStopping:
 
 
 def validation_of(given: Mapping[str, Any]) -> Validation:
-    """How losses leave, of plain values."""
+    """Read from plain values how losses leave."""
     require_a(
         "validation",
         given,
@@ -141,7 +141,7 @@ def require_due(party: Validator, ledger: Ledger, round_: int, bounded: bool) ->
 
 
 class ServerStopping:
-    """Who is asked for a loss after a round, and when the run ends.
+    """Plan of who is asked for a loss after a round, and when the run ends.
 
     Parameters
     ----------

@@ -10,13 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from flwr.app import ArrayRecord, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from torch.optim import AdamW
 from torch.utils.data import DataLoader, SubsetRandomSampler
 
+import fedveil as fv
 from fedveil.accounting.guarantee import APP_LOOP
 from fedveil.engines.flower.app_loop import _of_mappings
 from fedveil.errors import FieldError
-from fedveil.flower import run_in_process
-from fedveil.learning import as_client
+from fedveil.flower import FedVeilStrategy, app_loop, privacy_mod, run_in_process, write_trained
+from fedveil.learning import LocalTraining, PrivateTrainer, as_client
 
 pytestmark = pytest.mark.flower
 APPS = Path(__file__).parent / "apps"
@@ -31,8 +36,9 @@ CONFIG = {
     "advanced": {"num-server-rounds": 4, "lr": 0.1},
     "tabular": {"num-server-rounds": 3, "local-epochs": 5},
     "words": {"num-server-rounds": 3, "local-epochs": 1},
+    "hugging": {"num-server-rounds": 3, "local-epochs": 2},
 }
-NODES = {"quickstart": 4, "advanced": 6, "tabular": 10, "words": 3}
+NODES = {"quickstart": 4, "advanced": 6, "tabular": 10, "words": 3, "hugging": 3}
 
 
 def played(app, prefix="", **more):
@@ -61,7 +67,8 @@ def changed(app):
 
 
 @pytest.mark.parametrize(
-    ("app", "most"), [("quickstart", 11), ("advanced", 4), ("tabular", 4), ("words", 11)]
+    ("app", "most"),
+    [("quickstart", 11), ("advanced", 4), ("tabular", 4), ("words", 11), ("hugging", 4)],
 )
 def test_a_few_lines_make_it_private(app, most):
     assert 0 < len(changed(app)) <= most
@@ -126,6 +133,79 @@ def test_a_model_of_texts_with_records_protected_in_its_own_loop():
     private, _ = played("words", "private_")
     assert accuracy_of_words(plain) > 0.9
     assert accuracy_of_words(private) > 0.8
+
+
+@pytest.fixture
+def hugging(monkeypatch):
+    """The task of the app with Hugging Face's libraries."""
+    for name in ("peft", "transformers"):
+        pytest.importorskip(name, reason="needs pip install transformers peft: no extra has them")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return importlib.import_module("apps.hugging.task")
+
+
+def adapted(task, arrays):
+    """A fresh model with an adapter out of a record."""
+    from peft import set_peft_model_state_dict
+
+    net = task.get_model()
+    set_peft_model_state_dict(net, arrays.to_torch_state_dict())
+    return net
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_adapter_of_hugging_face_keeps_its_names(hugging):
+    from peft import get_peft_model_state_dict
+
+    arrays, client = played("hugging", "private_")
+    net = hugging.get_model()
+    assert set(arrays) == set(get_peft_model_state_dict(net)) == set(client.layout.sent.values())
+    begun, found = client.layout.read(net), client.layout.read(adapted(hugging, arrays))
+    assert float((found - begun).abs().min()) > 0  # each released number was loaded
+    assert client.layout.size == sum(p.numel() for p in net.parameters() if p.requires_grad)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_adapter_of_hugging_face_learns_with_records_protected_in_its_own_loop(hugging):
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+    layout = fv.Layout.from_module(hugging.get_model())
+    method = fv.RecordDP(
+        loop="app", epsilon=8, rounds=3, steps=20, rate=0.3, clip=1.0, examples=160
+    )
+    own = LocalTraining(lr=0.02, optimizer="adamw")
+    trainer = PrivateTrainer(hugging.get_model(), layout, own, method.noisy_steps)
+    client, server = (
+        ClientApp(mods=[privacy_mod(layout, method, trainer=trainer, ledger="run")]),
+        [],
+    )
+
+    @client.train()
+    def train(message, context):
+        net = hugging.get_model()
+        set_peft_model_state_dict(net, message.content["arrays"].to_torch_state_dict())
+        loader = hugging.load_data(context.node_config["partition-id"], NODES["hugging"])
+        optimizer = AdamW(net.parameters(), lr=0.02)  # frozen ones among them
+        with app_loop(
+            message, trainer, net, optimizer, loader, keys=("input_ids", "labels")
+        ) as loop:
+            for batch in loop:
+                optimizer.zero_grad()
+                net(**batch).loss.backward()
+                optimizer.step()
+        return Message(write_trained(loop.trained, layout), reply_to=message)
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid, context):
+        strategy = FedVeilStrategy(method, layout, evaluate=False)
+        first = ArrayRecord(get_peft_model_state_dict(hugging.get_model()))
+        server.append(strategy.start(grid, first).arrays)
+
+    run_in_process(app, client, NODES["hugging"])
+    assert hugging.accuracy(adapted(hugging, server[0])) > 0.6
 
 
 def test_batches_that_are_mappings_keep_their_loaders_checks():

@@ -8,7 +8,7 @@ from flwr.serverapp import ServerApp
 
 import fedveil as fv
 from fedveil.accounting import Filter, LeakageFilter, Ledger
-from fedveil.engines import Behaviour, EarlyStopping
+from fedveil.engines import Behaviour
 from fedveil.errors import FieldError, NoReplyError
 from fedveil.flower import FedVeilStrategy, FlowerFederation, run_in_process, to_arrays
 from fedveil.learning import ClientData
@@ -224,14 +224,6 @@ def test_malicious_clients_do_the_same_behind_flowers_mod(name):
     assert not torch.equal(found.models, fv.Federation(**arguments(name)).run(ROUNDS).models)
 
 
-def test_a_malicious_client_that_needs_more_than_its_node_is_refused():
-    around, knowing = Malicious(), Malicious()
-    around.bypass = knowing.omniscient = True
-    for behaviour in (around, knowing):
-        with pytest.raises(FieldError, match=r"behaviours\[2\]"):
-            FlowerFederation(**arguments("vanilla", behaviours={2: behaviour})).run(1)
-
-
 @pytest.mark.parametrize("name", ["metric-fedadam", "sga-ldp"])
 def test_probes_see_the_same_behind_flower(name):
     ours, theirs = ServerView(), ServerView()
@@ -256,12 +248,3 @@ def test_clients_with_their_own_parameters_are_the_same_behind_flower(name):
     assert found.guarantees == expected.guarantees
     assert [r.client_scales for r in found.rounds] == [r.client_scales for r in expected.rounds]
     assert not torch.equal(found.models, fv.Federation(**arguments(name)).run(2).models)
-
-
-def test_flower_has_no_validation_clients():
-    mine = digits()[0]
-    others = [ClientData(1 - mine.x, mine.y)]  # nobody's records
-    with pytest.raises(FieldError, match="embedded engine"):
-        FlowerFederation(
-            **arguments("vanilla", validation_clients=others, stopping=EarlyStopping())
-        )

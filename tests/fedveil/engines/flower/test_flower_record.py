@@ -1,6 +1,7 @@
 """Record-level privacy under Flower: the same bits as embedded, and a user's own training code behind the mod."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -36,12 +37,21 @@ def network():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
 
+def lower(x, first):
+    masks = torch.zeros(x.shape, dtype=torch.bool)
+    masks[..., first:, :] = True
+    return masks
+
+
 def arguments(sum_, unit="record"):
     clients = digits()
     values = {"examples": clients[0].examples, "epsilon": 4.0, "rounds": 3, "clip": 0.5}
     if unit == "person":  # of one to three images
         clients = [replace(c, person=torch.arange(c.examples) % 11) for c in clients]
         values |= {"unit": unit, "people": values.pop("examples") / 2, "records_per_person": 2}
+    if unit == "region":  # of other pixels at every client
+        clients = [replace(c, masks=lower(c.x, 5 + i % 2)) for i, c in enumerate(clients)]
+        values |= {"unit": unit, "blank": 0.5}
     if sum_ == "trusted":
         values["silos"] = len(clients)
     method = build("record", FedAvgM(), sum=sum_, **values)
@@ -54,8 +64,9 @@ def arguments(sum_, unit="record"):
     }
 
 
-@pytest.mark.parametrize("unit", ["record", "person"])
-@pytest.mark.parametrize("sum_", ["none", "trusted"])
+@pytest.mark.parametrize(
+    ("sum_", "unit"), [*product(["none", "trusted"], ["record", "person"]), ("none", "region")]
+)
 def test_same_bits_and_ledgers_as_embedded(sum_, unit):
     embedded = fv.Federation(**arguments(sum_, unit))
     expected = embedded.run(3)

@@ -18,6 +18,7 @@ from fedveil.accounting import (
     Filter,
     Ledger,
     ParticipationFilter,
+    Receipt,
     Release,
     SumPolicy,
     digest,
@@ -202,8 +203,21 @@ def served(grid, rounds=2, values=None, done=0, **options):
         Ledger("memory", "server"),
         digest((Release("model", LAYOUT.read(network())[None]),)),
     )
-    for number in range(1, done + 1):
-        ledger.commit(Entry((number, "combine"), 0, first, nothing("local")))
+    receipt = Receipt(run="memory", round=0, asked=0)
+    for number in range(1, done + 1):  # of sums that were none of the sites' own
+        others = tuple(sorted(f"{number:02d}{site}" + 61 * "0" for site in range(3)))
+        receipt = Receipt(
+            run="memory",
+            round=number,
+            asked=3,
+            facts=first,
+            opened=first,
+            model=first,
+            previous=receipt.root,
+            leaves=others,
+        )
+        entry = Entry((number, "combine"), 0, first, nothing("local"), receipt=receipt.values())
+        ledger.commit(entry)
     server = ServerParty(method(**(values or {})), LAYOUT, ledger, source_of(options.get("seed")))
     strategy = FedVeilStrategy(server, rounds=rounds, done=done, **options)
     server = ServerApp()

@@ -60,7 +60,9 @@ def played(method, strategy, reply):
         models = read_broadcast(message.content, LAYOUT).models
         model, facts = reply(models, *data(context.node_config["partition-id"]))
         metrics = MetricRecord({"num-examples": 64})
-        content = {"arrays": to_arrays(LAYOUT, model), "metrics": metrics, FACTS: facts}
+        content = {"arrays": to_arrays(LAYOUT, model), "metrics": metrics}
+        if facts is not None:
+            content[FACTS] = facts
         return Message(RecordDict(content), reply_to=message)
 
     @server.main()
@@ -92,6 +94,24 @@ def test_noised_personal_models_are_each_sites_own_promise():
     method = build("group", hypotheses=2)
     strategy = FedVeilStrategy(method, LAYOUT, rounds=2, evaluate=False)
     assert played(method, strategy, best_of).models.shape == (2, 5)
+
+
+@pytest.mark.parametrize("name", ["ifca", "group"])
+def test_models_that_no_client_reads_are_warned_of(caplog, name):
+    def first_alone(models, x, y):
+        return fitted(models[0], x, y)[1], None
+
+    method = build(name, hypotheses=2)
+    caplog.set_level("WARNING", "flwr")
+    strategy = FedVeilStrategy(method, LAYOUT, rounds=2, evaluate=False)
+    played(method, strategy, first_alone)
+    told = [
+        record.getMessage() for record in caplog.records if "write_facts" in record.getMessage()
+    ]
+    assert len(told) == SITES  # once a node
+    caplog.clear()
+    played(method, FedVeilStrategy(method, LAYOUT, rounds=1, evaluate=False), best_of)
+    assert "write_facts" not in caplog.text
 
 
 def test_fedre_takes_scores_of_the_sites_and_of_public_data():

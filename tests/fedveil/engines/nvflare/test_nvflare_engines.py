@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 import fedveil as fv
 from fedveil.engines.nvflare.shareables import read_reply
+from fedveil.engines.nvflare.validating import VALIDATION_TASK
 from fedveil.errors import FieldError
 from fedveil.nvflare import FedVeilController, PrivacyFilter, ReleaseFilter, UnprotectedError
 from fedveil_lab.report.statement.check import check
@@ -112,6 +113,20 @@ def test_another_method_at_a_site_is_that_sites_failure(tmp_path):
     assert "give both the same method" in found.history[0].failed[2]
 
 
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [
+        ("global", {"noise_multiplier": 40.0}),
+        ("sga-ldp", {"epsilon_min": 0.1, "epsilon_max": 0.2}),
+    ],
+)
+def test_a_job_that_cannot_learn_at_its_noise_says_so(method, parameters, tmp_path, caplog):
+    given = {"method": method, "parameters": parameters}
+    run(tmp_path, sites_of(tmp_path, method, parameters), rounds=1, **given)
+    warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert any("hopeless" in line for line in warned)
+
+
 def test_too_few_replies_end_the_job(tmp_path):
     found = run(tmp_path, sites_of(tmp_path, "vanilla")[:1])
     assert "min_clients is 2" in found.stopped
@@ -176,7 +191,7 @@ def test_a_differing_start_is_added_to_the_broadcast_model():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["global", "sga-ldp"])
+@pytest.mark.parametrize("method", ["vanilla", "global", "metric", "sga-ldp"])
 def test_same_bits_in_flares_simulator(method, tmp_path, monkeypatch):
     from nvflare.job_config.api import FedJob
     from nvflare.job_config.defs import FilterType
@@ -205,11 +220,8 @@ def test_same_bits_in_flares_simulator(method, tmp_path, monkeypatch):
     config = json.loads(
         (tmp_path / "site-a/simulate_job/app_site-a/config/config_fed_client.json").read_text()
     )
-    assert (
-        config["task_data_filters"][0]["tasks"]
-        == config["task_result_filters"][0]["tasks"]
-        == ["train"]
-    )
+    for kind in ("task_data_filters", "task_result_filters"):
+        assert set(config[kind][0]["tasks"]) == {"train", VALIDATION_TASK}  # "*" is no task
     assert not list(tmp_path.rglob("fedveil/engines")), "FedVeil itself travelled with the job"
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in left

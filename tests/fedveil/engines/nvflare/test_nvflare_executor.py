@@ -283,7 +283,16 @@ def test_a_key_that_is_not_the_sites_is_refused_and_the_server_learns_no_reason(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", ["record", "person", "fedre, equal weights", "secure sum", "group, three hypotheses"]
+    "case",
+    [
+        "record",
+        "person",
+        "fedre, equal weights",
+        "trusted sum",
+        "secure sum",
+        "secure sum of persons",
+        "group, three hypotheses",
+    ],
 )
 def test_same_bits_in_flares_simulator(case, tmp_path, monkeypatch):
     from nvflare.job_config.api import FedJob

@@ -8,6 +8,7 @@ import torch
 from fedveil.engines.lifetime import read_head, read_ledger
 from fedveil.engines.nvflare.shareables import SHARE, write_broadcast
 from fedveil.engines.site_keys import make_key
+from fedveil.evidence import check_receipts
 from fedveil.layout import Layout
 from fedveil.methods import Broadcast, PublicFacts, build
 from fedveil.nvflare import FedVeilExecutor, PrivacyFilter, ReleaseFilter, begin_ledger
@@ -103,6 +104,14 @@ def test_a_job_is_summed_and_charged_once_a_question(deployed, tmp_path):
     for site in SITES:
         assert [entry.key[0] for entry in deployed.entries(site)] == [1, 2]
         assert {entry.spend.guarantee.trust for entry in deployed.entries(site)} == {"secure sum"}
+
+
+def test_each_accepted_share_of_a_job_is_found_paid_for_in_the_sites_ledgers(deployed, tmp_path):
+    found = played(deployed, tmp_path / "one")
+    server = next(tmp_path.rglob("server.jsonl"))
+    checks = check_receipts(server, [deployed.ledgers])
+    assert all(check.holds for check in checks), checks
+    assert sum(check.kind == "promise" for check in checks) == len(found.history)
 
 
 def test_a_second_job_is_held_to_what_the_first_one_spent(deployed, tmp_path):

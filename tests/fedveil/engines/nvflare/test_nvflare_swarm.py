@@ -23,7 +23,7 @@ from fedveil.errors import FieldError, NoReplyError
 from fedveil.learning import LocalTraining
 from fedveil.methods import build
 from fedveil.nvflare import PrivacyFilter, protect
-from hello_kit import FOUR, SITES, SimpleNetwork, dataset
+from hello_kit import FOUR, SITES, SimpleNetwork, people
 from test_nvflare_recipes import CLIENT, HERE, MODEL, RECORD, TRAINED, exported, site
 
 swarms = pytest.importorskip(
@@ -31,13 +31,21 @@ swarms = pytest.importorskip(
 )
 pytestmark = pytest.mark.nvflare
 ROUNDS = 3
-SECURE = {**RECORD, "sum": "secure", "least_sites": 3, "lr": 0.1, "rounds": ROUNDS}
+SUMMED = {"sum": "secure", "least_sites": 3, "lr": 0.1, "rounds": ROUNDS}
+SECURE = {**RECORD, **SUMMED}
 PERSON = {
     "unit": "person",
     "people": 50,
     "records_per_person": 2,
     "noise_multiplier": 1.0,
     "clip": 0.5,
+}
+PLAYED = {
+    "SGA-LDP": ("sga-ldp", {}),
+    "records, no trust": ("record", RECORD),
+    "persons, no trust": ("record", PERSON),
+    "records, secure sum": ("record", SECURE),
+    "persons, secure sum": ("record", {**PERSON, **SUMMED}),
 }
 LAYOUT = fv.Layout.from_module(SimpleNetwork())
 
@@ -263,7 +271,7 @@ def test_the_peers_take_turns():
     assert turns == [[name] for name in FOUR]
 
 
-def played(tmp_path, monkeypatch, names, parameters, training, **given):
+def played(tmp_path, monkeypatch, names, parameters, training, method="record", **given):
     from nvflare.recipe import SimEnv
 
     source = str(Path(fv.__file__).parents[1])
@@ -271,16 +279,16 @@ def played(tmp_path, monkeypatch, names, parameters, training, **given):
         "PYTHONPATH", os.pathsep.join([source, str(HERE), os.environ.get("PYTHONPATH", "")])
     )
     recipe = swarm(names, min_clients=3)
-    protect(recipe, site=site("record", parameters, **training), seed=1, **given)
+    protect(recipe, site=site(method, parameters, **training), seed=1, **given)
     recipe.execute(SimEnv(clients=names, workspace_root=str(tmp_path)))
     return sorted(tmp_path.rglob("fedveil/swarm.json"))
 
 
-def embedded(parameters, names=SITES):
+def embedded(parameters, method="record"):
     federation = fv.Federation(
         model=SimpleNetwork,
-        clients=[dataset(name) for name in names],
-        method=build("record", **parameters),
+        clients=[people(name) for name in SITES],
+        method=build(method, **parameters),
         seed=1,
         local=LocalTraining(lr=0.1),
         execution=Execution(trainer="sequential", run_id="simulate_job"),
@@ -289,12 +297,14 @@ def embedded(parameters, names=SITES):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parameters", [RECORD, SECURE], ids=["no trust", "secure sum"])
+@pytest.mark.parametrize("case", PLAYED)
 def test_three_peers_end_in_the_embedded_bits_each_having_aggregated_once(
-    parameters, tmp_path, monkeypatch, capfd
+    case, tmp_path, monkeypatch, capfd
 ):
-    found = played(tmp_path, monkeypatch, SITES, parameters, TRAINED)
-    federation, expected = embedded(parameters)
+    method, parameters = PLAYED[case]
+    training = {"training": {**TRAINED["training"], "data": "hello_kit:people"}}
+    found = played(tmp_path, monkeypatch, SITES, parameters, training, method)
+    federation, expected = embedded(parameters, method)
     assert len(found) == 3
     for said in found:
         assert json.loads(said.read_text()) == {"rounds": ROUNDS, "of": ROUNDS, "answered": SITES}

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedveil.errors import FieldError
+from fedveil.errors import FieldError, kind_of
 from fedveil_lab.attacks.inversion.knowledge import (
     INVERSIONS,
     Inversion,
@@ -86,14 +86,14 @@ def _last_layer(update: Tensor, known: ServerKnowledge) -> Tensor:
     if weight is None:
         raise FieldError(
             "model",
-            type(known.model).__name__,
+            kind_of(known.model),
             "labels are read from a dense last layer: give `labels`",
         )
     if bias is not None:
         return torch.cat([weight, bias[:, None]], 1)
     if known.examples > 1:
         accepted = "counts are read from the last layer's bias: give `labels`"
-        raise FieldError("model", type(known.model).__name__, accepted)
+        raise FieldError("model", kind_of(known.model), accepted)
     return weight
 
 
@@ -178,5 +178,5 @@ def first_layer(update: Tensor, known: ServerKnowledge) -> Tensor:
     dense = isinstance(part, nn.Linear) and part.in_features == prod(known.shape)
     if not dense or weight is None or bias is None:
         accepted = "the first layer must be dense on the whole input, with a bias"
-        raise FieldError("model", type(known.model).__name__, accepted)
+        raise FieldError("model", kind_of(known.model), accepted)
     return torch.cat([weight, bias[:, None]], 1)

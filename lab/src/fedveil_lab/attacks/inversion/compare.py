@@ -24,7 +24,7 @@ FIGURES = {
 
 @dataclass(frozen=True, eq=False)
 class Inverted:
-    """What attacks reached.
+    """Results of inversion attacks.
 
     Attributes
     ----------

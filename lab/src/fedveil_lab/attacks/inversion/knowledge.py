@@ -32,7 +32,7 @@ SERVER = ThreatModel(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServerKnowledge(Parameters):
-    """What the server knows of the training behind a release; none of it is sent in the release itself.
+    """Knowledge of a server about the training behind a release; none of it is sent in the release itself.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ class ServerKnowledge(Parameters):
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
-    """What an attack brought back from one release.
+    """Images that an attack reconstructed from one release.
 
     Attributes
     ----------
@@ -220,7 +220,7 @@ def two_sided(mask: Tensor) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """What the server received from one client, what it knows, and the truth to judge by.
+    """Release of one client with the server's knowledge, and the truth to judge by.
 
     Attributes
     ----------

@@ -285,7 +285,7 @@ def signed_adam(
 def best_start(
     attempt: Callable[[int], tuple[Any, float]], restarts: int, enough: float = -inf
 ) -> tuple[Any, float]:
-    """What the best of several starts reached, with its objective; no further start after one that is `enough`."""
+    """Search from several starts and return the best result, with its objective; stop after one that is `enough`."""
     best = attempt(0)
     for number in range(1, restarts + 1):
         if best[1] <= enough:

@@ -64,7 +64,7 @@ def _similarity(original: Tensor, reconstruction: Tensor, data_range: float) -> 
 
 
 def matched(originals: Tensor, reconstructions: Tensor) -> Tensor:
-    """Which reconstruction belongs to each original, int64 [n]: the assignment of least error (Hungarian method)."""
+    """Assign a reconstruction to each original, int64 [n], with the least error (Hungarian method)."""
     _check(originals, reconstructions)
     a, b = (x.to(torch.float64).flatten(1) for x in (originals, reconstructions))
     return torch.from_numpy(

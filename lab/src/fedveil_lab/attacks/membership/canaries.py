@@ -21,7 +21,17 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fedveil.accounting import PLD, ZCDP, Guarantee, Ledger, MetricDP, Relation, Release, total
+from fedveil.accounting import (
+    PLD,
+    REGIONS,
+    ZCDP,
+    Guarantee,
+    Ledger,
+    MetricDP,
+    Relation,
+    Release,
+    total,
+)
 from fedveil.engines import ClientParty, Federation, ServerParty, Shared
 from fedveil.errors import FieldError, require_choice, require_count
 from fedveil.layout import Layout
@@ -46,7 +56,7 @@ from fedveil_lab.attacks.verdict import Verdict
 
 @dataclass(frozen=True, eq=False)
 class CanaryRun:
-    """What the canaries of one run left.
+    """Scores and coins of the canaries of one run.
 
     Attributes
     ----------
@@ -235,10 +245,13 @@ def orthogonal_records(
     clipped: gradients of different records are orthogonal, and each has a coordinate of the model of its own. A person
     has as many such records as are used of one.
 
+    At region level all m are there, and differ in marked content alone: coordinate j is marked in record j, and holds
+    its long value or, by the coin, the blank 0 (under ``"replace-one"`` the opposite value).
+
     Parameters
     ----------
     side : ClientSide
-        Of a record-level method, for two classes.
+        Of a record-level method (or a region-level one, with blank 0), for two classes.
     m : int
         Canaries.
     rounds, delta, seed, source
@@ -248,9 +261,16 @@ def orthogonal_records(
     inside = coins(m, seed)
     each = side.records_per_person or 1
     person = inside.nonzero()[:, 0].repeat_interleave(each)
-    records = ClientData(
-        1e3 * torch.eye(m)[person], torch.zeros(len(person), dtype=torch.int64), person=person
-    )
+    masks: Tensor | None = None
+    x = 1e3 * torch.eye(m)[person]
+    if side.unit in REGIONS:
+        person = torch.arange(m).repeat_interleave(each)
+        other = -1.0 if side.relation == "replace-one" else 0.0
+        content = torch.where(inside, 1.0, other)
+        x = 1e3 * torch.diag(content)[person]
+        masks = torch.eye(m, dtype=torch.bool)[person]
+    labels = torch.zeros(len(person), dtype=torch.int64)
+    records = ClientData(x, labels, masks=masks, person=person)
     model = torch.nn.Linear(m, 2, bias=False)
     federation = Federation(
         model=model,

@@ -140,7 +140,7 @@ def guess(measure: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ServerRecords:
-    """What an honest-but-curious server of K clients measures of N members, M others and L reference records.
+    """Measurements of an honest-but-curious server of K clients, of N members, M others and L reference records.
 
     Attributes
     ----------
@@ -190,7 +190,7 @@ class ServerRecords:
 
     @cached_property
     def fedmia(self) -> list[Tensor]:
-        """Of each client, FedMIA's scores [N + M]."""
+        """Compute FedMIA's scores [N + M] for each client."""
         asked = self.odds[..., : self.members + self.others]
         return [fed_mia(asked, client) for client in range(len(self.own))]
 
@@ -205,7 +205,7 @@ class ServerRecords:
         ]
 
     def by_person(self, scores: Tensor) -> Pairs:
-        """The same of persons, by the mean of their records; a person of two hospitals is in if she is in at one.
+        """Average records to persons; a person of two hospitals is in if she is in at one.
 
         Raises
         ------
@@ -246,7 +246,7 @@ def fedmia_same_classes(seen: ServerRecords) -> Pairs:
 
 
 def source(seen: ServerRecords) -> float:
-    """How much more often than by chance the client with the largest odds is the owner."""
+    """Compute how much more often than by chance the client with the largest odds is the owner."""
     right = guess(seen.odds[..., : seen.members].mean(0)) == seen.owner
     return float(right.double().mean()) - 1 / seen.odds.shape[1]
 

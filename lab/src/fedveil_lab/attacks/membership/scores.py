@@ -73,7 +73,7 @@ def register_score(name: str) -> Callable[[Score], Score]:
 
 
 class Moments(NamedTuple):
-    """Of one side's shadow models, [N] each: how many, their mean, and their sum of squares around it."""
+    """Moments of one side's shadow models, [N] each: count, mean, and sum of squares around it."""
 
     models: Tensor
     mean: Tensor
@@ -88,7 +88,7 @@ def loss(signals: Signals) -> Tensor:
 
 @register_score("calibrated loss")
 def calibrated(signals: Signals) -> Tensor:
-    """How far the loss is below that of shadow models without the record."""
+    """Compute how far the loss is below that of shadow models without the record."""
     losses, outside = loss_of_confidence(signals.shadows), (~signals.inside).to(torch.float64)
     return (losses * outside).sum(0) / outside.sum(0) - loss_of_confidence(signals.target)
 
@@ -145,7 +145,7 @@ def rmia(signals: Signals, online: bool = True, gamma: float = 1.0, a: float = 0
 
 @register_score("BaVarIA online")
 def bavaria(signals: Signals, online: bool = True, tail: str = "t") -> Tensor:
-    """As LiRA, with each side's variances drawn towards a common one as far as the records' own are uncertain."""
+    """Score as LiRA does, with each side's variances drawn towards a common one as far as the records' own are uncertain."""
     require_choice("tail", tail, ("t", "normal"))
 
     def fitted(side: Moments) -> tuple[Tensor, Tensor, Tensor]:

@@ -52,7 +52,7 @@ def by_round_and_client(received: Sequence[Received]) -> tuple[list[int], list[l
 
 
 def balanced(models: int, records: int, seed: int) -> Tensor:
-    """Which record goes into which of m shadow models, [m, N] bool: each into half of them, at random."""
+    """Deal records to m shadow models, [m, N] bool: each into half of them, at random."""
     require_count("models", models, 2)
     draw = torch.rand(
         models, records, generator=torch.Generator().manual_seed(keyed_seed("shadows", seed))

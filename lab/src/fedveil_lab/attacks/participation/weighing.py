@@ -98,7 +98,7 @@ class Adaptive(Weighing):
 
 @dataclass(frozen=True)
 class Decisions:
-    """How sequential tests ended.
+    """Ends of sequential tests.
 
     Attributes
     ----------
@@ -150,7 +150,7 @@ class Informed(Adaptive):
 
 
 class StepLength(Attack):
-    """How far the model moved, without a direction: what `NoiseSize` weighs."""
+    """Lengths of the model's steps, without a direction, for `NoiseSize` to weigh."""
 
     name: ClassVar[str] = "step-length"
     summary: ClassVar[str] = "log of the length of the model's step"

@@ -42,7 +42,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Poisoned:
-    """How one poisoned (or clean) run ended; all are rates in [0, 1].
+    """Rates at the end of one poisoned (or clean) run, in [0, 1].
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ def measure(
 
 
 def goal_of(behaviour: Behaviour, x: Tensor, y: Tensor) -> Goal | None:
-    """What a behaviour wants to be wrong on; None if it only wants to harm."""
+    """Return the goal of a behaviour that wants particular errors; None if it only wants to harm."""
     make = getattr(behaviour, "goal", None)
     return None if make is None else make(x, y)
 
@@ -102,7 +102,7 @@ class Around(Behaviour):
         return goal_of(self.of, x, y)
 
     def update(self, turn: Turn) -> Tensor:
-        """What the other would send, against the start."""
+        """Update that the other behaviour would send."""
         sent = self.of.model(turn)
         return turn.update if sent is None else sent - turn.start
 
@@ -143,7 +143,7 @@ class LabelFlip(Behaviour):
             raise FieldError("target", self.target, "must be another class than the source")
 
     def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
-        """The same examples under other labels."""
+        """Return the same examples under other labels."""
         return replace(data, y=data.y.where(data.y != self.source, self.target))
 
     def goal(self, x: Tensor, y: Tensor) -> Goal:
@@ -209,7 +209,7 @@ class Backdoor(Behaviour):
         check_class("target", self.target, self.classes)
 
     def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
-        """The same number of examples, some stamped and relabelled."""
+        """Return the same number of examples, some stamped and relabelled."""
         others = (data.y != self.target).nonzero().flatten()
         draw = torch.Generator().manual_seed(keyed_seed("backdoor", self.seed, partition))
         chosen = others[

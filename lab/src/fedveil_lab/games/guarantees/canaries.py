@@ -82,7 +82,7 @@ class CanaryAudit:
     bugs: tuple[str, ...] = (HALF, UNCLIPPED, REUSED)
 
     def honest(self, name: str) -> Verdict:
-        """What it measures of the method as it is."""
+        """Measurements of the method as it is."""
         return audited(name, self.play(self.side), self.distance)
 
     def verdicts(self, name: str) -> list[Verdict]:
@@ -90,7 +90,7 @@ class CanaryAudit:
         return [self.honest(name), *(self.planted(name, bug, 0) for bug in self.bugs)]
 
     def planted(self, name: str, bug: str, seed: int) -> Verdict:
-        """What it measures with a bug, beside what is declared without it."""
+        """Measurements with a planted bug, beside what is declared without it."""
         options: dict[str, Any] = {"rounds": 2, "contrast": True} if bug == REUSED else {}
         declared = self.play(self.side, **options).guarantee
         if bug == HALF and not self.by_source:

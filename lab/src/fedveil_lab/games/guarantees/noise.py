@@ -241,7 +241,7 @@ class NoiseGame:
     resolution: float = 1e-12
 
     def examine(self, source: Source) -> Departure:
-        """What fits the declared noise least."""
+        """Find what fits the declared noise least."""
         return departures(self.play(source), self.resolution)[0]
 
 

@@ -37,7 +37,7 @@ ROUND, ROUNDS = 2, 10
 
 @dataclass(frozen=True)
 class Sight:
-    """What the adversary sees of one run: models, metrics and the next clipping norm (0: none); and the party."""
+    """View of the adversary on one run: models, metrics and the next clipping norm (0: none); and the party."""
 
     models: tuple[Tensor, ...]
     clip: float
@@ -129,7 +129,7 @@ def short(seen: Sight) -> float:
 
 
 def along(direction: Tensor) -> Score:
-    """How far it moved along a direction [d]."""
+    """Measure how far a view moved along a direction [d]."""
     return lambda seen: float(seen.moved @ direction)
 
 

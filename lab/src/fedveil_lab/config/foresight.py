@@ -1,0 +1,237 @@
+"""What a noisy run will reach, foreseen before data are used: a made-up task, and a formula in place of its training.
+
+The task: of each class a round cloud of rows, whose middles stand at right angles to each other and equally far, so
+that whoever knew them would reach `reach`. A linear model adds up directions of gradients that are cut to the clip, and
+noise. What counts is the *pull* (`pull_of`): how many deviations of the noise all steps together move the model in one
+direction, if every unit pulls that way. The units' mean direction is shorter, and follows from the task.
+
+It reads declared numbers alone, and costs no privacy. The two constants are fitted to the cells of
+results/first-settings, and their errors measured there on sets that were left out (`benchmarks/first_foresight.py`).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.special import ndtr
+from torch import Tensor
+
+from fedveil.errors import FieldError
+from fedveil.methods import GlobalDP, RecordDP
+
+REACH = {"classes": 0.9, "numbers": 0.3}  # where nobody says one: a clear task
+PULL = 0.7  # of real units beside those that are made up, whose directions agree more
+IMAGE = 0.6  # power of its pixels, whose directions an image has: neighbours look alike
+WIDTH = 1.96  # deviations of a 95% interval
+SIGN = math.sqrt(2 / math.pi)  # mean length of a number of deviation 1
+GRID = np.linspace(-8.0, 16.0, 481)
+DENSITY = np.exp(-0.5 * GRID**2) / math.sqrt(2 * math.pi) * (GRID[1] - GRID[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Declared sizes of a task.
+
+    Attributes
+    ----------
+    classes : int
+        0: a number is predicted.
+    inputs : int
+        Of the linear model.
+    image : bool
+        Whether they are pixels.
+    units : int
+        Rows, persons or clients that train and are protected, of all clients.
+    rows : float
+        Of one unit, on average.
+    held_out : float
+        Rows that are measured on.
+    weighing : float
+        Mean weight of a row, behind the clip.
+    """
+
+    classes: int
+    inputs: int
+    image: bool
+    units: int
+    rows: float
+    held_out: float
+    weighing: float = 1.0
+
+    @property
+    def chance(self) -> float:
+        """The score of naming one class, or the mean."""
+        return 1 / self.classes if self.classes else 0.0
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """Foreseen result of a setting.
+
+    Attributes
+    ----------
+    score : float
+        Balanced accuracy; of numbers, by how much less than the mean's its root mean square error is.
+    low : float
+        Where its 95% interval over held-out rows begins.
+    chance : float
+        The score of naming one class, or the mean.
+    """
+
+    score: float
+    low: float
+    chance: float
+
+    @property
+    def useless(self) -> bool:
+        """Whether nobody could tell it from chance."""
+        return self.low <= self.chance
+
+
+def pull_of(method: object, clients: int) -> float | None:
+    """Deviations of the noise that all steps move a model in one direction, if every unit pulls that way.
+
+    None for methods of which nothing is foreseen.
+    """
+    if isinstance(method, RecordDP) and method.deviation:
+        steps = (method.rounds or 1) * method.steps
+        return math.sqrt(steps) * method.clip / method.noise_on_mean(clients)
+    if isinstance(method, GlobalDP) and method.rounds:
+        return math.sqrt(method.rounds) * clients / method.noise_multiplier
+    return None
+
+
+def weighing(weights: Sequence[float]) -> float:
+    """Mean weight of a row under weights that make all classes count alike, the rarest with 1; without any 1."""
+    return len(weights) / sum(1 / weight for weight in weights) if weights else 1.0
+
+
+def foresee(shape: Shape, pull: float, reach: float) -> Foreseen:
+    """Foresee the result of a run.
+
+    Parameters
+    ----------
+    shape : Shape
+        Of the task.
+    pull : float
+        Of its noisy steps.
+    reach : float
+        The score that is possible without privacy.
+
+    Raises
+    ------
+    FieldError
+        If `reach` lies outside of chance and 1.
+    """
+    if not shape.chance < reach < 1:
+        raise FieldError("reach", reach, f"must lie between {shape.chance:.3g} (chance) and 1")
+    found = _of_classes if shape.classes else _of_numbers
+    return found(shape, pull * PULL, reach)
+
+
+def least_reach(shape: Shape, pull: float) -> float:
+    """The lowest possible score, in hundredths, of a task that is foreseen to be learned; 1 where none is."""
+    for hundredths in range(math.floor(100 * shape.chance) + 1, 100):
+        if not foresee(shape, pull, hundredths / 100).useless:
+            return hundredths / 100
+    return 1.0
+
+
+def made_up(shape: Shape, reach: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of the made-up task, those that are held out among them.
+
+    Parameters
+    ----------
+    shape : Shape
+        Of the task.
+    reach : float
+        The score that is possible without privacy.
+    seed : int
+        Of the rows.
+
+    Returns
+    -------
+    x : Tensor
+        [N, inputs], about .5 and as wide as an even spread over 0 to 1.
+    y : Tensor
+        [N], classes, or numbers about .5.
+    unit : Tensor
+        [N], whose a row is.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    rows = max(2 * shape.classes, round(shape.units * shape.rows + shape.held_out))
+    size = max(shape.classes, 1, round(directions(shape)))
+    clouds = torch.randn(rows, size, generator=draw)
+    if shape.classes:
+        y = torch.arange(rows) % shape.classes
+        clouds[torch.arange(rows), y] += _margin(reach, shape.classes)
+    else:
+        explained = 1 - (1 - reach) ** 2
+        rest = math.sqrt(1 - explained) * torch.randn(rows, generator=draw)
+        y = 0.5 + 0.2 * (math.sqrt(explained) * clouds[:, 0] + rest)
+    turned = torch.randn(size, shape.inputs, generator=draw) / math.sqrt(size)
+    x = 0.5 + clouds @ turned / math.sqrt(12)
+    unit = torch.randint(max(1, round(rows / shape.rows)), (rows,), generator=draw)
+    return x, y, unit
+
+
+def directions(shape: Shape) -> float:
+    """Estimate how many directions rows really have."""
+    return math.pow(shape.inputs, IMAGE if shape.image else 1.0)
+
+
+def right(margin: float, classes: int) -> float:
+    """Share that is named rightly, where a class's own output is `margin` deviations above all others."""
+    return float((DENSITY * ndtr(GRID + margin) ** (classes - 1)).sum())
+
+
+def _of_classes(shape: Shape, pull: float, reach: float) -> Foreseen:
+    classes, size = shape.classes, directions(shape)
+    margin = _margin(reach, classes)
+    signal = margin / (
+        classes * math.sqrt(size + margin**2)
+    )  # of a class's weights, of one row's direction
+    length = math.sqrt(classes * (signal**2 + 1 / (classes * shape.rows)))  # of a unit's mean
+    pulled = pull * shape.weighing / length
+    drawn = pulled**2 / (
+        shape.units * shape.rows * classes * size
+    )  # by which rows happen to be there
+    kept = _kept(pulled * signal, size * (1 + drawn))
+    score = right(margin * kept, classes)
+    return Foreseen(score, score - _width(score, shape), shape.chance)
+
+
+def _of_numbers(shape: Shape, pull: float, reach: float) -> Foreseen:
+    size = directions(shape)
+    explained = 1 - (1 - reach) ** 2  # share of the target's variance
+    signal = math.sqrt(explained / size) * SIGN
+    length = math.sqrt(signal**2 + 1 / shape.rows)
+    pulled = pull / length
+    drawn = pulled**2 / (shape.units * shape.rows * size)
+    kept = _kept(pulled * signal, size * (1 + drawn))
+    added = explained * (1 - kept**2) / kept**2  # by noise in the outputs
+    score = 1 - math.sqrt(1 - explained + added)
+    low = 1 - (1 - score) * (1 + WIDTH / math.sqrt(2 * shape.held_out))
+    return Foreseen(max(score, 0.0), low, 0.0)
+
+
+def _kept(signal: float, noise: float) -> float:
+    """Cosine between what a model learned and what it should have; `noise` is a square."""
+    return signal / math.sqrt(signal**2 + noise)
+
+
+def _margin(reach: float, classes: int) -> float:
+    """The margin under which a share is named rightly."""
+    low, high = 0.0, 12.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if right(middle, classes) < reach else (low, middle)
+    return high
+
+
+def _width(score: float, shape: Shape) -> float:
+    """Half of the interval of a balanced accuracy; of uneven classes the rarest has few rows."""
+    rows = shape.held_out * shape.weighing
+    return WIDTH * math.sqrt(score * (1 - score) / rows)

@@ -1,0 +1,77 @@
+"""The page of a verdict of `fedveil verify`, in the form of the other pages: one file, without a script or a network."""
+
+import hashlib
+from base64 import b64encode
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.errors import FieldError
+from fedveil.files import make_folder, write_atomic
+from fedveil_lab.report.canvas import COLOURS
+from fedveil_lab.report.statement.document import source
+from fedveil_lab.report.statement.page import DARK, STROKES, STYLE
+
+if TYPE_CHECKING:
+    from fedveil_lab.verify.judged import Judged
+
+TEMPLATE = "verdict.html.j2"
+ENDINGS = (".html", ".htm")
+
+
+def page_of(judged: "Judged", made: dict[str, Any]) -> str:
+    """The page of one verdict.
+
+    Parameters
+    ----------
+    judged : Judged
+        What was found.
+    made : dict
+        Its provenance: command, version, commit.
+    """
+    import jinja2
+
+    how: dict[str, Any] = {
+        "trim_blocks": True,
+        "lstrip_blocks": True,
+        "undefined": jinja2.StrictUndefined,
+    }
+    plain = jinja2.Environment(autoescape=False, **how)
+    colours: dict[str, Any] = {"light": COLOURS, "dark": DARK, "strokes": STROKES}
+    style = plain.from_string(source(STYLE)).render(lines=[], **colours).strip()
+    digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    template = files("fedveil_lab.report").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    page = jinja2.Environment(autoescape=True, **how).from_string(template)
+    facts = judged.table()
+    rows = [(str(name), str(text).splitlines()) for name, text in facts.rows]
+    return page.render(
+        subject=judged.subject,
+        answer=judged.answer,
+        rows=[(name, lines) for name, lines in rows if name],
+        notes=[line for name, lines in rows if not name for line in lines],
+        tables=judged.details(),
+        effort={name: value for name, value in judged.effort.items() if name != "seeds"},
+        seeds=judged.effort.get("seeds", []),
+        made=made,
+        style=style,
+        digest=digest,
+    )
+
+
+def write_page(file: Path, judged: "Judged", made: dict[str, Any]) -> None:
+    """Write the page.
+
+    Raises
+    ------
+    FieldError
+        For a name that is no page's.
+    """
+    require_page(file)
+    make_folder(file.parent)
+    write_atomic(file, page_of(judged, made).encode())
+
+
+def require_page(file: Path) -> None:
+    """Refuse a name that is no page's, and a folder."""
+    if file.suffix.lower() not in ENDINGS or file.is_dir():
+        raise FieldError("--page", str(file), "must be a file whose name ends with .html")

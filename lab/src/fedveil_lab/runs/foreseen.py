@@ -1,0 +1,108 @@
+"""What is said of a configuration before its data are used: the settings that will end no better than chance."""
+
+import math
+
+from fedveil.methods import Method, RecordDP
+from fedveil_lab.config import Config
+from fedveil_lab.config.foresight import REACH, Shape, foresee, least_reach, pull_of, weighing
+from fedveil_lab.config.variants import configure, variants_of
+from fedveil_lab.runs.prepare import Setup
+from fedveil_lab.runs.promised import prepared
+
+LINEAR = ("logistic", "regression")
+
+
+def foreseen(config: Config, reach: float | None = None) -> list[str]:
+    """Sentences on each noisy setting of a comparison, or on a run; none for models that are not linear.
+
+    Parameters
+    ----------
+    config : Config
+        Its shape, planned sizes and declared columns are read, beyond records how many rows there are; no value is.
+    reach : float, optional
+        The score that is possible without privacy, as published of such data; by default a clear task's.
+
+    Raises
+    ------
+    FieldError
+        If `reach` is no score above chance, or the configuration cannot be run.
+    """
+    if config.model.name not in LINEAR:
+        return []
+    setup = prepared(config)
+    classes = setup.dealt.dataset.classes or 0
+    possible = REACH["classes" if classes else "numbers"] if reach is None else reach
+    said = []
+    for label, side in _sides(config).items():
+        pull = pull_of(side, setup.cohort)
+        if pull is not None:
+            said.append(f"{label}: {sentence(shape_of(setup, side), pull, possible)}")
+    if not said:
+        return []
+    assumed = "" if reach is not None else " (assumed: give --reach if more is known of such data)"
+    figure = "balanced accuracy" if classes else "a share of the mean's error"
+    first = f"expected before any data are used, if {figure} {possible:.2f} is possible without privacy{assumed}:"
+    read = private_numbers(setup)
+    rests = f"conditional: this rests on private numbers ({', '.join(read)})"
+    return [first, *said, *[rests] * bool(read)]
+
+
+def private_numbers(setup: Setup) -> tuple[str, ...]:
+    """What a shape is read from that nobody declared: beyond records the number of rows, and what was read off."""
+    side = noisy_side(setup.method)
+    planned = isinstance(side, RecordDP) and side.unit == "record"
+    counted = () if planned else ("how many rows there are",)
+    return (*counted, *setup.config.read_off)
+
+
+def sentence(shape: Shape, pull: float, reach: float) -> str:
+    """Say what one setting is foreseen to reach, and the least that has to be possible for more than chance."""
+    found, least = foresee(shape, pull, reach), least_reach(shape, pull)
+    if not found.useless:
+        return f"about {found.score:.2f}; better than chance if at least {least:.2f} is possible"
+    guess = "the most frequent class" if shape.classes else "the mean"
+    needed = (
+        f"it takes a task where {least:.2f} is possible" if least < 1 else "no task is clear enough"
+    )
+    return f"no better than {guess} (about {found.score:.2f}, 95% from {found.low:.2f}); {needed}"
+
+
+def shape_of(setup: Setup, side: object) -> Shape:
+    """The shape of a setup's task, for the side that adds the noise."""
+    dataset, clients, held = setup.dealt.dataset, setup.clients, setup.config.data.holdout
+    rows = sum(client.examples for client in clients)
+    units, weights = len(clients), 1.0
+    if isinstance(side, RecordDP):
+        units = max(1, round(side.planned * len(clients)))
+        weights = weighing(setup.config.local.class_weights)
+    if isinstance(side, RecordDP) and side.unit == "record":
+        rows = units
+    return Shape(
+        classes=dataset.classes or 0,
+        inputs=math.prod(dataset.input_shape),
+        image=len(dataset.input_shape) == 3,
+        units=units,
+        rows=rows / units,
+        held_out=max(1.0, rows * held / (1 - held)),
+        weighing=weights,
+    )
+
+
+def _sides(config: Config) -> dict[str, object]:
+    """What adds the noise, by setting; of a configuration without any its own."""
+    singles = {config.privacy.method: config}
+    if config.compare.settings or config.compare.sweep:
+        singles = {
+            variant.label: configure(config, variant.label, variant.setting)
+            for variant in variants_of(config)
+            if not variant.setting.match_sigma_of
+        }
+    return {
+        label: noisy_side(single.privacy.build(single.aggregator))
+        for label, single in singles.items()
+    }
+
+
+def noisy_side(method: Method) -> object:
+    """The side that adds the noise."""
+    return method.server if method.noisy is None else method.client

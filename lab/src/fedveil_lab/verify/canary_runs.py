@@ -1,0 +1,294 @@
+"""Many canaries in each of a few runs: every site holds some, each put in or left out by a fair coin of its own.
+
+The bound is that of one run (Steinke, Nasr and Jagielski 2023; Mahloujifar et al. 2024). Runs with coins of their own are
+together one run of a mechanism that does all of them, under the same promise: their canaries are judged together.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.errors import FieldError
+from fedveil_lab.attacks.bounds import epsilon_bound_of_guesses, mu_bound_of_guesses
+from fedveil_lab.verify.claim import PrivacyClaim
+from fedveil_lab.verify.described import MechanismSteps, prove
+from fedveil_lab.verify.judged import INSPECTION, WORLD, Caught, Judged, judge_bounds
+from fedveil_lab.verify.measuring import Floats, LowerBound, measurement
+from fedveil_lab.verify.playing import Effort, Say
+from fedveil_lab.verify.transcripts import (
+    Transcript,
+    fit_server,
+    fit_sites,
+    scores_of_server,
+    scores_of_sites,
+    told_apart,
+)
+
+LEAST_SITES = 3  # whose messages without canaries tell how large the noise is
+LEAST = 10  # canaries
+Worlds = dict[str, dict[str, Any]]
+Play = Callable[[Worlds, int], Transcript]
+
+
+@dataclass(frozen=True)
+class Design:
+    """Who holds which canary.
+
+    Attributes
+    ----------
+    sites : tuple of str
+        In order.
+    claim : PrivacyClaim
+        For its unit, relation and trust.
+    shared : bool
+        Whether all sites hold the same rows beside their canaries.
+    held : tuple of int
+        Numbers of the canaries that a site may hold in a judged run; empty: one, that of its place.
+    one : bool
+        Whether there is one canary for everybody.
+    holders : tuple of int
+        Places of the sites that hold canaries in a judged run; the others hold none.
+    """
+
+    sites: tuple[str, ...]
+    claim: PrivacyClaim
+    shared: bool
+    held: tuple[int, ...]
+    one: bool
+    holders: tuple[int, ...]
+
+    @classmethod
+    def of(cls, sites: Sequence[str], claim: PrivacyClaim, neighbours: bool) -> "Design":
+        """The design for a claim.
+
+        Under local trust a site is seen alone, so that all sites may hold the same rows and the same canaries. Else
+        all are seen in one sum, in which each needs a direction of its own.
+        """
+        if len(sites) < LEAST_SITES:
+            accepted = f"at least {LEAST_SITES} are needed: they tell how large the noise is"
+            raise FieldError("sites", len(sites), accepted)
+        names, all_of_them = tuple(sites), tuple(range(len(sites)))
+        if claim.trust != "local":
+            return cls(names, claim, False, (), False, all_of_them)
+        if claim.unit == "client" or neighbours:
+            return cls(names, claim, True, (0,), True, all_of_them)
+        return cls(names, claim, True, all_of_them, False, all_of_them)
+
+    @property
+    def of_a_run(self) -> int:
+        """Canaries of one judged run."""
+        return len(self.holders) * max(1, len(self.held))
+
+    def known(self, inside: bool) -> Worlds:
+        """Worlds of a run whose coins are known: each site's own canary in, or none at all."""
+        made = {}
+        for place, site in enumerate(self.sites):
+            own = 0 if self.one else place
+            numbers = self.held if self.held and not self.one else (own,)
+            units = [(number, inside and number == own) for number in numbers]
+            made[site] = self._world(units)
+        return made
+
+    def drawn(self, coins: NDArray[np.bool_]) -> Worlds:
+        """Worlds of a judged run: coins [holders, canaries of each]."""
+        made = {}
+        for place, site in enumerate(self.sites):
+            numbers = self.held or (place,)
+            own = (
+                coins[self.holders.index(place)]
+                if place in self.holders
+                else (False,) * len(numbers)
+            )
+            units = [(number, bool(coin)) for number, coin in zip(numbers, own, strict=True)]
+            made[site] = self._world(units)
+        return made
+
+    def _world(self, units: list[tuple[int, bool]]) -> dict[str, Any]:
+        nothing = self.claim.unit == "client" and self.claim.relation == "zero-out"
+        return {"units": units, "zeroed": nothing and not units[0][1]}
+
+
+def judge_by_canaries(
+    play: Play, design: Design, canaries: int, effort: Effort, say: Say
+) -> Judged:
+    """Two runs with known coins, then as many as hold so many canaries; one statement on all of them.
+
+    Parameters
+    ----------
+    play : callable
+        ``(worlds, seed) -> Transcript``, one run.
+    design : Design
+        Who holds what.
+    canaries : int
+        At least so many are judged.
+    effort : Effort
+        For its seed and its error.
+    say : callable
+        Is told the budget first.
+    """
+    claim, delta = design.claim, 1e-5 if design.claim.delta is None else design.claim.delta
+    rng = np.random.default_rng(effort.seed)
+    runs, count = planned(design, canaries, effort, delta, say)
+    started = time.monotonic()
+    all_out = play(design.known(False), int(rng.integers(2**31)))
+    each = time.monotonic() - started
+    say(f"a run takes {each:.0f} s: about {each * (runs + 1):.0f} s to come")
+    all_in = play(design.known(True), int(rng.integers(2**31)))
+    design, score, bare = fitted_to(design, all_in, all_out)
+    if design.of_a_run * runs < count:
+        say("the model is too small to tell all canaries of a run apart: fewer are held")
+        runs, count = planned(design, canaries, effort, delta, say)
+    inside: list[float] = []
+    outside: list[float] = []
+    for number in range(runs):
+        shape = (len(design.holders), max(1, len(design.held)))
+        coins = rng.integers(2, size=shape).astype(bool)
+        found = score(play(design.drawn(coins), int(rng.integers(2**31))))
+        inside += found[coins].tolist()
+        outside += found[~coins].tolist()
+        say(f"run {number + 1} of {runs}: {len(inside) + len(outside)} canaries")
+    first, second = np.array(inside), np.array(outside)
+    bounds = bounds_of_signs(first, second, delta, effort.alpha)
+    measured = measurement(first, second, "canaries", bounds, effort.alpha)
+    caught = judge_bounds(claim, measured, WORLD, "numbered outliers")
+    if bare:
+        names = ", ".join(name.partition(": ")[2] for name in bare[:3])
+        caught += (Caught(INSPECTION, f"{names} left without noise and followed the data", False),)
+    return Judged(
+        subject="",
+        claim=claim,
+        measured=measured,
+        world=f"numbered outliers: {count} canaries by fair coins, {design.of_a_run} a run",
+        caught=caught,
+        effort={
+            "runs": runs + 2,
+            "seconds": round(time.monotonic() - started, 1),
+            "seeds": [effort.seed],
+        },
+    )
+
+
+def planned(
+    design: Design, canaries: int, effort: Effort, delta: float, say: Say
+) -> tuple[int, int]:
+    """Judged runs and canaries; both are said, with the most that they can prove."""
+    claim = design.claim
+    runs = max(1, -(-max(canaries, LEAST) // design.of_a_run))
+    count = runs * design.of_a_run
+    ceiling = ceiling_of(count, claim, delta, effort.alpha)
+    reach = f"at most {claim.figure} {ceiling:.2f} can be shown at confidence {1 - effort.alpha:g}"
+    if ceiling <= claim.most:
+        reach += f", so that a claim of {claim.most:.3g} is out of reach"
+    say(f"{runs + 2} runs of {len(design.sites)} sites, {count} canaries; {reach}")
+    return runs, count
+
+
+def fitted_to(
+    design: Design, all_in: Transcript, all_out: Transcript
+) -> tuple[Design, Callable[[Transcript], Floats], tuple[str, ...]]:
+    """The canaries that can be told apart, what scores them [holders, canaries of each], and what left without noise."""
+    if design.claim.trust != "local":
+        server = fit_server(all_in, all_out)
+        holders = tuple(told_apart(server.directions[0]))
+        chosen = replace(design, holders=holders)
+        return chosen, lambda run: scores_of_server(run, server, holders)[:, None], ()
+    fitted = fit_sites(all_in, all_out, design.one)
+    if not design.one:
+        held = told_apart(fitted.directions)
+        design = replace(design, held=tuple(held))
+        fitted = replace(fitted, directions=fitted.directions[held])
+    return design, lambda run: scores_of_sites(run, design.sites, fitted), fitted.bare
+
+
+def shares_of(canaries: int) -> tuple[float, ...]:
+    """Of how many canaries is guessed: fixed beforehand, as each number of guesses has its share of the error."""
+    return (0.5, 1.0) if canaries < 200 else (0.2, 0.5, 1.0)
+
+
+def bounds_of_signs(
+    inside: Floats, outside: Floats, delta: float, alpha: float
+) -> tuple[LowerBound, LowerBound]:
+    """Bounds from guesses by the signs of scores: in above nought, of those that lie farthest from it.
+
+    Parameters
+    ----------
+    inside, outside : array
+        Log-likelihood ratios of canaries that are in and out; one that is nought is guessed wrong.
+    delta, alpha : float
+        Of epsilon; the chance that either bound is too large.
+    """
+    scores = np.concatenate([inside, outside])
+    right = np.concatenate([inside > 0, outside < 0])
+    order = np.argsort(-np.abs(scores), kind="stable")
+    count, shares = len(scores), shares_of(len(scores))
+    guessed = [max(1, round(share * count)) for share in shares]
+    tried = [(int(right[order[:number]].sum()), number) for number in guessed]
+    return _bounds(tried, guessed, count, delta, alpha)
+
+
+def _bounds(
+    tried: Sequence[tuple[int, int]], guessed: Sequence[int], count: int, delta: float, alpha: float
+) -> tuple[LowerBound, LowerBound]:
+    """Both figures, each of several numbers of guesses with its share of the error."""
+    sure = 1 - alpha / 2 / len(tried)
+
+    def epsilon(right: int, number: int) -> float:
+        return epsilon_bound_of_guesses(right, number, count, delta, sure)
+
+    def mu(right: int, number: int) -> float:
+        return mu_bound_of_guesses(right, number, count, sure)
+
+    best = [(number, number) for number in guessed]
+    confidence = 1 - alpha / 2
+    return (
+        LowerBound(
+            "guesses (Steinke et al. 2023)",
+            "epsilon",
+            max(epsilon(*one) for one in tried),
+            max(epsilon(*one) for one in best),
+            delta,
+            confidence,
+        ),
+        LowerBound(
+            "guesses (Mahloujifar et al. 2024)",
+            "mu",
+            max(mu(*one) for one in tried),
+            max(mu(*one) for one in best),
+            None,
+            confidence,
+        ),
+    )
+
+
+def ceiling_of(canaries: int, claim: PrivacyClaim, delta: float, alpha: float) -> float:
+    """What so many canaries could show, were every guess right."""
+    half = canaries // 2
+    found = bounds_of_signs(np.ones(half), -np.ones(canaries - half), delta, alpha)
+    return next(one.ceiling for one in found if one.figure == claim.figure)
+
+
+def with_steps(judged: Judged, steps: MechanismSteps | None, **more: Any) -> Judged:
+    """A verdict with what can be proven beside what was measured."""
+    assert judged.claim is not None
+    proven = None if steps is None else prove(steps, judged.claim)
+    caught = (*judged.caught, *judge_bounds(judged.claim, None, WORLD, proven=proven))
+    return replace(judged, proven=proven, caught=caught, **more)
+
+
+def run_settings(
+    claim: PrivacyClaim, worlds: Mapping[str, Any], base: str, data: str, neighbours: str, rows: int
+) -> dict[str, Any]:
+    """What the loading of data has to know of a run."""
+    return {
+        "unit": claim.unit,
+        "relation": claim.relation,
+        "worlds": dict(worlds),
+        "base": base,
+        "data": data,
+        "neighbours": neighbours,
+        "rows": rows if claim.unit == "person" else 1,
+    }

@@ -1,0 +1,1 @@
+"""What watches a FLARE simulation from within its processes."""

@@ -1,0 +1,366 @@
+"""What left every site of a run with many canaries, and how an adversary scores each canary by it.
+
+Two runs are made first whose coins are known: all canaries in, and all out. What a site's messages differ by is the
+direction in which its canary moves them. In the runs that are judged, scores are the log-likelihood ratios of least squares
+on these directions. A bad direction makes a bound small, and never too large: the coins of judged runs are fresh.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import scipy.linalg
+
+from fedveil_lab.verify.measuring import Floats
+
+TEXT = "#text"  # ends the name of a word, of which length and check sum are kept
+EXACT = 1e-9  # deviation, over the largest number, of what never varies
+RIDGE = 1e-9
+APART = 0.5  # share of a direction's length that no other taken direction explains
+
+
+@dataclass(frozen=True)
+class SiteTurn:
+    """One exchange with a site.
+
+    Attributes
+    ----------
+    sent : dict of str to array
+        What it was sent: arrays and numbers by their paths.
+    left : dict of str to array
+        What it answered until it was sent the next.
+    """
+
+    sent: Mapping[str, Floats]
+    left: Mapping[str, Floats]
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """One run.
+
+    Attributes
+    ----------
+    sites : dict of str to list of SiteTurn
+        In order.
+    final : dict of str to array
+        The model that the server keeps at the end.
+    said : str
+        What the run printed.
+    """
+
+    sites: Mapping[str, Sequence[SiteTurn]]
+    final: Mapping[str, Floats] = field(default_factory=dict)
+    said: str = ""
+
+
+def tail(name: str) -> str:
+    """The last part of a path: a layer's name."""
+    return name.rpartition("/")[2]
+
+
+def arrays_by_tail(values: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Arrays by the last parts of their paths, the first of equals."""
+    found: dict[str, Floats] = {}
+    for name, value in values.items():
+        if not name.endswith(TEXT) and value.size > 0:
+            found.setdefault(tail(name), value)
+    return found
+
+
+def answers_whole_models(turns: Sequence[SiteTurn]) -> bool:
+    """Whether a site answers models, and not differences: they lie nearer to what it was sent than to nought."""
+    near, far = 0.0, 0.0
+    for turn in turns:
+        sent = arrays_by_tail(turn.sent)
+        for name, value in arrays_by_tail(turn.left).items():
+            if name in sent and sent[name].shape == value.shape and value.ndim > 0:
+                near += float(np.abs(value - sent[name]).sum())
+                far += float(np.abs(value).sum())
+    return near < far
+
+
+def contributions(turn: SiteTurn, whole: bool) -> dict[str, Floats]:
+    """What a turn contributes, by path: differences to what was sent where a site answers whole models."""
+    sent = arrays_by_tail(turn.sent) if whole else {}
+    found = {}
+    for name, value in turn.left.items():
+        if name.endswith(TEXT):
+            continue
+        base = sent.get(tail(name))
+        same = base is not None and base.shape == value.shape and value.ndim > 0
+        found[name] = value - base if same and base is not None else value
+    return found
+
+
+def flat_site(turns: Sequence[SiteTurn], whole: bool) -> dict[str, Floats]:
+    """All that left a site in a run, by turn and path, each [numbers]."""
+    found = {}
+    for number, turn in enumerate(turns, 1):
+        for name, value in contributions(turn, whole).items():
+            found[f"{number}: {name}"] = np.asarray(value, dtype=np.float64).reshape(-1)
+    return found
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What two runs with known coins taught.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Of what every site sent in both of them, in the same shape.
+    sizes : tuple of int
+        How many numbers each name has.
+    middle, deviation : array
+        [d], of sites without canaries.
+    directions : array
+        [canaries, d], in units of the deviation.
+    whole : bool
+        Whether sites answer whole models.
+    bare : tuple of str
+        Names of what never varied without canaries, and did with each of them.
+    model : dict of str to array
+        What sites were sent first when they held no canary.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    middle: Floats
+    deviation: Floats
+    directions: Floats
+    whole: bool
+    bare: tuple[str, ...]
+    model: Mapping[str, Floats]
+
+
+def fit_sites(all_in: Transcript, all_out: Transcript, one: bool) -> Fitted:
+    """Directions of canaries in what sites send, under local trust.
+
+    Parameters
+    ----------
+    all_in, all_out : Transcript
+        The first has at each site one canary of its own, the second none.
+    one : bool
+        Whether it was the same canary everywhere, so that their mean is taken.
+    """
+    whole = answers_whole_models(next(iter(all_out.sites.values())))
+    first = [flat_site(turns, whole) for turns in all_in.sites.values()]
+    second = [flat_site(turns, whole) for turns in all_out.sites.values()]
+    names = tuple(common(*first, *second))
+    x, y = stacked(first, names), stacked(second, names)
+    middle, deviation = y.mean(axis=0), np.zeros(y.shape[1])
+    bare, at = [], 0
+    for name in names:
+        part = slice(at, at := at + len(first[0][name]))
+        own = y[:, part]
+        spread = float(np.sqrt(own.var(axis=0, ddof=1).mean())) if own.size else 0.0
+        least = EXACT * max(1.0, float(np.abs(own).max(initial=0.0)))
+        each = np.where(own.std(axis=0) <= least, least, max(spread, least))
+        deviation[part] = each
+        moved = np.abs(x[:, part] - middle[part]) > 1e3 * least
+        if spread <= least and own.size and moved.any(axis=1).all():
+            bare.append(name)
+    directions = (x - middle) / deviation
+    if one:
+        directions = directions.mean(axis=0, keepdims=True)
+    sizes = tuple(len(first[0][name]) for name in names)
+    return Fitted(
+        names, sizes, middle, deviation, directions, whole, tuple(bare), first_model(all_out)
+    )
+
+
+def scores_of_sites(run: Transcript, sites: Sequence[str], fitted: Fitted) -> Floats:
+    """Scores of the canaries [sites, canaries] that each site may hold, by all that left it.
+
+    While the model is that of the other runs, nothing else moves a site. Where it is another one, drifted or begun
+    anew, what all sites have in common is taken off.
+    """
+    rows = np.stack([stacked_as(flat_site(run.sites[one], fitted.whole), fitted) for one in sites])
+    rest = (rows - fitted.middle) / fitted.deviation
+    turns = [name.partition(": ")[0] for name in fitted.names]
+    begun = same_arrays(first_model(run), fitted.model)
+    known = np.repeat([begun and turn == "1" for turn in turns], fitted.sizes)
+    later = rest[:, ~known] - rest[:, ~known].mean(axis=0)
+    early = [ratios(fitted.directions[:, known], own, 1.0, 0.5) for own in rest[:, known]]
+    drifted = np.stack([ratios(fitted.directions[:, ~known], one, 1.0, 0.0) for one in later])
+    halfway = (
+        drifted.max(axis=0) + drifted.min(axis=0)
+    ) / 2  # between sites with a canary and without
+    found: Floats = np.stack(early) + drifted - halfway
+    return found
+
+
+def first_model(run: Transcript) -> dict[str, Floats]:
+    """What the sites were sent first."""
+    return arrays_by_tail(next(iter(run.sites.values()))[0].sent)
+
+
+def same_arrays(one: Mapping[str, Floats], other: Mapping[str, Floats]) -> bool:
+    """Whether arrays of more than one number are equal; others may be times and counts."""
+    names = {name for name in one if one[name].size > 1} | {n for n in other if other[n].size > 1}
+    return all(
+        name in one and name in other and np.array_equal(one[name], other[name]) for name in names
+    )
+
+
+def stacked_as(own: Mapping[str, Floats], fitted: Fitted) -> Floats:
+    """One site's numbers in the fitted order; what is missing is as without canaries."""
+    parts, at = [], 0
+    for name, size in zip(fitted.names, fitted.sizes, strict=True):
+        found = own.get(name)
+        expected = fitted.middle[at : at + size]
+        parts.append(found if found is not None and len(found) == size else expected)
+        at += size
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def common(*sites: Mapping[str, Floats]) -> list[str]:
+    """Names that all have, with as many finite numbers."""
+    found = []
+    for name, value in sites[0].items():
+        sizes = {len(one[name]) if name in one else -1 for one in sites}
+        if sizes == {len(value)} and all(np.isfinite(one[name]).all() for one in sites):
+            found.append(name)
+    return found
+
+
+def stacked(sites: Sequence[Mapping[str, Floats]], names: Sequence[str]) -> Floats:
+    """[sites, d], names one after another."""
+    rows = [np.concatenate([one[name] for name in names] or [np.zeros(0)]) for one in sites]
+    return np.stack(rows)
+
+
+def published(run: Transcript) -> list[dict[str, Floats]]:
+    """How the model moves from one turn to the next, by layer; sites are sent the same."""
+    turns = next(iter(run.sites.values()))
+    models = [arrays_by_tail(turn.sent) for turn in turns]
+    models.append(arrays_by_tail(run.final))
+    moves = []
+    for before, after in pairwise(models):
+        both = [name for name in before if name in after and before[name].ndim > 0]
+        same = [name for name in both if before[name].shape == after[name].shape]
+        moves.append({name: after[name] - before[name] for name in same})
+    return moves
+
+
+@dataclass(frozen=True)
+class FittedServer:
+    """Directions of the sites' canaries in what is published, turn by turn.
+
+    Attributes
+    ----------
+    names : list of tuple of str
+        Layers that each turn moves.
+    middles : list of array
+        Each turn's move without canaries.
+    directions : list of array
+        [sites, d] each.
+    scales : list of float
+        How much of a direction the move holds if the canary is in.
+    """
+
+    names: list[tuple[str, ...]]
+    middles: list[Floats]
+    directions: list[Floats]
+    scales: list[float]
+
+
+def fit_server(all_in: Transcript, all_out: Transcript) -> FittedServer:
+    """Directions of canaries in what is published, under central trust."""
+    whole = answers_whole_models(next(iter(all_out.sites.values())))
+    moves_in, moves_out = published(all_in), published(all_out)
+    found = FittedServer([], [], [], [])
+    for number, (move_in, move_out) in enumerate(zip(moves_in, moves_out, strict=False)):
+        kinds = [move_in, move_out]
+        rows = []
+        for site in all_in.sites:
+            pair = [
+                arrays_by_tail(contributions(one.sites[site][number], whole))
+                for one in (all_in, all_out)
+            ]
+            kinds += pair
+            rows.append(pair)
+        names = tuple(common_layers(kinds))
+        directions = np.stack(
+            [flat_layers(inside, names) - flat_layers(outside, names) for inside, outside in rows]
+        )
+        middle = flat_layers(move_out, names)
+        total = directions.sum(axis=0)
+        moved = flat_layers(move_in, names) - middle
+        scale = float(moved @ total) / max(float(total @ total), 1e-300)
+        found.names.append(names)
+        found.middles.append(middle)
+        found.directions.append(directions)
+        found.scales.append(max(scale, 1e-12))
+    return found
+
+
+def scores_of_server(run: Transcript, fitted: FittedServer, holders: Sequence[int]) -> Floats:
+    """Scores of the canaries of the sites that hold one [holders] by what the server published."""
+    found = np.zeros(len(holders))
+    for number, move in enumerate(published(run)):
+        if number >= len(fitted.names) or any(name not in move for name in fitted.names[number]):
+            continue
+        rest = flat_layers(move, fitted.names[number]) - fitted.middles[number]
+        own = fitted.directions[number][list(holders)]
+        found += ratios(own, rest, fitted.scales[number], 0.5)
+    return found
+
+
+def common_layers(kinds: Sequence[Mapping[str, Floats]]) -> list[str]:
+    """Layers that all have, in the same shape."""
+    names = []
+    for name, value in kinds[0].items():
+        if value.ndim > 0 and all(name in one and one[name].shape == value.shape for one in kinds):
+            names.append(name)
+    return names
+
+
+def flat_layers(values: Mapping[str, Floats], names: Sequence[str]) -> Floats:
+    """Layers one after another [d]."""
+    parts = [np.asarray(values[name], dtype=np.float64).reshape(-1) for name in names]
+    return np.concatenate(parts or [np.zeros(0)])
+
+
+def ratios(directions: Floats, rest: Floats, scale: float, middle: float) -> Floats:
+    """Log-likelihood ratio of each direction's presence [canaries], all others being fitted too.
+
+    Parameters
+    ----------
+    directions : array
+        [canaries, d].
+    rest : array
+        [d], what is to be explained.
+    scale : float
+        How much of a direction a canary that is in adds.
+    middle : float
+        Which share of it lies between in and out: half, or none if what sites have in common was taken off.
+    """
+    gram = directions @ directions.T
+    if float(np.trace(gram)) <= 0.0:
+        return np.zeros(len(directions))  # nothing moves
+    gram += RIDGE * float(np.trace(gram)) * np.eye(len(gram))
+    inverse = np.linalg.pinv(gram, hermitian=True)
+    share = inverse @ (directions @ rest)
+    weight = 1.0 / np.maximum(np.diag(inverse), 1e-300)
+    found: Floats = (share - scale * middle) * scale * weight
+    return found
+
+
+def told_apart(directions: Floats) -> list[int]:
+    """Canaries whose directions differ enough from those of the others that are taken, in order.
+
+    Parameters
+    ----------
+    directions : array
+        [canaries, d]; in fewer dimensions than canaries some direction is a sum of others.
+    """
+    _, triangle, order = scipy.linalg.qr(directions.T, mode="economic", pivoting=True)
+    lengths = np.linalg.norm(directions, axis=1)
+    kept = []
+    for place, size in enumerate(np.abs(np.diag(triangle))):
+        if size > APART * lengths[order[place]]:
+            kept.append(int(order[place]))
+    return sorted(kept) or [0]

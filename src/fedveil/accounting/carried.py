@@ -1,0 +1,74 @@
+"""Costs of many releases without their lines: each with how often it was paid, for a ledger that goes on from them."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from fedveil.accounting.ledger import Entry
+
+Carried = tuple[tuple[int, Entry], ...]
+GATHERED = "gathered"  # digest of a cost that stands for several releases
+
+
+def gathered(entries: Iterable[Entry], carried: Carried = ()) -> Carried:
+    """Count equal costs of entries, together with those that are carried already.
+
+    Parameters
+    ----------
+    entries : iterable of Entry
+        One a release. Its round, its bits and the question it answered are dropped; all that a budget, a policy or a
+        report's cost reads stays.
+    carried : tuple of (int, Entry)
+        Costs that were counted before.
+
+    Returns
+    -------
+    tuple of (int, Entry)
+        In the order in which each cost was first paid.
+    """
+    counts: Counter[Entry] = Counter()
+    for times, entry in carried:
+        counts[entry] += times
+    for entry in entries:
+        counts[_cost_of(entry)] += 1
+    return tuple((times, entry) for entry, times in counts.items())
+
+
+def without(carried: Carried, entries: Iterable[Entry]) -> Carried:
+    """Take the costs of some entries off again.
+
+    Raises
+    ------
+    ValueError
+        If one of them is not among the carried.
+    """
+    counts = Counter({entry: times for times, entry in carried})
+    counts.subtract(_cost_of(entry) for entry in entries)
+    if any(times < 0 for times in counts.values()):
+        raise ValueError("an entry is not among the costs that are carried")
+    return tuple((times, entry) for entry, times in counts.items() if times)
+
+
+def carried_values(carried: Carried) -> list[dict[str, Any]]:
+    """Return plain values for JSON, which `fedveil.accounting.ledger.read_carried` reads."""
+    return [{"times": times, **_values_of(entry)} for times, entry in carried]
+
+
+def _cost_of(entry: Entry) -> Entry:
+    purpose = entry.key[1].partition(" ")[0]
+    return replace(entry, key=(0, purpose), attempt=min(entry.attempt, 1), digest=GATHERED)
+
+
+def _values_of(entry: Entry) -> dict[str, Any]:
+    return {
+        "round": entry.key[0],
+        "purpose": entry.key[1],
+        "attempt": entry.attempt,
+        "digest": entry.digest,
+        "spend": {**entry.spend.values(), "guarantee": json.loads(entry.spend.guarantee.text)},
+        "source": entry.source,
+        "rounds": entry.rounds,
+        "format": entry.format,
+    }

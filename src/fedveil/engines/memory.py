@@ -1,0 +1,89 @@
+"""Memory of this machine: a cohort whose models do not fit is refused with the numbers, before anybody trains."""
+
+import os
+import sys
+from pathlib import Path
+
+from fedveil.errors import FieldError
+
+WORTH_ASKING = 1 << 28  # bytes below which nobody asks
+_GROUP = Path("/sys/fs/cgroup")
+
+
+def require_room(clients: int, parameters: int, itemsize: int) -> None:
+    """Refuse a cohort whose models are held together and do not fit into memory.
+
+    Parameters
+    ----------
+    clients : int
+        Models that are held at once.
+    parameters, itemsize : int
+        Entries of one, and the bytes of an entry.
+
+    Raises
+    ------
+    FieldError
+        With the bytes that are needed and those that are free. Where the system does not tell them nothing is refused.
+    """
+    needed = clients * parameters * itemsize
+    if needed < WORTH_ASKING:
+        return
+    free = available()
+    if free is not None and needed > free:
+        held = f"{clients} models of {parameters:,} parameters"
+        accepted = (
+            f"{held}, take {_gib(needed)}, and {_gib(free)} are free: ask fewer clients a round"
+        )
+        hint = (
+            'under "global" with a linear rule and trainer "sequential" they are added as they come'
+        )
+        raise FieldError(
+            "clients_per_round", clients, f"{accepted}, or take a method that adds them ({hint})"
+        )
+
+
+def available() -> int | None:
+    """Return the bytes that this process may still take: of the machine, its control group and its own limit."""
+    known = [_of_machine(), _of_group(), _of_process()]
+    told = [size for size in known if size is not None]
+    return min(told, default=None)
+
+
+def _of_machine() -> int | None:
+    for line in _lines("/proc/meminfo"):
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) << 10
+    return None
+
+
+def _of_group() -> int | None:
+    """Bytes left in the control group that a container is in."""
+    most, used = _lines(_GROUP / "memory.max"), _lines(_GROUP / "memory.current")
+    if not most or not used or not most[0].isdecimal():
+        return None
+    return max(0, int(most[0]) - int(used[0]))
+
+
+def _of_process() -> int | None:
+    """Bytes left of the address space that this process is limited to."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    held = _lines("/proc/self/statm")
+    if most == resource.RLIM_INFINITY or not held:
+        return None
+    return max(0, most - int(held[0].split()[0]) * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _lines(path: str | Path) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.2f} GiB"

@@ -1,0 +1,209 @@
+"""Receipts in a round: what the server states of the round before, and what a site refuses.
+
+A site decides by the broadcast and its own ledger's lines alone, which hold nothing but released values. So a refusal
+tells nothing of its data.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from fedveil.accounting import Entry, Ledger, Receipt, ShareReceipt, Spend
+from fedveil.accounting.receipts import SHARED, is_digest, leaf, question, share_digest
+from fedveil.engines.party import COMBINE
+from fedveil.errors import FieldError
+from fedveil.methods import Broadcast, Method, PublicFacts, Releases
+
+TRUSTS = ("local", "secure sum")  # of which a server is no trusted party
+UNSEALED = "the reply lacks the seal of its receipt"
+TWICE = "the reply is another client's, to the last bit of its seal"
+
+
+def has_receipts(method: Method, broadcast: Broadcast) -> bool:
+    """Whether a round has receipts: each share carries noise that is proven enough against the server itself."""
+    if method.client.trust not in TRUSTS:
+        return False
+    quoted = method.client.quote(broadcast, method.client.init())
+    return isinstance(quoted, Spend) and quoted.guarantee.proven
+
+
+def receipt_before(ledger: Ledger, round_: int, run: str) -> Receipt:
+    """Return the receipt of the round before this one from the server's ledger; the run's first one if it has none."""
+    known = ledger.find((round_ - 1, COMBINE))
+    if known is None or not known.receipt:
+        return Receipt(run=run, round=round_ - 1, asked=0)
+    return Receipt.of(known.receipt)
+
+
+def leaves_of(
+    broadcast: Broadcast, replies: Mapping[int, Releases], seals: Mapping[int, str]
+) -> tuple[dict[int, str], dict[int, str]]:
+    """Compute the leaf of each reply.
+
+    Parameters
+    ----------
+    broadcast : Broadcast
+        Opened the round.
+    replies : mapping of int to Releases
+        By partition.
+    seals : mapping of int to str
+        By partition; whatever clients sent.
+
+    Returns
+    -------
+    tuple of dict
+        Leaves by partition, and the replies that can have none, with the reason.
+    """
+    asked = question(broadcast.facts, broadcast.opened)
+    leaves: dict[int, str] = {}
+    without: dict[int, str] = {}
+    for partition in sorted(replies):
+        sealed = seals.get(partition)
+        if not is_digest(sealed):
+            without[partition] = UNSEALED
+            continue
+        own = leaf(asked, share_digest(replies[partition]), str(sealed))
+        if own in leaves.values():
+            without[partition] = TWICE
+        else:
+            leaves[partition] = own
+    return leaves, without
+
+
+def receipt_of(
+    broadcast: Broadcast, leaves: Sequence[str], asked: int, model: str, before: Receipt
+) -> Receipt:
+    """Return the receipt of a round that released models with this digest."""
+    return Receipt(
+        run=before.run,
+        round=broadcast.public.round,
+        asked=max(asked, len(leaves)),
+        facts=broadcast.facts,
+        opened=broadcast.opened,
+        model=model,
+        previous=before.root,
+        leaves=tuple(sorted(leaves)),
+    )
+
+
+def require_receipt(
+    public: PublicFacts, entries: Sequence[Entry], required: bool = False
+) -> tuple[Receipt | None, str]:
+    """Check a broadcast's receipt against the site's own ledger, before data are touched.
+
+    Parameters
+    ----------
+    public : PublicFacts
+        Public facts of the broadcast.
+    entries : sequence of Entry
+        Lines of the site in this run.
+    required : bool
+        Whether the site's policy declines a round after one of its shares was left out, for whatever reason.
+
+    Returns
+    -------
+    tuple of (Receipt or None, str)
+        None if the run has no receipts. The text says that a share of this site was left out; empty if none was.
+
+    Raises
+    ------
+    FieldError
+        Naming the round, if the receipt contradicts itself or this site's ledger.
+    LedgerError
+        If a line of that ledger has a receipt that is none.
+    """
+    own: list[tuple[int, ShareReceipt]] = []
+    for entry in entries:
+        held = ShareReceipt.of(entry)
+        if held is not None:
+            own.append((entry.key[0], held))
+    if not isinstance(public.receipt, str):
+        raise FieldError("receipt", type(public.receipt).__name__, "must be text")
+    if not public.receipt:
+        if own:
+            raise _wrong(
+                None, f"round {own[-1][0]} had one: the server stopped to show what it accepts"
+            )
+        if required:
+            raise _wrong(None, "the site's policy asks for one in each broadcast")
+        return None, ""
+    receipt = Receipt.parse(public.receipt)
+    if receipt.round != public.round - 1:
+        raise _wrong(receipt.round, f"must be of round {public.round - 1}")
+    if receipt.first and any(round_ < public.round for round_, _ in own):
+        raise _wrong(receipt.round, "begins anew, and this site answered a round before")
+    for round_, held in own:
+        if round_ == public.round and held.seen != receipt.root:
+            raise _wrong(receipt.round, f"is another one than round {round_} showed before")
+    mine = [held for round_, held in own if round_ == receipt.round]
+    left_out = _left_out(receipt, mine, bool(public.roster))
+    if left_out and required:
+        raise _wrong(receipt.round, f"{left_out}; the site's policy asks that it is in it")
+    return receipt, left_out
+
+
+def _left_out(receipt: Receipt, mine: Sequence[ShareReceipt], again: bool) -> str:
+    """Say that no share of the site is among the accepted ones; refuse what cannot be true.
+
+    `again` says whether one round may ask several questions, as of a secure sum.
+    """
+    for held in mine:
+        if held.seen != receipt.previous:
+            raise _wrong(receipt.round, "follows another receipt than this site was shown")
+    counted = sum(held.leaf in receipt.leaves for held in mine)
+    if counted > 1:
+        raise _wrong(receipt.round, f"counts {counted} shares of this site")
+    if counted or not mine:
+        return ""
+    if all(held.question != receipt.question for held in mine):
+        if not again:
+            raise _wrong(receipt.round, "answers another question than this site was asked")
+        return "the accepted shares answer another question than this site was asked"
+    if len(receipt.leaves) == receipt.asked:
+        accepted = f"has a share of each of the {receipt.asked} sites that were asked, and not this site's: "
+        raise _wrong(receipt.round, f"{accepted}it was left out, or altered")
+    return (
+        f"this site's share is not among the {len(receipt.leaves)} of {receipt.asked} accepted ones"
+    )
+
+
+def _wrong(round_: int | None, why: str) -> FieldError:
+    """Refuse a receipt by its round."""
+    return FieldError("receipt", None if round_ is None else f"round {round_}", why)
+
+
+def paid(
+    broadcast: Broadcast, receipt: Receipt, entry: Entry, releases: Releases, salt: bytes
+) -> dict[str, str]:
+    """Return the receipt's values for a site's line, before anything is handed over.
+
+    Parameters
+    ----------
+    broadcast : Broadcast
+        Asked for the release.
+    receipt : Receipt
+        The one that the broadcast carried.
+    entry : Entry
+        The line without its receipt.
+    releases : Releases
+        What is to leave.
+    salt : bytes
+        Fresh.
+    """
+    alone = all(release.kind in SHARED for release in releases)  # the line's digest is the share's
+    held = ShareReceipt(
+        leaf="",
+        salt=salt.hex(),
+        question=question(broadcast.facts, broadcast.opened),
+        seen=receipt.root,
+        share="" if alone else share_digest(releases),
+    )
+    values = held.values()
+    values["leaf"] = held.leaf_of(entry)
+    return values
+
+
+def seal_of(entry: Entry | None) -> str:
+    """Return the seal that leaves with the release of a line; empty without a receipt."""
+    if entry is None:
+        return ""
+    held = ShareReceipt.of(entry)
+    return "" if held is None else held.seal_of(entry)

@@ -1,0 +1,74 @@
+"""A round whose models do not fit into memory is refused with the numbers; one that adds them as they come is not."""
+
+import pytest
+import torch
+from torch import nn
+
+import fedveil as fv
+from fedveil.engines import memory
+from fedveil.errors import FieldError
+from fedveil.methods import build
+
+WIDE = 3_000
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Linear(WIDE, 12)
+
+
+def federation(method, aggregator=None, **options):
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(4, WIDE, generator=generator), torch.tensor([0, 1, 2, 3])
+    return fv.Federation(
+        model=network,
+        clients=[(x + partition, y) for partition in range(20)],
+        method=build(method, aggregator, **options),
+        local=fv.LocalTraining(lr=0.1),
+        seed=1,
+        execution=fv.Execution(trainer="sequential", tell=lambda text: None),
+    )
+
+
+@pytest.fixture
+def scarce(monkeypatch):
+    """A megabyte is free; 20 models are 2.7."""
+    monkeypatch.setattr(memory, "WORTH_ASKING", 0)
+    monkeypatch.setattr(memory, "available", lambda: 1 << 20)
+
+
+@pytest.mark.usefixtures("scarce")
+@pytest.mark.parametrize("aggregator", [fv.FedAvg(), fv.aggregation.FedMedian()])
+def test_models_that_do_not_fit_are_refused_with_the_number_before_training(aggregator):
+    with pytest.raises(FieldError) as refused:
+        federation("vanilla", aggregator).run(1)
+    assert refused.value.field == "clients_per_round"
+    assert refused.value.value == 20
+    assert f"{WIDE * 12 + 12:,}" in str(refused.value)
+
+
+@pytest.mark.usefixtures("scarce")
+def test_nobody_is_charged_for_a_round_that_does_not_fit():
+    refused = federation("sga-ldp", clip=0.5)
+    with pytest.raises(FieldError, match="clients_per_round"):
+        refused.run(1)
+    assert not any(refused.parties.party(partition).ledger.entries for partition in range(20))
+
+
+@pytest.mark.usefixtures("scarce")
+def test_models_that_are_added_as_they_come_need_no_room():
+    run = federation("global", noise_multiplier=1.0, clip=1.0).run(1)
+    assert len(run.rounds) == 1
+
+
+def test_what_is_free_is_told_and_less_under_a_limit(monkeypatch, tmp_path):
+    free = memory.available()
+    if free is None:
+        pytest.skip("this system does not tell")
+    assert free > 1 << 20
+    (tmp_path / "memory.max").write_text("3000000\n")
+    (tmp_path / "memory.current").write_text("1000000\n")
+    monkeypatch.setattr(memory, "_GROUP", tmp_path)
+    assert memory.available() == 2_000_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.available() > 1 << 20

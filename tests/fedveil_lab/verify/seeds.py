@@ -1,0 +1,31 @@
+"""How often planted mistakes are caught, and a tight right claim is refuted: ``python seeds.py FILE.csv``."""
+
+import sys
+from pathlib import Path
+
+from fedveil.tables import Table
+from verify_kit import judged, module
+
+RUNS, SEEDS = 2500, 20
+
+
+def main(file: Path) -> None:
+    """Write a line a mechanism, as each is counted."""
+    wrong = module("wrong").CASES
+    asked = [
+        (name, "wrong", RUNS, SEEDS, 0.01)
+        for name, case in wrong.items()
+        if "worst-case world" in case["by"]
+    ]
+    asked.append(("randomised_response", "right", 1000, 100, 0.1))
+    rows = []
+    for name, kind, runs, seeds, alpha in asked:
+        refuted = sum(judged(kind, name, runs, seed, alpha).refuted for seed in range(seeds))
+        row = {"mechanism": name, "claim": kind, "runs": runs, "alpha": alpha}
+        rows.append({**row, "seeds": seeds, "refuted": refuted})
+        print(name, refuted, "of", seeds, flush=True)
+        file.write_text(Table.of(rows).csv())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
