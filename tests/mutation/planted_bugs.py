@@ -19,6 +19,7 @@ PRINTED = "test_rounded_figures"
 SCORED, CANARIES = "test_statistics", "test_canaries"
 CROWDS = "test_large_cohorts"
 ANEW = "test_recomputed"
+RECEIPTS = "test_receipting"
 ROUNDS = "test_noise_over_rounds::test_every_methods_noise_is_sound_and_is_found_used_again"
 
 
@@ -2211,5 +2212,27 @@ BUGS = (
         "self.counts",
         "1",
         f"{ANEW}::test_a_promise_below_its_own_draws_is_refused[full batches]",
+    ),
+    # receipts
+    _bug(
+        "a site does not mind being left out",
+        "_left_out",
+        "len(receipt.leaves) == receipt.asked",
+        "False",
+        f"{RECEIPTS}::test_a_planted_cheat_is_refused_by_name_before_data_are_touched",
+    ),
+    _bug(
+        "two shares of one site are counted",
+        "_left_out",
+        "counted > 1",
+        "False",
+        f"{RECEIPTS}::test_two_shares_of_one_site_in_one_round_are_refused",
+    ),
+    _bug(
+        "a seal without its salt",
+        "seal",
+        "salt + text.encode()",
+        "text.encode()",
+        f"{RECEIPTS}::test_seals_and_roots_are_the_same_whatever_the_data_are",
     ),
 )
