@@ -87,7 +87,8 @@ def clipped(vectors: Array, clip: float) -> Array:
     """Scale vectors [n, ...] down to a length of at most `clip`."""
     flat = vectors.reshape(len(vectors), -1)
     lengths = np.linalg.norm(flat, axis=1, keepdims=True)
-    return (flat * np.minimum(1.0, clip / np.maximum(lengths, 1e-300))).reshape(vectors.shape)
+    scaled: Array = flat * np.minimum(1.0, clip / np.maximum(lengths, 1e-300))
+    return scaled.reshape(vectors.shape)
 
 
 def by_clients(rows: Split, setting: Setting, noise: Array, draw: np.random.Generator) -> Array:
