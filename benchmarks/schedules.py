@@ -68,8 +68,9 @@ def split(seed: int) -> Split:
 
 def multipliers(mu: float, rounds: int, ratio: float) -> Array:
     """Return noise multipliers [T] of a geometric schedule, whose total is mu: sum of 1 / z_t^2 = mu^2."""
-    shape = ratio ** np.linspace(0.0, 1.0, rounds)
-    return shape * math.sqrt(float((shape**-2.0).sum())) / mu
+    shape: Array = ratio ** np.linspace(0.0, 1.0, rounds)
+    scaled: Array = shape * math.sqrt(float((shape**-2.0).sum())) / mu
+    return scaled
 
 
 def residuals(x: Array, y: Labels, weights: Array) -> Array:
@@ -78,14 +79,16 @@ def residuals(x: Array, y: Labels, weights: Array) -> Array:
     scores = scores - scores.max(-1, keepdims=True)
     chances = np.exp(scores)
     chances /= chances.sum(-1, keepdims=True)
-    return chances - np.eye(CLASSES)[y]
+    rest: Array = chances - np.eye(CLASSES)[y]
+    return rest
 
 
 def clipped(vectors: Array, clip: float) -> Array:
     """Scale vectors [n, ...] down to a length of at most `clip`."""
     flat = vectors.reshape(len(vectors), -1)
     lengths = np.linalg.norm(flat, axis=1, keepdims=True)
-    return (flat * np.minimum(1.0, clip / np.maximum(lengths, 1e-300))).reshape(vectors.shape)
+    scaled: Array = flat * np.minimum(1.0, clip / np.maximum(lengths, 1e-300))
+    return scaled.reshape(vectors.shape)
 
 
 def by_clients(rows: Split, setting: Setting, noise: Array, draw: np.random.Generator) -> Array:

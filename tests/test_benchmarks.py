@@ -1,5 +1,6 @@
 """The benchmarks: what they compare does the same work, and the page says what the files say."""
 
+import json
 import sys
 from dataclasses import replace
 from importlib import import_module
@@ -119,3 +120,19 @@ def test_region_level_is_called_best_only_beside_both_rivals() -> None:
     assert regions.verdict(better, better) == "region"
     assert regions.verdict(better, even) == "not told apart"
     assert regions.verdict(better, worse) == regions.verdict(worse, even) == "a rival"
+
+
+def test_chance_is_foreseen_over_the_cells_of_first_settings() -> None:
+    from benchmarks.first_foresight import seen
+    from benchmarks.first_page import FOLDER
+
+    from fedveil_lab.config.foresight import IMAGE, PULL
+
+    cells = json.loads((FOLDER / "measured.json").read_text())["cells"]
+    said = {True: [], False: []}
+    for one in seen(cells):
+        said[one.chance].append(one.foreseen(PULL, IMAGE, one.possible).useless)
+    assert min(map(len, said.values())) >= 15
+    missed, alarms = said[True].count(False), said[False].count(True)
+    assert missed <= 0.1 * len(said[True])
+    assert alarms <= 0.1 * len(said[False])

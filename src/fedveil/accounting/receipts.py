@@ -55,7 +55,7 @@ def seal(salt: bytes, spend: Spend) -> str:
         "draws": [vars(draw) for draw in spend.draws],
     }
     text = json.dumps(terms, sort_keys=True)
-    return hashlib.sha256(b"fedveil receipt seal 1\x00" + salt + text.encode()).hexdigest()
+    return hashlib.sha256(b"fedveil receipt seal 1\x00" + (salt + text.encode())).hexdigest()
 
 
 def share_digest(releases: Iterable[Release]) -> str:

@@ -3,7 +3,9 @@
 import json
 import pickle
 import shutil
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -132,6 +134,30 @@ def test_data_are_replaced_as_soon_as_their_module_is_imported(tmp_path, monkeyp
     assert len(loads_rows.load()[0]) == 3
 
 
+def test_sockets_reach_this_machine_alone():
+    script = """
+import socket, sys
+sys.path.insert(0, sys.argv[1])
+import flare_watch
+flare_watch.close_network()
+server = socket.create_server(("127.0.0.1", 0))
+socket.create_connection(server.getsockname()).close()
+for ask in (
+    lambda: socket.create_connection(("203.0.113.1", 80)),
+    lambda: socket.socket().connect_ex(("203.0.113.1", 80)),
+    lambda: socket.getaddrinfo("example.org", 80),
+):
+    try:
+        ask()
+    except OSError as error:
+        assert flare_watch.CLOSED in str(error), error
+    else:
+        raise SystemExit(1)
+"""
+    probe = str(Path(flare_watch.__file__).parent)
+    subprocess.run([sys.executable, "-c", script, probe], check=True)
+
+
 def test_the_example_says_what_it_is():
     assert is_flare_job(JOB)
     assert not is_flare_job(EXAMPLES / "flower-app")
@@ -166,8 +192,8 @@ def test_a_table_that_says_too_little_is_refused(values, tmp_path):
         FlareTable.of(values, tmp_path)
 
 
-def test_the_last_error_of_a_log_is_told():
-    log = "12 - ERROR - aborted\nTraceback (most recent call last):\n  x\nValueError: no such column\n12 - INFO - end"
+def test_the_first_error_of_a_log_is_told():
+    log = "12 - ERROR - aborted\nTraceback (most recent call last):\nValueError: no such column\nLateError: 3"
     assert failure_in(log) == "ValueError: no such column"
     assert failure_in("12 - ERROR - first\n13 - ERROR - then") == "12 - ERROR - first"
 

@@ -23,7 +23,7 @@ from fedveil.methods import GlobalDP, RecordDP
 
 REACH = {"classes": 0.9, "numbers": 0.3}  # where nobody says one: a clear task
 PULL = 0.7  # of real units beside those that are made up, whose directions agree more
-IMAGE = 0.6  # power of its pixels, whose directions an image has: neighbours look alike
+IMAGE = 0.55  # power of its pixels, whose directions an image has: neighbours look alike
 WIDTH = 1.96  # deviations of a 95% interval
 SIGN = math.sqrt(2 / math.pi)  # mean length of a number of deviation 1
 GRID = np.linspace(-8.0, 16.0, 481)

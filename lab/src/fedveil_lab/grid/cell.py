@@ -89,7 +89,8 @@ class Cell:
         record = (
             isinstance(needs, frozenset) and "noisy_steps" in needs
         )  # where parameters decide, it is a property
-        person = record and self.config.privacy.options.get("unit") == "person"
+        unit = self.config.privacy.options.get("unit")
+        person = record and unit in ("person", "person region")
         return numerics_of(record, self.config.trainer, person=person)
 
     @cached_property

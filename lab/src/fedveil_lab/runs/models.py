@@ -267,7 +267,7 @@ def check_fit(
         )
         raise FieldError("data.classes", dataset.classes, accepted)
     side = method.client
-    if isinstance(side, RecordDP) and side.unit == "person":
+    if isinstance(side, RecordDP) and side.records_per_person:
         ids = [
             torch.unique(client.person)
             for client in dealt.clients

@@ -223,10 +223,10 @@ def _result(turn: SiteTurn) -> bool:
 
 
 def failure_in(said: str) -> str:
-    """The last error that a log names, else the first line that it marks as one."""
+    """The first error that a log names, which others follow from; else the first line that it marks as one."""
     errors = [line for line in said.splitlines() if line[:1].isalpha() and "Error: " in line]
     marked = [line for line in said.splitlines() if " - ERROR - " in line]
-    return errors[-1] if errors else (marked or [""])[0]
+    return (errors or marked or [""])[0]
 
 
 def transcript_of(folder: Path, sites: Sequence[str], said: str) -> Transcript:

@@ -87,6 +87,7 @@ def _be_worker(arguments: list[str], environment: dict[str, str], run: dict[str,
     sys.path[:0] = [one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one]
     sys.argv = [WORKER, *arguments]
     fresh_entropy()
+    flare_watch.close_network()
     flare_watch.watch_site(run, arguments[arguments.index("--client") + 1])
     runpy.run_module(WORKER, run_name="__main__", alter_sys=True)
 

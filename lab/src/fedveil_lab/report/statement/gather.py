@@ -29,7 +29,7 @@ from fedveil_lab.report.statement.attacked import attacked
 from fedveil_lab.report.statement.document import WORDS
 from fedveil_lab.report.statement.figures import accuracy_of
 from fedveil_lab.report.statement.measured import with_measures
-from fedveil_lab.report.statement.subject import Run, Subject
+from fedveil_lab.report.statement.subject import CHOSEN, Run, Subject
 from fedveil_lab.runs.provenance import provenance
 from fedveil_lab.runs.summary import Summary
 
@@ -49,7 +49,6 @@ BOUND = (
     "conditions",
     RUN_OF_SITES,
 )  # the author says, or ledgers do
-CHOSEN = ("privacy.clip", "privacy.epsilon", "privacy.noise_multiplier", "local.lr", "local.epochs")
 
 
 def gather(

@@ -16,7 +16,7 @@ from fedveil_lab.report.statement.document import (
     percent,
     protected,
 )
-from fedveil_lab.report.statement.subject import Run, Subject
+from fedveil_lab.report.statement.subject import CHOSEN, Run, Subject
 
 PROVEN = ("formal", "conditional")
 LEDGERS, AUTHOR = "ledgers", "the author"
@@ -257,11 +257,14 @@ def _tuned(subject: Subject) -> ReportSection:
     chosen = {run.setting: run.said["chosen"] for run in runs if run.said["chosen"]}
     keys: list[str] = []
     for own in chosen.values():
-        keys = keys or list(own)
+        keys = keys or [key for key in CHOSEN if key in own]
     rows = []
     for label, own in chosen.items():
         rows.append([label, *(_text(own[key]) for key in keys)])
-    return ReportSection("tuned", lines, _grid("Chosen values", ("setting", *keys), rows, keys))
+    header = ("setting", *keys)
+    return ReportSection(
+        "tuned", lines, _grid("Chosen values", header, rows if keys else [], header)
+    )
 
 
 def _budget(subject: Subject) -> ReportSection:

@@ -15,6 +15,7 @@ from fedveil.tables import grouped_by
 from fedveil_lab.report.statement.document import ReportSection, section_from
 
 DIGITS = 9  # to which two epsilons are one
+CHOSEN = ("privacy.clip", "privacy.epsilon", "privacy.noise_multiplier", "local.lr", "local.epochs")
 
 
 @dataclass(frozen=True, eq=False)

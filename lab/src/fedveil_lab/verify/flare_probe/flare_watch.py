@@ -193,6 +193,7 @@ def close_network() -> None:
     import socket
 
     resolve, connect = socket.getaddrinfo, socket.socket.connect
+    connect_ex = socket.socket.connect_ex
 
     def resolved(host: Any, *arguments: Any, **options: Any) -> Any:
         if host is not None and not _here(host):
@@ -204,7 +205,13 @@ def close_network() -> None:
             raise OSError(CLOSED)
         return connect(self, address)
 
+    def tried(self: Any, address: Any) -> int:
+        if isinstance(address, tuple) and not _here(address[0]):
+            raise OSError(CLOSED)
+        return connect_ex(self, address)
+
     socket.getaddrinfo = resolved
+    socket.socket.connect_ex = tried  # type: ignore[method-assign]
     socket.socket.connect = connected  # type: ignore[method-assign]
 
 
