@@ -50,7 +50,7 @@ TEST := $(VENV)/.test-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check slow rotate mutation crash hostile fuzz endurance hashes sbom audit-deps fresh browser notebooks deploy-test flare-poc deploy-demo wheels docs flare-2.7 flare-2.8 newest newest-flwr newest-nvflare newest-torch newest-pandas data-test bench bench-check clean distclean
+.PHONY: help demo test lint types check slow rotate mutation crash hostile fuzz endurance hashes sbom audit-deps fresh browser notebooks deploy-test deploy-kills flare-poc deploy-demo wheels docs flare-2.7 flare-2.8 newest newest-flwr newest-nvflare newest-torch newest-pandas data-test bench bench-check clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9. -]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -117,6 +117,9 @@ wheels: $(TEST)  ## build the wheels, install them beside the PyTorch that is th
 
 deploy-test: $(TEST)  ## try to get round `fedveil node` on a real SuperLink and SuperNodes, and what goes wrong at a site (15 minutes)
 	@$(PYTEST) -n 0 -m deploy tests/deploy/test_chain.py tests/deploy/test_bad_input.py tests/deploy/test_server_killed.py tests/deploy/test_existing_app.py $(PYTEST_ARGS)
+
+deploy-kills: $(TEST)  ## kill -9 SuperLink, ServerApp and SuperNodes in a run, and go on with it (CHAIN_PATIENCE=300: on a busy machine)
+	@$(PYTEST) -n 0 -m "deploy and not slow" tests/deploy/test_kills.py tests/deploy/test_example_app.py $(PYTEST_ARGS)
 
 flare-poc: $(TEST)  ## a recipe protected by one line, in FLARE's proof of concept on loopback (3 minutes)
 	@$(PYTEST) -n 0 -m deploy tests/fedveil/engines/nvflare $(PYTEST_ARGS)
