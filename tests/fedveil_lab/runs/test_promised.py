@@ -314,6 +314,7 @@ KEPT += ("events", "events_per_distance", "public_size", "conditions", "epsilon"
 
 # Options that stand in no case, and why they need none.
 SAME_FOR_ALL = {
+    "blank": "of regions, whose marks no table of a configuration gives; it stands in no promise",
     "aggregator": "a table of its own",
     "loop": "who takes the steps: the app's own loop is of a Flower app alone",
 }

@@ -49,7 +49,7 @@ def scattering(images: Tensor) -> Tensor:
         [N, 81, H / 4, W / 4], float32, not negative but for the first map.
     """
     height, width = images.shape[-2:]
-    found = [_coefficients(part, height, width) for part in images.split(AT_ONCE)]
+    found = [_coefficients(part, height, width) for part in torch.split(images, AT_ONCE)]
     return torch.cat(found)
 
 
@@ -80,21 +80,23 @@ def features_of(images: Tensor, count: int) -> Tensor:
     if count > coefficients:
         raise FieldError("data.scattering", count, f"must be at most {coefficients}")
     turn = directions(coefficients, count)
-    return torch.cat([_turned(scattering(part), turn) for part in images.split(AT_ONCE)])
+    return torch.cat([_turned(scattering(part), turn) for part in torch.split(images, AT_ONCE)])
 
 
 @cache
 def directions(coefficients: int, count: int) -> Tensor:
     """Draw orthonormal directions [coefficients, count], the same for everybody."""
     drawn = torch.randn(coefficients, count, generator=torch.Generator().manual_seed(0))
-    return torch.linalg.qr(drawn).Q
+    orthonormal: Tensor = torch.linalg.qr(drawn).Q
+    return orthonormal
 
 
 def _turned(maps: Tensor, turn: Tensor) -> Tensor:
     centred = maps - maps.mean((2, 3), keepdim=True)
     deviation = centred.square().mean((2, 3), keepdim=True).sqrt()
     unit = F.normalize((centred / (deviation + 1e-5)).flatten(1), dim=1)
-    return F.normalize(unit @ turn, dim=1)
+    turned: Tensor = F.normalize(unit @ turn, dim=1)
+    return turned
 
 
 def _coefficients(images: Tensor, height: int, width: int) -> Tensor:
@@ -111,7 +113,7 @@ def _coefficients(images: Tensor, height: int, width: int) -> Tensor:
         seconds += [torch.fft.ifft2(inner * second).abs() for second in coarse]
     firsts += [torch.fft.ifft2(spectrum * wavelet).abs() for wavelet in coarse]
     maps = torch.stack([padded, *firsts, *seconds], dim=1)
-    return (maps.flatten(2) @ average).unflatten(2, (height // STRIDE, width // STRIDE))
+    return (maps.flatten(2) @ average).reshape(-1, MAPS, height // STRIDE, width // STRIDE)
 
 
 @cache
@@ -134,7 +136,8 @@ def _morlet(height: int, width: int, scale: int, angle: float) -> NDArray[Any]:
     deviation, frequency, slant = 0.8 * 2**scale, 0.75 * np.pi / 2**scale, 4 / DIRECTIONS
     wave = _gabor(height, width, deviation, angle, frequency, slant)
     envelope = _gabor(height, width, deviation, angle, 0.0, slant)
-    return wave - wave.sum() / envelope.sum() * envelope
+    wavelet: NDArray[Any] = wave - wave.sum() / envelope.sum() * envelope
+    return wavelet
 
 
 def _gabor(

@@ -74,10 +74,10 @@ LINES = {
 }
 
 
-def of_digits(batch: int, noise: float, scaling: float) -> dict[str, float]:
+def of_digits(batch: float, noise: float, scaling: float) -> dict[str, float]:
     """Return the epsilon of 40 uses of a digit as Gaussians, and that of as many Poisson batches."""
     before = [(step_event(scaling, 1.0), 2)] if scaling else []
-    steps = EPOCHS * (DIGITS // batch)
+    steps = EPOCHS * int(DIGITS // batch)
     proven = epsilon([(step_event(noise, 1.0), EPOCHS), *before], DELTA, "zero-out")
     sampled = [(step_event(noise, batch / DIGITS), steps), *before]
     return {"proven": proven, "if Poisson": epsilon(sampled, DELTA, "add/remove")}
