@@ -96,9 +96,9 @@ class ServerCase(crash_kit.Case):
             note("server", round_ - 1, digest((Release("model", models),)))
             return opening
 
-        def stepping_combine(party, *arguments):
+        def stepping_combine(party, *arguments, **named):
             steps()
-            combined = combine(party, *arguments)
+            combined = combine(party, *arguments, **named)
             steps()
             return combined
 

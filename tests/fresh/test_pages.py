@@ -59,6 +59,8 @@ PARTS = {  # blocks of code, by their first lines
     "recipe = SwarmLearningRecipe(": "a part of a job with the reader's network (test_nvflare_swarm.py)",
     "fedveil.nvflare.protect(recipe": "a part of a job with the reader's recipe (test_nvflare_recipes.py)",
     "with LifetimeLedger(": "a part of a program, with `...` in it",
+    "import torch\nfrom flwr.app import Message\n": "a client's app (test_secure_sum_app.py)",
+    "import torch\nfrom flwr.app import ArrayRecord\n": "its server's app (test_secure_sum_app.py)",
     "import fedveil as fv\n\nmodel = Net()": "a part of a program with the reader's network (test_lora.py)",
 }
 SHOWN = {  # blocks that are neither, by their first lines

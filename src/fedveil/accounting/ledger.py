@@ -254,6 +254,8 @@ class Ledger:
     """
 
     def __init__(self, run: str, party: str, head: str | None = None) -> None:
+        if head is not None:
+            require_a("head", head, str, "must be the first line of a lifetime ledger")
         self.run, self.party, self.head = run, party, head
         self.budget: dict[str, float] | None = None
         self.carried: tuple[tuple[int, Entry], ...] = ()

@@ -107,8 +107,9 @@ class Behaviour(Parameters):
     omniscient: ClassVar[bool] = False
     bypass: bool = False
 
-    def __init__(self, *, bypass: bool = False) -> None:
-        object.__setattr__(self, "bypass", bypass)  # subclasses may be frozen
+    def __init__(self, *, bypass: bool | None = None) -> None:
+        if bypass is not None:  # else the class says it
+            object.__setattr__(self, "bypass", bypass)  # subclasses may be frozen
 
     def data(self, data: ClientData, partition: int, round_: int) -> ClientData:
         """Return the data of a round (counted from 1) in place of its own; called in every round it takes part in."""

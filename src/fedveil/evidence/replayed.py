@@ -78,7 +78,7 @@ class KeptShares:
 
 
 @dataclass(frozen=True, eq=False)
-class KeptRound:
+class SharesOfRound:
     """One round of `KeptShares`.
 
     Attributes
@@ -96,7 +96,7 @@ class KeptRound:
     shares: Mapping[str, Release]
 
 
-def read_round(path: Path) -> KeptRound:
+def read_round(path: Path) -> SharesOfRound:
     """Read a round's file.
 
     Raises
@@ -117,7 +117,7 @@ def read_round(path: Path) -> KeptRound:
         if digest((release,)) != mark:
             raise LedgerError(f"{path}: the share {mark[:16]}... is another one")
         shares[mark] = release
-    return KeptRound(Broadcast(models=opened, public=public), released, shares)
+    return SharesOfRound(Broadcast(models=opened, public=public), released, shares)
 
 
 def _public_of(values: Mapping[str, Any]) -> PublicFacts:
@@ -177,7 +177,7 @@ def replay(
     return checks
 
 
-def _accepted(receipt: Receipt, kept: KeptRound, marks: Mapping[str, str]) -> list[Releases]:
+def _accepted(receipt: Receipt, kept: SharesOfRound, marks: Mapping[str, str]) -> list[Releases]:
     """Return the accepted shares in the order of their leaves.
 
     Raises
@@ -214,7 +214,9 @@ def _combined(
     return combined.models, combined.state
 
 
-def _compared(what: str, models: Tensor, kept: KeptRound, shares: Sequence[Releases]) -> Checked:
+def _compared(
+    what: str, models: Tensor, kept: SharesOfRound, shares: Sequence[Releases]
+) -> Checked:
     """Compare models with those that were released, up to the rounding of a sum in another order."""
     if torch.equal(models, kept.released):
         return Checked(what, True)

@@ -130,6 +130,7 @@ HARMLESS = (
     "declare it",
     "list it in data.absent",
     "copies and backups",
+    "in an absent target's place",  # a world of an audit
 )
 ADVICE = re.compile(r"\b(delete|erase|rm -r|remove|wipe|throw away)\b", re.IGNORECASE)
 

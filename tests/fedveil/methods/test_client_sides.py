@@ -194,7 +194,7 @@ def test_masks_are_checked_and_dealt_out_with_the_images():
         )
     with pytest.raises(FieldError, match="masks"):
         ClientData(
-            x[:, 0], torch.zeros(8, dtype=torch.int64), masks=torch.zeros(8, 4, 4, dtype=torch.bool)
+            x[:, 0], torch.zeros(8, dtype=torch.int64), masks=torch.zeros(8, 16, dtype=torch.bool)
         )
     with pytest.raises(FieldError, match="one mask for each of 3"):
         region_masks(torch.ones(2, 4, 4, dtype=torch.bool), 3, 4, 4)

@@ -33,6 +33,12 @@ JOB = EXAMPLES / "flare-job"
 LOCAL = PrivacyClaim.parse("eps=1 delta=1e-5 replace-one client total local")
 
 
+@pytest.fixture(autouse=True)
+def apart(monkeypatch):
+    """FLARE itself is not watched, where another test has imported it."""
+    monkeypatch.setattr(flare_watch, "USERS", ("codec",))
+
+
 def message(**headers):
     """A message of FLARE's, as far as the probe looks at it."""
     return SimpleNamespace(headers={f"cn__{k}": v for k, v in headers.items()}, payload=None)

@@ -100,6 +100,12 @@ def audit(
     """  # noqa: D301 - the control character itself, by which click leaves the lines below it alone
     with refusals() as again:
         from fedveil_lab.config import load
+
+        spec = None
+        if not recorded:
+            _require_recorded(config)
+            spec = load(where, assign or [], device=device, seed=seed)
+
         from fedveil_lab.games import game_of, play
         from fedveil_lab.report import audits
         from fedveil_lab.report.progress import Display
@@ -115,13 +121,11 @@ def audit(
             name: value for name, value in options.items() if value is not None
         }
         built: Game[Judgement]
-        if recorded:
+        if spec is None:
             asked |= {} if game is None else {"game": game}
             how: dict[str, Any] = {"assign": assign or [], "device": device, "seed": seed}
             built = _recorded(where, config, attack or (), asked, how)
         else:
-            _require_recorded(config)
-            spec = load(where, assign or [], device=device, seed=seed)
             built = game_of(spec, game, attack or (), **asked)
         folder = out or (Path(where) / "recorded" if recorded else _folder(where, built))
         again.folder, again.command = folder, "the same command"

@@ -64,7 +64,12 @@ def test_an_optimiser_sees_one_released_mean_a_round_and_costs_nothing(make):
     strategy = wrapped(inner := make(**own))
     seen, released = spied(inner), []
     combine = strategy.server.combine
-    strategy.server.combine = lambda *a: released.append(combine(*a)) or released[-1]
+
+    def noted(*arguments, **named):
+        released.append(combine(*arguments, **named))
+        return released[-1]
+
+    strategy.server.combine = noted
     model = play(strategy, NOISY)
     assert [len(replies) for replies in seen] == [1, 1, 1]
     for [arrays], (opened, _) in zip(seen, released, strict=True):
