@@ -46,7 +46,7 @@ _EVIDENCE = {  # accuracy at a total epsilon, beside the same training without p
     "trusted sum": "4 silos, blood cells: .916 at 2, .934 without; 10 on digits: .948 at 4, .959 "
     "(results/record-level)",
     "local": "4 silos, blood cells: .908 at 2, .934 without; 10 on digits: .917 at 4, .959 (results/record-level)",
-    "secure sum": "as the trusted sum: the model is the same sum's (docs/secure-sum.md)",
+    "secure sum": "as with a trusted sum: the model is that of the same sum (docs/secure-sum.md)",
     "global": "10 clients on digits: .356 at 4, .959 without (README)",
     "fedre": "printed and sound variants at equal noise: results/guarantees",
 }

@@ -229,7 +229,7 @@ class Receipt:
         Raises
         ------
         FieldError
-            If it is none.
+            If the values are no receipt.
         """
         try:
             values = json_of(text)

@@ -126,7 +126,7 @@ class Commands(click.Group):
         return super().parse_args(ctx, [*first, *args[end:]])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command, whoever brings it; what it refuses is a line each."""
+        """Run a command of any package; each refusal is one line."""
         with shared.refusals():
             return super().invoke(ctx)
 

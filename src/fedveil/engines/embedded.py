@@ -241,7 +241,7 @@ class Cohort:
     def answer(
         self, asked: Asked, outcomes: Mapping[int, Learned | Exception], answers: Collected
     ) -> None:
-        """Add what each client that was to train sends, by partition."""
+        """Add the reply of each client that was asked to train, by partition."""
         for partition, outcome in outcomes.items():
             self.reply(partition, outcome, asked.broadcast, answers)
 

@@ -91,7 +91,7 @@ class Warnings:
         """
         if ratio > 1 / ENOUGH:
             mean = "a round's mean" if self._method.noisy is None else "a step's mean gradient"
-            long = f"the noise on {mean} is {ratio:.3g} times as long as that can be"
+            long = f"the noise on {mean} is {ratio:.3g} times as long as that mean can be"
             ways = f"{', '.join(self._ways())}; fedveil advise ranks them"
             self.say("noise", f"{long}: hopeless beyond {1 / ENOUGH:.1f}. What helps: {ways}")
         if 0 < longest * FAR <= clip and ratio * clip > ENOUGH * longest:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # the two inputs that each relation compares, for one unit
 NEIGHBOURS: Mapping[str, str] = {
-    "zero-out": "it contributed, or zero in its place",
+    "zero-out": "it contributed, or a zero stood in its place",
     "add/remove": "it took part, or not at all",
     "replace-one": "its data were used, or any other data in their place",
 }

@@ -44,9 +44,9 @@ def too_small(
 
 
 def on_their_word(entries: Iterable[Entry]) -> int:
-    """Count the proven promises that no noise of their line gives: without draws, or over a distance without a scale.
+    """Count proven promises that their line's noise does not support: no draws, or a distance without a scale.
 
-    An intent names no noise where that follows the update. It is taken if a line with draws has the same promise.
+    If noise follows the update, an intent names none. It counts as supported if a line with draws has its promise.
     """
     entries = list(entries)
     founded = [entry.spend.guarantee for entry in entries if entry.spend.draws]

@@ -37,10 +37,10 @@ class TableReading:
     about : mapping
         ``[data]``.
     left_out : mapping of str to str
-        By column "site", "person", "id", "counter", "date", "texts", "codes", "objects", "index" or "empty" for what is
-        no input.
+        Columns that are no inputs, each with its kind: "site", "person", "id", "counter", "date", "texts", "codes",
+        "objects", "index" or "empty".
     said : list of str
-        What else its reader should know; may name values, so that it is no part of the file.
+        Further notes for the user. They may name values, so they stay out of the file.
     """
 
     about: dict[str, Any]

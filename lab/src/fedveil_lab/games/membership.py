@@ -119,7 +119,7 @@ class MembershipGame(Attacking):
     config, compare
         See `ParticipationGame`.
     attacks : tuple of str
-        Of `MEMBERSHIPS`; without any, all that need no shadow models; those on persons where persons are protected.
+        Names of `MEMBERSHIPS`; by default all that need no shadow models, on persons if persons are protected.
     replicates : int
         Runs of each setting, under seeds of their own; from 3 on there is an interval.
     """

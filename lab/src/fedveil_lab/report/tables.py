@@ -342,7 +342,7 @@ def run_table(summary: Summary) -> Table:
     if malicious.get("unprotected"):
         who = ", ".join(map(str, malicious["clients"]))
         rows.append(("nothing promised to", f"malicious clients {who}: they go around the method"))
-    rows.append(("protected", in_words(worst)))
+    rows.append(("promise", in_words(worst)))
     for party, guarantee in _parties(values["guarantees"]).items():
         leakage = guarantee.get("leakage")
         what = (

@@ -230,7 +230,7 @@ def failure_in(said: str) -> str:
 
 
 def transcript_of(folder: Path, sites: Sequence[str], said: str) -> Transcript:
-    """What a run's sites sent and received, from the probe's files; a site's turn begins when a model arrives."""
+    """Read what each site sent and received from the probe's files; a turn begins when a model arrives."""
     found = {}
     for site in sites:
         turns: list[SiteTurn] = []

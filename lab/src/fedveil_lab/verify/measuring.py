@@ -180,7 +180,7 @@ def scores_of(name: str, values: ArrayLike) -> Floats:
     Raises
     ------
     FieldError
-        For fewer than ten, or for what are no numbers.
+        For fewer than ten scores, or values that are no numbers.
     """
     try:
         scores = np.asarray(values, dtype=np.float64).reshape(-1)

@@ -171,7 +171,7 @@ def _waited_for(file: Path) -> Any:
 
 
 def held(item: Item, items: Sequence[Item], canary: str) -> Item:
-    """A canary in place of a row: far away, or with another label."""
+    """Make a canary of a row: far away, or with another label."""
     x, y = item
     if canary == "outlier":
         return like(x, SCALE * largest_of(items)), y

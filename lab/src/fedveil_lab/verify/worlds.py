@@ -179,7 +179,7 @@ def opposite(sizes: Sizes) -> Differing:
 
 
 def private_spread(sizes: Sizes) -> Differing:
-    """All others agree: a mean or spread taken from the data follows the one who does not."""
+    """All others agree, so a mean or spread of the data follows the one that differs."""
     row = unit_vector(sizes.columns) + 1e-3 * unit_vector(sizes.columns, -1)
     others = [repeated((1 + 1e-3 * i) * row, sizes.examples) for i in range(sizes.clients - 1)]
     spread = np.linspace(0.999, 1.001, sizes.examples)[:, None]

@@ -205,14 +205,14 @@ class LyingBudget(Around):
 @BEHAVIOURS.register("pull-reference")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PullReference(Around):
-    """Agree on a direction, so that the last global change points there; give all fellows the same instance.
+    """Turn the last global change into an agreed direction; give all fellows the same instance.
 
     Parameters
     ----------
     clip : float
         C.
     of : Behaviour
-        What it trains on: the direction is that of the fellows' updates so far.
+        Behaviour that trains; the direction is that of the fellows' updates so far.
     """
 
     clip: Positive

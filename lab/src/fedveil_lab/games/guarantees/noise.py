@@ -150,7 +150,7 @@ def sent_noise(side: ClientSide, d: int) -> Play:
 
 
 def trained_noise(side: RecordDP, d: int) -> Play:
-    """Silos whose records are zeros, so that gradients are: each sends the noise of its steps, of two classes."""
+    """Play silos whose records, and so gradients, are zero: each sends only its steps' noise (two classes)."""
     deviation = side.noisy_steps.deviation * math.sqrt(side.steps) / side.noisy_steps.denominator
 
     def play(source: Source) -> Tensor:

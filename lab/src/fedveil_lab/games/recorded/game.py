@@ -36,13 +36,13 @@ class RecordedGame:
     Parameters
     ----------
     folder : Path
-        Of a finished run, or of a deployed server.
+        Folder of a finished run, or of a deployed server.
     configured : Config, optional
-        Whose ``[data]`` and ``[model]`` say who held which examples; by default that of the folder.
+        Configuration whose ``[data]`` and ``[model]`` say who held which examples; by default the folder's.
     attacks : tuple of str
-        Of `FAMILIES`; by default all.
+        Names of `FAMILIES`; by default all.
     replicates : int
-        Answers that are inverted, at most.
+        Largest number of answers to invert.
 
     Raises
     ------

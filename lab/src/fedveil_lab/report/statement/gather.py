@@ -204,7 +204,7 @@ def _canaries(file: Path) -> dict[str, Any]:
 
 
 def read_people(file: Path | None) -> dict[str, Any]:
-    """What only people know, from a TOML file with the keys of words.toml.
+    """Read what only people know from a TOML file with the keys of words.toml.
 
     Raises
     ------

@@ -28,7 +28,7 @@ QUOTED = " No ledger gives this promise: the author says it."
 
 
 def sections_of(subject: Subject) -> list[ReportSection]:
-    """All of them; those without anything to say, too."""
+    """List all sections, including those without content."""
     return [
         unit_of(subject),
         _trust(subject.by_setting, subject.people),
