@@ -63,6 +63,9 @@ PARTS = {  # blocks of code, by their first lines
     "import torch\nfrom flwr.app import ArrayRecord\n": "its server's app (test_secure_sum_app.py)",
     "import fedveil as fv\n\nmodel = Net()": "a part of a program with the reader's network (test_lora.py)",
 }
+TYPED_ELSEWHERE = {  # pages whose shells have a test of their own
+    "docs/secure-sum-app.md": "tests/docs/test_secure_sum_app.py, and a SuperLink (tests/deploy)",
+}
 SHOWN = {  # blocks that are neither, by their first lines
     "FedVeilStrategy(method, layout": "parts of a server's app and of a FLARE job (test_kept_rounds.py)",
     "config ──> Cell": "a drawing",
@@ -229,6 +232,8 @@ def test_each_block_is_run_or_listed():
             assert block.text.startswith(tuple(PARTS)), block
         elif block.kind in ("", "json"):
             assert block.text.startswith(tuple(SHOWN)), block
+        elif block.kind == "sh":
+            assert block.page in TYPED_ELSEWHERE, block
         else:
             assert block.kind in {"python", "toml", "commands"}, block
 
