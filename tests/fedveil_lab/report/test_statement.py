@@ -8,6 +8,7 @@ import re
 import shutil
 from html import unescape
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ from click.testing import CliRunner
 
 from fedveil.accounting import Guarantee, Limits, Policy, Spend
 from fedveil.accounting.bounds import GDP
-from fedveil.accounting.guarantee import of_round
+from fedveil.accounting.guarantee import Trust, Unit, guarantee_values, of_round, promise_of_mu
 from fedveil.accounting.ledger import Entry, Ledger, digest
 from fedveil.cli import app
 from fedveil.engines.lifetime import LifetimeLedger, begin_ledger
@@ -613,6 +614,16 @@ def test_every_status_of_a_promise_has_a_sentence():
         "text": "mu=0.5 per distance",
     }
     assert "no epsilon" in protected(near)
+
+
+@pytest.mark.parametrize("unit", get_args(Unit))
+def test_a_promise_to_each_unit_is_said_in_words_of_its_own(unit):
+    promise = promise_of_mu(unit, "local", "zero-out", "total", 1.0)
+    said = protected(guarantee_values(promise, 1e-5))
+    others = [words for other, words in WORDS["units"].items() if other != unit]
+    assert f"{WORDS['units'][unit]}, from" in said
+    assert not [words for words in others if f"{words}, from" in said]
+    assert WORDS["from"].keys() == WORDS["sees"].keys() == {*get_args(Trust)}
 
 
 @pytest.mark.parametrize(
