@@ -256,3 +256,21 @@ def test_a_module_that_tests_share_has_a_name_of_its_own():
     )
     assert names["hostile_kit"]
     assert not [name for name, count in names.items() if count > 1]
+
+
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "ROUNDS.md", "CONTRIBUTING.md"])
+def test_files_that_a_page_names_are_there(name):
+    page = (ROOT / name).read_text(encoding="utf-8")
+    roots = [ROOT, *(ROOT / own for own in ("src", "lab/src", "studies/src", "tests"))]
+    ours = {
+        path.as_posix()
+        for root in roots[1:]
+        for kind in ("*.py", "*.toml")
+        for path in root.rglob(kind)
+    }
+    named = re.findall(r"`((?:\w+/)*\w+\.(?:py|toml))`", page)
+    linked = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page)
+    known = [file for file in named if not (ROOT / file).exists()]
+    assert len(linked) > 2
+    assert not [file for file in known if not any(own.endswith(f"/{file}") for own in ours)]
+    assert not [target for target in linked if not (ROOT / target).exists()]
