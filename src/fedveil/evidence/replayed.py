@@ -64,7 +64,16 @@ class KeptShares:
             What arrived, by partition.
         models : Tensor
             [k, d], released by the round.
+
+        Raises
+        ------
+        FieldError
+            If the round has no receipts: what arrives is then for a trusted receiver, who is to forget it.
         """
+        if not broadcast.public.receipt:
+            accepted = "are kept where rounds have receipts: without trust, and in secure sums; elsewhere a kept one "
+            accepted += "would break the promise"
+            raise FieldError("shares", "of a round without receipts", accepted)
         tensors = {OPENED: broadcast.models, RELEASED: models}
         for releases in received.values():
             for release in releases:

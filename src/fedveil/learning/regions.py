@@ -120,7 +120,7 @@ def blanked(client: ClientData, blank: float) -> ClientData:
     Raises
     ------
     FieldError
-        See `marks_of`; for a blank value that the examples' type cannot hold.
+        See `marks_of`; for a blank value that the examples' type cannot hold; for targets of other pixels than x.
     """
     marks = marks_of(client)
     require_blank(client.x, blank)
@@ -166,6 +166,9 @@ def _marks_of_target(client: ClientData, marks: Tensor) -> Tensor | None:
         return marks
     pixels = client.x.shape[2:]
     if client.x.dim() < 3 or y.shape[-len(pixels) :] != pixels:
+        if y.dim() > 2:
+            accepted = "must have the pixels of x to be blanked where these are marked: resize them, or name one a row"
+            raise FieldError("y", tuple(y.shape), accepted)
         return None
     marked_pixels = marks.any(1)  # in any channel
     if y.dim() == marked_pixels.dim():

@@ -28,8 +28,8 @@ def played(folder, kind, rounds=3, **options):
     """A finished run with its ledgers in a folder, and its shares kept."""
     (folder / "ledger").mkdir()
     files = LedgerFiles(folder / "ledger", "run", durable=True, message=print)
-    probes = [KeptShares(folder / "shares")]
-    fed = federation(kind, ledgers=files.open, run_id="run", probes=probes, **options)
+    options.setdefault("probes", [KeptShares(folder / "shares")])
+    fed = federation(kind, ledgers=files.open, run_id="run", **options)
     fed.run(rounds)
     files.flush()
     return fed
@@ -220,7 +220,8 @@ def test_a_line_that_pays_for_another_share_than_it_sent_is_found(copy):
 
 
 def test_a_run_whose_server_is_trusted_has_nothing_to_check(tmp_path):
-    played(tmp_path, "none", method=fv.methods.build("global", noise_multiplier=1.0, clip=1.0))
+    made = fv.methods.build("global", noise_multiplier=1.0, clip=1.0)
+    played(tmp_path, "none", method=made, probes=[])
     with pytest.raises(fv.FieldError, match="no receipts"):
         check_receipts(tmp_path, [])
 
@@ -293,3 +294,15 @@ def test_files_of_shares_name_nobody(honest):
     marks = [name.partition(" ")[2] for name in tensors if " " in name]
     assert len(set(marks)) == 4
     assert {"opened", "released"} < set(tensors)
+
+
+@pytest.mark.parametrize("trusted", ["trusted", "global"])
+def test_shares_for_a_trusted_receiver_are_not_kept(tmp_path, trusted):
+    """A share of a trusted sum has little noise, an update under central trust none."""
+    made = fv.GlobalDP(noise_multiplier=1.0)
+    if trusted == "trusted":
+        made = fv.RecordDP(sum="trusted", silos=4, examples=6, noise_multiplier=2.0, rounds=4)
+    fed = federation("none", method=made, probes=[KeptShares(tmp_path / "shares")])
+    with pytest.raises(fv.FieldError, match="receipts"):
+        fed.run(1)
+    assert not (tmp_path / "shares").exists()

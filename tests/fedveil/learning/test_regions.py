@@ -286,6 +286,14 @@ def test_marks_that_follow_content_give_other_blanked_sums_and_a_warning(caplog)
     assert not caplog.records
 
 
+@pytest.mark.parametrize("shape", [(2, 2), (1, 2, 2), (8, 8)])
+def test_targets_of_other_pixels_cannot_be_blanked_and_are_refused(shape):
+    data = client()
+    target = torch.ones(len(data.x), *shape)
+    with pytest.raises(FieldError, match="pixels of x"):
+        blanked(ClientData(data.x, target, masks=data.masks), 0.0)
+
+
 @pytest.mark.parametrize("shape", ["pixels", "image"])
 def test_targets_that_contain_marked_coordinates_are_blanked_too(shape):
     def sums(data):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from fedveil.evidence import kept_rounds
 from fedveil.evidence.server_rounds import write_round
 from fedveil_lab.config import parse
 from fedveil_lab.games.game import play
-from fedveil_lab.games.recorded import RecordedGame, stored_run
+from fedveil_lab.games.recorded import RecordedGame, membership, stored_run
 from fedveil_lab.games.recorded.pairs import Drawn, differences, exceeds, proven_by
 from fedveil_lab.runs import run
 
@@ -212,6 +213,30 @@ def test_pairs_are_of_one_stratum_and_their_bound_holds_by_hand():
     assert exceeds(None, nothing, 1e-5) is None
     with pytest.raises(FieldError, match="too few"):
         proven_by(torch.ones(9), delta=0.0, confidence=0.95)
+
+
+def test_a_promise_of_regions_is_not_refuted_by_who_is_there():
+    perfect = proven_by(torch.ones(100), delta=0.0, confidence=0.95)
+    for unit, refuted in (("record", True), ("region", None), ("person region", None)):
+        told = promise_of_mu(unit, "local", "zero-out", "total", 0.05)
+        assert exceeds(told, perfect, 1e-5) is refuted
+
+
+def test_records_that_share_a_coin_are_not_counted_one_by_one(tmp_path):
+    """Twenty records of a person alike, nothing learnt: one coin each, the bound was above 0 in 39 of 100 runs."""
+    draw = np.random.default_rng(0)
+    unit = np.repeat(np.arange(24), 20)
+    x, y = draw.normal(size=(480, 6)).astype(np.float32), np.repeat(draw.integers(0, 2, 24), 20)
+    np.savez(tmp_path / "people.npz", x=x, y=y, unit=unit)
+    data = {**SMALL["data"], "path": str(tmp_path / "people.npz"), "person": "unit"}
+    once = {**SMALL, "rounds": 1, "data": data, "local": {"epochs": 1}}
+    stored = stored_run(played(once, tmp_path / "run"))
+    why = membership.refused(stored)
+    assert "one coin" in why["loss"]
+    assert "person-loss" not in why
+    someone = stored.setup.clients[0].person[:1].expand_as(stored.setup.clients[1].person)
+    stored.setup.clients[1] = replace(stored.setup.clients[1], person=someone)
+    assert "several clients" in membership.refused(stored)["person-loss"]
 
 
 @pytest.mark.slow

@@ -23,8 +23,8 @@ FAMILIES = (MEMBERSHIP, PARTICIPATION, INVERSION)
 IN_ORDER = "share of pairs in order"
 RECORDED = inversion.RECORDED
 LIMITS = (
-    "epsilon and mu are lower bounds for replacing one by another, at 95% together in each family; they rest on the "
-    "random draw of who was held out, or asked",
+    "epsilon and mu are lower bounds for replacing one by another; in each family the epsilons hold together at 95%, "
+    "and so do the mus; they rest on the random draw of who was held out, or asked",
     "nothing here is an upper bound: an attack that fails on one run is no promise",
 )
 

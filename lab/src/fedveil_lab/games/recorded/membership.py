@@ -18,11 +18,14 @@ from fedveil_lab.games.shadows import held_out, shadowed
 OF_ANSWERS = (*BY_CLIENT, "source")
 OF_ROUNDS = ("loss-trajectory", "person-loss-trajectory")
 OWN_MATCH = "fedmia-same-classes"
+ONE_COIN = "records of one person or document are held out together: one coin for all of them, and a bound takes one for each"
+SEVERAL_CLIENTS = "a person is at several clients: her coin fell once, and would be counted at each"
 
 
 def refused(stored: Stored) -> dict[str, str]:
     """Say which attacks cannot be played on what is stored, and why."""
     why: dict[str, str] = {}
+    in_groups = _held_out_in_groups(stored)
     for name in MEMBERSHIPS:
         if shadowed(name):
             why[name] = "trains shadow models: fedveil audit without --recorded plays it"
@@ -40,6 +43,10 @@ def refused(stored: Stored) -> dict[str, str]:
             why[name] = "matches classes itself; here the pairs of every attack are of one class"
         elif name in BY_PERSON and not _persons(stored):
             why[name] = "needs to know whose the records are: data.person"
+        elif name in BY_PERSON and _at_several_clients(stored):
+            why[name] = SEVERAL_CLIENTS
+        elif name not in BY_PERSON and in_groups:
+            why[name] = ONE_COIN
         elif name in BY_CLIENT and len(by_round_and_client(stored.received)[0]) < 3:
             why[name] = "needs three sites that answered in every round"
     return why
@@ -78,6 +85,25 @@ def _members(stored: Stored) -> list[int]:
 
 def _persons(stored: Stored) -> bool:
     return all(c.person is not None for c in stored.setup.clients)
+
+
+def _held_out_in_groups(stored: Stored) -> bool:
+    """Return whether one coin decided about several records."""
+    group = stored.setup.dealt.dataset.group
+    return group is not None and len(torch.unique(group)) < len(group)
+
+
+def _at_several_clients(stored: Stored) -> bool:
+    """Return whether somebody has records at two clients, trained on or held out."""
+    seen: set[int] = set()
+    for client in stored.setup.clients:
+        own: set[int] = set()
+        for people in (client.person, client.test_person):
+            own.update([] if people is None else people.tolist())
+        if own & seen:
+            return True
+        seen |= own
+    return False
 
 
 def _owners(clients: Sequence[ClientData]) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedveil.accounting import Guarantee
+from fedveil.accounting import REGIONS, Guarantee
 from fedveil.errors import FieldError
 from fedveil.mechanisms import keyed_seed
 from fedveil_lab.attacks.bounds import OneRun, paired_run
@@ -104,12 +104,12 @@ def proven_by(found: Tensor, *, delta: float, confidence: float) -> OrderedPairs
 
 
 def exceeds(promise: Guarantee | None, proven: OrderedPairs, delta: float) -> bool | None:
-    """Whether the bounds refute a promise; None if there is none.
+    """Whether the bounds refute a promise; None if there is none, or it is of regions: it says nothing of who is there.
 
     A promise for leaving one out covers replacing one by another as two steps, so it is read for a group of two. That
     holds for records, persons and clients alike, as both of a pair are of one client.
     """
-    if promise is None:
+    if promise is None or promise.unit in REGIONS:
         return None
     two = promise if promise.relation == "replace-one" else promise.of_group(2)
     if two.mu is not None:
