@@ -149,7 +149,7 @@ BLOCKS = [
 def test_the_reference_shows_what_pyproject_needs():
     [config] = map(config_of, BLOCKS)
     method = method_from(Context(1, 1, {}, RecordDict(), config))
-    assert (method.name, method.epsilon) == ("global", 8.0)
+    assert (method.name, method.planned) == ("global", 20)
 
 
 # ---- Flower's own runtimes
