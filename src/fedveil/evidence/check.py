@@ -180,6 +180,10 @@ def _run(
 
 def _sets(values: Mapping[str, Any], books: Books, heads: Path | None) -> Iterator[Checked]:
     """Compare ledgers of data sets up to where the report knew them: they may have grown since."""
+    named = [one["ledger"]["party"] for one in values["evidence"]["sets"]]
+    for party in sorted(set(named)):
+        if named.count(party) > 1:
+            yield Checked(f"data set {party}", False, "the report shows it more than once")
     for one in values["evidence"]["sets"]:
         party, book = one["ledger"]["party"], books.sets.get(one["ledger"]["party"])
         name = f"data set {party}"
