@@ -375,12 +375,20 @@ class Serving:
 
 def mean_metrics(replies: Mapping[int, Releases]) -> dict[str, float]:
     """Return the mean of each metric over the clients that sent it, weighted by counts (each 1 where there is none)."""
-    sums, weights = dict[str, float](), dict[str, float]()
+    sent = dict[str, list[tuple[float, float]]]()
     for partition in sorted(replies):
         count = count_of(replies[partition])
         weight = 1.0 if count is None else count
         for release in replies[partition]:
             if release.kind == "metric" and isfinite(float(release.value)):
-                sums[release.name] = sums.get(release.name, 0.0) + weight * float(release.value)
-                weights[release.name] = weights.get(release.name, 0.0) + weight
-    return {name: total / weights[name] for name, total in sums.items() if weights[name] > 0}
+                sent.setdefault(release.name, []).append((weight, float(release.value)))
+    return {name: _mean(one) for name, one in sent.items() if sum(w for w, _ in one) > 0}
+
+
+def _mean(weighted: Sequence[tuple[float, float]]) -> float:
+    """Return the mean of (weight, value): finite, whatever finite numbers somebody sent."""
+    weights = sum(weight for weight, _ in weighted)
+    mean = sum(weight * value for weight, value in weighted) / weights
+    if isfinite(mean):
+        return mean
+    return sum(weight / weights * value for weight, value in weighted)
