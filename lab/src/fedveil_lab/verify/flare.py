@@ -206,13 +206,7 @@ class Simulations:
             )
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            zygote.send(self._process.stdin, request)  # type: ignore[arg-type]
-            found: dict[str, Any] | None = zygote.receive(self._process.stdout)  # type: ignore[arg-type]
-        except BrokenPipeError:
-            found = None
+        found = zygote.ask(self._process, request)
         if found is None:
             raise NoVerdict("no verdict: the process that the simulator is copied from ended")
         return found

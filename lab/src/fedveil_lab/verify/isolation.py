@@ -188,14 +188,7 @@ class FreshProcesses:
             self._ask({"ask": "world", "world": world, "data": data})
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            zygote.send(self._process.stdin, request)  # type: ignore[arg-type]
-            found: dict[str, Any] | None = zygote.receive(self._process.stdout)  # type: ignore[arg-type]
-        except BrokenPipeError:
-            found = None
+        found = zygote.ask(self._process, request)
         if found is None:
             self._process = None
             raise NoVerdict(f"{self.file.name}: the process that its runs are copied from ended")

@@ -42,6 +42,16 @@ def send(stream: BinaryIO, message: object) -> None:
     stream.flush()
 
 
+def ask(process: Any, request: dict[str, Any]) -> dict[str, Any] | None:
+    """Send a request to a process of this file, and return its answer; None where the process has ended."""
+    try:
+        send(process.stdin, request)
+        answer: dict[str, Any] | None = receive(process.stdout)
+    except BrokenPipeError:
+        return None
+    return answer
+
+
 def flat(value: Any) -> tuple[str, Any]:
     """Shape in words and all numbers [d] of what a mechanism returns: numbers, arrays, tensors, and nests of them."""
     import numpy as np
