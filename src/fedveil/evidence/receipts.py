@@ -82,7 +82,7 @@ def check_receipts(run: Path, ledgers: Sequence[Path]) -> list[Checked]:
     except LedgerError as error:
         return [Checked("ledgers", False, str(error))]
     if not rounds:
-        accepted = "has no receipts: its server is trusted, or it is of an earlier version"
+        accepted = "has no receipts: a server or the receiver of a sum is trusted there, or an earlier version wrote it"
         raise FieldError("RUN", str(run), accepted)
     checks = [*_lines(lines)]
     secure = any(paid.entry.spend.guarantee.trust == SECURE for paid in lines)
