@@ -28,7 +28,7 @@ from fedveil.gdp import rounded_up
 from fedveil.mechanisms import GaussianNoise, ReproducibleSource
 from fedveil.methods import GlobalDP, ServerFacts
 from fedveil_lab.attacks import bound
-from fedveil_lab.games.guarantees.worlds import Duel, layout, opened
+from fedveil_studies.own_methods.worlds import Duel, layout, opened
 
 MEANS = ("fedavg", "fedavgm", "fedopt", "fedadam", "norm-bounding")
 

@@ -24,7 +24,7 @@ from fedveil_lab.attacks.membership import (
     server_canaries,
 )
 from fedveil_lab.attacks.membership.canaries import coins
-from fedveil_lab.games.guarantees.canaries import Reused, Scaled, audits
+from fedveil_studies.own_methods.canaries import Reused, Scaled, audits
 
 M = 1000
 

@@ -450,7 +450,7 @@ def test_advise_names_everything_that_is_missing(here):
 
 def test_verify_says_when_so_few_runs_test_nothing(here, monkeypatch):
     from fedveil_lab.attacks import Verdict
-    from fedveil_lab.games.guarantees.game import PartyGame
+    from fedveil_studies.own_methods.game import PartyGame
 
     def game(mu):
         details = {"dimension": 1, "epsilon at delta 0": 0.0, "ceiling": 1.0, "broken": 0.0}
@@ -466,11 +466,11 @@ def test_verify_says_when_so_few_runs_test_nothing(here, monkeypatch):
         return PartyGame("game", [lambda: [verdict]], {"runs": 8})
 
     monkeypatch.setattr(
-        "fedveil_lab.games.guarantees.noise_game", lambda: PartyGame("noise", [], {})
+        "fedveil_studies.own_methods.noise_game", lambda: PartyGame("noise", [], {})
     )
-    monkeypatch.setattr("fedveil_lab.games.guarantees.guarantees_game", lambda runs: game(0.0))
+    monkeypatch.setattr("fedveil_studies.own_methods.guarantees_game", lambda runs: game(0.0))
     assert "--runs" in call("verify", "--runs", "8").stdout
-    monkeypatch.setattr("fedveil_lab.games.guarantees.guarantees_game", lambda runs: game(0.5))
+    monkeypatch.setattr("fedveil_studies.own_methods.guarantees_game", lambda runs: game(0.5))
     assert "--runs" not in call("verify", "--runs", "8").stdout
 
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil_lab.attacks import Verdict
-from fedveil_lab.games.guarantees.game import PartyGame
+from fedveil_studies.own_methods.game import PartyGame
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 TINY = """
@@ -94,7 +94,7 @@ def test_verify_replaces_no_figures_of_another_question(here, monkeypatch):
         "notes": ["mu = 1"],
     }
     verdict = Verdict.of(0.5, details=details, **about)
-    room = "fedveil_lab.games.guarantees"
+    room = "fedveil_studies.own_methods"
     monkeypatch.setattr(f"{room}.noise_game", lambda: PartyGame("noise", [], {}))
     monkeypatch.setattr(
         f"{room}.guarantees_game",

@@ -1,5 +1,6 @@
 """Is an epsilon true: `fedveil verify` on scores, mechanisms and apps of anybody, and on FedVeil's own methods."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ WITHOUT = "Test world to leave out because the claim is not meant for it, such a
 RUNS = "Number of runs; for FedVeil's own methods: of each world (default: 2,000, which can show mu 4.9)."
 CANARIES = "Canaries to judge in few runs, for an app or a job (FLARE: 64); for FedVeil's own methods: in one run."
 CAUGHT = 1
+OWN = "own-methods"
 
 
 def verify(
@@ -88,7 +90,8 @@ def verify(
     A Flower app:         fedveil verify APPFOLDER --claim "..."
     A FLARE job:          fedveil verify JOBFOLDER --claim "..."
     Steps as described:   fedveil verify --steps "noise_multiplier=1.5 steps=50" --claim "..."
-    FedVeil's methods:    fedveil verify (the worst case of each, and its noise over ten rounds; or --canaries M)
+    FedVeil's methods:    fedveil verify (of the package fedveil-studies: the worst case of each, and its noise over ten
+                          rounds; or --canaries M)
 
     A mechanism takes data sets, one array [examples, columns] a client, and a seed. verify.toml beside it may
     say the same as the options, below [verify] and [verify.steps].
@@ -96,9 +99,7 @@ def verify(
     with refusals():
         _refuse_unread(subject, scores, rows, steps, canaries)
         if subject is None and scores is None and claim is None and steps is None:
-            from fedveil_lab.cli.own_methods import verify_own
-
-            verify_own(runs or 2000, canaries or 0, out)
+            _own_methods()(runs or 2000, canaries or 0, out)
             return
         _refuse_another(out)
         if page is not None:
@@ -112,6 +113,28 @@ def verify(
             effort = {"runs": runs, "seconds": seconds, "seed": seed, "alpha": alpha}
             judged = _played(subject, claim, steps, sizes, without, effort, timeout, canaries)
         _keep(judged, out, page)
+
+
+def _own_methods() -> Callable[[int, int, Path | None], None]:
+    """What plays FedVeil's own methods: runs, canaries, folder.
+
+    It is an entry point of the group `fedveil.verify`, under the name `own-methods`.
+
+    Raises
+    ------
+    FedVeilError
+        If no installed package brings it.
+    """
+    from fedveil.errors import FedVeilError
+    from fedveil.registry import Registry
+
+    players = Registry[Callable[[int, int, Path | None], None]](
+        "SUBJECT", {}, group="fedveil.verify"
+    )
+    if OWN not in players:
+        needed = "pip install fedveil-studies (in a checkout: pip install ./studies)"
+        raise FedVeilError(f"the worlds of FedVeil's own methods are not installed: {needed}")
+    return players[OWN]
 
 
 def _refuse_unread(

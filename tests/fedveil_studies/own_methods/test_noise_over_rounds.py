@@ -13,12 +13,12 @@ from fedveil.errors import FieldError
 from fedveil.mechanisms import GaussianNoise, ReproducibleSource
 from fedveil_lab.attacks import bound
 from fedveil_lab.attacks.residuals import departures
-from fedveil_lab.games import guarantees
-from fedveil_lab.games.guarantees import game, noise
-from fedveil_lab.games.guarantees.noise import LEVEL
+from fedveil_studies import own_methods
+from fedveil_studies.own_methods import game, noise
+from fedveil_studies.own_methods.noise import LEVEL
 
 D = 300
-ROWS = sum(len(noise.methods(d)) for d in guarantees.DIMENSIONS)
+ROWS = sum(len(noise.methods(d)) for d in own_methods.DIMENSIONS)
 FOUND = LEVEL / ROWS  # a row of `fedveil verify` says no below this
 SOME = torch.randperm(D, generator=torch.Generator().manual_seed(3))
 
@@ -133,8 +133,10 @@ def test_clients_that_share_their_noise_are_found():
 
 
 def test_the_library_itself_without_noise_on_a_coordinate_ends_the_command(monkeypatch, tmp_path):
-    monkeypatch.setattr(guarantees, "guarantees_game", partial(game.guarantees_game, dimensions=()))
-    monkeypatch.setattr(guarantees, "noise_game", partial(game.noise_game, dimensions=(11,)))
+    monkeypatch.setattr(
+        own_methods, "guarantees_game", partial(game.guarantees_game, dimensions=())
+    )
+    monkeypatch.setattr(own_methods, "noise_game", partial(game.noise_game, dimensions=(11,)))
     monkeypatch.setattr(noise, "PARTIES", 6)
     drawn = GaussianNoise.sample
 
@@ -152,7 +154,7 @@ def test_the_library_itself_without_noise_on_a_coordinate_ends_the_command(monke
 
 def test_in_the_game_a_round_without_noise_decides_alone():
     [case] = [
-        case for case in guarantees.cases(11) if case.name == "global DP, FedAvg, three rounds"
+        case for case in own_methods.cases(11) if case.name == "global DP, FedAvg, three rounds"
     ]
 
     def proven(bug):

@@ -14,7 +14,7 @@ from core_kit import ScaledSource
 from fedveil.errors import HeuristicError
 from fedveil.mechanisms import DiscreteGaussianNoise, ReproducibleSource
 from fedveil_lab.attacks import bound
-from fedveil_lab.games.guarantees import cases as all_cases
+from fedveil_studies.own_methods import cases as all_cases
 
 DIMENSIONS = (1, 11, 1000)
 QUICK = (

@@ -7,16 +7,16 @@ from functools import partial
 from click.testing import CliRunner
 
 from fedveil.cli import app
-from fedveil_lab.games import guarantees
-from fedveil_lab.games.guarantees import cases, game, noise
-from fedveil_lab.games.guarantees.noise import methods
+from fedveil_studies import own_methods
+from fedveil_studies.own_methods import cases, game, noise
+from fedveil_studies.own_methods.noise import methods
 
 
 def test_every_claim_is_played_and_a_beaten_one_ends_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        guarantees, "guarantees_game", partial(game.guarantees_game, dimensions=(1,))
+        own_methods, "guarantees_game", partial(game.guarantees_game, dimensions=(1,))
     )
-    monkeypatch.setattr(guarantees, "noise_game", partial(game.noise_game, dimensions=(1,)))
+    monkeypatch.setattr(own_methods, "noise_game", partial(game.noise_game, dimensions=(1,)))
     monkeypatch.setattr(noise, "PARTIES", 4)
     result = CliRunner().invoke(app, ["verify", "--runs", "20", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output

@@ -16,7 +16,7 @@ from fedveil.aggregation import FedAdam, FedAvg, FedMedian, Krum, TrimmedMean
 from fedveil.clipping import QuantileClip
 from fedveil.mechanisms import ReproducibleSource
 from fedveil.methods import SGALDP, FedRE, GlobalDP, GroupPrivacy, LastBroadcast, MetricPrivacy
-from fedveil_lab.games.guarantees.worlds import (
+from fedveil_studies.own_methods.worlds import (
     ROUND,
     Duel,
     Score,

@@ -40,7 +40,7 @@ from fedveil.methods import (
 from fedveil_lab.attacks.inversion.knowledge import deviations_of, noise_of
 from fedveil_lab.attacks.observation import ServerView
 from fedveil_lab.attacks.residuals import Departure, departures
-from fedveil_lab.games.guarantees.worlds import (
+from fedveil_studies.own_methods.worlds import (
     ROUNDS,
     admitted,
     client_of,

@@ -10,7 +10,7 @@ from fedveil_lab.cli.shared import fail, say, show
 if TYPE_CHECKING:
     from fedveil.tables import Table
     from fedveil_lab.attacks.verdict import Verdict
-    from fedveil_lab.games.guarantees.game import PartyGame
+    from fedveil_studies.own_methods.game import PartyGame
 
 PARTS = ("game", "noise", "canaries")
 
@@ -24,15 +24,15 @@ def verify_own(runs: int, canaries: int, out: Path | None) -> None:
     bugs, which the audit has to find.
     """
     from fedveil.tables import Table
-    from fedveil_lab.games import guarantees
+    from fedveil_studies import own_methods
 
     folder = out or shared.fresh(Path("runs/guarantees"))
     if canaries:
-        crafted = guarantees.canary_game(canaries)
+        crafted = own_methods.canary_game(canaries)
         _refuse_another(folder, {"canaries": crafted})
         _canaries(crafted, folder)
         return
-    game, noise = guarantees.guarantees_game(runs), guarantees.noise_game()
+    game, noise = own_methods.guarantees_game(runs), own_methods.noise_game()
     _refuse_another(folder, {"game": game, "noise": noise})
     played = _played(game, _claim)
     head = ("method", "d", "claim", "mu, lower bound", "claim held")
@@ -149,7 +149,7 @@ of its curve, by the independent rates)"""
 def _canaries(game: "PartyGame", folder: Path) -> None:
     """One table: declared, measured, and measured with planted bugs."""
     from fedveil.tables import NOTHING, Table
-    from fedveil_lab.games.guarantees.canaries import EVERY
+    from fedveil_studies.own_methods.canaries import EVERY
 
     def line(measured: "Verdict", *bugs: "Verdict") -> list[str]:
         figures = [measured.details.get("declared"), measured.point, measured.details["ceiling"]]

@@ -16,12 +16,12 @@ from fedveil.errors import require_count
 from fedveil.mechanisms import ReproducibleSource
 from fedveil_lab.attacks import GameResult, Verdict, bound
 from fedveil_lab.games.game import Judgement, Unconfigured
-from fedveil_lab.games.guarantees.canaries import audits
-from fedveil_lab.games.guarantees.duels import cases
-from fedveil_lab.games.guarantees.noise import LEVEL, NoiseGame, methods
-from fedveil_lab.games.guarantees.worlds import Duel
 from fedveil_lab.grid import Cell, Finished
 from fedveil_lab.runs import Summary
+from fedveil_studies.own_methods.canaries import audits
+from fedveil_studies.own_methods.duels import cases
+from fedveil_studies.own_methods.noise import LEVEL, NoiseGame, methods
+from fedveil_studies.own_methods.worlds import Duel
 
 DIMENSIONS = (1, 11, 1000)
 

@@ -1,7 +1,0 @@
-"""The games on every method's path: whether its promise and its noise hold, and what heuristics leak."""
-
-from fedveil_lab.games.guarantees.duels import cases as cases
-from fedveil_lab.games.guarantees.game import DIMENSIONS as DIMENSIONS
-from fedveil_lab.games.guarantees.game import canary_game as canary_game
-from fedveil_lab.games.guarantees.game import guarantees_game as guarantees_game
-from fedveil_lab.games.guarantees.game import noise_game as noise_game
