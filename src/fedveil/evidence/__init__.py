@@ -10,17 +10,17 @@ _OFFERED = {  # by module; a whole module stands under its package
     "fedveil.evidence.carried": "CLIENT VALIDATION Carried Promises",
     "fedveil.evidence.check": "FORMAT REPORT Checked check_promises encoded rule_of set_values",
     "fedveil.evidence.costs": "NEIGHBOURS advice_tables plan_table reading_table spent_of used_of",
+    "fedveil.evidence.kept": "KeptRound KeptShares kept_rounds",
     "fedveil.evidence.numerics": "NUMERICS machine numerics_of versions",
     "fedveil.evidence.opening": "opening_of_server parties_of terms_of",
     "fedveil.evidence.receipts": "check_receipts",
     "fedveil.evidence.releases": "release_csv release_rows",
-    "fedveil.evidence.replayed": "KeptShares replay",
+    "fedveil.evidence.replayed": "replay",
     "fedveil.evidence.rows": (
         "FIGURES FORMERLY LAST MEASURES METRICS_CSV METRICS_FILE OF_TWO Row by_present_names last_rounds noise_of "
         "noise_over_rounds parse_row row_of rows_csv"
     ),
     "fedveil.evidence.server_folder": "ServerFolder run_of",
-    "fedveil.evidence.server_rounds": "KeptRound kept_rounds",
     "fedveil.evidence.standing": "rows_of summary_so_far",
     "fedveil.evidence.summary": "REPRODUCIBLE core_of write_result",
 }
@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from fedveil.evidence.costs import reading_table as reading_table
     from fedveil.evidence.costs import spent_of as spent_of
     from fedveil.evidence.costs import used_of as used_of
+    from fedveil.evidence.kept import KeptRound as KeptRound
+    from fedveil.evidence.kept import KeptShares as KeptShares
+    from fedveil.evidence.kept import kept_rounds as kept_rounds
     from fedveil.evidence.numerics import NUMERICS as NUMERICS
     from fedveil.evidence.numerics import machine as machine
     from fedveil.evidence.numerics import numerics_of as numerics_of
@@ -62,7 +65,6 @@ if TYPE_CHECKING:
     from fedveil.evidence.receipts import check_receipts as check_receipts
     from fedveil.evidence.releases import release_csv as release_csv
     from fedveil.evidence.releases import release_rows as release_rows
-    from fedveil.evidence.replayed import KeptShares as KeptShares
     from fedveil.evidence.replayed import replay as replay
     from fedveil.evidence.rows import FIGURES as FIGURES
     from fedveil.evidence.rows import FORMERLY as FORMERLY
@@ -81,8 +83,6 @@ if TYPE_CHECKING:
     from fedveil.evidence.rows import rows_csv as rows_csv
     from fedveil.evidence.server_folder import ServerFolder as ServerFolder
     from fedveil.evidence.server_folder import run_of as run_of
-    from fedveil.evidence.server_rounds import KeptRound as KeptRound
-    from fedveil.evidence.server_rounds import kept_rounds as kept_rounds
     from fedveil.evidence.standing import rows_of as rows_of
     from fedveil.evidence.standing import summary_so_far as summary_so_far
     from fedveil.evidence.summary import REPRODUCIBLE as REPRODUCIBLE

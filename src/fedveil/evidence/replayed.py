@@ -1,4 +1,4 @@
-"""Shares of a run that are kept for an auditor, and the models that follow from them.
+"""Models of a run, computed again from the shares that were kept of its rounds.
 
 Without trust a share carries its whole noise: whoever sees it learns what the promise allows the server. In a secure sum
 a share is masked. Whoever gets a site's key later could unmask it (docs/secure-sum.md), so keys end before shares are
@@ -6,141 +6,25 @@ handed on.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedveil.accounting import Receipt, Release, digest
-from fedveil.accounting.ledger import Kind
-from fedveil.accounting.receipts import SHARED
-from fedveil.engines.sealed import sealed, unsealed
-from fedveil.engines.seams import Seen
 from fedveil.errors import FedVeilError, FieldError, LedgerError
 from fedveil.evidence.books import read_books
 from fedveil.evidence.check import Checked
+from fedveil.evidence.kept import KeptRound, read_round, round_file
 from fedveil.evidence.receipts import paid_lines, receipts_of, server_of
-from fedveil.files import make_folder, write_atomic
 from fedveil.layout import Layout
 from fedveil.mechanisms import NoSource
-from fedveil.methods import Broadcast, Method, PublicFacts, Releases, Replies, ServerFacts
-
-OPENED, RELEASED = "opened", "released"
-FILE = "round-{:04d}.safetensors"
-
-
-class KeptShares:
-    """Probe that keeps the shares of each round in a file, named by their digests and by nobody's name.
-
-    Under Flower call `keep` from ``on_round``, with the strategy's ``broadcast``, ``received`` and ``models``.
-
-    Parameters
-    ----------
-    folder : str or Path
-        For the files; it is made.
-    """
-
-    name = "kept_shares"
-    figures: Mapping[str, str] = {}
-
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-
-    def __call__(self, seen: Seen) -> Mapping[str, float]:
-        """Keep a round of a federation; no figure comes of it."""
-        self.keep(seen.broadcast, seen.received, seen.models)
-        return {}
-
-    def keep(self, broadcast: Broadcast, received: Mapping[int, Releases], models: Tensor) -> None:
-        """Write a round's file.
-
-        Parameters
-        ----------
-        broadcast : Broadcast
-            Opened the round.
-        received : mapping of int to Releases
-            What arrived, by partition.
-        models : Tensor
-            [k, d], released by the round.
-
-        Raises
-        ------
-        FieldError
-            If the round has no receipts: what arrives is then for a trusted receiver, who is to forget it.
-        """
-        if not broadcast.public.receipt:
-            accepted = "are kept where rounds have receipts: without trust, and in secure sums; elsewhere a kept one "
-            accepted += "would break the promise"
-            raise FieldError("shares", "of a round without receipts", accepted)
-        tensors = {OPENED: broadcast.models, RELEASED: models}
-        for releases in received.values():
-            for release in releases:
-                if release.kind in SHARED:
-                    tensors[f"{release.kind} {digest((release,))}"] = release.value
-        public = asdict(broadcast.public)
-        public["roster"] = [key.hex() for key in broadcast.public.roster]
-        make_folder(self.folder)
-        path = self.folder / FILE.format(broadcast.public.round)
-        write_atomic(path, sealed(tensors, {"public": public}))
-
-
-@dataclass(frozen=True, eq=False)
-class SharesOfRound:
-    """One round of `KeptShares`.
-
-    Attributes
-    ----------
-    broadcast : Broadcast
-        Opened the round.
-    released : Tensor
-        [k, d], models that it released.
-    shares : mapping of str to Release
-        By digest.
-    """
-
-    broadcast: Broadcast
-    released: Tensor
-    shares: Mapping[str, Release]
-
-
-def read_round(path: Path) -> SharesOfRound:
-    """Read a round's file.
-
-    Raises
-    ------
-    LedgerError
-        If it is none, or a share is not the one that its name says.
-    """
-    try:
-        tensors, plain = unsealed(path)
-        opened, released = tensors.pop(OPENED), tensors.pop(RELEASED)
-        public = _public_of(plain["public"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LedgerError(f"{path} holds no round's shares: {error}") from error
-    shares = {}
-    for name, value in tensors.items():
-        kind, _, mark = name.partition(" ")
-        release = Release(cast(Kind, kind), value)
-        if digest((release,)) != mark:
-            raise LedgerError(f"{path}: the share {mark[:16]}... is another one")
-        shares[mark] = release
-    return SharesOfRound(Broadcast(models=opened, public=public), released, shares)
-
-
-def _public_of(values: Mapping[str, Any]) -> PublicFacts:
-    """Read public facts from plain values."""
-    known = {field.name for field in fields(PublicFacts)}
-    read = {name: value for name, value in values.items() if name in known}
-    read["roster"] = tuple(bytes.fromhex(key) for key in read["roster"])
-    if read["layer_scores"] is not None:
-        read["layer_scores"] = tuple(read["layer_scores"])
-    return PublicFacts(**read)
+from fedveil.methods import Broadcast, Method, Releases, Replies, ServerFacts
 
 
 def replay(
-    run: Path, ledgers: Sequence[Path], shares: Path, method: Method, layout: Layout
+    run: Path, ledgers: Sequence[Path], kept: Path, method: Method, layout: Layout
 ) -> list[Checked]:
     """Compute each round's models from its kept shares, and compare them with those that were released.
 
@@ -151,8 +35,8 @@ def replay(
     ----------
     run, ledgers
         As for `check_receipts`, which should be called before.
-    shares : Path
-        Folder of `KeptShares`.
+    kept : Path
+        Folder with the kept rounds: that of `KeptShares`, or the server's own.
     method : Method
         Of the run.
     layout : Layout
@@ -175,18 +59,32 @@ def replay(
     for _, receipt in receipts_of(server):
         what = f"round {receipt.round}: the model follows from {len(receipt.leaves)} shares"
         try:
-            kept = read_round(shares / FILE.format(receipt.round))
-            replies = _accepted(receipt, kept, marks)
-            models, state = _combined(method, layout, kept.broadcast, replies, state)
+            one = _round(kept, receipt)
+            replies = _accepted(receipt, one, marks)
+            models, state = _combined(method, layout, one.broadcast, replies, state)
         except FieldError as error:  # of a rule that draws at random, for one
             return [*checks, Checked(what, None, str(error))]
         except FedVeilError as error:
             return [*checks, Checked(what, False, str(error))]
-        checks.append(_compared(what, models, kept, replies))
+        checks.append(_compared(what, models, one, replies))
     return checks
 
 
-def _accepted(receipt: Receipt, kept: SharesOfRound, marks: Mapping[str, str]) -> list[Releases]:
+def _round(folder: Path, receipt: Receipt) -> KeptRound:
+    """Read the round of a receipt.
+
+    Raises
+    ------
+    LedgerError
+        If it was not kept, or its file is damaged.
+    """
+    try:
+        return read_round(round_file(folder, receipt.round))
+    except FieldError as error:
+        raise LedgerError(str(error)) from error
+
+
+def _accepted(receipt: Receipt, kept: KeptRound, marks: Mapping[str, str]) -> list[Releases]:
     """Return the accepted shares in the order of their leaves.
 
     Raises
@@ -197,7 +95,7 @@ def _accepted(receipt: Receipt, kept: SharesOfRound, marks: Mapping[str, str]) -
     asked = (kept.broadcast.facts, kept.broadcast.opened)
     if asked != (receipt.facts, receipt.opened):
         raise LedgerError("the kept round is of another question than its receipt")
-    if digest((Release("model", kept.released),)) != receipt.model:
+    if digest((Release("model", kept.models),)) != receipt.model:
         raise LedgerError("the kept models are not those that the receipt names")
     found: list[Releases] = []
     for leaf in receipt.leaves:
@@ -223,16 +121,14 @@ def _combined(
     return combined.models, combined.state
 
 
-def _compared(
-    what: str, models: Tensor, kept: SharesOfRound, shares: Sequence[Releases]
-) -> Checked:
+def _compared(what: str, models: Tensor, kept: KeptRound, shares: Sequence[Releases]) -> Checked:
     """Compare models with those that were released, up to the rounding of a sum in another order."""
-    if torch.equal(models, kept.released):
+    if torch.equal(models, kept.models):
         return Checked(what, True)
-    values = [kept.broadcast.models.double(), kept.released.double()]
+    values = [kept.broadcast.models.double(), kept.models.double()]
     values += [release.value.double() for (release,) in shares if release.kind == "model"]
     largest = max(float(value.abs().max()) for value in values)
     allowed = 4 * (len(shares) + 4) * torch.finfo(models.dtype).eps * largest
-    apart = float((models.double() - kept.released.double()).abs().max())
+    apart = float((models.double() - kept.models.double()).abs().max())
     why = f"they differ by {apart:.3g}, and rounding explains {allowed:.3g}"
     return Checked(what, apart <= allowed, "" if apart <= allowed else why)

@@ -16,9 +16,9 @@ from fedveil.engines.party import SERVER, LineStore, lacking_rounds
 from fedveil.engines.server import Round
 from fedveil.engines.serving import Serving, Standing
 from fedveil.errors import FieldError, LedgerError, require_a
+from fedveil.evidence.kept import refuse_clear, require_keeps, write_round
 from fedveil.evidence.opening import opening_of_server
 from fedveil.evidence.rows import METRICS_CSV, METRICS_FILE, Row, row_of, rows_csv
-from fedveil.evidence.server_rounds import refuse_clear_updates, require_keeps, write_round
 from fedveil.evidence.standing import FOLDER as CHECKPOINT
 from fedveil.evidence.standing import OF_QUOTES, SUMMARY, read_standing, rows_of, write_standing
 from fedveil.evidence.summary import REPRODUCIBLE, core_of, write_result
@@ -55,10 +55,11 @@ class ServerFolder:
         Whether to go on with the run in the folder, from its last checkpoint and its ledger alone. The release of a
         round is stored before it is handed over, and handed over again at no cost. If a round has its ledger line but
         not its models, it is done again, with fresh noise and fresh training, and charged again.
-    keep : collection of {"models", "updates"}
-        What to keep of each round in the folder ``rounds``, for `fedveil audit --recorded`: the models before and after
-        it, and each site's answer. Models are released, so keeping them costs nothing. Answers are kept under local
-        trust, or without a promise.
+    keep : collection of {"models", "updates", "shares"}
+        What to keep of each round in the folder ``rounds``: the models before and after it, each site's model, or what
+        arrived without its sender's name. `fedveil audit --recorded` reads the first two, `fedveil.evidence.replay` the
+        last. Models are released, so keeping them costs nothing. Updates are kept under local trust, or without a
+        promise; shares under local trust and in a secure sum.
 
     Attributes
     ----------
@@ -108,7 +109,7 @@ class ServerFolder:
         LedgerError
             If its ledger was edited.
         """
-        refuse_clear_updates(method, self._keep)
+        refuse_clear(method, self._keep)
         if self.resume:
             require_resumable(self.path, method)
         elif done:

@@ -11,6 +11,7 @@ from fedveil.accounting.receipts import leaf, seal
 from fedveil.engines.malicious import Behaviour
 from fedveil.engines.sealed import sealed, unsealed
 from fedveil.evidence import KeptShares, check_receipts, replay
+from fedveil.evidence.kept import read_round, round_file
 from fedveil.files import LedgerFiles
 from inclusion_kit import SUMS, federation
 
@@ -245,7 +246,7 @@ def test_other_models_in_the_folder_are_found(copy):
 
 
 def kept(folder, number, change):
-    path = folder / "shares" / f"round-{number:04d}.safetensors"
+    path = round_file(folder / "shares", number)
     tensors, plain = unsealed(path)
     change(tensors)
     path.write_bytes(sealed(tensors, plain))
@@ -258,7 +259,7 @@ def share_named(tensors):
 def test_a_model_that_does_not_follow_from_the_shares_is_found(copy):
     """The server releases another model than it combined, and its ledger and receipts say so throughout."""
     folder, fed = copy
-    released = unsealed(folder / "shares" / "round-0003.safetensors")[0]["released"] + 0.01
+    released = read_round(round_file(folder / "shares", 3)).models + 0.01
     mark = digest((fv.accounting.Release("model", released),))
 
     def change(entry):
@@ -267,7 +268,7 @@ def test_a_model_that_does_not_follow_from_the_shares_is_found(copy):
         return replace(entry, digest=mark, receipt={**entry.receipt, "model": mark})
 
     rewritten(folder, "server", change)
-    kept(folder, 3, lambda tensors: tensors.update(released=released))
+    kept(folder, 3, lambda tensors: tensors.update(models=released))
     assert not wrong(check_receipts(folder, []))
     checks = replay(folder, [], folder / "shares", fed.method, fed.layout)
     assert [check.holds for check in checks] == [True, True, False]
@@ -290,10 +291,11 @@ def test_a_kept_share_that_is_exchanged_or_missing_is_found(copy):
 
 def test_files_of_shares_name_nobody(honest):
     folder, _, _ = honest
-    tensors, _ = unsealed(folder / "shares" / "round-0001.safetensors")
+    tensors, plain = unsealed(round_file(folder / "shares", 1))
     marks = [name.partition(" ")[2] for name in tensors if " " in name]
     assert len(set(marks)) == 4
-    assert {"opened", "released"} < set(tensors)
+    assert set(tensors) == {"starts", "models", *(name for name in tensors if " " in name)}
+    assert plain["replied"] == []
 
 
 @pytest.mark.parametrize("trusted", ["trusted", "global"])

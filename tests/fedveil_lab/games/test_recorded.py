@@ -14,7 +14,7 @@ from fedveil.accounting.guarantee import promise_of_mu
 from fedveil.cli import app
 from fedveil.errors import FieldError
 from fedveil.evidence import kept_rounds
-from fedveil.evidence.server_rounds import write_round
+from fedveil.evidence.kept import write_round
 from fedveil_lab.config import parse
 from fedveil_lab.games.game import play
 from fedveil_lab.games.recorded import RecordedGame, membership, stored_run

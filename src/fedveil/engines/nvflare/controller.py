@@ -112,7 +112,7 @@ class ServerController(Controller):  # type: ignore[misc]
     validators : list of str, optional
         Those sites; their `PrivacyFilter` has the same ``validation``. It needs `site_training`.
     keep : list of str, optional
-        What the run's folder keeps of each round, ``"models"`` or ``"updates"``; see `fedveil.evidence.ServerFolder`.
+        What the folder keeps of each round: ``"models"``, ``"updates"``, ``"shares"``; see `fedveil.evidence.ServerFolder`.
 
     Attributes
     ----------

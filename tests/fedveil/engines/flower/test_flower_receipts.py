@@ -10,7 +10,7 @@ from fedveil.accounting import Receipt
 from fedveil.engines.flower import records
 from fedveil.engines.flower.roster import Nodes
 from fedveil.errors import BudgetError, NoReplyError
-from fedveil.evidence import KeptShares, check_receipts, replay
+from fedveil.evidence import check_receipts, replay
 from fedveil.flower import (
     FedVeilStrategy,
     InProcessGrid,
@@ -47,12 +47,9 @@ def played(folder, kind, rounds=2, cheat=None, **options):
     made = method(sum=kind)
     configs = nodes(folder, kind)
     grid = InProcessGrid(client_app(method=made), configs)
-    kept = KeptShares(folder / "shares")
+    server = ServerFolder(folder / "run", keep=("shares",))
     strategy = FedVeilStrategy(
-        made, LAYOUT, rounds=rounds, evaluate=False, folder=ServerFolder(folder / "run"), **options
-    )
-    strategy._on_round = lambda log: kept.keep(
-        strategy.broadcast, strategy.received, strategy.models
+        made, LAYOUT, rounds=rounds, evaluate=False, folder=server, **options
     )
     if cheat is not None:
         cheat(strategy.server)
@@ -81,7 +78,7 @@ def test_an_auditor_finds_each_accepted_share_paid_for_in_the_sites_own_ledgers(
     checks = check_receipts(run, own)
     assert all(check.holds for check in checks), checks
     assert sum(check.kind == "promise" for check in checks) == 2
-    again = replay(run, own, tmp_path / "shares", strategy.method, LAYOUT)
+    again = replay(run, own, run, strategy.method, LAYOUT)
     assert [check.holds for check in again] == [True, True]
     few = check_receipts(run, own[:3])
     assert [c.holds for c in few if c.kind == "promise"] == [None, None]

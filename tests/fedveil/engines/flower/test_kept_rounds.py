@@ -55,9 +55,12 @@ def test_answers_that_a_promise_leaves_to_a_trusted_server_are_not_kept(tmp_path
     with pytest.raises(FieldError, match="central trust"):
         trained(tmp_path / "run", central, ("updates",))
     summed = build("record", sum="trusted", epsilon=8.0, rounds=2, clip=1.0, examples=10, silos=3)
-    folder = ServerFolder(tmp_path / "sum", keep=("updates",))
-    with pytest.raises(FieldError, match="trusted sum trust"):
-        folder.open(summed, LAYOUT, 2, ReproducibleSource(0), "flower")
+    for what in ("updates", "shares"):
+        folder = ServerFolder(tmp_path / "sum", keep=(what,))
+        with pytest.raises(FieldError, match="trusted sum trust"):
+            folder.open(summed, LAYOUT, 2, ReproducibleSource(0), "flower")
+    with pytest.raises(FieldError, match="central trust"):
+        trained(tmp_path / "run", VANILLA, ("shares",))
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "sum").exists()
     for wrong in ("models", ("modells",)):
