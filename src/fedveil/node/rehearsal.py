@@ -4,12 +4,15 @@ The mod of a node that is asked protects zeros where training fails, so that a s
 here the code runs as it would, what it answers is looked at and dropped, and no ledger is opened.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from torch import Tensor, nn
 
 from fedveil.accounting import model_of
 from fedveil.engines.assembly import resolve_method
@@ -24,6 +27,7 @@ from fedveil.methods import Broadcast, Method, PublicFacts
 from fedveil.node.guard import NodePolicy, own_client
 
 SPREAD = 0.01  # of the model that is trained: zeros would give some networks no gradient
+NAMED = 6  # entries of a model that are listed by name
 
 
 def rehearse(policy: Path, config: Mapping[str, Any], told: Mapping[str, Any]) -> str:
@@ -62,7 +66,7 @@ def rehearse(policy: Path, config: Mapping[str, Any], told: Mapping[str, Any]) -
     method = _method_of(given.get("method"), context)
     broadcast = _made_up(layout, method)
     content = records.write_broadcast(broadcast, layout, ConfigRecord(dict(told)))
-    with message_identity():
+    with message_identity(), _first_values(layout) as first:
         message = Message(content, 1, MessageType.TRAIN)
         try:
             source = None if method.noisy is None else SecureSource()
@@ -72,7 +76,51 @@ def rehearse(policy: Path, config: Mapping[str, Any], told: Mapping[str, Any]) -
             raise FedVeilError(f"training raised {type(error).__name__}: {error}") from error
     if reply.has_error():
         raise FedVeilError(f"training answered with error {reply.error.code}: {reply.error.reason}")
-    return _looked_at(reply.content, layout, broadcast)
+    found = _looked_at(reply.content, layout, broadcast)
+    return found + _kept(reply.content, layout, first)
+
+
+@contextmanager
+def _first_values(layout: Layout) -> Iterator[dict[str, Tensor]]:
+    """Let the app's strict `load_state_dict` find the entries that are not shared: those of the app's own model.
+
+    In a run they stand beside the server's first arrays, and a rehearsal has no server.
+
+    Yields
+    ------
+    dict of str to Tensor
+        The values that were found in this way, by name.
+    """
+    declared = {*layout.kept, *layout.constants}
+    first: dict[str, Tensor] = {}
+    load = nn.Module.load_state_dict
+
+    def completed(module: nn.Module, state: Mapping[str, Any], *rest: Any, **options: Any) -> Any:
+        buffers = dict(module.named_buffers())
+        more = {
+            name: value
+            for name, value in module.state_dict().items()
+            if name in declared and name not in state and isinstance(value, Tensor)
+        }
+        for name, value in more.items():
+            first[name] = value.clone() if name in buffers else value  # a frozen one never changes
+        return load(module, {**state, **more}, *rest, **options)
+
+    with patch.object(nn.Module, "load_state_dict", completed):
+        yield first
+
+
+def _kept(content: RecordDict, layout: Layout, first: Mapping[str, Tensor]) -> str:
+    """Say which entries of the model stay at this node, which of them training changed, and where they come from."""
+    names = [name for name in layout.kept if name in first]
+    if not names:
+        return ""
+    answered = records.tensors_in(content, records.ARRAYS)
+    changed = [n for n in names if n in answered and not torch.equal(answered[n], first[n].cpu())]
+    said = f". {len(names)} entries of the model stay at this node, of which training changed {len(changed)}"
+    if changed:
+        said += f" ({', '.join(changed[:NAMED])}{', ...' if len(changed) > NAMED else ''})"
+    return f"{said}. Their first values are the client's own here, and in a run the server's first arrays'"
 
 
 def _method_of(given: Any, context: Context) -> Method:

@@ -98,3 +98,48 @@ def test_a_check_without_it_runs_no_training(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     policy = site(tmp_path / "node", 'client = "own_client:app"')
     assert "rehearsal" not in {one.what for one in check_site(policy.parent)}
+
+
+BUFFERED = """
+from torch import nn
+from fedveil.flower import privacy_mod
+from fedveil.layout import Layout
+from fedveil.methods import build
+
+
+def network():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    net[2].bias.requires_grad_(False)
+    return net
+
+
+L = Layout.from_module(network(), buffers="keep")
+app = ClientApp(mods=[privacy_mod(L, build('group', noise_multiplier=0.01))])
+
+
+@app.train()
+def train(message, context):
+    net = network()
+    net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    assert net[1].running_var.eq(1).all()
+    optimizer = torch.optim.SGD(filter(lambda p: p.requires_grad, net.parameters()), lr=0.5)
+    (net(torch.eye(2)) - torch.ones(2, 1)).square().mean().backward()
+    optimizer.step()
+    metrics = MetricRecord({"num-examples": 2})
+    content = {"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}
+    return Message(RecordDict(content), reply_to=message)
+"""
+
+
+def test_what_a_node_keeps_begins_as_the_clients_own_model_has_it_and_is_listed(played):
+    found = played(BUFFERED)
+    assert found.binds == "yes", found.why
+    assert "4 entries" in found.why  # three of BatchNorm, and the frozen bias
+    assert "changed 3 (1.running_mean, 1.running_var, 1.num_batches_tracked)" in found.why
+
+
+def test_an_entry_that_is_neither_shared_nor_kept_is_still_missing(played):
+    found = played(BUFFERED.replace("net = network()", "net = nn.Sequential(network())"))
+    assert found.binds == "no"
+    assert "Missing key" in found.why
